@@ -1,0 +1,63 @@
+"""staddle: a computer for an AI agent that it cannot hurt you with.
+
+    from staddle import Policy, wrap
+
+    wrap(["pytest", "-q"], Policy.agent().with_read(".")).run()
+
+The names below are the public ones. Each is loaded on first use, so that importing
+staddle costs next to nothing, touches nothing and loads nothing third-party.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .backends.base import Enforcement, Gap
+    from .doctor import doctor
+    from .errors import StaddleError
+    from .events import Event
+    from .policy import Limits, Network, Plan, Policy
+    from .wrapping import WrappedCommand, wrap
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Enforcement",
+    "Event",
+    "Gap",
+    "Limits",
+    "Network",
+    "Plan",
+    "Policy",
+    "StaddleError",
+    "WrappedCommand",
+    "doctor",
+    "wrap",
+]
+
+_HOME = {
+    "Enforcement": "backends.base",
+    "Event": "events",
+    "Gap": "backends.base",
+    "Limits": "policy",
+    "Network": "policy",
+    "Plan": "policy",
+    "Policy": "policy",
+    "StaddleError": "errors",
+    "WrappedCommand": "wrapping",
+    "doctor": "doctor",
+    "wrap": "wrapping",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'staddle' has no attribute {name!r}")
+    value = getattr(__import__(f"staddle.{home}", fromlist=[name]), name)
+    globals()[name] = value  # the next access is a plain look-up, also past a submodule of that name
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,1 @@
+"""How a plan is enforced: one file each, behind the contract in `base`."""

@@ -1,0 +1,1 @@
+"""Thin kernel bindings: numbers, structures and calls. No policy in here."""

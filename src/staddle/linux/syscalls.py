@@ -1,0 +1,198 @@
+"""System calls by name: the numbers per architecture, and one way to call them.
+
+Numbers are data. A name that an architecture does not have is None there. Every call goes
+through `call`, which raises OSError as Python's own functions do, so that no return value
+is ever overlooked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+#: name: (aarch64, x86_64)
+NUMBERS: dict[str, tuple[int | None, int | None]] = {
+    "_sysctl": (None, 156),
+    "acct": (89, 163),
+    "add_key": (217, 248),
+    "adjtimex": (171, 159),
+    "bpf": (280, 321),
+    "cachestat": (451, 451),
+    "capget": (90, 125),
+    "capset": (91, 126),
+    "chmod": (None, 90),
+    "chroot": (51, 161),
+    "clock_adjtime": (266, 305),
+    "clock_settime": (112, 227),
+    "clone": (220, 56),
+    "clone3": (435, 435),
+    "close_range": (436, 436),
+    "connect": (203, 42),
+    "creat": (None, 85),
+    "create_module": (None, 174),
+    "delete_module": (106, 176),
+    "execveat": (281, 322),
+    "fanotify_init": (262, 300),
+    "fanotify_mark": (263, 301),
+    "fchmod": (52, 91),
+    "fchmodat": (53, 268),
+    "fchmodat2": (452, 452),
+    "file_getattr": (468, 468),
+    "file_setattr": (469, 469),
+    "finit_module": (273, 313),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fsopen": (430, 430),
+    "fspick": (433, 433),
+    "get_kernel_syms": (None, 177),
+    "getpid": (172, 39),
+    "getppid": (173, 110),
+    "gettid": (178, 186),
+    "init_module": (105, 175),
+    "inotify_init1": (26, 294),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425),
+    "ioctl": (29, 16),
+    "ioperm": (None, 173),
+    "iopl": (None, 172),
+    "ioprio_set": (30, 251),
+    "kcmp": (272, 312),
+    "kexec_file_load": (294, 320),
+    "kexec_load": (104, 246),
+    "keyctl": (219, 250),
+    "kill": (129, 62),
+    "landlock_add_rule": (445, 445),
+    "landlock_create_ruleset": (444, 444),
+    "landlock_restrict_self": (446, 446),
+    "listen": (201, 50),
+    "listmount": (458, 458),
+    "lookup_dcookie": (18, 212),
+    "lsm_get_self_attr": (459, 459),
+    "lsm_list_modules": (461, 461),
+    "lsm_set_self_attr": (460, 460),
+    "mbind": (235, 237),
+    "memfd_create": (279, 319),
+    "memfd_secret": (447, 447),
+    "migrate_pages": (238, 256),
+    "mkdir": (None, 83),
+    "mkdirat": (34, 258),
+    "mknod": (None, 133),
+    "mknodat": (33, 259),
+    "modify_ldt": (None, 154),
+    "mount": (40, 165),
+    "mount_setattr": (442, 442),
+    "move_mount": (429, 429),
+    "move_pages": (239, 279),
+    "mq_open": (180, 240),
+    "mq_unlink": (181, 241),
+    "msgctl": (187, 71),
+    "msgget": (186, 68),
+    "msgrcv": (188, 70),
+    "msgsnd": (189, 69),
+    "name_to_handle_at": (264, 303),
+    "nfsservctl": (42, 180),
+    "open": (None, 2),
+    "open_by_handle_at": (265, 304),
+    "open_tree": (428, 428),
+    "open_tree_attr": (467, 467),
+    "openat": (56, 257),
+    "openat2": (437, 437),
+    "perf_event_open": (241, 298),
+    "personality": (92, 135),
+    "pidfd_getfd": (438, 438),
+    "pidfd_open": (434, 434),
+    "pidfd_send_signal": (424, 424),
+    "pivot_root": (41, 155),
+    "prctl": (167, 157),
+    "prlimit64": (261, 302),
+    "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
+    "process_vm_readv": (270, 310),
+    "process_vm_writev": (271, 311),
+    "ptrace": (117, 101),
+    "query_module": (None, 178),
+    "quotactl": (60, 179),
+    "quotactl_fd": (443, 443),
+    "reboot": (142, 169),
+    "renameat2": (276, 316),
+    "request_key": (218, 249),
+    "rt_sigqueueinfo": (138, 129),
+    "rt_tgsigqueueinfo": (240, 297),
+    "seccomp": (277, 317),
+    "semctl": (191, 66),
+    "semget": (190, 64),
+    "semop": (193, 65),
+    "semtimedop": (192, 220),
+    "sendmmsg": (269, 307),
+    "sendmsg": (211, 46),
+    "sendto": (206, 44),
+    "set_mempolicy": (237, 238),
+    "set_mempolicy_home_node": (450, 450),
+    "setdomainname": (162, 171),
+    "sethostname": (161, 170),
+    "setns": (268, 308),
+    "setpriority": (140, 141),
+    "setrlimit": (164, 160),
+    "setsockopt": (208, 54),
+    "settimeofday": (170, 164),
+    "shmat": (196, 30),
+    "shmctl": (195, 31),
+    "shmget": (194, 29),
+    "socket": (198, 41),
+    "socketpair": (199, 53),
+    "statmount": (457, 457),
+    "swapoff": (225, 168),
+    "swapon": (224, 167),
+    "sysfs": (None, 139),
+    "syslog": (116, 103),
+    "tgkill": (131, 234),
+    "tkill": (130, 200),
+    "umount2": (39, 166),
+    "unshare": (97, 272),
+    "uprobe": (None, 336),
+    "uretprobe": (None, 335),
+    "uselib": (None, 134),
+    "userfaultfd": (282, 323),
+    "ustat": (None, 136),
+    "vhangup": (58, 153),
+}
+
+#: The column of NUMBERS, and the value the kernel reports in seccomp_data.arch (AUDIT_ARCH_*).
+COLUMN = {"aarch64": 0, "x86_64": 1}
+AUDIT_ARCH = {"aarch64": 0xC00000B7, "x86_64": 0xC000003E}
+#: The newest call the tables know (Linux 6.18, file_setattr).
+LAST_KNOWN = 469
+
+# PyDLL keeps the GIL: nothing else of this process runs between a call and reading errno.
+_libc = ctypes.PyDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+
+
+def architecture() -> str:
+    """The machine's architecture, when it is one we have numbers for."""
+    machine = os.uname().machine
+    if machine not in COLUMN:
+        raise OSError(38, f"no system call table for {machine}; staddle runs on {', '.join(COLUMN)}")
+    return machine
+
+
+def number(name: str, machine: str | None = None) -> int | None:
+    """The number of the call `name`, or None where that architecture does not have it."""
+    return NUMBERS[name][COLUMN[machine or architecture()]]
+
+
+def call(name: str, *args: int | bytes | None) -> int:
+    """Make the system call `name`. Integers go as unsigned longs, bytes as pointers."""
+    nr = number(name)
+    if nr is None:
+        raise OSError(38, f"{name} does not exist on {architecture()}")
+    result: int = _syscall(
+        ctypes.c_long(nr),
+        *(ctypes.c_ulong(a & 0xFFFFFFFFFFFFFFFF) if isinstance(a, int) else a for a in args),
+    )
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{name}: {os.strerror(error)}")
+    return result

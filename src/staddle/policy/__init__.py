@@ -1,0 +1,1 @@
+"""What may be touched: policies, and the plans they become."""

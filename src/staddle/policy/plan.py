@@ -1,0 +1,144 @@
+"""The plan: a policy resolved for this host, as plain data.
+
+Nothing here touches the system. `compile` makes a plan, a backend carries it out,
+`staddle explain` prints it. Every item knows where it came from (`origin`), so that a
+user can ask why a path is visible.
+
+Paths are absolute, have no `.`, `..` or symlink in them, and are `str` as `os.fsdecode`
+gives it: any bytes survive. A path inside is the same as outside.
+"""
+
+from __future__ import annotations
+
+from .._value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from .limits import Limits
+    from .network import Network
+
+
+class Grant(Value):
+    """`path` and all below it may be read (and run), or read and written."""
+
+    path: str
+    access: Literal["read", "write"]
+    directory: bool
+    origin: str
+
+
+class Hidden(Value):
+    """`path` and all below it does not exist inside, whatever is granted above it.
+
+    `missing` means it was not there when the plan was made.
+    """
+
+    path: str
+    kind: Literal["file", "directory", "missing"]
+    origin: str
+
+
+class Guard(Value):
+    """A protected name below a write grant: it may be read, not changed, moved or replaced."""
+
+    path: str
+    directory: bool
+    origin: str
+
+
+class Link(Value):
+    """A symlink to make inside, so that a usual spelling works (`/bin`, a linked grant)."""
+
+    path: str
+    target: str
+    origin: str
+
+
+class Text(Value):
+    """A small file that exists only inside, or a copy of a host file that is safe to show."""
+
+    path: str
+    content: bytes
+    origin: str
+
+
+class Scratch(Value):
+    """An empty directory that belongs to this run alone and is gone with it."""
+
+    path: str
+    mode: int
+    size: int
+    origin: str
+
+
+class Socket(Value):
+    """A UNIX socket that may be connected to. It may appear later: missing is no error."""
+
+    path: str
+    present: bool
+    origin: str
+
+
+class Variable(Value):
+    """One environment variable inside. `secret` values are never shown."""
+
+    name: str
+    value: str
+    origin: str
+    secret: bool = False
+
+
+class Identity(Value):
+    """Who the command is, inside."""
+
+    user: str = "user"
+    uid: int = 1000
+    gid: int = 1000
+    host: str = "sandbox"
+    home: str = "/home/user"
+
+
+class Note(Value):
+    """Something a reader of the plan should know: a rule without effect, a link followed."""
+
+    text: str
+    origin: str
+
+
+class Plan(Value):
+    """Everything a backend needs to know, and nothing about how it will do it."""
+
+    grants: tuple[Grant, ...]
+    hidden: tuple[Hidden, ...]
+    guards: tuple[Guard, ...]
+    links: tuple[Link, ...]
+    texts: tuple[Text, ...]
+    scratch: tuple[Scratch, ...]
+    sockets: tuple[Socket, ...]
+    variables: tuple[Variable, ...]
+    network: Network
+    limits: Limits
+    identity: Identity
+    cwd: str
+    notes: tuple[Note, ...] = ()
+
+    def environment(self) -> dict[str, str]:
+        """The variables the command starts with."""
+        return {variable.name: variable.value for variable in self.variables}
+
+    def access(self, path: str) -> Literal["none", "read", "write"]:
+        """What the plan allows at an absolute, normalised `path`. The reference for every backend."""
+        if any(_covers(item.path, path) for item in self.hidden):
+            return "none"
+        # A scratch directory covers what is granted above it; grants below it show through.
+        scratch = max((len(s.path) for s in self.scratch if _covers(s.path, path)), default=0)
+        granted = {g.access for g in self.grants if len(g.path) >= scratch and _covers(g.path, path)}
+        if "write" in granted or (scratch and not granted):
+            return "read" if any(_covers(item.path, path) for item in self.guards) else "write"
+        return "read" if granted else "none"
+
+
+def _covers(ancestor: str, path: str) -> bool:
+    return ancestor in (path, "/") or path.startswith(ancestor + "/")
