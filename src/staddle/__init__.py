@@ -13,8 +13,8 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .backends.base import Enforcement, Gap
-    from .doctor import doctor
-    from .errors import StaddleError
+    from .diagnosis import doctor
+    from .errors import PolicyNotEnforceable, StaddleError
     from .events import Event
     from .policy import Limits, Network, Plan, Policy
     from .wrapping import WrappedCommand, wrap
@@ -29,6 +29,7 @@ __all__ = [
     "Network",
     "Plan",
     "Policy",
+    "PolicyNotEnforceable",
     "StaddleError",
     "WrappedCommand",
     "doctor",
@@ -43,9 +44,10 @@ _HOME = {
     "Network": "policy",
     "Plan": "policy",
     "Policy": "policy",
+    "PolicyNotEnforceable": "errors",
     "StaddleError": "errors",
     "WrappedCommand": "wrapping",
-    "doctor": "doctor",
+    "doctor": "diagnosis",
     "wrap": "wrapping",
 }
 

@@ -37,6 +37,10 @@ class Value:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         fields = self._fields
+        if len(args) == len(fields) and not kwargs:  # a large plan has thousands of these
+            self.__dict__.update(zip(fields, args, strict=True))
+            self.__post_init__()
+            return
         if len(args) > len(fields):
             raise TypeError(f"{type(self).__name__} takes {len(fields)} values, not {len(args)}")
         given = dict(zip(fields, args, strict=False))

@@ -34,6 +34,10 @@ class StaddleError(Exception):
         text = f"{self.what}: {self.why}" if self.why else self.what
         return f"{text}; {self.fix}" if self.fix else text
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # By content, not by calling __init__: its keywords would be lost between processes.
+        return type(self).__new__, (type(self), *self.args), self.__dict__
+
 
 class PolicyError(StaddleError, ValueError):
     """A policy, or a value in one, that has no meaning."""

@@ -1,1 +1,125 @@
 """How a plan is enforced: one file each, behind the contract in `base`."""
+
+from __future__ import annotations
+
+import sys
+
+from ..errors import BackendUnavailable, PolicyNotEnforceable, UnknownBackend
+from .base import Backend, Enforcement, Gap, Probe
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..policy.plan import Plan
+
+#: Every backend by name, strongest first: the order in which `auto` tries them.
+_CLASSES = {
+    "bwrap": ("bwrap", "Bwrap"),
+    "systemd": ("systemd", "Systemd"),
+    "landlock": ("landlock", "Landlock"),
+    "seatbelt": ("seatbelt", "Seatbelt"),
+    "native": ("native", "Native"),
+}
+NAMES = tuple(_CLASSES)
+
+_made: dict[str, Backend] = {}
+
+
+def get(name: str) -> Backend:
+    """The backend of that name. One of each per process, so that a probe is made once."""
+    if name not in _CLASSES:
+        raise UnknownBackend(
+            f"there is no backend {name!r}",
+            why=f"staddle knows {', '.join(NAMES)}",
+            fix="choose one, or auto",
+        )
+    if name not in _made:
+        module, cls = _CLASSES[name]
+        _made[name] = getattr(__import__(f"staddle.backends.{module}", fromlist=[cls]), cls)()
+    return _made[name]
+
+
+def candidates() -> tuple[str, ...]:
+    """What `auto` may choose here, strongest first. Never `native`: no confinement is no fallback."""
+    return (
+        ("seatbelt",)
+        if sys.platform == "darwin"
+        else tuple(n for n in NAMES if n not in ("native", "seatbelt"))
+    )
+
+
+def choose(plan: Plan, name: str = "auto", *, best_effort: bool = False) -> tuple[Backend, Enforcement]:
+    """The backend that will hold `plan`, and what it really enforces.
+
+    A named backend is taken with the limits it documents; whatever else it cannot hold is
+    an error. `auto` takes the strongest backend that leaves no gap at all. With
+    `best_effort` gaps are recorded instead of raised, but some backend must confine.
+    """
+    if name != "auto":
+        return _named(plan, name, best_effort)
+    refused: list[str] = []
+    usable: list[tuple[Backend, tuple[Gap, ...]]] = []
+    fixes: list[str] = []
+    for candidate in candidates():
+        backend = get(candidate)
+        probe = backend.probe()
+        if not probe.usable:
+            refused.append(f"{candidate}: {probe.why}")
+            fixes.append(probe.fix)
+            continue
+        gaps = backend.gaps(plan)
+        if not gaps:
+            why = "the strongest backend that leaves no gap for this policy"
+            return backend, Enforcement.of(candidate, (), f"{why} ({'; '.join(refused)})" if refused else why)
+        usable.append((backend, gaps))
+        refused.append(f"{candidate}: {gaps[0].why}" + (f" (and {len(gaps) - 1} more)" if gaps[1:] else ""))
+    if not usable:
+        raise BackendUnavailable(
+            "nothing on this host can confine a command",
+            why="; ".join(refused),
+            fix=next((fix for fix in fixes if fix), "see `staddle doctor`"),
+        )
+    if best_effort:
+        backend, gaps = min(
+            usable, key=lambda pair: (sum(not gap.documented for gap in pair[1]), len(pair[1]))
+        )
+        return backend, Enforcement.of(
+            backend.name, gaps, f"the fewest gaps of what this host has ({'; '.join(refused)})"
+        )
+    raise PolicyNotEnforceable(
+        "no backend can hold all of this policy",
+        why="; ".join(refused),
+        fix=_way_out(usable),
+        gaps=usable[0][1],
+    )
+
+
+def _named(plan: Plan, name: str, best_effort: bool) -> tuple[Backend, Enforcement]:
+    backend = get(name)
+    probe: Probe = backend.probe()
+    if not probe.usable:
+        raise BackendUnavailable(
+            f"the {name} backend cannot confine anything here", why=probe.why, fix=probe.fix
+        )
+    gaps = backend.gaps(plan)
+    open_ = tuple(gap for gap in gaps if not gap.documented)
+    if open_ and not best_effort:
+        raise PolicyNotEnforceable(
+            f"the {name} backend cannot hold this policy",
+            why="; ".join(gap.why for gap in open_),
+            fix=next((gap.fix for gap in open_ if gap.fix), "") or _BEST_EFFORT,
+            gaps=open_,
+        )
+    return backend, Enforcement.of(name, gaps, "chosen by name, with the limits it documents")
+
+
+_BEST_EFFORT = "ask for less, or accept the gaps with best_effort (--best-effort)"
+
+
+def _way_out(usable: list[tuple[Backend, tuple[Gap, ...]]]) -> str:
+    by_name = [backend.name for backend, gaps in usable if all(gap.documented for gap in gaps)]
+    if by_name:
+        return (
+            f"name a backend to accept the limits it documents (--backend {by_name[0]}; see `staddle doctor`)"
+        )
+    fix = next((gap.fix for _, gaps in usable for gap in gaps if gap.fix and not gap.documented), "")
+    return fix or _BEST_EFFORT

@@ -79,9 +79,10 @@ class Launch(Value):
     """A confined command, ready to be started once.
 
     `status` is the read end of a pipe on which the launcher tells how far it came, and
-    `failure` turns what was read there into a sentence when the command never started.
-    `relays` says that the started process passes signals on to everything it started.
-    `close` releases what was kept open for the start; it never raises.
+    `failure` turns what was read there into a sentence when the command never started; the
+    pipe is the taker's to close. `relays` says that the started process passes signals on
+    to everything it started. `close` releases our copies of `pass_fds` and whatever else was
+    kept for the start: call it once the process is started, or will not be. It never raises.
     """
 
     argv: tuple[str, ...]

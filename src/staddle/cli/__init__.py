@@ -1,1 +1,96 @@
-"""The command line."""
+"""The command line. Each command is one file, loaded when it is asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: What we answer when we, not the command, are the reason that it did not run.
+OURS = 125
+
+_COMMANDS = {
+    "run": "run a command, a script or a file confined",
+    "explain": "print what a run would be allowed, line by line, and run nothing",
+    "doctor": "show what this host can enforce, and how to get the rest",
+}
+
+_HELP = """\
+staddle gives an AI agent a computer that it cannot hurt you with.
+
+usage: staddle COMMAND [options] ...
+
+{commands}
+
+  staddle run -- pytest -q                 the current directory readable, no network, your home hidden
+  staddle run --write out -- make          the same, and ./out may be written
+  staddle run -c 'ls | wc -l'              a line of shell
+  staddle explain --write out -- make      what that would allow, and why
+  staddle doctor                           what this host can enforce
+
+`staddle COMMAND --help` teaches each. Documentation: docs/ in the source tree.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status; 125 is our own failure."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = words[0] if words else "--help"
+    try:
+        if name in ("--help", "-h", "help"):
+            commands = "\n".join(f"  {command:<10} {text}" for command, text in _COMMANDS.items())
+            print(_HELP.format(commands=commands), end="")
+            return 0 if words else OURS
+        if name in ("--version", "-V"):
+            from .. import __version__
+
+            print(f"staddle {__version__}")
+            return 0
+        if name == "jail-exec":
+            return _jail_exec(words[1:])
+        if name not in _COMMANDS:
+            from ..errors import UsageError
+
+            raise UsageError(
+                f"staddle has no command {name!r}", fix=f"choose {', '.join(_COMMANDS)}, or --help"
+            )
+        command = __import__(f"staddle.cli.{name}", fromlist=["main"])
+        status: int = command.main(words[1:])
+        return status
+    except BrokenPipeError:
+        # Whoever read our output is gone; the interpreter must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return OURS
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        return _complain(error)
+
+
+def _complain(error: Exception) -> int:
+    """One sentence for what we understand; for a bug of ours the sentence says that it is one."""
+    from ..display import shown
+    from ..errors import StaddleError
+
+    if isinstance(error, StaddleError | OSError):
+        print(f"staddle: {shown(str(error))}", file=sys.stderr)
+    elif os.environ.get("STADDLE_DEBUG"):
+        raise error
+    else:
+        sentence = f"{type(error).__name__}: {error}"
+        print(
+            f"staddle: this is a bug, please report it: {shown(sentence)} (STADDLE_DEBUG=1 shows where)",
+            file=sys.stderr,
+        )
+    return OURS
+
+
+def _jail_exec(words: list[str]) -> int:
+    """The internal launcher by its public name: become it, so that its exit codes are ours."""
+    from ..helper.starting import command
+
+    argv = command(*words) if len(words) == 1 else command("")
+    os.execv(argv[0], argv)  # noqa: S606 - no shell is the point

@@ -11,6 +11,7 @@ gives it: any bytes survive. A path inside is the same as outside.
 from __future__ import annotations
 
 from .._value import Value
+from .paths import covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class Plan(Value):
     identity: Identity
     cwd: str
     notes: tuple[Note, ...] = ()
+    unprotect: tuple[str, ...] = ()
 
     def environment(self) -> dict[str, str]:
         """The variables the command starts with."""
@@ -130,15 +132,25 @@ class Plan(Value):
 
     def access(self, path: str) -> Literal["none", "read", "write"]:
         """What the plan allows at an absolute, normalised `path`. The reference for every backend."""
-        if any(_covers(item.path, path) for item in self.hidden):
+        if any(covers(item.path, path) for item in self.hidden):
             return "none"
-        # A scratch directory covers what is granted above it; grants below it show through.
-        scratch = max((len(s.path) for s in self.scratch if _covers(s.path, path)), default=0)
-        granted = {g.access for g in self.grants if len(g.path) >= scratch and _covers(g.path, path)}
-        if "write" in granted or (scratch and not granted):
-            return "read" if any(_covers(item.path, path) for item in self.guards) else "write"
+        if any(text.path == path for text in self.texts):
+            return "read"
+        scratch, granted = self._covering(path)
+        written = max((len(g.path) for g in granted if g.access == "write"), default=0)
+        if written or (scratch and not granted):
+            # A write grant inside a guarded directory was given for itself, and opens it again.
+            guarded = max((len(g.path) for g in self.guards if covers(g.path, path)), default=0)
+            return "read" if guarded > written else "write"
         return "read" if granted else "none"
 
+    def shows(self, path: str) -> bool:
+        """Whether what the host has at `path` can be seen inside; a scratch directory shows nothing."""
+        return not any(covers(item.path, path) for item in self.hidden) and bool(self._covering(path)[1])
 
-def _covers(ancestor: str, path: str) -> bool:
-    return ancestor in (path, "/") or path.startswith(ancestor + "/")
+    def _covering(self, path: str) -> tuple[int, list[Grant]]:
+        """The length of the innermost scratch directory around `path`, and the grants that hold there."""
+        # A scratch directory covers what is granted above it; grants below it show through.
+        scratch = max((len(s.path) for s in self.scratch if covers(s.path, path)), default=0)
+        return scratch, [g for g in self.grants if len(g.path) >= scratch and covers(g.path, path)]
+

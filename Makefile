@@ -1,0 +1,61 @@
+# Two commands matter: `make demo` and `make test`. Each does all its own set-up.
+
+# The system's interpreter first: a virtual environment made from it works for every user.
+PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 python3; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$p"; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo test lint bench docs filters clean check-python demo-packages test-packages
+
+help:
+	@echo "make demo    install, then see a confined command at work"
+	@echo "make test    install what the tests need, and run everything"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   the benchmarks: ratios against peers in the same run"
+	@echo "make docs    run every example of the documentation"
+	@echo "make filters rebuild the shipped system call filters from their rule table"
+
+check-python:
+	@[ -n "$(PYTHON)" ] || { echo "staddle needs Python 3.11 or newer; none was found"; exit 1; }
+
+demo-packages:
+	@scripts/system-packages demo
+
+test-packages:
+	@scripts/system-packages test
+
+$(BIN)/python: | check-python
+	@$(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
+
+$(VENV)/installed: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/installed
+
+demo: demo-packages $(VENV)/installed
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo
+
+test: test-packages $(VENV)/installed-dev lint
+	$(BIN)/python -m pytest
+	scripts/test-as-user tests/kernel tests/containment tests/cli
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: test-packages $(VENV)/installed-dev
+	$(BIN)/python benchmarks/run.py
+
+docs: $(VENV)/installed-dev
+	$(BIN)/python -m pytest tests/docs
+
+filters: $(VENV)/installed
+	$(BIN)/python -m staddle.linux.seccomp
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

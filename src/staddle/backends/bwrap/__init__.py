@@ -1,0 +1,187 @@
+"""bubblewrap: a fresh root with only what the plan names, in namespaces of its own.
+
+    probe      finds bwrap, checks it, and runs a harmless command in a real sandbox
+    layout     plan -> operations (pure)
+    staging    as root, or with very many mounts: the operations carried out by us
+    launching  operations -> argv and descriptors
+
+What it does not do, by nature: a UNIX socket in a granted directory can be connected to,
+read-only or not; a name of the policy's that appears on the host after the start is not
+seen; the mount table inside shows the paths of what was granted.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import BackendUnavailable, StaddleError
+from ...linux.idmaps import unused_id_here
+from ...linux.process import capabilities
+from ..base import Launch, Probe, Step
+from . import programs
+from .host import Host
+from .launching import Starter, launch
+from .layout import lay_out
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...policy.plan import Plan
+    from ..base import Gap
+    from .canary import Canary
+    from .layout import Layout
+
+_INSTALL = "apt-get install bubblewrap (or dnf, pacman, apk, zypper)"
+_CAPABILITIES = {"CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_ADMIN": 21}
+
+#: What was found out about a bwrap, by the file it was and who asked. Per process.
+_known: dict[tuple[str | int, ...], Probe] = {}
+#: The self-tests under way.
+_begun: dict[tuple[str | int, ...], Canary] = {}
+
+
+def begin_probe() -> None:
+    """Start the self-test of the system's bwrap, to run while the caller does something else."""
+    Bwrap().begin_probe()
+
+
+class Bwrap:
+    """Confines with bubblewrap, an `executable` of your choice or the system's."""
+
+    name = "bwrap"
+
+    def __init__(self, executable: str | None = None) -> None:
+        self._executable = executable
+        self._layout: tuple[Plan, Layout] | None = None
+
+    # The contract.
+
+    def begin_probe(self) -> None:
+        """Start the self-test, so that it runs while the caller does something else."""
+        found = self._find()
+        if isinstance(found, Starter):
+            self._begin(found)
+
+    def probe(self) -> Probe:
+        """Whether a real sandbox confines as it must. Tried once per process and bwrap."""
+        found = self._find()
+        if isinstance(found, Probe):
+            return found
+        self._begin(found)
+        key = _key(found)
+        canary = _begun.pop(key, None)
+        if canary is not None:
+            _known[key] = self._judged(found, *canary.outcome())
+        return _known[key]
+
+    def gaps(self, plan: Plan) -> tuple[Gap, ...]:
+        """What of `plan` bwrap does not hold on this host."""
+        from .shortfalls import gaps
+
+        return tuple(gaps(plan, self._laid_out(plan), self._starter()))
+
+    def steps(self, plan: Plan) -> tuple[Step, ...]:
+        """Everything that is set up, in order."""
+        from .description import steps
+
+        return tuple(steps(plan, self._laid_out(plan), self._starter()))
+
+    def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
+        """The command as bwrap will confine it. Raises when bwrap was not seen to confine."""
+        self.begin_probe()
+        layout, self._layout = self._laid_out(plan), None  # the next start looks at the host anew
+        prepared = launch(self._starter(), plan, layout, command)
+        probe = self.probe()
+        if not probe.usable:
+            prepared.close()
+            if prepared.status is not None:
+                os.close(prepared.status)
+            raise BackendUnavailable("bwrap cannot confine anything here", why=probe.why, fix=probe.fix)
+        return prepared
+
+    # How.
+
+    def _laid_out(self, plan: Plan) -> Layout:
+        if self._layout is None or self._layout[0] is not plan:
+            self._layout = (plan, lay_out(plan, Host()))
+        return self._layout[1]
+
+    def _starter(self) -> Starter:
+        found = self._find()
+        if isinstance(found, Probe):
+            raise BackendUnavailable("bwrap cannot confine anything here", why=found.why, fix=found.fix)
+        return found
+
+    def _find(self) -> Starter | Probe:
+        """The programs to start, or why there are none."""
+        bwrap = self._bwrap()
+        if bwrap is None:
+            where = self._executable or f"no bwrap in {', '.join(programs.DIRECTORIES) or 'any directory'}"
+            return self._unusable(f"bubblewrap is not installed: {where}", _INSTALL)
+        if bwrap.problem:
+            return self._unusable(bwrap.problem, f"reinstall it: {_INSTALL}")
+        able = programs.describe(bwrap.path, bwrap.identity)
+        if programs.is_old(able.version):
+            oldest = ".".join(map(str, programs.OLDEST))
+            version = able.version or "of unknown version"
+            return self._unusable(f"{bwrap.path} is {version}, and {oldest} is needed", "update bubblewrap")
+        tools = {}
+        for name in ("prlimit", "nsenter"):
+            tool = programs.find(name)
+            if tool is None or tool.problem:
+                why = tool.problem if tool else f"no {name} in {', '.join(programs.DIRECTORIES)}"
+                return self._unusable(f"{name} of util-linux is needed: {why}", "apt-get install util-linux")
+            tools[name] = tool.path
+        stranger = None
+        if os.geteuid() == 0:
+            missing = [name for name, bit in _CAPABILITIES.items() if not capabilities()[0] >> bit & 1]
+            if missing:
+                return self._unusable(
+                    f"root lacks the capabilities {', '.join(missing)}: the sandbox would have to run as root",
+                    "run staddle as an ordinary user, or as root with all capabilities",
+                )
+            stranger = unused_id_here()
+            if stranger is None:
+                return self._unusable(
+                    "no other id exists in this user namespace: the sandbox would have to run as root",
+                    "run staddle as an ordinary user",
+                )
+        return Starter(
+            bwrap.path, bwrap.identity, able.mounts_descriptors, tools["prlimit"], tools["nsenter"], stranger
+        )
+
+    def _bwrap(self) -> programs.Program | None:
+        if self._executable is None:
+            return programs.find("bwrap")
+        # Named by the program that uses us: its own user may own it, unless that is a stranger to root.
+        return programs.examine(os.path.abspath(self._executable), owners=(0, os.geteuid()))
+
+    def _begin(self, found: Starter) -> None:
+        key = _key(found)
+        if key in _known or key in _begun:
+            return
+        from . import canary
+
+        nonce = os.urandom(8).hex()
+        plan = canary.plan(nonce)
+        try:
+            _begun[key] = canary.Canary(launch(found, plan, lay_out(plan, Host()), canary.command()), nonce)
+        except (OSError, StaddleError) as error:
+            _known[key] = self._unusable(f"its self-test could not be started: {error}")
+
+    def _judged(self, found: Starter, problem: str, message: str) -> Probe:
+        version = programs.describe(found.bwrap, found.identity).version
+        if not problem:
+            return Probe(self.name, usable=True, version=version)
+        from .diagnosis import diagnose
+
+        why, fix = diagnose(found, problem, message)
+        return self._unusable(why, fix, version)
+
+    def _unusable(self, why: str, fix: str = "", version: str = "") -> Probe:
+        return Probe(self.name, usable=False, why=why, fix=fix, version=version)
+
+
+def _key(found: Starter) -> tuple[str | int, ...]:
+    return found.bwrap, *found.identity, os.geteuid()

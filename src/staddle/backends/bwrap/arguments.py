@@ -1,0 +1,120 @@
+"""bwrap's arguments: for the namespaces and rights, for the filesystem, for the environment."""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import LaunchFailed, PolicyNotEnforceable
+from .descriptors import check_place
+from .operations import Bind, Devices, Empty, File, Mask, Processes, Seal, Symlink
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ...policy.plan import Plan
+    from .descriptors import Descriptors
+    from .operations import Operation
+
+#: bwrap gives up at this many (MAX_ARGS in bubblewrap.c).
+_MOST = 9000
+
+
+def confinement(plan: Plan) -> tuple[str, ...]:
+    """Namespaces, ids, capabilities, session: everything but the filesystem."""
+    who = plan.identity
+    return (
+        "--unshare-all",
+        *(("--share-net",) if plan.network.mode == "open" else ()),
+        # Not "if possible", as --unshare-all means it; and none may be made inside.
+        *("--unshare-user", "--disable-userns"),
+        *("--uid", str(who.uid), "--gid", str(who.gid)),
+        *("--cap-drop", "ALL"),
+        "--new-session",
+        "--die-with-parent",
+        *("--hostname", who.host),
+    )
+
+
+def environment(plan: Plan) -> Iterator[str]:
+    """The variables, and only they. bwrap adds PWD."""
+    yield "--clearenv"
+    for variable in plan.variables:
+        yield from ("--setenv", variable.name, variable.value)
+
+
+def filesystem(operations: Iterable[Operation], give: Descriptors, *, by_descriptor: bool) -> Iterator[str]:
+    """The operations as arguments; what they refer to is opened into `give`.
+
+    Whatever is shown is opened here, without following a link, so that nothing put in its
+    place later is shown instead (bwrap compares what it mounted). A bwrap that takes no
+    descriptors gets the path that was just checked.
+    """
+    made = {"/", "/dev", "/proc"}
+    for operation in operations:
+        if isinstance(operation, Symlink) or (
+            isinstance(operation, Bind | Empty | File) and not operation.below
+        ):
+            yield from _directories_above(operation.path, made)
+        if isinstance(operation, Bind):
+            yield from _bind(operation, give, by_descriptor)
+        elif isinstance(operation, Empty):
+            if operation.below:
+                check_place(operation.path, directory=True)
+            size = ("--size", str(operation.size)) if operation.size > 0 else ()
+            yield from ("--perms", f"{operation.mode:04o}", *size, "--tmpfs", operation.path)
+            made.add(operation.path)
+        elif isinstance(operation, Mask):
+            check_place(operation.path, directory=False)
+            # A device that cannot be opened: bwrap mounts without devices.
+            yield from ("--ro-bind", "/dev/null", operation.path)
+        elif isinstance(operation, File):
+            if operation.below:
+                check_place(operation.path, directory=False)
+            how = "--ro-bind-data" if operation.below else "--file"
+            yield from ("--perms", "0444", how, str(give.holding(operation.content)), operation.path)
+        elif isinstance(operation, Symlink):
+            yield from ("--symlink", operation.target, operation.path)
+        elif isinstance(operation, Devices):
+            yield from ("--dev", operation.path)
+        elif isinstance(operation, Processes):
+            yield from ("--proc", operation.path)
+        elif isinstance(operation, Seal):
+            yield from ("--remount-ro", operation.path)
+
+
+def _directories_above(path: str, made: set[str]) -> Iterator[str]:
+    """The directories of ours that `path` is in. bwrap would make them by itself, with odd modes."""
+    missing = []
+    while (path := path[: path.rindex("/")] or "/") not in made:
+        missing.append(path)
+    made.update(missing)
+    for directory in reversed(missing):
+        yield from ("--perms", "0755", "--dir", directory)
+
+
+def _bind(operation: Bind, give: Descriptors, by_descriptor: bool) -> tuple[str, ...]:
+    try:
+        source = give.naming(operation.path)
+    except LaunchFailed:
+        if operation.optional:
+            return ()
+        raise
+    how = "--bind" if operation.writable else "--ro-bind"
+    if by_descriptor:
+        return f"{how}-fd", str(source), operation.path
+    return how, operation.path, operation.path
+
+
+def packed(words: Iterable[str]) -> bytes:
+    """The arguments as bwrap reads them from a descriptor."""
+    encoded = [os.fsencode(word) for word in words]
+    if len(encoded) > _MOST:
+        raise PolicyNotEnforceable(
+            "the policy has too many rules for bwrap",
+            why=f"they make {len(encoded)} arguments, and it takes {_MOST}",
+            fix="name common parent directories instead of each path",
+        )
+    if any(b"\0" in word for word in encoded):
+        raise PolicyNotEnforceable("a path or variable has a NUL in it", why="nothing can be called so")
+    return b"\0".join(encoded) + b"\0"

@@ -1,0 +1,148 @@
+"""The self-test: a harmless command in a real sandbox that tells what it finds around it.
+
+A bwrap that runs nothing, runs the command as it is, or leaves out any part of the
+confinement is found out by what the command reads of itself.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from ...policy.limits import Limits
+from ...policy.network import Network
+from ...policy.plan import Grant, Identity, Link, Plan, Scratch, Variable
+from .launching import failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..base import Launch
+
+_SIGKILL, _SIGPIPE = 9, 13  # the signal module costs as much as half an interpreter
+_READ = ("status", "uid_map", "net/dev", "mountinfo", "environ")
+_CAPABILITIES = (b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb")
+_NONCE = "STADDLE_CANARY"
+_PATIENCE = 10.0
+_ORIGIN = "self-test"
+
+
+def plan(nonce: str) -> Plan:
+    """The smallest sandbox that a program of the system runs in."""
+    grants = [Grant("/usr", "read", True, _ORIGIN)]
+    links = []
+    for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
+        if os.path.islink(path):
+            links.append(Link(path, os.readlink(path), _ORIGIN))
+        elif os.path.isdir(path):
+            grants.append(Grant(path, "read", True, _ORIGIN))
+    return Plan(
+        grants=tuple(grants),
+        hidden=(),
+        guards=(),
+        links=tuple(links),
+        texts=(),
+        scratch=(Scratch("/tmp", 0o1777, 1 << 20, _ORIGIN),),
+        sockets=(),
+        variables=(Variable(_NONCE, nonce, _ORIGIN),),
+        network=Network.deny(),
+        limits=Limits(),
+        identity=Identity(host=f"canary-{nonce}"),
+        cwd="/",
+    )
+
+
+def command() -> tuple[str, ...]:
+    """What the canary says."""
+    return ("/bin/cat", "/proc/sys/kernel/hostname", *(f"/proc/self/{name}" for name in _READ))
+
+
+def wrong(said: bytes, nonce: str) -> str:
+    """What is not as it must be in a sandbox of ours, empty when all is."""
+    lines = said.split(b"\n")
+    fields = dict(line.split(b":\t", 1) for line in lines if b":\t" in line)
+    variables = lines[-1].split(b"\0")
+    if b"%s=%s" % (_NONCE.encode(), nonce.encode()) not in variables:
+        return "the command did not run"
+    numbers = [line.split() for line in lines]
+    problems = {
+        "more variables than ours": {v.split(b"=")[0] for v in variables} - {_NONCE.encode(), b"PWD", b""},
+        "no system call filter": fields.get(b"Seccomp") != b"2",
+        "new privileges can be gained": fields.get(b"NoNewPrivs") != b"1",
+        "capabilities": any(int(fields.get(name, b"1"), 16) for name in _CAPABILITIES),
+        "no process namespace": int(fields.get(b"Pid", b"999999")) > 9,
+        "no user namespace": not any(len(n) == 3 and n[0] == b"1000" and n[2] == b"1" for n in numbers),
+        "no host name of its own": lines[0] != b"canary-" + nonce.encode(),
+        "a network": any(n[0].endswith(b":") and b"lo:" not in n[0] and len(n) == 17 for n in numbers if n),
+        "the host's root directory": not any(b" / / " in line and b" - tmpfs " in line for line in lines),
+    }
+    return ", ".join(problem for problem, seen in problems.items() if seen)
+
+
+class Canary:
+    """A self-test under way."""
+
+    def __init__(self, launch: Launch, nonce: str) -> None:
+        self._status = launch.status
+        self._nonce = nonce
+        self._output, out = os.pipe2(os.O_CLOEXEC)
+        self._errors, err = os.pipe2(os.O_CLOEXEC)
+        null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        actions = [(os.POSIX_SPAWN_DUP2, source, to) for source, to in ((null, 0), (out, 1), (err, 2))]
+        # Onto itself: open in the child, and in no other that a thread may be starting now.
+        actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in launch.pass_fds]
+        try:
+            self._pid = os.posix_spawn(
+                launch.argv[0],
+                launch.argv,
+                launch.env,
+                file_actions=actions,
+                setsigmask=(),
+                setsigdef=(_SIGPIPE,),
+            )
+        except OSError:
+            for fd in (self._output, self._errors, self._status):
+                if fd is not None:
+                    os.close(fd)
+            raise
+        finally:
+            launch.close()
+            for fd in (out, err, null):
+                os.close(fd)
+
+    def outcome(self) -> tuple[str, str]:
+        """What is wrong with the sandbox, and bwrap's own message. Both empty when all is well."""
+        said, message = self._listen()
+        try:
+            _, status = os.waitpid(self._pid, 0)
+        except ChildProcessError:
+            status = 0  # the program around us reaps every child itself
+        assert self._status is not None
+        told = os.read(self._status, 4096)
+        os.close(self._status)
+        problem = wrong(said, self._nonce)
+        if not problem and (status or failure(told) is not None):
+            problem = "it did not report how the command ended"
+        return problem, message.decode(errors="replace").strip()
+
+    def _listen(self) -> tuple[bytes, bytes]:
+        deadline = time.monotonic() + _PATIENCE
+        heard = {self._output: b"", self._errors: b""}
+        poll = select.poll()
+        for fd in heard:
+            poll.register(fd, select.POLLIN)
+        open_ = set(heard)
+        while open_:
+            ready = poll.poll(max(0, int((deadline - time.monotonic()) * 1000)))
+            if not ready:
+                os.kill(self._pid, _SIGKILL)
+                break
+            for fd, _ in ready:
+                data = os.read(fd, 65536)
+                heard[fd] = (heard[fd] + data)[: 1 << 20]
+                if not data:
+                    poll.unregister(fd)
+                    open_.remove(fd)
+        for fd in heard:
+            os.close(fd)
+        return heard[self._output], heard[self._errors]

@@ -1,0 +1,48 @@
+"""What will be done, in words, for `staddle explain`."""
+
+from __future__ import annotations
+
+from ...display import shown
+from ..base import Step
+from . import arguments, rlimits, staging
+from .launching import filter_profile, is_staged
+from .operations import Bind
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...policy.plan import Plan
+    from .launching import Starter
+    from .layout import Layout
+
+_OURS = "bwrap"
+
+
+def steps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Step]:
+    """Each thing that is set up, in the order in which it is."""
+    stranger = starter.stranger
+    if stranger is not None:
+        yield Step(f"become uid and gid {stranger}, which no account has: root's sandbox is not root", _OURS)
+    if is_staged(layout, stranger):
+        yield Step("build the filesystem below in a mount namespace of its own", _OURS)
+    for option in rlimits.outside(rlimits.hard_limit):
+        yield Step(f"resource limit {option.removeprefix('--').split(':')[0]}", _OURS)
+    yield Step(f"start {shown(starter.bwrap)} with an empty environment: {_flags(plan)}", _OURS)
+    for operation in layout.operations:
+        text = str(operation)
+        if isinstance(operation, Bind) and stranger is not None and not operation.again:
+            if staging.needs_translation(operation.path):
+                text += ", its owner shown as the sandbox's user"
+        yield Step(text, operation.origin)
+    yield Step(f"working directory {shown(plan.cwd)}", "plan")
+    for variable in plan.variables:
+        value = "(secret)" if variable.secret else shown(variable.value)
+        yield Step(f"variable {shown(variable.name)}={value}", variable.origin)
+    yield Step(f"system call filter {filter_profile(plan)!r}", _OURS)
+    for option in rlimits.inside(plan.limits, rlimits.hard_limit):
+        yield Step(f"resource limit {option.removeprefix('--').split(':')[0]}", "limits")
+
+
+def _flags(plan: Plan) -> str:
+    return " ".join(shown(word) for word in arguments.confinement(plan))

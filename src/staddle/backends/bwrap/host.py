@@ -1,0 +1,67 @@
+"""What the layout must know about the host's directories. Reads, never follows a link."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ..._value import Value
+from ...linux.openat2 import open_without_symlinks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal, Protocol
+
+    Kind = Literal["directory", "file", "link"]
+
+    class View(Protocol):
+        """The questions the layout asks; tests answer them from a dictionary."""
+
+        def kind(self, path: str) -> Kind | None:
+            """What is there, None when nothing is or a link leads to it."""
+
+        def entries(self, path: str) -> tuple[Entry, ...]:
+            """The entries of a directory."""
+
+
+class Entry(Value):
+    """One name in a directory. `target` is where a link points."""
+
+    name: str
+    kind: Kind
+    target: str = ""
+
+
+class Host:
+    """The real one."""
+
+    def kind(self, path: str) -> Kind | None:
+        """What is at `path`, reached without any link; the last component may be one."""
+        try:
+            fd = open_without_symlinks(path, os.O_PATH | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            return _kind(os.fstat(fd).st_mode)
+        finally:
+            os.close(fd)
+
+    def entries(self, path: str) -> tuple[Entry, ...]:
+        """The names in `path`, sorted. Raises OSError when it cannot be listed."""
+        fd = open_without_symlinks(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            found = []
+            for name in sorted(os.listdir(fd)):
+                try:
+                    kind = _kind(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
+                    target = os.readlink(name, dir_fd=fd) if kind == "link" else ""
+                except FileNotFoundError:
+                    continue  # it went while we looked
+                found.append(Entry(name, kind, target))
+            return tuple(found)
+        finally:
+            os.close(fd)
+
+
+def _kind(mode: int) -> Kind:
+    return "directory" if stat.S_ISDIR(mode) else "link" if stat.S_ISLNK(mode) else "file"

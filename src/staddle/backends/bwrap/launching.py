@@ -1,0 +1,139 @@
+"""From operations to a command line: who starts whom, with which rights.
+
+    nsenter   (as root, or with a staged view) enters the staged mounts, becomes nobody's id
+    prlimit   limits that hold for every sandbox
+    bwrap     namespaces, filesystem, rights, filter; its arguments are in a descriptor
+    prlimit   (only when the policy limits files) what bwrap itself could not live with
+    command
+
+Each replaces itself by the next, so the process that is started is bwrap in the end.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..._value import Value
+from ...linux.seccomp import program
+from ..base import Launch
+from . import arguments, rlimits, staging
+from .descriptors import Descriptors
+from .operations import Bind, File, Mask
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...policy.plan import Plan
+    from .layout import Layout
+    from .operations import Operation
+
+#: bwrap reads the whole mount table for each of these; from here on building the view ourselves is faster.
+_MANY = 48
+#: For the programs before bwrap, and for bwrap: its /proc entry shows these to the host's user.
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
+
+
+class Starter(Value):
+    """The programs on the way, and the id to become when root starts them."""
+
+    bwrap: str
+    identity: tuple[int, ...]
+    mounts_descriptors: bool
+    prlimit: str
+    nsenter: str = ""
+    stranger: int | None = None
+
+
+def is_staged(layout: Layout, stranger: int | None) -> bool:
+    """Whether the view is built by us instead of bwrap."""
+    mounted = [
+        op for op in layout.operations if isinstance(op, Bind | Mask) or (isinstance(op, File) and op.below)
+    ]
+    if len(mounted) > _MANY:
+        return True
+    return stranger is not None and any(
+        staging.needs_translation(op.path) for op in mounted if isinstance(op, Bind)
+    )
+
+
+def filter_profile(plan: Plan) -> str:
+    """The system call filter: no setuid files where the host's directories can be written."""
+    return "namespaces-nosuid" if any(grant.access == "write" for grant in plan.grants) else "namespaces"
+
+
+def launch(starter: Starter, plan: Plan, layout: Layout, command: Sequence[str]) -> Launch:
+    """Everything opened, packed and ready to be started once. Raises rather than leave anything out."""
+    give = Descriptors()
+    try:
+        return _launch(starter, plan, layout, command, give)
+    except BaseException:
+        give.close()
+        raise
+
+
+def _launch(
+    starter: Starter, plan: Plan, layout: Layout, command: Sequence[str], give: Descriptors
+) -> Launch:
+    operations: Sequence[Operation] = layout.operations
+    before: list[str] = []  # the program that brings us where bwrap is to start
+    first: list[str] = []
+    if is_staged(layout, starter.stranger):
+        ours, operations = staging.split(operations)
+        if starter.stranger is not None:
+            built = staging.build_as_root(ours, starter.stranger)
+        else:
+            built = staging.build_as_user(ours)
+        before.append(f"--mount=/proc/self/fd/{give.keep(built.mount_namespace)}")
+        first += ["--bind", built.place, "/"]
+        # nsenter leaves these open, and bwrap would hand them on. It closes what it was told
+        # to wait for (which ends at once: nothing can be read there) or to hold on to.
+        first += ["--block-fd", str(give.all()[-1])]
+        if built.user_namespace is not None:
+            before += [f"--user=/proc/self/fd/{give.keep(built.user_namespace)}", "--preserve-credentials"]
+            first += ["--sync-fd", str(give.all()[-1])]
+    if starter.stranger is not None:
+        before += [f"--setgid={starter.stranger}", f"--setuid={starter.stranger}"]
+    # Not a pipe: a launcher that finds its reader gone must not die of it half-way.
+    status = give.holding(b"")
+    words = [
+        *arguments.confinement(plan),
+        *first,
+        *arguments.filesystem(operations, give, by_descriptor=starter.mounts_descriptors),
+        *("--chdir", plan.cwd),
+        *arguments.environment(plan),
+        *("--seccomp", str(give.holding(program(filter_profile(plan))))),
+        *("--json-status-fd", str(status)),
+    ]
+    packed = give.holding(arguments.packed(words))
+    within = rlimits.inside(plan.limits, rlimits.hard_limit)
+    argv = (
+        *((starter.nsenter, *before, "--") if before else ()),
+        *(starter.prlimit, *rlimits.outside(rlimits.hard_limit), "--"),
+        *(starter.bwrap, "--args", str(packed), "--"),
+        *((starter.prlimit, *within, "--") if within else ()),
+        *command,
+    )
+    reading = os.open(f"/proc/self/fd/{status}", os.O_RDONLY | os.O_CLOEXEC)
+    return Launch(
+        argv,
+        _ENVIRONMENT,
+        "/",
+        pass_fds=give.all(),
+        status=reading,
+        failure=failure,
+        close=give.close,
+    )
+
+
+def failure(said: bytes) -> str | None:
+    """What bwrap's status means when the command did not start; None when it did.
+
+    bwrap writes the exit status of a command that it executed, and of nothing else. It is
+    silent, too, when it was killed before that: ask only after it ended by itself.
+    """
+    if b'"exit-code"' in said:
+        return None
+    if b'"child-pid"' in said:
+        return "bwrap could not finish the sandbox or execute the command; it said why on standard error"
+    return "bwrap did not get as far as making a sandbox; it said why on standard error"

@@ -1,0 +1,307 @@
+"""From a plan to the operations that make it so. Decides, and touches nothing.
+
+The items of a plan are visited in the order of their paths, parents first, with the region
+each lies in: a directory of ours (`own`), something of the host (`read`, `write`), or
+something hidden. The region says what an item has to do there:
+
+* A mount inside a writable region can be moved away by renaming a directory above it. So
+  every directory between the region and the mount is pinned, by a mount of its own.
+* A denied name in a read-only region may be missing, or have a thousand denied siblings.
+  Then the directory is rebuilt: an empty one, with what may be seen mounted in it. What
+  appears there later stays invisible, and a thousand mounts become a few.
+* A denied name that is missing in a writable region cannot be held: only something placed
+  there could stop its creation, and nothing of ours is ever placed in the user's tree.
+"""
+
+from __future__ import annotations
+
+from ..._value import Value
+from ...errors import PolicyNotEnforceable
+from ...policy.plan import Grant, Guard, Hidden, Link, Plan, Scratch, Socket, Text
+from .operations import Bind, Devices, Empty, File, Mask, Processes, Seal, Symlink
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Literal, TypeAlias
+
+    from .host import Entry, View
+    from .operations import Operation
+
+    RegionKind: TypeAlias = Literal["own", "read", "write", "hidden", "link", "processes"]
+
+_OURS = "bwrap"
+#: Files of /proc that tell about the host: the launcher's keys, timers and symbols.
+PROC_MASKS = ("/proc/keys", "/proc/key-users", "/proc/timer_list", "/proc/kallsyms")
+#: A directory that somebody denied: no room in it, should its owner open it up.
+_HIDDEN_SIZE = 4096
+_ROOT_SIZE = 1 << 20
+_SHM_SIZE = 1 << 30
+#: Below this many denied files, a directory is not worth rebuilding; above, it is too large to.
+_REBUILD_FROM, _REBUILD_TO = 8, 512
+
+
+class Layout(Value):
+    """The operations, in order, and the denied paths that they do not hold."""
+
+    operations: tuple[Operation, ...]
+    unheld: tuple[Hidden, ...]
+
+
+class _Region(Value):
+    path: str
+    kind: RegionKind
+
+
+class _Rebuilt(Value):
+    """A directory of a read-only region that is put together from what may be seen of it."""
+
+    path: str
+    origin: str
+
+
+class _Kept(Value):
+    path: str
+    origin: str
+
+
+# At one path the first of these decides, and those after it find themselves in its region.
+_ORDER = {
+    kind: place
+    for place, kind in enumerate(
+        (Hidden, Scratch, Devices, Processes, Grant, _Kept, _Rebuilt, Guard, Socket, Text, Link)
+    )
+}
+if TYPE_CHECKING:
+    _Item: TypeAlias = (
+        Hidden | Scratch | Devices | Processes | Grant | _Kept | _Rebuilt | Guard | Socket | Text | Link
+    )
+
+
+def lay_out(plan: Plan, view: View) -> Layout:
+    """The operations for `plan` on the host that `view` shows."""
+    items = _items(plan)
+    rebuilt, unheld = _rebuild(items, view)
+    writer = _Writer(view)
+    root_size = _ROOT_SIZE + sum(len(text.content) + 4096 for text in plan.texts)
+    writer.add(Empty("/", 0o755, root_size, _OURS))
+    for item, region in _visit([*items, *rebuilt]):
+        writer.write(item, region)
+    for item in reversed(rebuilt):
+        if isinstance(item, _Rebuilt):
+            writer.add(Seal(item.path, item.origin))
+    writer.add(Seal("/dev", _OURS))
+    writer.add(Seal("/", _OURS))
+    return Layout(tuple(writer.operations), tuple(unheld))
+
+
+def _items(plan: Plan) -> list[_Item]:
+    items: list[_Item] = [
+        *plan.hidden,
+        *plan.scratch,
+        *(grant for grant in plan.grants if grant.path not in ("/dev", "/proc")),  # they get their own
+        *plan.guards,
+        *(socket for socket in plan.sockets if socket.present),
+        *plan.texts,
+        *plan.links,
+        Devices("/dev", _OURS),
+        Processes("/proc", _OURS),
+    ]
+    if all(scratch.path != "/dev/shm" for scratch in plan.scratch):
+        items.append(Scratch("/dev/shm", 0o1777, _SHM_SIZE, _OURS))
+    return items
+
+
+def _visit(items: Iterable[_Item]) -> Iterator[tuple[_Item, _Region]]:
+    """Every item with the innermost region it lies in, parents first."""
+    regions = [_Region("/", "own")]
+    for item in sorted(items, key=_place):
+        while not _covers(regions[-1].path, item.path):
+            regions.pop()
+        region = regions[-1]
+        yield item, region
+        kind = _opens(item, region.kind)
+        if kind is not None:
+            regions.append(_Region(item.path, kind))
+
+
+def _place(item: _Item) -> tuple[list[str], int, bool]:
+    path = item.path.split("/") if item.path != "/" else [""]
+    return path, _ORDER[type(item)], isinstance(item, Grant) and item.access == "read"
+
+
+def _opens(item: _Item, around: RegionKind) -> RegionKind | None:
+    """The region that begins with `item`, if one does."""
+    if around in ("hidden", "link"):
+        return None
+    if isinstance(item, Hidden):
+        return "hidden"
+    if isinstance(item, Scratch | Devices):
+        return "own"
+    if isinstance(item, Processes):
+        return "processes"
+    if isinstance(item, Grant):
+        if around == "own" or (around == "read" and item.access == "write"):
+            return item.access
+    elif isinstance(item, _Kept):
+        return "read" if around == "own" else None
+    elif isinstance(item, _Rebuilt):
+        return "own"
+    elif isinstance(item, Guard):
+        return "read" if around == "write" else None
+    elif isinstance(item, Link):
+        return "link" if around == "own" else None
+    return None
+
+
+def _rebuild(items: list[_Item], view: View) -> tuple[list[_Item], list[Hidden]]:
+    """The directories to rebuild with what is kept in them, and the denied paths nothing holds."""
+    denied: dict[str, list[Hidden]] = {}  # read-only directory: its denied files
+    missing: dict[str, list[Hidden]] = {}  # read-only directory: what is denied and not there yet
+    unheld: list[Hidden] = []
+    hidden: set[str] = set()
+    for item, region in _visit(items):
+        if not isinstance(item, Hidden) or region.kind not in ("read", "write"):
+            continue
+        hidden.add(item.path)
+        if item.kind == "missing" and region.kind == "write":
+            unheld.append(item)
+        elif item.kind == "missing":
+            there = _nearest_directory(item.path, region.path, view)
+            if there:
+                missing.setdefault(there, []).append(item)
+        elif item.kind == "file" and region.kind == "read":
+            denied.setdefault(_parent(item.path), []).append(item)
+    scratch = {item.path for item in items if isinstance(item, Scratch)}
+    rebuilt: list[_Item] = []
+    for directory in sorted({*missing, *(d for d, files in denied.items() if len(files) >= _REBUILD_FROM)}):
+        cause = [*missing.get(directory, ()), *denied.get(directory, ())]
+        try:
+            kept = [e for e in view.entries(directory) if _join(directory, e.name) not in hidden]
+        except OSError:
+            kept = None
+        if directory not in missing and (kept is None or len(kept) + 1 >= len(cause)):
+            continue  # as well masked one by one
+        if kept is None or len(kept) > _REBUILD_TO:
+            unheld += missing[directory]
+            continue
+        rebuilt.append(_Rebuilt(directory, cause[0].origin))
+        rebuilt += _entries(directory, [e for e in kept if _join(directory, e.name) not in scratch], cause[0])
+    return rebuilt, unheld
+
+
+def _entries(directory: str, kept: list[Entry], cause: Hidden) -> Iterator[_Item]:
+    for entry in kept:
+        path = _join(directory, entry.name)
+        if entry.kind == "link":
+            yield Link(path, entry.target, cause.origin)
+        else:
+            yield _Kept(path, cause.origin)
+
+
+def _nearest_directory(path: str, within: str, view: View) -> str | None:
+    """The deepest directory above `path`, not above `within`; None when a file is in the way."""
+    directory = _parent(path)
+    while _covers(within, directory):
+        kind = view.kind(directory)
+        if kind is not None:
+            return directory if kind == "directory" else None
+        directory = _parent(directory)
+    return None
+
+
+class _Writer:
+    """Turns items into operations, each pinned where it could be moved away."""
+
+    def __init__(self, view: View) -> None:
+        self.operations: list[Operation] = []
+        self._view = view
+        self._pinned: set[str] = set()
+
+    def add(self, operation: Operation) -> None:
+        self.operations.append(operation)
+
+    def write(self, item: _Item, region: _Region) -> None:
+        """What `item` needs to be so, in this region."""
+        if region.kind == "hidden":
+            return
+        if region.kind == "link":
+            if isinstance(item, Hidden):
+                return
+            raise PolicyNotEnforceable(
+                f"{item.path!r} cannot be shown",
+                why=f"{region.path!r} is a link inside, and nothing is mounted through links",
+                fix="name the path that the link leads to",
+            )
+        operation = self._operation(item, region)
+        if operation is None:
+            return
+        if region.kind == "write":
+            self._pin(item.path, region.path, item.origin)
+        self.add(operation)
+        if isinstance(item, Processes):
+            self._mask_processes()
+
+    def _operation(self, item: _Item, region: _Region) -> Operation | None:
+        own, below = region.kind == "own", region.kind in ("read", "write")
+        if region.kind == "processes" and not isinstance(item, Hidden):
+            return None
+        if isinstance(item, Hidden):
+            return None if own else _hide(item, below)
+        if isinstance(item, Scratch):
+            return Empty(item.path, item.mode, item.size, item.origin, below)
+        if isinstance(item, Devices | Processes):
+            return item
+        if isinstance(item, Grant):
+            if own or (region.kind == "read" and item.access == "write"):
+                return Bind(item.path, item.access == "write", item.origin, below)
+            return None
+        if isinstance(item, _Kept):
+            return Bind(item.path, False, item.origin, optional=True) if own else None
+        if isinstance(item, _Rebuilt):
+            return Empty(item.path, 0o755, _ROOT_SIZE, item.origin, below)
+        if isinstance(item, Guard):
+            writable = region.kind == "write"
+            return Bind(item.path, False, item.origin, below=True, again=True) if writable else None
+        if isinstance(item, Socket):
+            return Bind(item.path, False, item.origin, optional=True) if own else None
+        if isinstance(item, Text):
+            if own or self._view.kind(item.path) == "file":
+                return File(item.path, item.content, item.origin, below)
+            return None  # the host has no such file to cover, or a link of that name
+        return Symlink(item.path, item.target, item.origin) if own else None
+
+    def _pin(self, path: str, root: str, origin: str) -> None:
+        above = []
+        directory = _parent(path)
+        while directory != root and _covers(root, directory) and directory not in self._pinned:
+            above.append(directory)
+            directory = _parent(directory)
+        for directory in reversed(above):
+            self._pinned.add(directory)
+            self.add(Bind(directory, True, origin, below=True, again=True))
+
+    def _mask_processes(self) -> None:
+        for path in PROC_MASKS:
+            if self._view.kind(path) == "file":
+                self.add(Mask(path, _OURS))
+        # Its environment, memory and root are those of the launcher.
+        self.add(Empty("/proc/1", 0, _HIDDEN_SIZE, _OURS))
+
+
+def _hide(item: Hidden, below: bool) -> Operation | None:
+    if item.kind == "directory":
+        return Empty(item.path, 0, _HIDDEN_SIZE, item.origin, below)
+    return Mask(item.path, item.origin) if item.kind == "file" else None
+
+
+def _covers(ancestor: str, path: str) -> bool:
+    return ancestor in (path, "/") or path.startswith(ancestor + "/")
+
+
+def _parent(path: str) -> str:
+    return path[: path.rindex("/")] or "/"
+
+
+def _join(directory: str, name: str) -> str:
+    return f"{directory.rstrip('/')}/{name}"

@@ -1,0 +1,121 @@
+"""What is done to make the sandbox's view of the filesystem: plain operations, in order.
+
+A fresh, empty root is filled with what the plan names and nothing else. Every operation
+happens at one path, the same inside as outside; those of a parent come before those of its
+children, so each lands on top of what the parent shows.
+
+`below` marks an operation whose path lies inside something of the host. Nothing may be
+created there: the path must exist, as it was when the plan was made, with no link in it.
+"""
+
+from __future__ import annotations
+
+from ..._value import Value
+from ...display import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+
+class Bind(Value):
+    """Show the host's file or directory, read-only unless `writable`.
+
+    `again` means that it is visible already and only gets a mount of its own: a mount point
+    cannot be renamed, removed or replaced. `optional` ones are left out when they are gone.
+    """
+
+    path: str
+    writable: bool
+    origin: str
+    below: bool = False
+    again: bool = False
+    optional: bool = False
+
+    def __str__(self) -> str:
+        if self.again and self.writable:
+            return f"pin {shown(self.path)} so that it cannot be moved or replaced"
+        verb = "protect" if self.again else "show"
+        return f"{verb} {shown(self.path)} ({'read and write' if self.writable else 'read-only'})"
+
+
+class Empty(Value):
+    """An empty directory in memory. Mode 0 hides whatever is there."""
+
+    path: str
+    mode: int
+    size: int
+    origin: str
+    below: bool = False
+
+    def __str__(self) -> str:
+        if not self.mode:
+            return f"hide the directory {shown(self.path)}"
+        return f"empty directory {shown(self.path)} (mode {self.mode:04o}, at most {self.size} bytes)"
+
+
+class Mask(Value):
+    """Something that cannot be opened in place of the host's file."""
+
+    path: str
+    origin: str
+
+    def __str__(self) -> str:
+        return f"hide the file {shown(self.path)}"
+
+
+class File(Value):
+    """A small read-only file with this content; `below` covers the host's file of that name."""
+
+    path: str
+    content: bytes
+    origin: str
+    below: bool = False
+
+    def __str__(self) -> str:
+        return f"file {shown(self.path)} ({len(self.content)} bytes)"
+
+
+class Symlink(Value):
+    """A symbolic link in the fresh root."""
+
+    path: str
+    target: str
+    origin: str
+
+    def __str__(self) -> str:
+        return f"link {shown(self.path)} -> {shown(self.target)}"
+
+
+class Devices(Value):
+    """null, zero, full, random, urandom, tty and a private terminal device, nothing else."""
+
+    path: str
+    origin: str
+
+    def __str__(self) -> str:
+        return f"device directory {shown(self.path)}: null, zero, full, random, urandom, tty, private pts"
+
+
+class Processes(Value):
+    """A /proc that knows the sandbox's own processes only."""
+
+    path: str
+    origin: str
+
+    def __str__(self) -> str:
+        return f"process directory {shown(self.path)}: the sandbox's own processes"
+
+
+class Seal(Value):
+    """From now on this directory of ours is read-only; what is mounted below stays as it is."""
+
+    path: str
+    origin: str
+
+    def __str__(self) -> str:
+        return f"make {shown(self.path)} itself read-only"
+
+
+if TYPE_CHECKING:
+    Operation: TypeAlias = Bind | Empty | Mask | File | Symlink | Devices | Processes | Seal

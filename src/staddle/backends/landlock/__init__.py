@@ -1,0 +1,162 @@
+"""Landlock: no namespaces, no mounts, no privilege; a helper confines itself and becomes the command.
+
+Landlock decides about files, signals and abstract sockets, the system call filter about
+everything else, and a supervisor makes the connections to UNIX sockets that the policy
+allows. Run by root, the command becomes a user that nobody is, in a mount namespace that
+gives it its files.
+
+What this backend cannot do is in `gaps`; docs/backends.md has the reasons.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import PolicyNotEnforceable
+from ...linux import landlock as kernel
+from ...linux import process, seccomp
+from ..base import Launch, Step
+from . import limits_of, rules
+from .layout import Layout, parent_for_private
+from .probing import Findings, find_out
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ...helper.instructions import Instructions
+    from ...policy.plan import Plan
+    from ..base import Gap, Probe
+    from .root import View
+
+
+class Landlock:
+    """Confines with Landlock and a system call filter."""
+
+    name = "landlock"
+
+    def __init__(self) -> None:
+        self._found: Findings | None = None
+
+    def probe(self) -> Probe:
+        """Confine a shell in a child and let it try what must not work."""
+        return self._findings().probe
+
+    def _findings(self) -> Findings:
+        if self._found is None:
+            self._found = find_out(self.name)
+        return self._found
+
+    def gaps(self, plan: Plan) -> tuple[Gap, ...]:
+        """What Landlock has no means for, what this kernel lacks, and what of `plan` cannot be held."""
+        return limits_of.gaps(plan, self._findings())
+
+    def steps(self, plan: Plan) -> tuple[Step, ...]:
+        """What the helper will do, in its order."""
+        from .explaining import steps
+
+        return steps(*self._arrange(plan, ["command"]))
+
+    def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
+        """The helper with its instructions. The command is confined or does not start."""
+        from ...helper.starting import launch
+
+        _, _, _, instructions = self._arrange(plan, command)
+        return launch(instructions)
+
+    def _arrange(
+        self, plan: Plan, command: Sequence[str]
+    ) -> tuple[Plan, list[rules.Rule], View | None, Instructions]:
+        from ...helper.instructions import Instructions
+
+        found = self._findings()
+        layout, seen = self._place(plan, found)
+        # Private directories that are where the plan says: only a mount can do that.
+        mounted = [path for path, _, _ in seen.empty if _is_scratch(plan, path)] if seen else []
+        granted = self._rules(plan, layout, mounted, can_mount=seen is not None)
+        kept, _ = kernel.weaken(kernel.EVERYTHING, found.abi)
+        net = kept if plan.network.mode == "deny" else kept - kernel.TCP
+        instructions = Instructions(
+            argv=tuple(os.fsencode(word) for word in command),
+            environment=tuple(
+                os.fsencode(f"{name}={value}") for name, value in layout.environment(plan).items()
+            ),
+            directory=os.fsencode(layout.place(plan.cwd)),
+            supervise=1,
+            uid=found.uid,
+            gid=found.uid,
+            trees=tuple((os.fsencode(path), *row) for path, *row in seen.trees) if seen else (),
+            empty=tuple((os.fsencode(path), *row) for path, *row in seen.empty) if seen else (),
+            texts=tuple((os.fsencode(path), content) for path, content in seen.texts) if seen else (),
+            processes_hidden=int(found.hides_processes),
+            scratch=tuple(os.fsencode(path) for path in layout.directories()),
+            rlimits=_rlimits(plan),
+            handled_fs=kernel.bits(kept, "fs"),
+            handled_net=kernel.bits(net, "net"),
+            scoped=kernel.bits(kept, "scope"),
+            rules=tuple(
+                (os.fsencode(rule.path), kernel.bits(rule.rights & kept, "fs"), int(rule.optional))
+                for rule in granted
+            ),
+            filter=seccomp.program(_profile(plan)),
+            brokered=1,
+            sockets=_sockets(plan, layout, mounted),
+            internet=int(plan.network.mode == "open"),
+        )
+        return plan, granted, seen, instructions
+
+    def _place(self, plan: Plan, found: Findings) -> tuple[Layout, View | None]:
+        token = os.urandom(6).hex()
+        if found.uid < 0:
+            parents = (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp")
+            return Layout.of(plan, parent_for_private(parents), token, but=("/dev/shm",)), None
+        from .root import view
+
+        seen = view(plan, found.uid, plan.identity.home)
+        layout = Layout.of(plan, "/tmp", token, but=[path for path, _, _ in seen.empty])
+        return layout, view(plan, found.uid, layout.place(plan.identity.home))
+
+    def _rules(
+        self, plan: Plan, layout: Layout, mounted: list[str], *, can_mount: bool
+    ) -> list[rules.Rule]:
+        try:
+            granted = rules.for_grants(plan, () if can_mount else [item.path for item in plan.scratch])
+        except rules.TooMany as error:
+            raise PolicyNotEnforceable(
+                "the landlock backend cannot hold this policy",
+                why=limits_of.too_many(error.path),
+                fix="deny less below it, or choose another backend",
+            ) from None
+        shared_memory = _is_scratch(plan, "/dev/shm") and not can_mount
+        granted += rules.for_system(plan, shared_memory=shared_memory)
+        return granted + rules.for_private([*layout.directories()[1:], *mounted])
+
+
+def _is_scratch(plan: Plan, path: str) -> bool:
+    return any(item.path == path for item in plan.scratch)
+
+
+def _profile(plan: Plan) -> str:
+    profile = "landlock-open" if plan.network.mode == "open" else "landlock"
+    # Only a host directory outlives the run; in a private one such a file helps nobody.
+    return profile + ("-nosuid" if any(grant.access == "write" for grant in plan.grants) else "")
+
+
+def _rlimits(plan: Plan) -> tuple[tuple[int, int, int], ...]:
+    # One byte, not zero: only that also stops a core_pattern that starts a program.
+    limits = [(process.RLIMIT_CORE, 1, 1), (process.RLIMIT_RTPRIO, 0, 0), (process.RLIMIT_NICE, 0, 0)]
+    if plan.limits.file_size is not None:
+        limits.append((process.RLIMIT_FSIZE, plan.limits.file_size, plan.limits.file_size))
+    if plan.limits.open_files is not None:
+        limits.append((process.RLIMIT_NOFILE, plan.limits.open_files, plan.limits.open_files))
+    return tuple(limits)
+
+
+def _sockets(plan: Plan, layout: Layout, mounted: Iterable[str]) -> tuple[tuple[bytes, bytes], ...]:
+    """Which sockets the supervisor connects to: those in directories the command may write."""
+    beneath = [grant.path for grant in plan.grants if grant.access == "write" and grant.directory]
+    beneath += [*layout.directories()[1:], *mounted]
+    rows = [(b"beneath", path) for path in beneath]
+    rows += [(b"exactly", socket.path) for socket in plan.sockets]
+    rows += [(b"never", item.path) for item in plan.hidden]
+    return tuple((kind, os.fsencode(path)) for kind, path in rows)

@@ -1,0 +1,68 @@
+"""Where a plan's private directories are when nothing can be mounted, and who must be told.
+
+Without a mount namespace /tmp and the home cannot be replaced. They are not granted; a
+private directory stands in for each, and variables and the working directory that point
+into them point there instead. A program that insists on the name /tmp fails.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import BackendUnavailable
+from ...policy.paths import covers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ...policy.plan import Plan
+
+
+class Layout:
+    """`moved` maps a private directory of the plan to the one that stands in for it."""
+
+    def __init__(self, top: str, moved: dict[str, str]) -> None:
+        self.top = top
+        self.moved = moved
+
+    @classmethod
+    def of(cls, plan: Plan, parent: str, token: str, but: Iterable[str] = ()) -> Layout:
+        """Directories below `parent` for what the plan points to. `but`: those are where they should be."""
+        top = os.path.join(parent, f"staddle-{token}")
+        moved: dict[str, str] = {}
+        pointed_to = [plan.cwd, *(part for value in plan.environment().values() for part in value.split(":"))]
+        for item in plan.scratch:
+            if item.path not in but and any(covers(item.path, place) for place in pointed_to):
+                # Short: the name of a socket below it must fit into 108 bytes.
+                moved[item.path] = os.path.join(top, f"{len(moved)}")
+        return cls(top, moved)
+
+    def directories(self) -> tuple[str, ...]:
+        """What has to be made, in order; the first holds the others and is removed at the end."""
+        return (self.top, *self.moved.values()) if self.moved else ()
+
+    def place(self, path: str) -> str:
+        """Where `path` of the plan is."""
+        inside = max((item for item in self.moved if covers(item, path)), key=len, default=None)
+        return path if inside is None else self.moved[inside] + path[len(inside) :]
+
+    def environment(self, plan: Plan) -> dict[str, str]:
+        """The plan's variables, with every path in them where it is, also in lists such as PATH."""
+        return {
+            name: ":".join(self.place(part) for part in value.split(":"))
+            for name, value in plan.environment().items()
+        }
+
+
+def parent_for_private(candidates: Iterable[str]) -> str:
+    """The first of these directories in which we can make one that nobody else can replace."""
+    for directory in candidates:
+        real = os.path.realpath(directory) if directory.startswith("/") else ""
+        if real and os.path.isdir(real) and os.access(real, os.W_OK | os.X_OK):
+            return real
+    raise BackendUnavailable(
+        "there is no place for a private directory",
+        why="none of $TMPDIR, /tmp and /var/tmp can be written",
+        fix="set TMPDIR to a directory of your own",
+    )

@@ -1,0 +1,167 @@
+"""Whether Landlock can confine here, found out by confining a shell and letting it try."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import time
+
+from ..._value import Value
+from ...errors import StaddleError
+from ...linux import landlock as kernel
+from ...linux import seccomp
+from ...linux.syscalls import architecture
+from ..base import Probe
+from . import rules
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...helper.instructions import Instructions
+
+#: What the shell says when something is possible that must not be, or has not been done.
+_TRY = """
+if { : < /etc/passwd; } 2>/dev/null; then echo 'a file that was not granted can be read'; fi
+if { : > "$1"; } 2>/dev/null; then echo 'a file that was not granted can be written'; fi
+if [ "$2" = scoped ] && kill -0 "$PPID" 2>/dev/null; then echo 'a process outside can be signalled'; fi
+while read -r key value; do
+    case "$key $value" in
+        'NoNewPrivs: 0') echo 'no_new_privs is not set' ;;
+        'Seccomp: 0') echo 'the system call filter is not on' ;;
+        'CapEff: 0000000000000000' | 'CapPrm: 0000000000000000') ;;
+        CapEff:* | CapPrm:*) echo 'capabilities are left' ;;
+    esac
+done < /proc/self/status
+echo tried
+"""
+_SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store", "/etc/ld.so.cache")
+_PATIENCE = 20.0
+
+#: What root needs to stop being root and to give its files to someone else.
+_CAPABILITIES = {"CAP_CHOWN": 0, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SETPCAP": 8, "CAP_SYS_ADMIN": 21}
+
+
+class Findings(Value):
+    """What was found out. `uid` is who root's command will be, -1 for everybody else."""
+
+    probe: Probe
+    abi: int = 0
+    uid: int = -1
+    hides_processes: bool = False
+
+
+def find_out(name: str) -> Findings:
+    """Try it, in a child. Never raises."""
+    try:
+        architecture()
+        abi = kernel.abi()
+        if not abi:
+            return Findings(Probe(name, False, kernel.why_not(), _how_to_enable()))
+        uid = -1
+        if os.geteuid() == 0:
+            uid, why = _stranger()
+            if why:
+                return Findings(Probe(name, False, why, "run staddle as an ordinary user"))
+        hides = uid >= 0
+        problem = _attempt(abi, uid, hides)
+        if problem and "processes cannot be hidden" in problem:
+            hides = False  # a container covers parts of /proc, so no new one may be mounted
+            problem = _attempt(abi, uid, hides)
+        return Findings(Probe(name, not problem, problem, version=f"ABI {abi}"), abi, uid, hides)
+    except (OSError, StaddleError) as error:
+        return Findings(Probe(name, False, str(error)))
+
+
+def _how_to_enable() -> str:
+    return "use Linux 6.12 or newer, with landlock in CONFIG_LSM or in lsm= on the kernel command line"
+
+
+def _stranger() -> tuple[int, str]:
+    """An id for root's command to become, or why there is none."""
+    from ...linux.idmaps import FIRST_UNUSED, unused_id_here
+    from ...linux.process import capabilities
+
+    effective = capabilities()[0]
+    missing = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
+    if missing:
+        return -1, f"root without the capabilities {', '.join(missing)} cannot become another user"
+    uid = unused_id_here()
+    if uid is None:
+        return -1, "in this container there is no user id that is nobody's"
+    if uid >= FIRST_UNUSED:  # two runs at a time are strangers to each other
+        uid = FIRST_UNUSED + int.from_bytes(os.urandom(3), "little")
+    return uid, ""
+
+
+def _attempt(abi: int, uid: int, hides: bool) -> str:
+    """Confine a shell; what went wrong, in words, or nothing."""
+    from ...helper.starting import launch
+
+    started = launch(_instructions(abi, uid, hides))
+    try:
+        status, said, written = _run(started.argv, started.env, started.pass_fds, started.status)
+    finally:
+        started.close()
+        if started.status is not None:
+            os.close(started.status)
+    failure = started.failure(said)
+    if failure:
+        return failure
+    lines = written.decode("utf-8", "replace").splitlines()
+    if status == 0 and lines == ["tried"]:
+        return ""
+    return "; ".join(line for line in lines if line != "tried") or f"a confined shell ended with {status}"
+
+
+def _instructions(abi: int, uid: int, hides: bool) -> Instructions:
+    from ...helper.instructions import Instructions
+
+    kept, _ = kernel.weaken(kernel.EVERYTHING, abi)
+    readable = {os.path.realpath(path) for path in _SYSTEM if os.path.exists(path)}
+    rows = [(path, kernel.READ) for path in sorted(readable)]
+    rows += [("/proc", rules.PROC), ("/dev/null", rules.DEVICES["/dev/null"])]
+    scoped = "scoped" if "signal" in kept else ""
+    return Instructions(
+        argv=(b"/bin/sh", b"-c", _TRY.encode(), b"sh", os.fsencode(__file__), scoped.encode()),
+        environment=(b"PATH=/usr/bin:/bin",),
+        directory=b"/",
+        supervise=1,
+        uid=uid,
+        gid=uid,
+        empty=((b"/tmp", 0o1777, 1 << 20),) if uid >= 0 else (),
+        processes_hidden=int(hides),
+        handled_fs=kernel.bits(kept, "fs"),
+        handled_net=kernel.bits(kept, "net"),
+        scoped=kernel.bits(kept, "scope"),
+        rules=tuple((os.fsencode(path), kernel.bits(rights & kept, "fs"), 0) for path, rights in rows),
+        filter=seccomp.program("landlock"),
+        brokered=1,
+    )
+
+
+def _run(
+    argv: tuple[str, ...], env: dict[str, str], pass_fds: tuple[int, ...], status: int | None
+) -> tuple[int, bytes, bytes]:
+    """Start it and wait; (exit status, what it said about its start, what it wrote)."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    # Spawned, not forked: our caller may have threads and gigabytes.
+    actions = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in pass_fds]
+    actions += [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, write, 1)]
+    actions += [(os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0)]
+    try:
+        pid = os.posix_spawn(argv[0], argv, env, file_actions=actions)
+    except BaseException:
+        os.close(read)
+        raise
+    finally:
+        os.close(write)
+    try:
+        written = _all(read)
+        os.set_blocking(status or 0, False)
+        said = os.read(status, 65536) if status is not None else b""
+    except BlockingIOError:
+        said = b""
+    finally:
+        os.close(read)
+        ended = _wait(pid)
+    return ended, said, written

@@ -1,0 +1,118 @@
+"""Plan -> the mount namespace in which root's sandbox, which is not root, finds its files.
+
+Root becomes a user that owns nothing. What the plan grants is cloned in place with its
+owner translated to that user; private directories are mounted over the host's; and where a
+directory on the way to a grant may not be passed by everybody, an empty one covers it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ..._value import Value
+from ...policy import system
+from ...policy.paths import KERNEL_TREES, above, covers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...policy.plan import Plan
+
+#: Shown as they are: everybody may read them, and nothing in them is granted for writing.
+_AS_IT_IS = (*system.DIRECTORIES["linux"], "/etc", *KERNEL_TREES)
+#: Room for the directories on the way to a grant.
+_WAY_SIZE = 1 << 20
+
+
+class View(Value):
+    """What `helper.view` builds; the rows are those of the instructions, as text."""
+
+    trees: tuple[tuple[str, int, int, bool], ...]
+    empty: tuple[tuple[str, int, int], ...]
+    texts: tuple[tuple[str, bytes], ...]
+
+
+def view(plan: Plan, uid: int, home: str) -> View:
+    """The view for `plan` when the sandbox's user is `uid` with this home directory."""
+    trees = {
+        grant.path: (*_owner(grant.path), grant.access == "read")
+        for grant in plan.grants
+        if grant.access == "write" or not any(covers(place, grant.path) for place in _AS_IT_IS)
+    }
+    for socket in plan.sockets:
+        if socket.present:  # it must belong to the user to be connected to, and must not be changed
+            trees.setdefault(socket.path, (*_owner(socket.path), True))
+    empty = {item.path: (item.mode, item.size) for item in plan.scratch if _is_directory(item.path)}
+    empty.setdefault("/tmp", (0o1777, 0))
+    for path in trees:
+        obstacle = _obstacle(path, trees, empty)
+        if obstacle:
+            empty[obstacle] = (0o755, _WAY_SIZE)
+    return View(
+        trees=tuple((path, *row) for path, row in sorted(trees.items())),
+        empty=tuple((path, *row) for path, row in sorted(empty.items())),
+        texts=tuple(_texts(plan, uid, home)),
+    )
+
+
+def _owner(path: str) -> tuple[int, int]:
+    found = os.lstat(path)
+    return found.st_uid, found.st_gid
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _obstacle(
+    path: str, trees: dict[str, tuple[int, int, bool]], empty: dict[str, tuple[int, int]]
+) -> str | None:
+    """The outermost directory on the way to `path` that a stranger may not pass."""
+    for directory in reversed(list(above(path))):
+        if directory in empty or directory == "/":
+            continue
+        found = os.lstat(directory)
+        around = max((place for place in (*trees, *empty) if covers(place, directory)), key=len, default="")
+        if around in empty:
+            continue  # we make the way there ourselves
+        owned = around in trees and trees[around][0] == found.st_uid
+        if not owned and not found.st_mode & stat.S_IXOTH:
+            return directory
+    return None
+
+
+def _texts(plan: Plan, uid: int, home: str) -> list[tuple[str, bytes]]:
+    """The plan's files that say something else than the host's own, each at its real place."""
+    texts = []
+    for text in plan.texts:
+        content = as_user(text.path, text.content, plan, uid, home)
+        if content != _content(text.path):
+            texts.append((os.path.realpath(text.path), content))
+    return texts
+
+
+def as_user(path: str, content: bytes, plan: Plan, uid: int, home: str) -> bytes:
+    """`content` of an account file with the plan's user being the one that really is."""
+    if path not in ("/etc/passwd", "/etc/group"):
+        return content
+    lines = []
+    for line in content.split(b"\n"):
+        cells = line.split(b":")
+        if cells[0] == os.fsencode(plan.identity.user) and len(cells) >= 4:
+            cells[2] = b"%d" % uid
+            if path == "/etc/passwd":
+                cells[3] = b"%d" % uid
+                cells[5] = os.fsencode(home)
+        lines.append(b":".join(cells))
+    return b"\n".join(lines)
+
+
+def _content(path: str) -> bytes | None:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
+    except OSError:
+        return None

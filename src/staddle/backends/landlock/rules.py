@@ -1,0 +1,123 @@
+"""Plan -> Landlock rules: what may be done beneath which path. Reads directories, changes nothing.
+
+Landlock only allows. A path that is denied below a read grant is therefore stepped around:
+its siblings are granted instead of the directory it is in, all the way down to it. Below a
+write grant that is impossible, since the command may make new siblings.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..._value import Value
+from ...linux.landlock import FILES, READ, WRITE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ...policy.plan import Grant, Plan
+
+#: Each costs the kernel and us a few microseconds at every start.
+MOST_RULES = 2000
+
+_USE = frozenset({"read_file", "write_file", "truncate"})
+DEVICES = {
+    **{f"/dev/{name}": _USE for name in ("null", "zero", "full", "random", "urandom")},
+    **{f"/dev/{name}": _USE | {"ioctl_dev"} for name in ("tty", "ptmx", "pts")},
+}
+#: Semaphores and shared memory, by name: without listing it, others' names have to be guessed.
+SHARED_MEMORY = frozenset({"read_file", "write_file", "truncate", "make_reg", "remove_file"})
+PROC = frozenset({"read_file", "read_dir"})
+
+
+class Rule(Value):
+    """These rights at `path` and all below it. Missing is an error unless `optional`."""
+
+    path: str
+    rights: frozenset[str]
+    origin: str
+    optional: bool = False
+
+
+class TooMany(Exception):
+    """Stepping around what is denied below `path` would take too many rules."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+def for_grants(plan: Plan, private: Iterable[str] = ()) -> list[Rule]:
+    """The rules for the plan's grants. `private` are directories that a grant must not show either."""
+    denied = {item.path: item.kind == "directory" for item in plan.hidden}
+    denied |= dict.fromkeys(private, True)
+    rules: list[Rule] = []
+    for grant in plan.grants:
+        below = _below(grant.path, denied)
+        if grant.access == "write" or not below:
+            rules.append(Rule(grant.path, WRITE if grant.access == "write" else READ, grant.origin))
+        else:
+            rules += _around(grant, below)
+    return rules
+
+
+def _around(grant: Grant, denied: dict[str, bool]) -> list[Rule]:
+    rules: list[Rule] = []
+    # A directory that can be listed lets everything below it be listed, so where a denied
+    # directory is below, nothing on the way to it can be.
+    for rule in _siblings(grant.path, denied, grant.origin):
+        rules.append(rule)
+        if len(rules) > MOST_RULES:
+            raise TooMany(grant.path)
+    return rules
+
+
+def _siblings(directory: str, denied: dict[str, bool], origin: str) -> Iterator[Rule]:
+    if not any(denied.values()):
+        yield Rule(directory, frozenset({"read_dir"}), origin, optional=True)
+    try:
+        with os.scandir(directory) as entries:
+            # A link is no place of its own: what it leads to is granted there, or is not.
+            names = sorted(entry.name for entry in entries if not entry.is_symlink())
+    except OSError:
+        return  # nothing in it can be read anyway
+    for name in names:
+        path = os.path.join(directory, name)
+        if path in denied:
+            continue
+        if below := _below(path, denied):
+            yield from _siblings(path, below, origin)
+        else:
+            yield Rule(path, READ, origin, optional=True)
+
+
+def _below(path: str, denied: dict[str, bool]) -> dict[str, bool]:
+    start = path.rstrip("/") + "/"
+    return {item: is_directory for item, is_directory in denied.items() if item.startswith(start)}
+
+
+def for_system(plan: Plan, *, shared_memory: bool) -> list[Rule]:
+    """The rules for what every program needs: devices, /proc, the plan's part of /etc."""
+    rules = [Rule(path, rights, "device", optional=True) for path, rights in DEVICES.items()]
+    rules.append(Rule("/proc", PROC, "system"))
+    if shared_memory:
+        rules.append(Rule("/dev/shm", SHARED_MEMORY, "shared memory", optional=True))
+    for text in plan.texts:
+        # Its real place: a rule is made through no link. That of a machine is nobody's business.
+        if text.path != "/etc/machine-id" or text.origin != "made up":
+            rules.append(Rule(os.path.realpath(text.path), frozenset({"read_file"}), text.origin, optional=True))
+    return rules
+
+
+def for_private(directories: Iterable[str]) -> list[Rule]:
+    """The rules for directories that belong to this run alone."""
+    return [Rule(path, WRITE, "private") for path in directories]
+
+
+def names(rights: frozenset[str]) -> str:
+    """The rights in words."""
+    for known, words in ((READ, "read and run"), (WRITE, "read, run and write"), (FILES, "everything")):
+        if rights == known:
+            return words
+    return ", ".join(sorted(rights))

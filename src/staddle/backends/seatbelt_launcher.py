@@ -1,0 +1,129 @@
+"""Started by the seatbelt backend: makes the private directories, runs the command, removes them.
+
+    launcher.py STATUS_FD PRIVATE CWD FILE_SIZE OPEN_FILES COUNT MODE:PATH... COMMAND...
+
+Runs outside the sandbox with the rights of the user, and reads nothing that comes from
+inside. It is a file of its own, started with `-I -S`, so that it needs no import of ours.
+What it cannot set up it says on STATUS_FD, and then the command does not start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import sys
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def main(argv: list[str]) -> int:
+    """Run the command to its end and return its exit status."""
+    parent = os.getppid()
+    # Until someone can receive them: a signal now must not leave the directory behind.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    status, private, cwd, file_size, open_files = int(argv[0]), *argv[1:5]
+    count = int(argv[5])
+    directories, command = argv[6 : 6 + count], argv[6 + count :]
+    try:
+        os.mkdir(private, 0o700)  # fails when the name exists: then it was not made for us
+    except OSError as error:
+        return _failed(status, f"the private directory could not be made: {error.strerror}")
+    try:
+        for item in directories:
+            mode, _, path = item.partition(":")
+            os.makedirs(private + path, exist_ok=True)
+            os.chmod(private + path, int(mode, 8) & 0o777)
+        os.chdir(cwd)
+        return _run(status, command, (file_size, open_files), parent)
+    except OSError as error:
+        return _failed(status, f"{error.strerror} ({error.filename!r})")
+    finally:
+        _remove(private)
+
+
+def _run(status: int, command: list[str], limits: tuple[str, str], parent: int) -> int:
+    woken, wakes = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wakes, False)
+    child = os.fork()
+    if child == 0:
+        _become(status, command, limits)
+    os.close(status)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in _PASSED_ON:
+        signal.signal(number, lambda received, _: _signal_group(child, received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+    while True:
+        done, how = os.waitpid(child, os.WNOHANG)
+        if done:
+            _signal_group(child, signal.SIGKILL)  # what stayed behind in its process group
+            return os.WEXITSTATUS(how) if os.WIFEXITED(how) else 128 + os.WTERMSIG(how)
+        if os.getppid() != parent:
+            _signal_group(child, signal.SIGKILL)
+        # Twice a second is often enough to notice that whoever started us is gone.
+        if select.select([woken], [], [], 0.5)[0]:
+            os.read(woken, 512)
+
+
+def _become(status: int, command: list[str], limits: tuple[str, str]) -> None:
+    """In the child: its own session, its limits, default signals, then the command. Never returns."""
+    try:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for which, value in zip((resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE), limits, strict=True):
+            if value != "-":
+                resource.setrlimit(which, (int(value), int(value)))
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec would keep that
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.set_inheritable(status, False)  # every other descriptor of ours closes on exec as it is
+        os.execv(command[0], command)  # noqa: S606 - no shell, on purpose
+    except BaseException as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        os.write(status, f"{command[0]!r} could not be started: {why}".encode())
+    finally:
+        os._exit(125)
+
+
+def _signal_group(leader: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def _failed(status: int, sentence: str) -> int:
+    os.write(status, sentence.encode("utf-8", "replace"))
+    return 125
+
+
+def _remove(private: str) -> None:
+    """Remove what the command left, by descriptor: a link that it planted is removed, never followed."""
+    parent = os.open(os.path.dirname(private), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _remove_at(parent, os.path.basename(private))
+    except (OSError, RecursionError) as error:
+        print(f"staddle: {private!r} could not be removed: {error}", file=sys.stderr)
+    finally:
+        os.close(parent)
+
+
+def _remove_at(parent: int, name: str) -> None:
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    except OSError:
+        os.unlink(name, dir_fd=parent)  # not a directory, or one that nobody may open
+        return
+    try:
+        os.fchmod(fd, 0o700)  # a directory left read-only (Go's module cache) is ours to open
+        for entry in os.listdir(fd):
+            _remove_at(fd, entry)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=parent)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,121 @@
+"""systemd: the command in a transient unit of the user's or the system's service manager.
+
+    manager      which manager there is to talk to, or why there is none
+    unit         plan -> the unit's properties and systemd-run's command line (pure)
+    orders       plan -> what the process inside the unit is to do
+    delegation   which limits the manager can really set here
+
+The manager gives the unit its own network, IPC and keys, a control group and an end; our
+process inside it checks that this is so and does the rest: a fresh root with only what the
+plan names, its own processes, Landlock and the filter. The unit ends with the process that
+stands for it outside, however that ends.
+
+Run by root it is the system's manager, and the command runs as an id that nobody has.
+
+What it does not do, by nature: a UNIX socket in a granted directory can be connected to; a
+name of the policy's that appears on the host after the start is not seen; the mount table
+inside shows the paths of what was granted; the groups of the user stay, so that what a group
+may read in a granted directory can be read.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import BackendUnavailable, LaunchFailed
+from ...linux.userns import Obstacle
+from ..base import Gap, Launch, Probe, Step
+from . import manager
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...policy.plan import Plan
+    from ..bwrap.layout import Layout
+    from .manager import Manager
+
+#: The first version with everything that is used here (PrivateIPC=). Run with 252.
+OLDEST = 248
+
+
+class Systemd:
+    """Confines in a transient unit of systemd."""
+
+    name = "systemd"
+
+    def __init__(self) -> None:
+        self._probe: Probe | None = None
+        self._layout: tuple[Plan, Layout] | None = None
+
+    def probe(self) -> Probe:
+        """Whether a unit of ours confines as it must: a harmless command in it tells. Tried once."""
+        if self._probe is None:
+            self._probe = self._try()
+        return self._probe
+
+    def gaps(self, plan: Plan) -> tuple[Gap, ...]:
+        """What of `plan` is not held here."""
+        from .shortfalls import gaps
+
+        return tuple(gaps(plan, self._laid_out(plan), self._manager()))
+
+    def steps(self, plan: Plan) -> tuple[Step, ...]:
+        """Everything that is set up, in order."""
+        from .description import steps
+
+        return tuple(steps(plan, self._laid_out(plan), self._manager()))
+
+    def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
+        """The process that starts the unit and stands for it."""
+        from .orders import launch
+
+        return launch(plan, self._laid_out(plan), self._manager(), command)
+
+    def _laid_out(self, plan: Plan) -> Layout:
+        from ..bwrap.host import Host
+        from ..bwrap.layout import lay_out
+
+        if self._layout is None or self._layout[0] is not plan:
+            self._layout = (plan, lay_out(plan, Host()))
+        return self._layout[1]
+
+    def _manager(self) -> Manager:
+        found = manager.find()
+        if isinstance(found, Obstacle):
+            raise BackendUnavailable("systemd cannot confine anything here", why=found.why, fix=found.fix)
+        return found
+
+    def _try(self) -> Probe:
+        found = manager.find()
+        if isinstance(found, Obstacle):
+            return self._unusable(found)
+        version = manager.version(found.systemd_run)
+        if version < OLDEST:
+            old = Obstacle(f"systemd {version} is too old: {OLDEST} is needed", "update the system")
+            return self._unusable(old, str(version))
+        problem = self._canary()
+        if problem:
+            return self._unusable(manager.cause(problem, found), str(version))
+        return Probe(self.name, usable=True, version=str(version))
+
+    def _canary(self) -> str:
+        """What is wrong with a real unit of ours, empty when all is well."""
+        from ...running import complete
+        from ..bwrap import canary
+
+        nonce = os.urandom(8).hex()
+        plan = canary.plan(nonce)
+        try:
+            done = complete(
+                self.prepare(plan, canary.command()), plan.limits, capture_output=True, timeout=30
+            )
+        except LaunchFailed as error:
+            return error.why or error.what
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        wrong = canary.wrong(done.stdout, nonce)
+        return f"its self-test ran, but with {wrong}" if wrong else ""
+
+    def _unusable(self, obstacle: Obstacle, version: str = "") -> Probe:
+        return Probe(self.name, usable=False, why=obstacle.why, fix=obstacle.fix, version=version)

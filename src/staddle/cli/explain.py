@@ -1,0 +1,139 @@
+"""`staddle explain`: the plan of a run, line by line, with the reason for each line. Runs nothing."""
+
+from __future__ import annotations
+
+from .. import backends
+from ..display import shown
+from ..errors import StaddleError
+from .options import Option, help_rows, parse
+from .run import command_from
+from .settings import RUNNING, policy_from
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ..backends.base import Backend, Gap
+    from ..policy.plan import Plan
+
+_OPTIONS = (Option("command", "SCRIPT", "explain this line of shell", short="c"), *RUNNING)
+
+_HELP = """\
+Print everything a run would be allowed, where each line comes from, and what this host
+cannot enforce. Takes the options of `staddle run`; nothing is started but the probes.
+
+usage: staddle explain [options] [-- COMMAND [ARGUMENTS]]
+
+{options}
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Compile, choose as a run would, print."""
+    import os
+
+    from ..policy.compiler import compile
+
+    parsed = parse(words, _OPTIONS, "explain")
+    if parsed.on("help"):
+        print(_HELP.format(options=help_rows(_OPTIONS)), end="")
+        return 0
+    policy, workspace = policy_from(parsed)
+    command: list[str] = []
+    if parsed.words or parsed.on("command"):
+        command, script = command_from(parsed)
+        policy = policy.with_read(script) if script else policy
+    plan = compile(policy, cwd=workspace, base=os.getcwd())
+    name = parsed.one("backend") or "auto"
+    backend: Backend | None = None
+    gaps: tuple[Gap, ...] = ()
+    try:
+        backend, enforced = backends.choose(plan, name, best_effort=parsed.on("best-effort"))
+        gaps, verdict = enforced.gaps, f"{enforced.backend}: {enforced.why}"
+    except StaddleError as error:
+        verdict = f"this run would be refused: {error}"
+        if name != "auto":
+            backend = backends.get(name)
+            gaps = backend.gaps(plan)
+    if parsed.on("json"):
+        return _print_json(plan, backend, gaps, verdict, command)
+    _print_text(plan, backend, gaps, verdict, command)
+    return 0
+
+
+def _print_text(
+    plan: Plan, backend: Backend | None, gaps: Iterable[Gap], verdict: str, command: list[str]
+) -> None:
+    for heading, rows in _sections(plan, backend, gaps):
+        if rows:
+            print(f"{heading}:")
+            width = min(56, max(len(left) for left, _ in rows))
+            for left, origin in rows:
+                print(f"  {left:<{width}}  {origin}".rstrip())
+            print()
+    if command:
+        print(f"command: {' '.join(shown(word) for word in command)}")
+    print(f"backend: {shown(verdict)}")
+
+
+def _sections(
+    plan: Plan, backend: Backend | None, gaps: Iterable[Gap]
+) -> Iterable[tuple[str, list[tuple[str, str]]]]:
+    who = plan.identity
+    yield (
+        "who",
+        [(f"{who.user} ({who.uid}:{who.gid}) on {who.host}, home {who.home}, in {shown(plan.cwd)}", "")],
+    )
+    yield "may be read", [(shown(g.path), g.origin) for g in plan.grants if g.access == "read"]
+    yield "may be read and written", [(shown(g.path), g.origin) for g in plan.grants if g.access == "write"]
+    yield "hidden", [(f"{shown(h.path)} ({h.kind})", h.origin) for h in plan.hidden]
+    yield "protected from change", [(shown(g.path), g.origin) for g in plan.guards]
+    yield "private and empty", [(s.path, s.origin) for s in plan.scratch]
+    yield (
+        "made for the inside",
+        [
+            *((shown(t.path), t.origin) for t in plan.texts),
+            *((f"{shown(link.path)} -> {shown(link.target)}", link.origin) for link in plan.links),
+        ],
+    )
+    yield (
+        "sockets",
+        [(shown(s.path) + ("" if s.present else " (not there yet)"), s.origin) for s in plan.sockets],
+    )
+    yield "network", [(str(plan.network), "")]
+    yield (
+        "variables",
+        [(f"{v.name}={'(hidden)' if v.secret else shown(v.value)}", v.origin) for v in plan.variables],
+    )
+    yield (
+        "limits",
+        [(f"{name} {value}", "") for name, value in plan.limits.as_dict().items() if value is not None],
+    )
+    yield "notes", [(shown(note.text), note.origin) for note in plan.notes]
+    if backend is not None:
+        yield f"what {backend.name} does", [(shown(step.action), step.origin) for step in backend.steps(plan)]
+    yield "cannot be enforced here", [(f"{gap.protection}: {gap.why}", gap.fix) for gap in gaps]
+
+
+def _print_json(
+    plan: Plan, backend: Backend | None, gaps: Iterable[Gap], verdict: str, command: list[str]
+) -> int:
+    import json
+
+    data = plan.as_dict()
+    for variable in data["variables"]:
+        if variable["secret"]:
+            variable["value"] = None
+    for text in data["texts"]:
+        text["content"] = text["content"].decode("utf-8", "replace")
+    steps = [step.as_dict() for step in backend.steps(plan)] if backend is not None else []
+    report = {
+        "command": command,
+        "plan": data,
+        "backend": backend.name if backend else None,
+        "verdict": verdict,
+        "steps": steps,
+        "gaps": [gap.as_dict() for gap in gaps],
+    }
+    print(json.dumps(report, indent=2))
+    return 0

@@ -1,0 +1,182 @@
+"""`staddle run`: a command, a line of shell or a script, confined, with its own exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..errors import CommandNotFound, StaddleError, UsageError
+from .options import Option, Parsed, help_rows, parse
+from .settings import RUNNING, policy_from
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..backends.base import Enforcement
+    from ..events import Event
+    from ..policy.plan import Plan
+    from ..wrapping import WrappedCommand
+
+_OPTIONS = (Option("command", "SCRIPT", "run this line of shell with bash", short="c"), *RUNNING)
+
+_HELP = """\
+Run a command that can touch only what you allow.
+
+usage: staddle run [options] -- COMMAND [ARGUMENTS]
+       staddle run [options] -c 'SCRIPT' [ARGUMENTS]
+       staddle run [options] FILE [ARGUMENTS]
+
+Without options: the system and the current directory can be read, nothing of yours can be
+written, the network and your home are not there, /tmp is private. Standard input, output
+and error are passed through. The exit status is the command's; 124 is a timeout, 125 means
+that staddle could not run it (and says why), 126 and 127 that the program is not
+executable or not there.
+
+{options}
+
+  staddle run --write . -- make test             the current directory may be written
+  staddle run --read ~/data --network open -- python fetch.py
+  staddle run --timeout 5m --output-cap 1M -- ./train.sh
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Parse, plan, check, run."""
+    parsed = parse(words, _OPTIONS, "run")
+    if parsed.on("help"):
+        print(_HELP.format(options=help_rows(_OPTIONS)), end="")
+        return 0
+    if parsed.one("backend") in (None, "auto", "bwrap"):
+        # The self-test of bwrap runs beside us while we read the policy.
+        from ..backends.bwrap import begin_probe
+
+        begin_probe()
+    try:
+        wrapped, plan = confined(parsed)
+    except CommandNotFound as error:
+        return _refuse(parsed, error, error.status)
+    except StaddleError as error:
+        return _refuse(parsed, error, 125)
+    _say_gaps(wrapped.enforced)
+    if parsed.on("json"):
+        return _as_json(wrapped, plan)
+    from ..foreground import attend
+
+    outcome = attend(
+        wrapped.launch(),
+        seconds=plan.limits.timeout,
+        cap=plan.limits.output if parsed.on("output-cap") else None,
+    )
+    if outcome.reason == "timeout":
+        _say(f"ended after {plan.limits.timeout:g} s; --timeout gives it more")
+    for name, count in zip(("output", "error"), outcome.dropped, strict=True):
+        if count:
+            _say(f"{count} bytes of standard {name} were dropped; --output-cap lets more through")
+    _say_violations(wrapped.violations())
+    return outcome.status
+
+
+def confined(parsed: Parsed) -> tuple[WrappedCommand, Plan]:
+    """The wrapped command and its plan, from the options. Nothing has run yet."""
+    from ..policy.compiler import compile
+    from ..view import find_program
+    from ..wrapping import prepare
+
+    policy, workspace = policy_from(parsed)
+    command, script = command_from(parsed)
+    if script is not None:
+        policy = policy.with_read(script)
+    plan = compile(policy, cwd=workspace, base=os.getcwd())
+    find_program(plan, command[0])
+    wrapped = prepare(
+        command, plan, backend=parsed.one("backend") or "auto", best_effort=parsed.on("best-effort")
+    )
+    return wrapped, plan
+
+
+def command_from(parsed: Parsed) -> tuple[list[str], str | None]:
+    """The command to run, and the script file that must be readable for it."""
+    line, words = parsed.one("command"), list(parsed.words)
+    if line is not None:
+        if "\0" in line:
+            raise UsageError("the script has a NUL in it", why="no argument can hold one")
+        return ["bash", "-c", line, "bash", *words], None
+    if not words:
+        raise UsageError(
+            "there is nothing to run", fix="write staddle run -- COMMAND, or -c 'SCRIPT', or a FILE"
+        )
+    if parsed.dashed:
+        return words, None
+    file = os.path.abspath(words[0])
+    if not os.path.isfile(file):
+        raise UsageError(
+            f"{words[0]!r} is not a file", fix=f"to run a program write: staddle run -- {' '.join(words)}"
+        )
+    with open(file, "rb") as start:
+        has_interpreter = start.read(2) == b"#!"
+    if has_interpreter and os.access(file, os.X_OK):
+        return [file, *words[1:]], file
+    return ["bash", file, *words[1:]], file
+
+
+def _as_json(wrapped: WrappedCommand, plan: Plan) -> int:
+    import json
+    import subprocess
+    import time
+
+    from ..running import complete
+
+    began = time.monotonic()
+    try:
+        done = complete(wrapped.launch(), plan.limits, capture_output=True)
+        status, reason, out, err = done.returncode, "exited", done.stdout, done.stderr
+        if status < 0:
+            status, reason = 128 - status, "signalled"
+    except subprocess.TimeoutExpired as late:
+        status, reason, out, err = 124, "timeout", late.output, late.stderr
+    report = {
+        "exit_code": status,
+        "reason": reason,
+        "stdout": (out or b"").decode("utf-8", "replace"),
+        "stderr": (err or b"").decode("utf-8", "replace"),
+        "duration": time.monotonic() - began,
+        "backend": wrapped.backend,
+        "enforced": wrapped.enforced.as_dict(),
+        "violations": [event.as_dict() for event in wrapped.violations()],
+    }
+    print(json.dumps(report))
+    return status
+
+
+def _refuse(parsed: Parsed, error: StaddleError, status: int) -> int:
+    if not parsed.on("json"):
+        from ..display import shown
+
+        _say(shown(str(error)))
+        return status
+    import json
+
+    print(
+        json.dumps({"error": {"what": error.what, "why": error.why, "fix": error.fix}, "exit_code": status})
+    )
+    return status
+
+
+def _say_gaps(enforced: Enforcement) -> None:
+    for gap in enforced.gaps:
+        if not gap.documented or enforced.backend == "native":
+            _say(f"not enforced ({gap.protection}): {gap.why}")
+        if enforced.backend == "native":
+            break
+
+
+def _say_violations(events: tuple[Event, ...]) -> None:
+    from ..display import shown
+
+    for event in events:
+        _say(f"{shown(event.what)}: {event.rule}; {event.allow}")
+
+
+def _say(sentence: str) -> None:
+    print(f"staddle: {sentence}", file=sys.stderr, flush=True)

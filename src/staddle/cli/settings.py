@@ -1,0 +1,124 @@
+"""The options that every running command takes, and the policy they say."""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import UsageError
+from ..policy import Network, Policy
+from .options import Option, Parsed
+
+HELP = Option("help", "", "show this help", short="h")
+
+#: Shared by run and explain, and by what comes later (shell, jail, mcp).
+RUNNING = (
+    Option("policy", "FILE", "start from this policy file instead of the agent preset"),
+    Option("read", "PATH", "let PATH be read (repeatable)", many=True),
+    Option("write", "PATH", "let PATH be read and written (repeatable)", many=True),
+    Option("deny", "PATH", "hide PATH, whatever else is granted (repeatable)", many=True),
+    Option("socket", "PATH", "let the UNIX socket PATH be connected to (repeatable)", many=True),
+    Option("network", "MODE", "deny (default), open, loopback, loopback=PORT,... or allow"),
+    Option("allow", "HOST[:PORT]", "allow this host; implies --network allow (repeatable)", many=True),
+    Option(
+        "backend", "NAME", "auto (default), bwrap, systemd, landlock, seatbelt or native (no confinement)"
+    ),
+    Option("timeout", "SECONDS", "end the command after this time: 90, 2m, none (default: the policy's, 30)"),
+    Option("memory", "SIZE", "limit memory, as in 512M"),
+    Option("cpu", "CORES", "limit processor time to this many cores, as in 1.5"),
+    Option("processes", "N", "limit the number of processes"),
+    Option("output-cap", "SIZE", "pass on at most SIZE of each output stream, and say what was dropped"),
+    Option("env", "NAME=VALUE", "set a variable inside (repeatable)", many=True),
+    Option("pass-env", "NAME", "pass this variable of yours on (repeatable)", many=True),
+    Option("workspace", "DIR", "the directory to work in (default: the current one)"),
+    Option("mode", "MODE", "the workspace inside: readonly (default) or bind (written directly)"),
+    Option("best-effort", "", "run even if something cannot be enforced; every gap is reported"),
+    Option("json", "", "one JSON object on standard output instead of live output"),
+    HELP,
+)
+
+
+def policy_from(parsed: Parsed) -> tuple[Policy, str]:
+    """The policy and the workspace that the options say."""
+    workspace = os.path.abspath(parsed.one("workspace") or os.getcwd())
+    if not os.path.isdir(workspace):
+        raise UsageError(f"the workspace {workspace!r} is not a directory", fix="name one that exists")
+    file = parsed.one("policy")
+    policy = Policy.from_file(file, workspace=workspace) if file else Policy.agent()
+    mode = parsed.one("mode") or "readonly"
+    if mode not in ("readonly", "bind"):
+        raise UsageError(f"there is no mode {mode!r}", fix="choose readonly or bind")
+    policy = policy.with_write(workspace) if mode == "bind" else policy.with_read(workspace)
+    policy = policy.with_read(*parsed.many("read")).with_write(*parsed.many("write"))
+    policy = policy.with_deny(*parsed.many("deny")).with_sockets(*parsed.many("socket"))
+    policy = policy.with_pass_env(*parsed.many("pass-env")).with_env(**_variables(parsed.many("env")))
+    network = _network(parsed)
+    if network is not None:
+        policy = policy.with_network(network)
+    limits = _limits(parsed)
+    return (policy.with_limits(**limits) if limits else policy), workspace
+
+
+def _variables(given: list[str]) -> dict[str, str]:
+    pairs = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(
+                f"--env {text!r} is not NAME=VALUE", fix="to pass a variable of yours on use --pass-env"
+            )
+        pairs[name] = value
+    return pairs
+
+
+def _network(parsed: Parsed) -> Network | None:
+    hosts = parsed.many("allow")
+    mode = parsed.one("network") or ("allow" if hosts else None)
+    if hosts and mode != "allow":
+        raise UsageError(f"--allow and --network {mode} contradict each other", fix="leave one of them out")
+    name, _, ports = (mode or "").partition("=")
+    if name == "loopback":
+        return Network.loopback(
+            ports=[_number(port, "--network loopback") for port in ports.split(",") if port]
+        )
+    if mode is None:
+        return None
+    if mode == "deny":
+        return Network.deny()
+    if mode == "open":
+        return Network.open()
+    if mode == "allow":
+        return Network.allow(*hosts)
+    raise UsageError(f"there is no network mode {mode!r}", fix="choose deny, open, loopback or allow")
+
+
+def _limits(parsed: Parsed) -> dict[str, object]:
+    said: dict[str, object] = {}
+    timeout = parsed.one("timeout")
+    if timeout is not None:
+        said["timeout"] = None if timeout == "none" else _seconds(timeout)
+    for option, field in (("memory", "memory"), ("output-cap", "output")):
+        if (size := parsed.one(option)) is not None:
+            said[field] = size
+    if (cores := parsed.one("cpu")) is not None:
+        said["cpu"] = _decimal(cores, "--cpu")
+    if (count := parsed.one("processes")) is not None:
+        said["processes"] = _number(count, "--processes")
+    return said
+
+
+def _seconds(text: str) -> float:
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:], 0)
+    return _decimal(text[:-1] if unit else text, "--timeout") * (unit or 1)
+
+
+def _decimal(text: str, option: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is not a number") from None
+
+
+def _number(text: str, option: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"{option} {text!r} is not a whole number")
+    return int(text)

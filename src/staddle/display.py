@@ -1,0 +1,56 @@
+"""Text that came from inside, made harmless before a person sees it.
+
+File names, program output, host names and error text can hold escape sequences that
+retitle a terminal, overwrite a line or paste into it, and invisible characters that make
+one word look like another. What is shown goes through here; what is stored stays as it was.
+"""
+
+from __future__ import annotations
+
+#: Drawn as nothing (or as a blank) although Python calls them printable: the code points
+#: Unicode names "default ignorable" beyond the format characters, and the blank Braille cell.
+_INVISIBLE = {
+    *(0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x180B, 0x180C, 0x180D, 0x180F, 0x2800, 0x3164, 0xFFA0),
+    *range(0xFE00, 0xFE10),  # variation selectors
+    *range(0xE0100, 0xE01F0),
+}
+_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def shown(text: str | bytes) -> str:
+    """`text` on one line, with everything a terminal would act on or not draw written as an escape.
+
+    That is: control characters of both sets, escape sequences, line ends of every kind,
+    direction and joining marks, other invisible characters, bytes that are not UTF-8.
+    Backslashes stay as they are, so text that is shown twice looks the same: this is for
+    reading, not for getting the original back.
+    """
+    text = _decoded(text)
+    if text.isprintable() and text.isascii():
+        return text
+    return "".join(_harmless(char) for char in text)
+
+
+def shown_block(text: str | bytes) -> str:
+    """The same for text of several lines: line ends and tabs stay, nothing else that moves a cursor."""
+    lines = _decoded(text).replace("\r\n", "\n").split("\n")
+    return "\n".join("\t".join(shown(cell) for cell in line.split("\t")) for line in lines)
+
+
+def _decoded(text: str | bytes) -> str:
+    return text if isinstance(text, str) else bytes(text).decode("utf-8", "surrogateescape")
+
+
+def _harmless(char: str) -> str:
+    # isprintable() is false for every control, format, private, unassigned and surrogate
+    # character and for every separator but the space.
+    if char.isprintable() and ord(char) not in _INVISIBLE:
+        return char
+    if char in _NAMED:
+        return _NAMED[char]
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that was no UTF-8, as os.fsdecode keeps it
+        code -= 0xDC00
+    if code <= 0xFF:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"

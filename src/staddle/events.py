@@ -1,0 +1,22 @@
+"""What happened and what was refused, as data."""
+
+from __future__ import annotations
+
+from ._value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+
+class Event(Value):
+    """One thing a user should know about a run.
+
+    `what` is the object (a path, a host), `rule` what it met, `allow` the line that would
+    allow it next time. Text that came from inside is hostile: show it with `display.shown`.
+    """
+
+    kind: Literal["violation", "refused", "gap", "note"]
+    what: str
+    rule: str
+    allow: str = ""

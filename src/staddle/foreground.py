@@ -1,0 +1,236 @@
+"""A launch in the foreground of the user's terminal: live streams, signals passed on, the truth at the end.
+
+The launcher is put in a process group of its own, so that Ctrl-C reaches us alone. We pass
+it on to everything inside; the command may handle it, and its own exit status is reported.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from ._value import Value
+from .errors import LaunchFailed
+from .running import GRACE
+from .signals import SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM, SIGXFSZ, waiting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Literal, Protocol
+
+    from .backends.base import Launch
+
+    class Signals(Protocol):
+        """Where they arrive, and which did."""
+
+        descriptor: int
+
+        def read(self) -> list[int]: ...
+
+
+_PASSED_ON = (SIGINT, SIGTERM, SIGHUP, SIGQUIT)
+#: Python ignores these, and exec would hand that down: `yes | head` must end quietly inside.
+_TO_DEFAULT = (SIGPIPE, SIGXFSZ, SIGCHLD, *_PASSED_ON)
+
+
+class Outcome(Value):
+    """How it ended: a shell-style status, why, and what the output cap dropped of each stream."""
+
+    status: int
+    reason: Literal["exited", "timeout", "signalled"]
+    duration: float
+    dropped: tuple[int, int] = (0, 0)
+
+
+def attend(launch: Launch, *, seconds: float | None = None, cap: int | None = None) -> Outcome:
+    """Start `launch` on our own standard streams and see it through.
+
+    LaunchFailed when the launcher says that the command never started.
+    """
+    with waiting((*_PASSED_ON, SIGCHLD)) as signals:
+        return _Attended(launch, signals, seconds, cap).see_through()
+
+
+class _Attended:
+    def __init__(self, launch: Launch, signals: Signals, seconds: float | None, cap: int | None) -> None:
+        self._launch = launch
+        self._signals = signals
+        self._cap = cap
+        self._relayed: dict[int, int] = {}  # our read end of a capped stream: the stream
+        self._passed: dict[int, int] = {1: 0, 2: 0}  # bytes of each stream so far
+        self._said = b""
+        self._caught: int | None = None
+        self._timed_out = False
+        self._modes = _terminal_modes()
+        self._began = time.monotonic()
+        self._kill_at: float | None = None
+        self._deadline = None if seconds is None else self._began + seconds
+        try:
+            self._pid = self._spawn()
+        except BaseException:
+            self._restore()
+            raise
+
+    def _spawn(self) -> int:
+        launch = self._launch
+        actions: list[tuple[int, int, int]] = []
+        ours: list[int] = []
+        if self._cap is not None:
+            for stream in (1, 2):
+                read, write = os.pipe2(os.O_CLOEXEC)
+                actions.append((os.POSIX_SPAWN_DUP2, write, stream))
+                self._relayed[read] = stream
+                ours.append(write)
+        os.chdir(launch.cwd)
+        for fd in launch.pass_fds:
+            os.set_inheritable(fd, True)
+        try:
+            return os.posix_spawn(
+                launch.argv[0],
+                launch.argv,
+                launch.env,
+                file_actions=actions,
+                setpgroup=0,
+                setsigmask=(),
+                setsigdef=_TO_DEFAULT,
+            )
+        except OSError as error:
+            raise LaunchFailed(
+                f"{launch.argv[0]!r} could not be started", why=error.strerror or str(error)
+            ) from error
+        finally:
+            launch.close()
+            for fd in ours:
+                os.close(fd)
+
+    def see_through(self) -> Outcome:
+        try:
+            status = self._wait()
+        finally:
+            self._restore()
+        failure = self._launch.failure(self._said) if self._launch.status is not None else None
+        if failure and not self._timed_out and self._caught is None:
+            raise LaunchFailed("the command did not start", why=failure)
+        duration = time.monotonic() - self._began
+        cap = self._cap
+        dropped = (0, 0) if cap is None else (max(0, self._passed[1] - cap), max(0, self._passed[2] - cap))
+        if self._timed_out:
+            return Outcome(124, "timeout", duration, dropped)
+        code = os.waitstatus_to_exitcode(status)
+        if code < 0 and self._caught is not None:
+            code = -self._caught  # it did not end by itself: what ended it was the signal we got
+        return Outcome(
+            code if code >= 0 else 128 - code, "exited" if code >= 0 else "signalled", duration, dropped
+        )
+
+    def _wait(self) -> int:
+        poll = select.poll()
+        for fd in (self._signals.descriptor, self._launch.status, *self._relayed):
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
+        while True:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self._drain(poll)
+                return status
+            for fd, _ in poll.poll(self._patience()):
+                if fd == self._signals.descriptor:
+                    for number in self._signals.read():
+                        self._on_signal(number)
+                elif not self._read(fd):
+                    poll.unregister(fd)
+            self._on_time()
+
+    def _drain(self, poll: select.poll) -> None:
+        """What was written before the end arrives; a stray that holds a stream does not delay us."""
+        until = time.monotonic() + 0.5
+        while self._relayed and time.monotonic() < until:
+            ready = [fd for fd, _ in poll.poll(100) if fd in self._relayed]
+            for fd in ready:
+                if not self._read(fd):
+                    poll.unregister(fd)
+        if self._launch.status is not None:
+            os.set_blocking(self._launch.status, False)
+            try:
+                while self._read(self._launch.status):
+                    pass
+            except BlockingIOError:
+                pass
+
+    def _read(self, fd: int) -> bool:
+        data = os.read(fd, 65536)
+        if fd == self._launch.status:
+            self._said = (self._said + data)[:65536]
+            return bool(data)
+        stream = self._relayed[fd]
+        if not data:
+            del self._relayed[fd]
+            os.close(fd)
+            return False
+        room = max(0, (self._cap or 0) - self._passed[stream])
+        self._passed[stream] += len(data)
+        unwritten = memoryview(data[:room])
+        while unwritten:
+            unwritten = unwritten[os.write(stream, unwritten) :]
+        return True
+
+    def _patience(self) -> int | None:
+        moments = [moment for moment in (self._deadline, self._kill_at) if moment is not None]
+        return max(0, int((min(moments) - time.monotonic()) * 1000) + 1) if moments else None
+
+    def _on_time(self) -> None:
+        now = time.monotonic()
+        if self._kill_at is not None and now >= self._kill_at:
+            os.kill(self._pid, SIGKILL)
+            self._kill_at = now + GRACE
+        elif self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            self._timed_out = True
+            self._end()
+
+    def _on_signal(self, number: int) -> None:
+        if number == SIGCHLD:
+            return
+        if self._caught is not None:  # asked twice: no more patience
+            self._end()
+            return
+        self._caught = number
+        pass_on(self._pid, number, relays=self._launch.relays)
+        if number != SIGINT:  # Ctrl-C may be answered at leisure, the others mean it
+            self._kill_at = time.monotonic() + GRACE
+
+    def _end(self) -> None:
+        os.kill(self._pid, SIGTERM)
+        self._kill_at = time.monotonic() + GRACE
+
+    def _restore(self) -> None:
+        for fd in self._relayed:
+            os.close(fd)
+        if self._launch.status is not None:
+            os.close(self._launch.status)
+        if self._modes is not None:
+            import termios
+
+            # The command had our terminal as a stream and may have changed its modes.
+            termios.tcsetattr(0, termios.TCSADRAIN, self._modes)
+
+
+def pass_on(pid: int, number: int, *, relays: bool) -> None:
+    """Send a signal to everything that `pid` started; to `pid` itself only when it relays."""
+    if relays:
+        os.kill(pid, number)
+        return
+    from .linux.tree import descendants, send
+
+    for child in descendants(pid):
+        send(child, number)
+
+
+def _terminal_modes() -> list[Any] | None:
+    if not os.isatty(0):
+        return None
+    import termios
+
+    modes: list[Any] = termios.tcgetattr(0)
+    return modes

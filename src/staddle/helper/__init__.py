@@ -1,0 +1,1 @@
+"""The program that confines itself and then becomes the command (`jail-exec`)."""

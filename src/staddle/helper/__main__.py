@@ -1,0 +1,42 @@
+"""`jail-exec`: confine this process as instructed, then become the command.
+
+    python -I -S .../helper/__main__.py jail-exec WHERE
+
+WHERE is the number of a descriptor, or the path of a file, with the instructions. Ends with
+2 (arguments), 3 (the confinement failed) or 4 (the command could not be exec'd) when the
+command did not start, and otherwise as the command does.
+
+Started for every confined command: nothing is imported but what is needed, and all of it
+now, for once the process has another identity it may not be able to read its own package.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+
+
+def main() -> None:
+    gc.disable()  # half a millisecond of looking for garbage in freshly loaded code
+    # Appended: nothing that lies beside the package can stand in for the standard library.
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    if sys.argv[1:2] == ["systemd-client"]:
+        from staddle.helper import systemd_client
+
+        systemd_client.main(sys.argv[2:])
+    elif sys.argv[1:2] == ["systemd-unit"]:
+        from staddle.helper import systemd_unit
+
+        systemd_unit.main()
+    else:
+        from staddle.helper.jail_exec import jail_exec
+
+        jail_exec(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        os._exit(130)  # Ctrl-C before anything was started

@@ -1,0 +1,153 @@
+"""What the command's own process does to itself, in the one order that works, until it is the command.
+
+Whoever calls this has the rights of the sandbox's user and nothing more. Each step either
+holds or ends the process: there is no way past it to exec.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from ..linux import process
+from ..linux.landlock import Ruleset
+from ..linux.openat2 import open_without_symlinks
+from ..linux.seccomp import NEW_LISTENER, WAIT_KILLABLE, load
+from .status import CONFINEMENT, EXEC, NotStarted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    from .instructions import Instructions
+
+
+def build_ruleset(instructions: Instructions) -> Ruleset | None:
+    """The Landlock rules, on descriptors, made while we may still open everything that is granted."""
+    if not (instructions.handled_fs or instructions.handled_net or instructions.scoped):
+        return None
+    try:
+        ruleset = Ruleset(instructions.handled_fs, instructions.handled_net, instructions.scoped)
+    except OSError as error:
+        raise NotStarted(CONFINEMENT, f"Landlock could not be used: {error}") from None
+    for path, rights, optional in instructions.rules:
+        _allow(ruleset, os.fsdecode(path), rights, bool(optional))
+    for port, rights in instructions.ports:
+        ruleset.allow_port(port, rights)
+    return ruleset
+
+
+def _allow(ruleset: Ruleset, path: str, rights: int, optional: bool) -> None:
+    try:
+        # By descriptor, and through no link: the plan's paths have none, so one that is there
+        # now was planted since, and the rule would hold for whatever it points to.
+        fd = open_without_symlinks(path, os.O_PATH)
+    except OSError as error:
+        if optional and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
+            return
+        why = (
+            "a link has been put in its way" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
+        )
+        raise NotStarted(CONFINEMENT, f"{path!r} cannot be granted: {why}") from None
+    try:
+        ruleset.allow_beneath(fd, rights)
+    except OSError as error:
+        raise NotStarted(CONFINEMENT, f"{path!r} cannot be granted: {error}") from None
+    finally:
+        os.close(fd)
+
+
+def become_command(
+    instructions: Instructions,
+    ruleset: Ruleset | None,
+    status: int,
+    guardian: int,
+    hand_over: Callable[[int], None] | None = None,
+) -> NoReturn:
+    """Confine this process and exec the command. Raises NotStarted; nothing else comes back.
+
+    `guardian` is the process that must be our parent (0: none in particular). `hand_over` is
+    called with the listener of the filter, and returns when somebody answers it.
+    """
+    _leave_session()
+    if guardian:
+        process.death_signal(process.SIGKILL)
+        if os.getppid() != guardian:
+            raise NotStarted(CONFINEMENT, "the supervisor has ended")
+    os.umask(0o022)
+    try:
+        os.chdir(instructions.directory)
+    except OSError as error:
+        where = os.fsdecode(instructions.directory)
+        raise NotStarted(CONFINEMENT, f"{where!r} cannot be entered: {error.strerror}") from None
+    limits = {resource: (soft, hard) for resource, soft, hard in instructions.rlimits}
+    open_files = limits.pop(process.RLIMIT_NOFILE, None)
+    _checked("limits cannot be set", process.set_rlimits, limits)
+    _checked("no_new_privs cannot be set", process.no_new_privs)
+    if any(process.capabilities()):
+        _checked("capabilities cannot be dropped", process.drop_capabilities)
+    if ruleset:
+        _checked("Landlock does not take the rules", ruleset.restrict)
+        ruleset.close()
+    if instructions.filter:
+        listener = _load_filter(instructions)
+        if hand_over:
+            hand_over(listener)
+    if open_files:  # last: few may be left, and a listener is one
+        _checked("limits cannot be set", process.set_rlimits, {process.RLIMIT_NOFILE: open_files})
+    process.default_signals()
+    _exec(instructions)
+
+
+def _leave_session() -> None:
+    """No controlling terminal: nothing can be typed into it from inside."""
+    try:
+        os.setsid()
+    except PermissionError:
+        if os.getsid(0) != os.getpid():  # a group leader cannot; a session leader has none to leave
+            raise NotStarted(
+                CONFINEMENT, "the terminal cannot be left by the leader of a process group"
+            ) from None
+
+
+def _load_filter(instructions: Instructions) -> int:
+    flags = NEW_LISTENER | WAIT_KILLABLE if instructions.brokered else 0
+    try:
+        try:
+            return load(instructions.filter, flags)
+        except OSError as error:
+            if not flags or error.errno != errno.EINVAL:
+                raise
+            # Before Linux 5.19: a signal may interrupt a connection that is being made.
+            return load(instructions.filter, NEW_LISTENER)
+    except OSError as error:
+        raise NotStarted(CONFINEMENT, str(error)) from None
+
+
+def _checked(what: str, step: Callable[..., None], *args: object) -> None:
+    try:
+        step(*args)
+    except OSError as error:
+        raise NotStarted(CONFINEMENT, f"{what}: {error}") from None
+
+
+def _exec(instructions: Instructions) -> NoReturn:
+    environment = dict(item.split(b"=", 1) for item in instructions.environment)
+    failure: OSError | None = None
+    for program in places(instructions.argv[0], environment.get(b"PATH", b"/usr/bin:/bin")):
+        try:
+            os.execve(program, instructions.argv, environment)  # noqa: S606 - no shell, on purpose
+        except OSError as error:
+            # As execvp: a program that may not be run is worth more words than one that is not there.
+            if failure is None or error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                failure = error
+    why = os.strerror(failure.errno or 0) if failure else "it has no name"
+    raise NotStarted(EXEC, f"{os.fsdecode(instructions.argv[0])!r} cannot be run: {why}")
+
+
+def places(name: bytes, path: bytes) -> list[bytes]:
+    """Where a program called `name` may be, in order, as execvp looks for it."""
+    if not name or b"/" in name:
+        return [name] if name else []
+    return [os.path.join(directory or b".", name) for directory in path.split(b":")]

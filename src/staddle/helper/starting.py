@@ -1,0 +1,63 @@
+"""Starting the helper: the only part of this package that runs in the caller's process."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..backends.base import Launch
+from ..errors import LaunchFailed
+from .instructions import Instructions, encode
+from .status import sentence
+
+#: The helper itself starts with this and nothing of the caller's: it can be read in /proc.
+ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
+
+
+def command(where: str) -> tuple[str, ...]:
+    """The helper's command line. `where` is a descriptor's number or the absolute path of a file."""
+    if not sys.executable:
+        raise LaunchFailed(
+            "the helper cannot be started",
+            why="this Python does not know its own interpreter (sys.executable is empty)",
+            fix="run staddle from an ordinary Python",
+        )
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
+    # The real interpreter: a virtual environment's link would only make it look for packages.
+    return (os.path.realpath(sys.executable), "-I", "-S", program, "jail-exec", where)
+
+
+def launch(instructions: Instructions, *, relays: bool = True) -> Launch:
+    """The helper, ready to be started once with these instructions; `status` and `launcher` are set here."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    file = os.memfd_create("staddle", os.MFD_CLOEXEC)
+    kept = [write, file]
+
+    def close() -> None:
+        while kept:
+            os.close(kept.pop())
+
+    try:
+        complete = instructions.replace(status=b"%d" % write, launcher=os.getpid())
+        _write_all(file, encode(complete))
+        argv = command(str(file))
+    except BaseException:
+        close()
+        os.close(read)
+        raise
+    return Launch(
+        argv=argv,
+        env=dict(ENVIRONMENT),
+        cwd="/",
+        pass_fds=(write, file),
+        status=read,
+        failure=sentence,
+        relays=relays,
+        close=close,
+    )
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

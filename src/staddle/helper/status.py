@@ -1,0 +1,45 @@
+"""How the helper says that the command did not start: an exit code and one sentence."""
+
+from __future__ import annotations
+
+import os
+
+#: Exit codes of the helper. The command's own may be the same: only the sentence tells them apart.
+ARGUMENTS, CONFINEMENT, EXEC = 2, 3, 4
+
+
+class NotStarted(Exception):
+    """The command was not started. `code` is how the helper ends, the text says why."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+def written(code: int, why: str) -> bytes:
+    """What is written to the status descriptor: short enough to arrive in one piece."""
+    return f"{code} {why}".encode("utf-8", "backslashreplace")[:2048]
+
+
+def sentence(said: bytes) -> str | None:
+    """Why the command did not start, or None when nothing was said: it was exec'd."""
+    if not said:
+        return None
+    code, _, why = said.decode("utf-8", "replace").partition(" ")
+    return why if code.isdecimal() and why else f"the helper said {said!r}"
+
+
+def tell(status: int, failure: NotStarted) -> None:
+    """Say why the command did not start: to whoever waits for it, or else to the user. Never raises."""
+    from ..linux.process import SIGPIPE, block_signals  # loaded long ago in a process that fails
+
+    block_signals((SIGPIPE,))
+    try:
+        if status >= 0 and os.write(status, written(failure.code, str(failure))):
+            return
+    except OSError:
+        pass  # nobody listens
+    try:
+        os.write(2, f"staddle: {failure}\n".encode("utf-8", "backslashreplace"))
+    except OSError:
+        pass

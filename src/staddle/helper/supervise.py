@@ -1,0 +1,189 @@
+"""The two processes that stay while a command runs, so that nothing survives either of them.
+
+    launcher      what the caller started: passes signals on, ends as the command did
+      └ warden    in a session of its own: starts the command, answers its connect() calls,
+          │       ends everything at the end, removes the private directories
+          └ command
+
+If the launcher is killed, the warden sees its end of a pipe close and ends everything. If
+the warden is killed, the command dies with it and the launcher, who inherits what is left,
+ends that. Both run as the sandbox's user, outside its Landlock rules and filter; nothing
+inside can signal, trace or read either.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+
+from ..linux import process
+from . import confine, scratch
+from .everyone import Everyone, share_scope
+from .status import CONFINEMENT, NotStarted, tell
+from .unix_sockets import Broker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    from ..linux.landlock import Ruleset
+    from .instructions import Instructions
+
+PASSED_ON = (process.SIGHUP, process.SIGINT, process.SIGQUIT, process.SIGTERM)
+#: Sent by the kernel when the thread that started the launcher ends. Not one that people send.
+ORPHANED = process.LAST_SIGNAL
+HANDLED = (*PASSED_ON, process.SIGCHLD, ORPHANED)
+
+
+def launch(instructions: Instructions, ruleset: Ruleset | None, status: int, parent: int) -> NoReturn:
+    """Be the launcher: start the warden, pass signals on to it, end as it ends."""
+    process.subreaper()
+    lifeline, ours = os.pipe2(os.O_CLOEXEC)
+    warden = os.fork()
+    if warden == 0:
+        os.close(ours)
+        _guarded(status, lambda: _watch(instructions, ruleset, status, lifeline))
+    os.close(lifeline)
+    if status >= 0:
+        os.close(status)
+    if ruleset:
+        ruleset.close()
+    signals = process.signal_descriptor(HANDLED)
+    ended = None
+    while ended is None:
+        _wait_for(signals)
+        for number in process.read_signals(signals):
+            if number in PASSED_ON:
+                os.kill(warden, number)  # our child, not waited for yet: the number is its own
+            elif number == ORPHANED and os.getppid() != parent and ours >= 0:
+                os.close(ours)  # the warden ends everything
+                ours = -1
+        ended = _reap().get(warden, ended)
+    if ended < 0:
+        # Killed from outside. The command died with it; what else there is, is our child now.
+        Everyone().end()
+        scratch.remove(instructions.scratch)
+    os._exit(_exit_status(ended))
+
+
+def _watch(instructions: Instructions, ruleset: Ruleset | None, status: int, lifeline: int) -> int:
+    """Be the warden. Returns the command's exit status when nothing of it is left."""
+    os.setsid()  # whoever kills the launcher's process group does not kill us
+    process.subreaper()
+    everyone = Everyone()
+    try:
+        everyone = share_scope(instructions)
+        command, broker = _start(instructions, ruleset, status)
+        return _exit_status(_attend(command, broker, everyone, lifeline))
+    finally:
+        everyone.end()
+        scratch.remove(instructions.scratch)
+
+
+def _start(instructions: Instructions, ruleset: Ruleset | None, status: int) -> tuple[int, Broker | None]:
+    told, tell = os.pipe2(os.O_CLOEXEC)  # the command's process to us: the number of its listener
+    go, let_go = os.pipe2(os.O_CLOEXEC)  # we to it: we have the listener
+    warden = os.getpid()
+    command = os.fork()
+    if command == 0:
+        os.close(told)
+        os.close(let_go)
+
+        def hand_over(listener: int) -> None:
+            process.dumpable(True)  # so that the warden may take the descriptor; exec does the same
+            os.write(tell, b"%d" % listener)
+            if os.read(go, 1) != b"!":
+                raise NotStarted(CONFINEMENT, "the supervisor did not take over the filter's listener")
+
+        broker = hand_over if instructions.brokered else None
+        _guarded(status, lambda: confine.become_command(instructions, ruleset, status, warden, broker))
+    for fd in (tell, go, status):
+        if fd >= 0:
+            os.close(fd)
+    if ruleset:
+        ruleset.close()
+    listener = _take_listener(command, told) if instructions.brokered else -1
+    if listener >= 0:
+        os.write(let_go, b"!")
+    os.close(told)
+    os.close(let_go)
+    return command, Broker(listener, instructions) if listener >= 0 else None
+
+
+def _take_listener(command: int, told: int) -> int:
+    """The listener of the command's filter; -1 when its process ended before there was one."""
+    number = os.read(told, 16)
+    if not number:
+        return -1
+    pidfd = process.pidfd_open(command)
+    try:
+        return process.pidfd_getfd(pidfd, int(number))
+    except OSError:
+        return -1  # nobody gives it the go-ahead, and it says so
+    finally:
+        os.close(pidfd)
+
+
+def _attend(command: int, broker: Broker | None, everyone: Everyone, lifeline: int) -> int:
+    """Answer and pass on until the command, or the launcher, has ended."""
+    gc.enable()  # the one of us that lives long and works
+    signals = process.signal_descriptor(HANDLED)
+    poll = select.poll()
+    poll.register(signals, select.POLLIN)
+    poll.register(lifeline, select.POLLIN)
+    if broker:
+        poll.register(broker.listener, select.POLLIN)
+    while True:
+        for fd, event in poll.poll(None if broker is None else broker.patience()):
+            if fd == lifeline:
+                return -process.SIGKILL
+            if fd == signals:
+                for number in process.read_signals(signals):
+                    if number in PASSED_ON:
+                        everyone.send(number)
+            elif broker and not event & select.POLLIN:
+                poll.unregister(broker.listener)  # nobody is under the filter any more
+            elif broker:
+                broker.receive()
+        ended = _reap().get(command)
+        if ended is not None:
+            return ended
+
+
+def _guarded(status: int, work: Callable[[], int]) -> NoReturn:
+    """The whole life of a forked process: it never returns into what its parent was doing."""
+    try:
+        code = work()
+    except NotStarted as failure:
+        tell(status, failure)
+        code = failure.code
+    except BaseException as error:
+        tell(status, NotStarted(CONFINEMENT, f"{type(error).__name__}: {error}"))
+        code = CONFINEMENT
+    os._exit(code)
+
+
+def _wait_for(fd: int) -> None:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.poll()
+
+
+def _reap() -> dict[int, int]:
+    """Every child that has ended: its pid, and its exit status or minus the signal."""
+    ended: dict[int, int] = {}
+    try:
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            ended[pid] = os.waitstatus_to_exitcode(status)
+    except ChildProcessError:
+        pass
+    return ended
+
+
+def _exit_status(ended: int) -> int:
+    return ended if ended >= 0 else 128 - ended

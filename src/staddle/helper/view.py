@@ -1,0 +1,144 @@
+"""Run by root: a mount namespace in which the sandbox's user, who owns nothing, finds what it is granted.
+
+Everything here happens with root's rights, before the identity is given up, in a namespace
+that nobody else is in. Nothing is left when its last process ends. Whatever lies on the
+host is opened by descriptor and through no link.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ..linux import mounts
+from ..linux.openat2 import open_without_symlinks
+from .status import CONFINEMENT, NotStarted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .instructions import Instructions
+
+_QUIET = mounts.MS_NOSUID | mounts.MS_NODEV
+
+
+def build(instructions: Instructions) -> None:
+    """Carry out `trees`, `empty`, `texts` and `processes_hidden`; nothing when none is asked for."""
+    if not (instructions.trees or instructions.empty or instructions.texts or instructions.processes_hidden):
+        return
+    step = "a mount namespace cannot be had"
+    try:
+        mounts.private_namespace()
+        trees: dict[bytes, int] = {}
+        for path, owner, group, read_only in instructions.trees:
+            step = f"{os.fsdecode(path)!r} cannot be given to the sandbox's user"
+            trees[path] = _clone(path, owner, group, instructions.uid, bool(read_only))
+        empty = {path: (mode, size) for path, mode, size in instructions.empty}
+        # What is deeper covers what is above it, and a granted tree an empty one at the same place.
+        for path in sorted({*trees, *empty}, key=lambda path: (path.count(b"/"), path)):
+            step = f"{os.fsdecode(path)!r} cannot be put in its place"
+            if _innermost(path, {*trees, *empty}) in empty:
+                _make_way(path, directory=path in empty or _is_directory(trees[path]))
+            if path in empty:
+                _mount_empty(path, *empty[path])
+            if path in trees:
+                _attach(path, trees[path])
+        step = "files cannot be replaced"
+        _replace_texts(instructions.texts)
+        if instructions.processes_hidden:
+            step = "other processes cannot be hidden"
+            mounts.mount("proc", "/proc", "proc", flags=_QUIET | mounts.MS_NOEXEC, options="hidepid=2")
+    except OSError as error:
+        raise NotStarted(CONFINEMENT, f"{step}: {error.strerror}") from None
+
+
+def _innermost(path: bytes, places: set[bytes]) -> bytes | None:
+    """Which of `places` contains `path`, the innermost one."""
+    return max((place for place in places if path.startswith(place + b"/")), key=len, default=None)
+
+
+def _is_directory(fd: int) -> bool:
+    return stat.S_ISDIR(os.fstat(fd).st_mode)
+
+
+def _clone(path: bytes, owner: int, group: int, stranger: int, read_only: bool) -> int:
+    """The tree at `path`, attached nowhere, in which `owner` is the sandbox's user."""
+    fd = open_without_symlinks(os.fsdecode(path), os.O_PATH)
+    try:
+        tree = mounts.clone_tree(fd)
+    finally:
+        os.close(fd)
+    mounts.set_attributes(
+        tree, mounts.ATTR_NOSUID | mounts.ATTR_NODEV | (mounts.ATTR_RDONLY if read_only else 0)
+    )
+    if owner >= 0:
+        from ..linux.idmaps import translation
+
+        try:
+            mounts.map_ids(tree, translation(owner, group, stranger))
+        except OSError as error:
+            # Some file systems cannot. Then the user sees what anybody sees: less, never more.
+            if error.errno != errno.EINVAL or not read_only:
+                raise
+    return tree
+
+
+def _mount_empty(path: bytes, mode: int, size: int) -> None:
+    fd = open_without_symlinks(os.fsdecode(path), os.O_PATH | os.O_DIRECTORY)
+    try:
+        options = f"mode={mode:o}" + (f",size={size}" if size > 0 else "")
+        mounts.mount("tmpfs", mounts.path_of(fd), "tmpfs", flags=_QUIET, options=options)
+    finally:
+        os.close(fd)
+
+
+def _attach(path: bytes, tree: int) -> None:
+    fd = open_without_symlinks(os.fsdecode(path), os.O_PATH)
+    try:
+        mounts.attach(tree, fd)
+    finally:
+        os.close(fd)
+        os.close(tree)
+
+
+def _make_way(path: bytes, *, directory: bool) -> None:
+    """Make `path` and what leads to it, in an empty file system of ours."""
+    for end in range(1, len(path)):
+        if path[end : end + 1] == b"/" and not os.path.lexists(path[:end]):
+            os.mkdir(path[:end], 0o755)
+    if os.path.lexists(path):
+        return
+    if directory:
+        os.mkdir(path, 0o755)
+    else:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+
+
+def _replace_texts(texts: tuple[tuple[bytes, bytes], ...]) -> None:
+    """Show our words in place of files that are there; where there is none, or a link, change nothing."""
+    targets = []
+    for path, content in texts:
+        try:
+            targets.append((open_without_symlinks(os.fsdecode(path), os.O_PATH), content))
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise
+    if not targets:
+        return
+    # A file system to keep them on, put for a moment where only we see it.
+    mounts.mount("tmpfs", "/etc", "tmpfs", flags=_QUIET, options="mode=755,size=16m")
+    trees = []
+    for number, (_, content) in enumerate(targets):
+        fd = os.open(f"/etc/{number}", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        os.fchmod(fd, 0o644)
+        os.write(fd, content)
+        os.close(fd)
+        fd = os.open(f"/etc/{number}", os.O_PATH | os.O_CLOEXEC)
+        trees.append(mounts.clone_tree(fd))
+        mounts.set_attributes(trees[-1], mounts.ATTR_RDONLY | mounts.ATTR_NOSUID | mounts.ATTR_NODEV)
+        os.close(fd)
+    mounts.umount("/etc")
+    for (target, _), tree in zip(targets, trees, strict=True):
+        mounts.attach(tree, target)
+        os.close(tree)
+        os.close(target)

@@ -1,0 +1,137 @@
+"""User ids that nobody has, and mounts that translate owners to them.
+
+Run by root, a sandbox must not be root: as uid 0 it could write /proc/sys, and on the host
+it would own every file of root that is shown to it. So it becomes an id that no account has,
+and the files it is granted are shown through mounts on which their owner *is* that id.
+What it creates there belongs to the owner on disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+#: From here on no convention hands out ids: above all containers (up to 0x6FFFFFFF), below the
+#: foreign ids of systemd and the sign bit. https://systemd.io/UIDS-GIDS/
+FIRST_UNUSED = 0x70000000
+_LAST_PID = 1 << 22
+
+_unused: dict[int, int | None] = {}
+_translations: dict[tuple[int, int, int], int] = {}
+
+
+def unused_id(uid_map: str, gid_map: str, taken: frozenset[int] = frozenset(), pid: int = 0) -> int | None:
+    """An id that is no account's, for both user and group, or None when none can be had here.
+
+    `uid_map` and `gid_map` are /proc/self's: in a container only some ids exist. Different
+    processes get different ids, so that two runs are strangers to each other.
+    """
+    candidate = FIRST_UNUSED + pid % _LAST_PID
+    while candidate in taken:
+        candidate += 1
+    if _exists(uid_map, candidate) and _exists(gid_map, candidate):
+        return candidate
+    # A container: the highest ids that exist are the least likely to be anybody's.
+    last = min(_last(uid_map), _last(gid_map))
+    for candidate in range(last, max(last - 256, 1000), -1):
+        if candidate in taken or candidate in (65534, 65535):  # nobody, and no id at all
+            continue
+        if _exists(uid_map, candidate) and _exists(gid_map, candidate):
+            return candidate
+    return None
+
+
+def unused_id_here() -> int | None:
+    """`unused_id` on this host, for this process: the same as long as it lives."""
+    pid = os.getpid()
+    if pid not in _unused:
+        maps = []
+        for name in ("uid_map", "gid_map"):
+            with open(f"/proc/self/{name}") as file:
+                maps.append(file.read())
+        _unused[pid] = unused_id(maps[0], maps[1], _accounts(), pid)
+    return _unused[pid]
+
+
+def extents(owner: int, stranger: int) -> tuple[tuple[int, int, int], ...]:
+    """The lines of an id map that shows `owner` as `stranger` and everybody below it as they are.
+
+    Others keep their ids, as on a plain mount: the stranger has over their files what anybody
+    has, and a file of the owner with another group stays writable.
+    """
+    before, after = (0, 0, owner), (owner + 1, owner + 1, stranger - owner - 1)
+    return tuple(line for line in (before, (owner, stranger, 1), after) if line[2] > 0)
+
+
+def translation(owner: int, group: int, stranger: int) -> int:
+    """A user namespace that `mounts.map_ids` takes to show `owner` and `group` as `stranger`.
+
+    Nobody ever runs in it. Made once per process and pair, by a child that is gone when this
+    returns. Needs CAP_SETUID and CAP_SETGID. The descriptor is ours to keep: do not close it.
+    """
+    key = (owner, group, stranger)
+    if key not in _translations:
+        _translations[key] = _make(extents(owner, stranger), extents(group, stranger))
+    return _translations[key]
+
+
+def _make(uids: tuple[tuple[int, int, int], ...], gids: tuple[tuple[int, int, int], ...]) -> int:
+    # A spawned child, not a forked one: our caller may have threads and gigabytes. `cat`
+    # answers from inside the new namespace, and ends when we, for whatever reason, let go.
+    to_child, from_child = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+    pid = 0
+    try:
+        actions = [(os.POSIX_SPAWN_DUP2, to_child[0], 0), (os.POSIX_SPAWN_DUP2, from_child[1], 1)]
+        pid = os.posix_spawn("/usr/bin/unshare", ["unshare", "--user", "/bin/cat"], {}, file_actions=actions)
+        os.close(from_child[1])
+        from_child = (from_child[0], -1)
+        os.write(to_child[1], b"?")
+        if os.read(from_child[0], 1) != b"?":
+            raise OSError(errno.EPERM, "no user namespace can be made to translate owners")
+        _write_map(f"/proc/{pid}/uid_map", uids)
+        _write_map(f"/proc/{pid}/gid_map", gids)
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        for fd in (*to_child, *from_child):
+            if fd >= 0:
+                os.close(fd)
+        if pid:
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:
+                pass  # the program around us reaps every child itself
+
+
+def _write_map(path: str, lines: tuple[tuple[int, int, int], ...]) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, b"".join(b"%d %d %d\n" % line for line in lines))
+    finally:
+        os.close(fd)
+
+
+def _exists(id_map: str, number: int) -> bool:
+    return any(first <= number < first + count for first, count in _ranges(id_map))
+
+
+def _last(id_map: str) -> int:
+    return max((first + count - 1 for first, count in _ranges(id_map)), default=-1)
+
+
+def _ranges(id_map: str) -> list[tuple[int, int]]:
+    lines = (line.split() for line in id_map.splitlines())
+    return [(int(inside), int(count)) for inside, _, count in (line for line in lines if len(line) == 3)]
+
+
+def _accounts() -> frozenset[int]:
+    """The ids in the local account files; those of a directory service are far below FIRST_UNUSED."""
+    found: set[int] = set()
+    for name, columns in (("/etc/passwd", (2, 3)), ("/etc/group", (2,))):
+        try:
+            with open(name, "rb") as file:
+                for line in file:
+                    cells = line.split(b":")
+                    found.update(int(cells[c]) for c in columns if c < len(cells) and cells[c].isdigit())
+        except OSError:
+            continue
+    return frozenset(found)

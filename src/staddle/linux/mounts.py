@@ -1,0 +1,88 @@
+"""Mounts: the kernel's calls, one function each, and no policy.
+
+Paths are where the kernel resolves links; a descriptor is not. Whatever lies where somebody
+else can write is named by descriptor here: `open_tree` and `move_mount` take one for both
+ends, and `path_of` gives a name for one to the older calls.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from .syscalls import call
+
+CLONE_NEWNS = 0x00020000
+#: mount(2)
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE = 1 << 12, 1 << 14, 1 << 18, 1 << 19
+MNT_DETACH = 2
+#: mount_setattr(2), Linux 5.12
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_IDMAP = 0x01, 0x02, 0x04, 0x100000
+
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
+_OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
+_MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 0x04, 0x40
+_ATTR = struct.Struct("QQQQ")  # struct mount_attr: set, clear, propagation, userns
+
+
+def private_namespace() -> None:
+    """Give the calling thread a mount namespace of its own, from which nothing propagates.
+
+    Only the caller moves, also in a process of many threads. Needs CAP_SYS_ADMIN over the
+    user namespace the thread is in.
+    """
+    call("unshare", CLONE_NEWNS)
+    mount(None, "/", flags=MS_REC | MS_PRIVATE)
+
+
+def mount(
+    source: str | None, target: str, kind: str | None = None, *, flags: int = 0, options: str | None = None
+) -> None:
+    """mount(2). Follows links in both paths: for trees that are ours alone."""
+    encoded = (None if text is None else os.fsencode(text) for text in (source, target, kind))
+    call("mount", *encoded, flags, None if options is None else os.fsencode(options))
+
+
+def umount(target: str, flags: int = MNT_DETACH) -> None:
+    """umount2(2), lazily unless told otherwise."""
+    call("umount2", os.fsencode(target), flags)
+
+
+def clone_tree(descriptor: int) -> int:
+    """A copy of the mounts at and below an open file or directory, attached nowhere yet.
+
+    What is mounted below comes along: a copy without it would show what the mounts cover.
+    """
+    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE | _AT_EMPTY_PATH
+    return call("open_tree", descriptor, b"", flags)
+
+
+def attach(tree: int, target: int) -> None:
+    """Put a detached `tree` over the open file or directory `target`."""
+    call("move_mount", tree, b"", target, b"", _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH)
+
+
+def set_attributes(tree: int, attributes: int, *, recursive: bool = True) -> None:
+    """Add ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV to the mount at `tree`, and to those below it."""
+    _mount_setattr(tree, attributes, 0, recursive)
+
+
+def map_ids(tree: int, user_namespace: int, *, recursive: bool = True) -> None:
+    """Show the files of a detached `tree` with owners as `user_namespace` translates them.
+
+    EINVAL: the filesystem cannot (overlayfs, NFS, proc). EPERM: no CAP_SYS_ADMIN where the
+    filesystem was mounted, or the mount is translated already.
+    """
+    _mount_setattr(tree, ATTR_IDMAP, user_namespace, recursive)
+
+
+def _mount_setattr(tree: int, attributes: int, user_namespace: int, recursive: bool) -> None:
+    attr = _ATTR.pack(attributes, 0, 0, user_namespace)
+    flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
+    call("mount_setattr", tree, b"", flags, attr, _ATTR.size)
+
+
+def path_of(descriptor: int) -> str:
+    """A path that means exactly this open file to calls that take no descriptor."""
+    return f"/proc/self/fd/{descriptor}"

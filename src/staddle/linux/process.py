@@ -1,0 +1,202 @@
+"""What a process can do to itself before it becomes another program, and to its children.
+
+Thin bindings: each does one thing and raises OSError when the kernel refuses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+
+from .syscalls import call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# Signal numbers, the same on x86_64 and aarch64. The signal module costs as much as half an interpreter.
+SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGUSR2, SIGPIPE, SIGTERM, SIGCHLD = 1, 2, 3, 9, 12, 13, 15, 17
+LAST_SIGNAL = 64
+
+RLIMIT_FSIZE, RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_MEMLOCK, RLIMIT_NICE, RLIMIT_RTPRIO = 1, 4, 7, 8, 13, 14
+UNLIMITED = -1
+
+_PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 1, 3, 4
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 23, 24, 28
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
+_CAPABILITY_VERSION_3 = 0x20080522
+#: noroot, no ambient raise, and every switch locked as it is.
+_SECUREBITS = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7
+_SIG_BLOCK, _SIG_UNBLOCK, _SIG_SETMASK = 0, 1, 2
+_O_CLOEXEC = 0o2000000
+
+
+def _prctl(option: int, *args: int) -> int:
+    return call("prctl", option, *args, *(0,) * (4 - len(args)))
+
+
+# Rights.
+
+
+def no_new_privs() -> None:
+    """From now on no exec gains anything: setuid bits and file capabilities mean nothing."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def empty_bounding_set() -> None:
+    """Nothing this process or its children do can bring a capability back. Needs CAP_SETPCAP."""
+    _prctl(_PR_SET_SECUREBITS, _SECUREBITS)
+    for capability in range(64):
+        try:
+            if _prctl(_PR_CAPBSET_READ, capability):
+                _prctl(_PR_CAPBSET_DROP, capability)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return  # past the last one this kernel knows
+            raise
+
+
+def drop_capabilities() -> None:
+    """No effective, permitted, inheritable or ambient capability, whoever we are.
+
+    The bounding set is emptied too where that is permitted; where it is not, there is
+    nothing to gain from it once no_new_privs is set.
+    """
+    try:
+        empty_bounding_set()
+    except OSError as error:
+        if error.errno != errno.EPERM:
+            raise
+    _prctl(_PR_CAP_AMBIENT, 4)  # clear all
+    call("capset", struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24))
+    if any(capabilities()):
+        raise OSError(errno.EPERM, "capabilities are left after dropping them all")
+
+
+def capabilities() -> tuple[int, int, int]:
+    """The effective, permitted and inheritable sets, as bits."""
+    header, data = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
+    call("capget", header, ctypes.addressof(data))
+    low = struct.unpack_from("III", data.raw, 0)
+    high = struct.unpack_from("III", data.raw, 12)
+    return low[0] | high[0] << 32, low[1] | high[1] << 32, low[2] | high[2] << 32
+
+
+def become(uid: int, gid: int) -> None:
+    """Be `uid` and `gid`, in no other group, for ever. The caller's death signal is cleared by it."""
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    if os.getresuid() != (uid,) * 3 or os.getresgid() != (gid,) * 3 or os.getgroups():
+        raise OSError(errno.EPERM, f"still not uid {uid} after changing to it")
+
+
+def dumpable(yes: bool) -> None:
+    """Whether a process of the same user may look into this one (and /proc belongs to it)."""
+    _prctl(_PR_SET_DUMPABLE, int(yes))
+
+
+def set_rlimits(limits: Mapping[int, tuple[int, int]]) -> None:
+    """Set (soft, hard) by resource number; UNLIMITED is no limit. Never above the hard limit we have."""
+    for resource, (soft, hard) in limits.items():
+        old = ctypes.create_string_buffer(16)
+        call("prlimit64", 0, resource, None, ctypes.addressof(old))
+        _, ceiling = struct.unpack("QQ", old.raw)
+        new_hard = min(hard & 0xFFFFFFFFFFFFFFFF, ceiling)
+        new_soft = min(soft & 0xFFFFFFFFFFFFFFFF, new_hard)
+        call("prlimit64", 0, resource, struct.pack("QQ", new_soft, new_hard), None)
+
+
+# Family.
+
+
+def death_signal(number: int) -> None:
+    """Be sent this signal when the thread that started us ends. Cleared by a change of ids."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def subreaper() -> None:
+    """Become the parent of every descendant that loses its own."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def pidfd_open(pid: int, flags: int = 0) -> int:
+    """A descriptor that means this process and never another that gets its number."""
+    return call("pidfd_open", pid, flags)
+
+
+def pidfd_send_signal(pidfd: int, number: int) -> None:
+    """Signal exactly the process that `pidfd` means."""
+    call("pidfd_send_signal", pidfd, number, None, 0)
+
+
+def pidfd_getfd(pidfd: int, fd: int) -> int:
+    """Our own copy of descriptor `fd` of that process. Needs the right to trace it."""
+    return call("pidfd_getfd", pidfd, fd, 0)
+
+
+def close_from(first: int, keep: Iterable[int] = ()) -> None:
+    """Close every descriptor from `first` on, but for those in `keep`."""
+    for fd in sorted({fd for fd in keep if fd >= first}):
+        if fd > first:
+            call("close_range", first, fd - 1, 0)
+        first = fd + 1
+    call("close_range", first, 0x7FFFFFFF, 0)
+
+
+# Signals, without the signal module.
+
+
+def block_signals(numbers: Iterable[int]) -> None:
+    """Hold these back; `signal_descriptor` tells of them."""
+    call("rt_sigprocmask", _SIG_BLOCK, _mask(numbers), None, 8)
+
+
+def unblock_signals(numbers: Iterable[int]) -> None:
+    """Let these through again."""
+    call("rt_sigprocmask", _SIG_UNBLOCK, _mask(numbers), None, 8)
+
+
+def ignored_signals() -> frozenset[int]:
+    """Those that this process ignores, as nohup makes it."""
+    with open("/proc/self/status", "rb") as file:
+        line = next(line for line in file if line.startswith(b"SigIgn:"))
+    bits = int(line.split()[1], 16)
+    return frozenset(number for number in range(1, LAST_SIGNAL + 1) if bits >> (number - 1) & 1)
+
+
+def default_signals() -> None:
+    """What exec leaves as it is: no signal ignored, none held back, as a new program expects."""
+    action = bytes(32)  # SIG_DFL, no flags, empty mask: all zero whatever the layout
+    ignored = _status_mask(b"SigIgn:")
+    for number in range(1, LAST_SIGNAL + 1):
+        if ignored >> (number - 1) & 1:
+            call("rt_sigaction", number, action, None, 8)
+    call("rt_sigprocmask", _SIG_SETMASK, bytes(8), None, 8)
+
+
+def _status_mask(name: bytes) -> int:
+    with open("/proc/self/status", "rb", buffering=0) as file:
+        text = file.read()
+    at = text.index(name) + len(name)
+    return int(text[at : text.index(b"\n", at)], 16)
+
+
+def signal_descriptor(numbers: Iterable[int]) -> int:
+    """A descriptor that becomes readable when one of these blocked signals arrives."""
+    return call("signalfd4", -1, _mask(numbers), 8, _O_CLOEXEC | os.O_NONBLOCK)
+
+
+def read_signals(descriptor: int) -> list[int]:
+    """The signals that arrived."""
+    try:
+        data = os.read(descriptor, 128 * 16)
+    except BlockingIOError:
+        return []
+    return [struct.unpack_from("I", data, at)[0] for at in range(0, len(data), 128)]
+
+
+def _mask(numbers: Iterable[int]) -> bytes:
+    return sum(1 << (number - 1) for number in set(numbers)).to_bytes(8, "little")

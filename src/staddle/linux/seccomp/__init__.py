@@ -1,0 +1,91 @@
+"""The system call filter: which calls a confined command may not make.
+
+    load(program("namespaces"))      the last thing before exec, after no_new_privs
+
+The rules are a table (`rules.py`), compiled to classic BPF (`compiler.py`) when the table
+changes: `python -m staddle.linux.seccomp` writes the bytes that are shipped in `prebuilt/`.
+A run only reads and loads them, so neither the table nor the compiler is imported then.
+
+A filter is inherited and can never be taken off. It cannot look behind pointers, so paths,
+addresses and extended attributes are not its business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+
+from .. import syscalls
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .language import Row
+
+#: For whom each is: bwrap and our own namespaces; systemd units; Landlock without and with a
+#: network. "-nosuid" goes with plans that let the command write to a host directory.
+PROFILES = (
+    "namespaces",
+    "namespaces-nosuid",
+    "systemd",
+    "systemd-nosuid",
+    "landlock",
+    "landlock-nosuid",
+    "landlock-open",
+    "landlock-open-nosuid",
+)
+
+#: Flags of `load`. The "landlock" profiles need a listener: without one, connect() is ENOSYS.
+ALL_THREADS = 1
+NEW_LISTENER = 1 << 3
+#: Once the supervisor has read a request only a fatal signal interrupts the caller (Linux 5.19).
+WAIT_KILLABLE = 1 << 5
+
+_SET_MODE_FILTER = 1
+_INSTRUCTION = 8  # bytes of a struct sock_filter
+
+
+def program(profile: str, machine: str | None = None) -> bytes:
+    """The compiled filter of `profile`, ready to be loaded."""
+    with open(prebuilt_path(profile, machine or syscalls.architecture()), "rb") as file:
+        return file.read()
+
+
+def prebuilt_path(profile: str, machine: str) -> str:
+    """Where the bytes of a filter are shipped."""
+    if profile not in PROFILES:
+        raise ValueError(f"no filter profile {profile!r}; there are {', '.join(PROFILES)}")
+    if machine not in syscalls.COLUMN:
+        raise ValueError(f"no filter for {machine!r}; there are those for {', '.join(syscalls.COLUMN)}")
+    return os.path.join(os.path.dirname(__file__), "prebuilt", f"{machine}-{profile}.bpf")
+
+
+def load(program: bytes, flags: int = 0) -> int:
+    """Put this thread, and all it starts, under the filter. Returns the listener when asked for one.
+
+    no_new_privs must be set already. Raises OSError when the filter is not in force.
+    """
+    if not program or len(program) % _INSTRUCTION:
+        raise ValueError(f"{len(program)} bytes are no filter: it comes in whole instructions of 8")
+    instructions = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: the number of instructions, padding, where they are
+    header = struct.pack("@HP", len(program) // _INSTRUCTION, ctypes.addressof(instructions))
+    try:
+        result = syscalls.call("seccomp", _SET_MODE_FILTER, flags, header)
+    except OSError as error:
+        why = "no_new_privs is not set" if error.errno == errno.EACCES else os.strerror(error.errno or 0)
+        raise OSError(error.errno, f"the system call filter was not loaded: {why}") from None
+    if result and not flags & NEW_LISTENER:
+        # ALL_THREADS answers with the thread that has another filter; then none has ours.
+        raise OSError(errno.ESRCH, f"the system call filter was not loaded: thread {result} has its own")
+    return result
+
+
+def describe(profile: str, machine: str | None = None) -> tuple[Row, ...]:
+    """The rules of `profile` in words: calls, condition, answer, why."""
+    from .description import rows
+
+    machine = machine or syscalls.architecture()
+    prebuilt_path(profile, machine)  # the same words for a name that means nothing
+    return rows(profile, machine)

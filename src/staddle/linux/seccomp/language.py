@@ -1,0 +1,134 @@
+"""The words a rule is written in: checks on arguments, answers, rules.
+
+    Rule(("socket",), refuse("EAFNOSUPPORT"), "why", (none_of(0, "family", AF_UNIX=1),))
+
+reads: a `socket` call whose argument 0, the family, is none of AF_UNIX fails with
+EAFNOSUPPORT. All checks of a rule must hold; of the rules for a call the first that holds
+answers; a call that no rule answers is allowed.
+
+A check looks at the low 32 bits of the argument, because that is what the kernel uses of an
+int (comparing all 64 let TIOCSTI through with one high bit set: CVE-2019-10063). Pointers
+and longs are checked on both halves.
+"""
+
+from __future__ import annotations
+
+from ..._value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+LOW = 0xFFFF_FFFF
+BOTH = 0xFFFF_FFFF_FFFF_FFFF
+
+#: Linux's numbers, the same on every architecture we have a table for. Python's `errno` would
+#: give those of the machine that builds the filters.
+ERRNO = {
+    "EPERM": 1,
+    "ENOSYS": 38,
+    "ENOPROTOOPT": 92,
+    "EPROTONOSUPPORT": 93,
+    "ESOCKTNOSUPPORT": 94,
+    "EAFNOSUPPORT": 97,
+}
+
+
+class Answer(Value):
+    """What the kernel does with the call: a SECCOMP_RET_* code, and its name for people."""
+
+    text: str
+    code: int
+
+
+ALLOW = Answer("allowed", 0x7FFF_0000)
+KILL = Answer("the process is killed", 0x8000_0000)
+NOTIFY = Answer("asked of the supervisor", 0x7FC0_0000)
+PRETEND = Answer("success, but nothing is done", 0x0005_0000)
+
+
+def refuse(name: str) -> Answer:
+    """The call fails with this error."""
+    return Answer(name, 0x0005_0000 | ERRNO[name])
+
+
+class Check(Value):
+    """One check on one argument. `mask` is the part of it that is looked at."""
+
+    argument: int
+    label: str
+    kind: Literal["one of", "none of", "any bit", "other bit"]
+    values: tuple[tuple[str, int], ...]
+    mask: int = LOW
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The values without their names."""
+        return tuple(number for _, number in self.values)
+
+    @property
+    def bits(self) -> int:
+        """The bits of which one must be set, for the two checks that look at bits."""
+        named = 0
+        for number in self.numbers:
+            named |= number
+        return self.mask & (named if self.kind == "any bit" else ~named)
+
+    def text(self) -> str:
+        """The check in words."""
+        names = [name for name, _ in self.values]
+        if self.kind == "one of":
+            return f"{self.label} is {' or '.join(names)}"
+        if self.kind == "none of":
+            return f"{self.label} is not {' or '.join(names)}"
+        if self.kind == "any bit":
+            return f"{self.label} has {' or '.join(names)}"
+        return f"{self.label} has more than {', '.join(names)}" if names else f"{self.label} is given"
+
+
+def one_of(argument: int, label: str, *, mask: int = LOW, **values: int) -> Check:
+    """The argument, masked, is one of these."""
+    return Check(argument, label, "one of", tuple(values.items()), mask)
+
+
+def none_of(argument: int, label: str, *, mask: int = LOW, **values: int) -> Check:
+    """The argument, masked, is something else than these."""
+    return Check(argument, label, "none of", tuple(values.items()), mask)
+
+
+def any_bit(argument: int, label: str, **values: int) -> Check:
+    """At least one of these bits is set."""
+    return Check(argument, label, "any bit", tuple(values.items()))
+
+
+def other_bit(argument: int, label: str, *, mask: int = LOW, **values: int) -> Check:
+    """A bit that is not among these is set."""
+    return Check(argument, label, "other bit", tuple(values.items()), mask)
+
+
+def given(argument: int, label: str) -> Check:
+    """A pointer that is not NULL, in either half."""
+    return Check(argument, label, "other bit", (), BOTH)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """A long list of calls, written as words."""
+    return tuple(text.split())
+
+
+class Rule(Value):
+    """These calls, when all checks hold, get this answer."""
+
+    calls: tuple[str, ...]
+    answer: Answer
+    why: str
+    checks: tuple[Check, ...] = ()
+
+
+class Row(Value):
+    """One rule as a person reads it."""
+
+    calls: tuple[str, ...]
+    condition: str
+    answer: str
+    why: str

@@ -1,0 +1,389 @@
+"""What confined programs may not ask of the kernel, and why. This is the table to review.
+
+A list of refusals, not of permissions: the namespaces or Landlock around the command are the
+boundary, and the filter takes away what they leave open and what a program has no use for.
+Calls newer than the table are refused, so the list cannot fall behind the kernel.
+
+How an error is chosen: ENOSYS where libraries have a fallback for a kernel without the call,
+EPERM where that is what the kernel says to someone without the right, and for sockets what it
+says when the protocol is not built in.
+
+Allowed on purpose: ptrace of what may be traced (without it gdb, strace and every leak check
+of AddressSanitizer fail; the kernel runs the filter after a tracer changed the call),
+`landlock_*`, `seccomp` without a listener, `rseq`, `memfd_create`, `execveat`, `inotify_*`,
+`get_mempolicy`, chmod and chown, the scheduler calls (bounded by RLIMIT_RTPRIO and RLIMIT_NICE).
+"""
+
+from __future__ import annotations
+
+from .. import syscalls
+from .language import BOTH, NOTIFY, PRETEND, Rule, any_bit, given, names, none_of, one_of, other_bit, refuse
+
+EPERM, ENOSYS = refuse("EPERM"), refuse("ENOSYS")
+
+#: What a tracer writes over the number of a call that it answers itself. The kernel runs
+#: nothing for it, and an errno of ours would replace the tracer's answer.
+NOT_A_CALL = 0xFFFF_FFFF
+
+#: Numbers below the last known one that no call has. Calls have been put there before
+#: (uretprobe is 335 on x86_64), and only 32-bit architectures use 403 to 423.
+HOLES = {
+    "aarch64": (range(244, 260), range(295, 424)),
+    "x86_64": (range(337, 424),),
+}
+
+UNKNOWN = Rule(
+    (), ENOSYS, "a call nobody has judged yet, or an x32 number, which would dodge every other rule"
+)
+
+
+def unknown_numbers(machine: str) -> frozenset[int]:
+    """The numbers that get the answer of UNKNOWN; the last stands for all above it."""
+    holes = {number for hole in HOLES[machine] for number in hole}
+    return frozenset(holes | {syscalls.LAST_KNOWN + 1})
+
+
+MOUNTS_AND_NAMESPACES = (
+    Rule(
+        names(
+            "mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig "
+            "fsmount fspick mount_setattr setns"
+        ),
+        EPERM,
+        "mount calls, old and new, could uncover what is masked; setns joins other namespaces",
+    ),
+    Rule(("statmount", "listmount"), ENOSYS, "a second way to read the mount table; libmount falls back"),
+    Rule(
+        ("unshare",),
+        EPERM,
+        "a new namespace hands out capabilities and their kernel surface; an unknown flag may be one",
+        (
+            other_bit(
+                0,
+                "flags",
+                mask=BOTH,
+                CLONE_VM=0x100,
+                CLONE_FS=0x200,
+                CLONE_FILES=0x400,
+                CLONE_SIGHAND=0x800,
+                CLONE_THREAD=0x1_0000,
+                CLONE_SYSVSEM=0x4_0000,
+            ),
+        ),
+    ),
+    Rule(
+        ("clone",),
+        EPERM,
+        # CLONE_NEWTIME (0x80) is part of the exit signal here, and clone() does not honour it.
+        "new namespaces, as with unshare; and CLONE_PARENT makes a child its reaper does not know",
+        (
+            any_bit(
+                0,
+                "flags",
+                CLONE_PARENT=0x8000,
+                CLONE_NEWNS=0x2_0000,
+                CLONE_NEWCGROUP=0x0200_0000,
+                CLONE_NEWUTS=0x0400_0000,
+                CLONE_NEWIPC=0x0800_0000,
+                CLONE_NEWUSER=0x1000_0000,
+                CLONE_NEWPID=0x2000_0000,
+                CLONE_NEWNET=0x4000_0000,
+            ),
+        ),
+    ),
+    Rule(("clone3",), ENOSYS, "its flags are behind a pointer; glibc, Go and Rust fall back to clone"),
+)
+
+_DEVICES = "devices; character device 0:0 needs no capability, and to overlayfs it deletes a file below"
+_DEVICE = {"a character device": 0o020000, "a block device": 0o060000}
+DEVICES_AND_WHITEOUTS = (
+    Rule(
+        ("mknod",),
+        EPERM,
+        _DEVICES,
+        (one_of(1, "mode", mask=0o170000, **_DEVICE),),
+    ),
+    Rule(("mknodat",), EPERM, _DEVICES, (one_of(2, "mode", mask=0o170000, **_DEVICE),)),
+    Rule(
+        ("renameat2",),
+        EPERM,
+        "leaves an overlay whiteout (character device 0:0) behind, without mknod",
+        (any_bit(4, "flags", RENAME_WHITEOUT=4),),
+    ),
+)
+
+KERNEL_SURFACE = (
+    Rule(
+        names(
+            "kexec_load kexec_file_load init_module finit_module delete_module reboot acct swapon "
+            "swapoff quotactl quotactl_fd syslog vhangup settimeofday adjtimex clock_settime "
+            "clock_adjtime sethostname setdomainname iopl ioperm lookup_dcookie nfsservctl"
+        ),
+        EPERM,
+        "administration of the machine: a second line behind having no capability",
+    ),
+    Rule(
+        names("modify_ldt uselib ustat sysfs _sysctl create_module get_kernel_syms query_module"),
+        ENOSYS,
+        "dead calls, and old x86 ones with a history of bugs",
+    ),
+    Rule(
+        ("fanotify_init", "fanotify_mark", "name_to_handle_at", "open_by_handle_at"),
+        EPERM,
+        "file handles open things past every path rule, some without a capability; inotify stays",
+    ),
+    Rule(
+        ("bpf", "perf_event_open", "userfaultfd"),
+        EPERM,
+        "large kernel surface; the sysctls that switch these off give the same error",
+    ),
+    Rule(
+        ("io_uring_setup", "io_uring_enter", "io_uring_register"),
+        ENOSYS,
+        "does the work of other calls without passing this filter; its users fall back",
+    ),
+    Rule(
+        ("keyctl", "add_key", "request_key"),
+        ENOSYS,
+        "keyrings are shared with whoever started the sandbox, whatever namespaces it has",
+    ),
+    Rule(
+        names(
+            "memfd_secret cachestat file_getattr file_setattr lsm_get_self_attr lsm_set_self_attr "
+            "lsm_list_modules"
+        ),
+        ENOSYS,
+        "memory nobody else can see, a page cache side channel, and calls no program needs yet",
+    ),
+    Rule(
+        ("mbind", "set_mempolicy", "set_mempolicy_home_node", "move_pages", "migrate_pages"),
+        EPERM,
+        "NUMA placement has a history of kernel bugs; only numactl insists on it, get_mempolicy stays",
+    ),
+)
+
+OTHER_PROCESSES = (
+    Rule(("pidfd_getfd",), EPERM, "takes descriptors out of other processes"),
+    Rule(
+        ("kcmp", "process_madvise", "process_mrelease"),
+        ENOSYS,
+        "act on or compare other processes; allocators and drivers fall back",
+    ),
+)
+
+_FIRST = "PID 1 of the sandbox, or of the container it runs in, is not the command's to touch"
+PID_1 = (
+    Rule(
+        names(
+            "kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open process_vm_readv "
+            "process_vm_writev"
+        ),
+        EPERM,
+        _FIRST,
+        (one_of(0, "pid", **{"1": 1}),),
+    ),
+    Rule(("ptrace",), EPERM, _FIRST, (one_of(1, "pid", **{"1": 1}),)),
+)
+PID_1_LIMITS = (Rule(("prlimit64",), EPERM, _FIRST, (one_of(0, "pid", **{"1": 1}),)),)
+
+# Without a pid namespace the user's other processes are within reach of these.
+HOST_PROCESSES = (
+    Rule(
+        ("prlimit64",),
+        EPERM,
+        "a CPU limit put on another process of the same user kills it",
+        (none_of(0, "pid", **{"0 (itself)": 0}),),
+    ),
+    Rule(("setpriority",), EPERM, "slows down every process of the user", (one_of(0, "which", PRIO_USER=2),)),
+    Rule(
+        ("ioprio_set",),
+        EPERM,
+        "starves every process of the user of input and output",
+        (one_of(0, "which", IOPRIO_WHO_USER=3),),
+    ),
+)
+
+SELF_MODIFICATION = (
+    Rule(
+        ("personality",),
+        EPERM,
+        "READ_IMPLIES_EXEC, MMAP_PAGE_ZERO and foreign systems; gdb, setarch and sanitizers have theirs",
+        (
+            none_of(0, "persona", **{"the query": 0xFFFF_FFFF}),
+            other_bit(0, "persona", ADDR_NO_RANDOMIZE=0x4_0000, UNAME26=0x2_0000, PER_LINUX32=8),
+        ),
+    ),
+    Rule(
+        ("prctl",),
+        EPERM,
+        "forges a command line for the host's tools; core scheduling of others; a memory side channel",
+        (one_of(0, "option", PR_SET_MM=35, PR_SCHED_CORE=62, PR_SET_MEMORY_MERGE=67),),
+    ),
+    Rule(
+        ("seccomp",),
+        EPERM,
+        "of two listeners the newer is asked: it could answer in place of ours",
+        (one_of(0, "operation", SET_MODE_FILTER=1), any_bit(1, "flags", NEW_LISTENER=8)),
+    ),
+    Rule(
+        ("setrlimit",),
+        PRETEND,
+        "RLIMIT_CORE stays at one byte: only that also stops a core_pattern that runs a root program",
+        (one_of(0, "resource", RLIMIT_CORE=4),),
+    ),
+    Rule(
+        ("prlimit64",),
+        EPERM,
+        "as setrlimit, but a filter cannot fill in the old limit, so it cannot pretend",
+        (one_of(1, "resource", RLIMIT_CORE=4), given(2, "a new limit"), given(3, "room for the old one")),
+    ),
+    Rule(
+        ("prlimit64",),
+        PRETEND,
+        "as setrlimit; `ulimit -c 0` and ssh-agent go on because it succeeds",
+        (one_of(1, "resource", RLIMIT_CORE=4), given(2, "a new limit")),
+    ),
+)
+
+TERMINAL = (
+    Rule(
+        ("ioctl",),
+        EPERM,
+        "typing into a terminal, pasting, taking the console, loading a line discipline",
+        (one_of(1, "request", TIOCSTI=0x5412, TIOCLINUX=0x541C, TIOCCONS=0x541D, TIOCSETD=0x5423),),
+    ),
+)
+
+_UNIX = {"AF_UNIX": 1}
+_INET = {"AF_INET": 2, "AF_INET6": 10}
+_NETLINK = {"AF_NETLINK": 16}
+
+
+def _families(**families: int) -> Rule:
+    return Rule(
+        ("socket",),
+        refuse("EAFNOSUPPORT"),
+        "other families are kernel surface, and AF_VSOCK leaves every network namespace",
+        (none_of(0, "family", **families),),
+    )
+
+
+ALL_SOCKETS = (
+    _families(**_UNIX, **_INET, **_NETLINK),
+    Rule(
+        ("socket",),
+        refuse("EPROTONOSUPPORT"),
+        "of netlink only what lists interfaces; netfilter, xfrm, audit and generic are kernel surface",
+        (one_of(0, "family", **_NETLINK), none_of(2, "protocol", NETLINK_ROUTE=0)),
+    ),
+    Rule(
+        ("socket",),
+        refuse("ESOCKTNOSUPPORT"),
+        "raw and packet sockets, DCCP, SCTP",
+        (one_of(0, "family", **_INET), none_of(1, "type", mask=15, SOCK_STREAM=1, SOCK_DGRAM=2)),
+    ),
+    Rule(
+        ("socket",),
+        refuse("EPROTONOSUPPORT"),
+        "ICMP, SCTP, UDP-Lite, and MPTCP, which Landlock's TCP rules do not see; Go falls back",
+        (
+            one_of(0, "family", **_INET),
+            none_of(2, "protocol", **{"the default": 0, "IPPROTO_TCP": 6, "IPPROTO_UDP": 17}),
+        ),
+    ),
+    Rule(
+        ("setsockopt",),
+        refuse("ENOPROTOOPT"),
+        "loads kernel TLS and SMC modules; its users fall back",
+        (one_of(1, "level", IPPROTO_TCP=6), one_of(2, "option", TCP_ULP=31)),
+    ),
+)
+NO_NETWORK_SOCKETS = (_families(**_UNIX),)
+PAIRS = (
+    Rule(
+        ("socketpair",),
+        refuse("EAFNOSUPPORT"),
+        "no other family has a use for it",
+        (none_of(0, "family", **_UNIX),),
+    ),
+)
+
+# Without a mount namespace every UNIX socket file of the host has a name, and before ABI 9
+# Landlock does not look at connect(). A stream or seqpacket socket sends only to what it was
+# connected to (an address given to sendto or sendmsg is refused or ignored by the kernel), so
+# whoever decides connect() decides everything. A datagram socket, and each end of a datagram
+# pair, can be aimed anew with every sendto or sendmsg, whose address no filter can read.
+_CONNECTED = {"SOCK_STREAM": 1, "SOCK_SEQPACKET": 5}
+SUPERVISED_UNIX_SOCKETS = (
+    Rule(
+        ("socket",),
+        EPERM,
+        "a datagram socket sends to any path without connect()",
+        (one_of(0, "family", **_UNIX), none_of(1, "type", mask=15, **_CONNECTED)),
+    ),
+    Rule(
+        ("socketpair",),
+        EPERM,
+        "either end of a datagram pair can be aimed at any path",
+        (none_of(1, "type", mask=15, **_CONNECTED),),
+    ),
+    Rule(
+        ("connect",),
+        NOTIFY,
+        # Both the address and the descriptor are the caller's to change until the kernel looks
+        # again, so no connect(), of whatever family it seemed to be, may be told to continue:
+        # the supervisor makes the connection itself, on its own copy of both.
+        # Without a supervisor the kernel answers ENOSYS: nothing connects.
+        "the supervisor compares a socket's path with the policy and connects in the caller's place; "
+        "network connections pass through it too, for a filter cannot see a socket's family",
+    ),
+)
+
+# Without an ipc namespace these are the host's.
+NO_SYSTEM_V = (
+    Rule(
+        names(
+            "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink"
+        ),
+        ENOSYS,
+        "shared memory, semaphores and queues of the user's other processes",
+    ),
+)
+
+_SETUID = {"S_ISUID": 0o4000, "S_ISGID": 0o2000}
+# O_TMPFILE takes a mode as O_CREAT does, and linkat() gives the file a name afterwards.
+_CREATES = {"O_CREAT": 0o100, "O_TMPFILE": 0o20000000}
+_NO_SETUID = "a set-user-ID file in a host directory makes whoever runs it its owner"
+# mkdir and mkdirat are not here: the kernel drops these bits from their mode.
+NO_SETUID_FILES = (
+    Rule(("chmod", "fchmod", "creat", "mknod"), EPERM, _NO_SETUID, (any_bit(1, "mode", **_SETUID),)),
+    Rule(("fchmodat", "fchmodat2", "mknodat"), EPERM, _NO_SETUID, (any_bit(2, "mode", **_SETUID),)),
+    Rule(("open",), EPERM, _NO_SETUID, (any_bit(1, "flags", **_CREATES), any_bit(2, "mode", **_SETUID))),
+    Rule(("openat",), EPERM, _NO_SETUID, (any_bit(2, "flags", **_CREATES), any_bit(3, "mode", **_SETUID))),
+    Rule(
+        ("openat2",),
+        ENOSYS,
+        "could make a set-user-ID file: its mode is behind a pointer; callers fall back",
+    ),
+)
+
+_ALWAYS = MOUNTS_AND_NAMESPACES + DEVICES_AND_WHITEOUTS + KERNEL_SURFACE + OTHER_PROCESSES
+_ITSELF = SELF_MODIFICATION + TERMINAL
+_LANDLOCK = _ALWAYS + PID_1 + HOST_PROCESSES + _ITSELF + NO_SYSTEM_V + PAIRS + SUPERVISED_UNIX_SOCKETS
+
+_KINDS = {
+    # bwrap and our own namespaces: pid, network, ipc and mount namespaces are there
+    "namespaces": _ALWAYS + PID_1 + PID_1_LIMITS + _ITSELF + ALL_SOCKETS + PAIRS,
+    # a unit has no pid namespace, and PID 1 is the system's own
+    "systemd": _ALWAYS + HOST_PROCESSES + _ITSELF + ALL_SOCKETS + PAIRS,
+    # no namespace at all
+    "landlock": _LANDLOCK + NO_NETWORK_SOCKETS,
+    "landlock-open": _LANDLOCK + ALL_SOCKETS,
+}
+
+#: Profile by name. "-nosuid" is for plans that let the command write to a host directory.
+RULES: dict[str, tuple[Rule, ...]] = {
+    name + suffix: kind + extra
+    for name, kind in _KINDS.items()
+    for suffix, extra in (("", ()), ("-nosuid", NO_SETUID_FILES))
+}

@@ -1,0 +1,273 @@
+"""Can an unprivileged process have namespaces of its own here, and if not, what stands in the way?
+
+`observe` really tries it in a child, step by step, and reads what the host says about
+itself. `obstacle` is a pure function from these facts to the true cause and its remedy.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from .. import errors
+from .._value import Value
+from ..errors import StaddleError
+from .mounts import CLONE_NEWNS, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_REC, MS_SLAVE, mount
+from .process import become, dumpable
+from .syscalls import call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Literal, NoReturn
+
+    Stage = Literal["", "namespace", "map", "mount", "proc"]
+
+CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x02000000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+_ALL = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
+
+_STAGES: tuple[Stage, ...] = ("", "namespace", "map", "mount", "proc")
+_LANDLOCK = "choose backend='landlock', which needs no namespaces"
+
+
+class Facts(Value):
+    """What was seen. `stage` is the step that failed, empty when all succeeded."""
+
+    stage: Stage
+    error: int = 0
+    seccomp: bool = False
+    userns_clone: str | None = None
+    apparmor: str | None = None
+    maximum: str | None = None
+    covered: tuple[str, ...] = ()
+
+
+class Obstacle(Value):
+    """Why there are no user namespaces for us, and what would change that."""
+
+    why: str
+    fix: str
+
+
+def obstacle(facts: Facts) -> Obstacle | None:
+    """The true cause, or None when nothing stood in the way."""
+    if not facts.stage:
+        return None
+    refused = facts.error in (errno.EPERM, errno.EACCES)
+    if facts.stage == "namespace" and facts.error == errno.ENOSPC:
+        if facts.maximum == "0":
+            return Obstacle(
+                "user namespaces are switched off: user.max_user_namespaces is 0",
+                "sysctl -w user.max_user_namespaces=15000",
+            )
+        return Obstacle(
+            "no more user namespaces may be made here: the limit of this or a surrounding namespace is reached"
+            " (a sandbox around this process may have set it)",
+            "run staddle outside that sandbox",
+        )
+    if facts.stage == "namespace" and facts.error in (errno.EINVAL, errno.ENOSYS):
+        return Obstacle("this kernel has no user namespaces (CONFIG_USER_NS)", _LANDLOCK)
+    if facts.stage == "namespace" and refused and facts.userns_clone == "0":
+        return Obstacle(
+            "user namespaces are refused to ordinary users: kernel.unprivileged_userns_clone is 0",
+            "sysctl -w kernel.unprivileged_userns_clone=1",
+        )
+    if refused and facts.stage != "proc" and facts.apparmor not in (None, "0"):
+        return Obstacle(
+            "AppArmor restricts user namespaces: kernel.apparmor_restrict_unprivileged_userns is 1",
+            "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or give the program a profile that says "
+            "`userns,`",
+        )
+    if facts.stage == "proc" and refused and facts.covered:
+        return Obstacle(
+            f"no new /proc may be mounted, because parts of this one are covered ({', '.join(facts.covered[:3])}): "
+            "container runtimes do that",
+            "start the container with --security-opt systempaths=unconfined (Docker) or unmask=ALL (Podman)",
+        )
+    if refused and facts.seccomp:
+        what = {"namespace": "new namespaces", "map": "id maps"}.get(facts.stage, "mounts")
+        return Obstacle(
+            f"a seccomp filter around this process refuses {what}; container runtimes load one",
+            "start the container with --security-opt seccomp=unconfined or a profile that allows unshare and "
+            f"mount, or {_LANDLOCK}",
+        )
+    what = {
+        "namespace": "a user namespace cannot be created",
+        "map": "a user namespace was created, but ids cannot be mapped in it",
+        "mount": "a user namespace was created, but nothing can be mounted in it",
+        "proc": "no new /proc can be mounted in a user namespace",
+    }[facts.stage]
+    return Obstacle(f"{what}: {os.strerror(facts.error)}", _LANDLOCK)
+
+
+def observe(identity: int | None = None) -> Facts:
+    """Try it in a child that changes nothing outside itself, as uid and gid `identity` if given."""
+    stage, error = _attempt(identity)
+    return Facts(
+        stage,
+        error,
+        seccomp=b"\nSeccomp:\t2" in _read("/proc/self/status"),
+        userns_clone=_sysctl("kernel/unprivileged_userns_clone"),
+        apparmor=_sysctl("kernel/apparmor_restrict_unprivileged_userns"),
+        maximum=_sysctl("user/max_user_namespaces"),
+        covered=_mounted_below_proc(),
+    )
+
+
+def in_namespace(work: Callable[[], None]) -> tuple[int, int]:
+    """Do `work` in a child with a user and mount namespace of its own, where it may mount.
+
+    Ids are those of the caller. Returns the mount and the user namespace, as it left them;
+    the child is gone by then. What `work` raises as OSError or StaddleError is raised here.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    answer, said = os.pipe2(os.O_CLOEXEC)
+    heard, go = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        _work(work, uid, gid, answer=(answer, said), go=(heard, go))
+    os.close(said)
+    os.close(heard)
+    try:
+        with os.fdopen(answer, "rb") as file:
+            message = file.read()
+        if message:
+            raise _received(message)
+        namespaces = [
+            os.open(f"/proc/{child}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("mnt", "user")
+        ]
+    finally:
+        os.close(go)  # the child ends
+        _reap(child)
+    return namespaces[0], namespaces[1]
+
+
+def _work(
+    work: Callable[[], None], uid: int, gid: int, *, answer: tuple[int, int], go: tuple[int, int]
+) -> NoReturn:
+    """The forked child. Says nothing when all went well, and stays until it is let go."""
+    os.close(go[1])
+    try:
+        call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
+        _map_ids(uid, gid, uid, gid)
+        mount(None, "/", flags=MS_REC | MS_SLAVE)
+        work()
+    except BaseException as error:
+        os.write(answer[1], _sent(error))
+        os._exit(1)
+    os.close(answer[1])
+    os.read(go[0], 1)
+    os._exit(0)
+
+
+def _attempt(identity: int | None) -> tuple[Stage, int]:
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        _tell(writing, lambda told: _steps(identity, told))
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        told = file.read()
+    _reap(child)
+    if len(told) < 2:
+        return "namespace", errno.EIO
+    return _STAGES[told[0]], told[1]
+
+
+def _tell(writing: int, attempt: Callable[[list[int]], None]) -> NoReturn:
+    """Run `attempt` in this forked child and write the step it reached and its error."""
+    told = [1, 0]
+    try:
+        attempt(told)
+        told = [0, 0]
+    except OSError as error:
+        told[1] = min(error.errno or errno.EIO, 255)
+    except BaseException:
+        told[1] = errno.EIO
+    finally:
+        os.write(writing, bytes(told))
+        os._exit(0)
+
+
+def _steps(identity: int | None, told: list[int]) -> None:
+    if identity is not None:
+        become(identity, identity)
+        dumpable(True)  # changing ids took /proc/self away from us
+    uid, gid = os.geteuid(), os.getegid()
+    call("unshare", _ALL)
+    told[0] = 2
+    _map_ids(uid, gid, 0, 0)
+    told[0] = 3
+    mount(None, "/", flags=MS_REC | MS_SLAVE)
+    mount("tmpfs", "/tmp", "tmpfs", flags=MS_NOSUID | MS_NODEV)
+    told[0] = 4
+    # The next child is the first process of the new pid namespace, and may mount its /proc.
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _tell(writing, lambda _: mount("proc", "/proc", "proc", flags=MS_NOSUID | MS_NODEV | MS_NOEXEC))
+    os.close(writing)
+    answer = os.read(reading, 2)
+    os.waitpid(child, 0)
+    if answer[:1] != b"\0":
+        raise OSError(answer[1] if len(answer) == 2 else errno.EIO, "proc")
+
+
+def _map_ids(uid: int, gid: int, inside_uid: int, inside_gid: int) -> None:
+    """In the new user namespace we are in, call ourselves by these ids. The only ones it gets."""
+    lines = (
+        ("setgroups", "deny"),
+        ("uid_map", f"{inside_uid} {uid} 1"),
+        ("gid_map", f"{inside_gid} {gid} 1"),
+    )
+    for name, text in lines:
+        fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+        os.write(fd, text.encode())
+        os.close(fd)
+
+
+def _reap(child: int) -> None:
+    try:
+        os.waitpid(child, 0)
+    except ChildProcessError:
+        pass  # the program around us reaps every child itself
+
+
+def _sent(error: BaseException) -> bytes:
+    """An error as bytes: its number, or what, why and fix, each in a line of their own."""
+    if isinstance(error, StaddleError):
+        parts = [type(error).__name__, error.what, error.why, error.fix]
+    elif isinstance(error, OSError):
+        parts = ["OSError", str(error.errno or errno.EIO), str(error.filename or ""), ""]
+    else:
+        parts = ["StaddleError", f"{type(error).__name__}: {error}", "this is a bug, please report it", ""]
+    return "\0".join(parts).encode(errors="surrogateescape")
+
+
+def _received(message: bytes) -> Exception:
+    name, what, why, fix = message.decode(errors="surrogateescape").split("\0")
+    if name == "OSError":
+        number = int(what)
+        return OSError(number, os.strerror(number), why) if why else OSError(number, os.strerror(number))
+    kind = getattr(errors, name)
+    error: Exception = kind(what, why=why, fix=fix)
+    return error
+
+
+def _mounted_below_proc() -> tuple[str, ...]:
+    points = [line.split(b" ")[4] for line in _read("/proc/self/mountinfo").splitlines()]
+    own = (b"/proc/sys/fs/binfmt_misc",)  # mounted by systemd on any host; hides nothing
+    return tuple(sorted({os.fsdecode(p) for p in points if p.startswith(b"/proc/") and p not in own}))
+
+
+def _sysctl(name: str) -> str | None:
+    return _read(f"/proc/sys/{name}").decode(errors="replace").strip() or None
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

@@ -1,0 +1,228 @@
+"""From a policy to places on this host: every rule resolved, with its origin and its links."""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import PathEscape, PolicyError
+from . import presets, system
+from .paths import above, absolute, declared, join, not_for
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import Literal
+
+    from .policy import Policy
+    from .resolution import Host, Place
+
+    Field = Literal["read", "write", "deny", "sockets", "home"]
+
+
+class Rule:
+    """One rule of a policy, found on this host.
+
+    `link` is where it is itself a link, if it is one; `asked` is false for what a preset or
+    the system adds.
+    """
+
+    __slots__ = ("asked", "field", "link", "origin", "place")
+
+    def __init__(
+        self, field: Field, place: Place, origin: str, *, asked: bool = False, link: str = ""
+    ) -> None:
+        self.field, self.place, self.origin, self.asked, self.link = field, place, origin, asked, link
+
+
+class Bearings:
+    """What `~`, relative paths and variables of the host mean for this plan."""
+
+    def __init__(
+        self,
+        cwd: str | None,
+        base: str | None = None,
+        home: str | None = None,
+        host_env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.env: Mapping[str, str] = os.environ if host_env is None else host_env
+        self._home = home
+        self.cwd = None if cwd is None else self._from_here(declared(cwd, "cwd"))
+        self._base = self.cwd if base is None else self._from_here(declared(base, "base"))
+
+    @property
+    def base(self) -> str:
+        """What relative paths are relative to."""
+        if self._base is None:
+            self._base = self._from_here(".")
+        return self._base
+
+    @property
+    def home(self) -> str:
+        """The home of whoever starts the sandbox."""
+        if self._home is None:
+            self._home = self.env.get("HOME") or _home_of_this_user()
+        if not os.path.isabs(self._home):
+            raise PolicyError(
+                "it is not known where '~' is",
+                why=f"HOME is {self._home!r}",
+                fix="set HOME to an absolute path",
+            )
+        self._home = "/" + "/".join(part for part in self._home.split("/") if part not in ("", "."))
+        return self._home
+
+    def at(self, path: str) -> str:
+        """A declared path, absolute."""
+        if path[0] == "/":
+            return path
+        return absolute(path, "", self.home) if path[0] == "~" else absolute(path, self.base, "")
+
+    def _from_here(self, path: str) -> str:
+        if path[0] == "/":
+            return path
+        if path[0] == "~":
+            return absolute(path, "", self.home)
+        here = current_directory()
+        if here is None:
+            raise PolicyError(
+                "a relative path means nothing here",
+                why="the current directory does not exist any more",
+                fix="change to one that does, or write absolute paths",
+            )
+        return absolute(path, here, "")
+
+
+def current_directory() -> str | None:
+    """Where this process stands, if that still exists."""
+    try:
+        here = os.getcwd()
+    except OSError:
+        return None
+    return here if here.startswith("/") else None
+
+
+def _home_of_this_user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return ""
+
+
+def resolve(policy: Policy, bearings: Bearings, host: Host) -> list[Rule]:
+    """Every rule of `policy`, its preset's and the system's. Raises for one that cannot be meant."""
+    rules = [*_from_policy(policy, bearings, host), *_from_preset(policy, bearings, host)]
+    if policy.system:
+        for path in system.directories():
+            place = host.find(path)
+            if place.kind == "directory":
+                rules.append(Rule("read", place, "system"))
+    return rules
+
+
+def _from_policy(policy: Policy, bearings: Bearings, host: Host) -> Iterator[Rule]:
+    fields: tuple[tuple[Literal["read", "write"], tuple[str, ...]], ...] = (
+        ("read", policy.read),
+        ("write", policy.write),
+    )
+    for field, paths in fields:
+        for path in paths:
+            place = host.find(bearings.at(path))
+            _must_be_grantable(field, path, place)
+            yield Rule(field, place, f"{field} {path!r}", asked=True)
+    for path in policy.deny:
+        place = host.find(bearings.at(path))
+        if place.path == "/":
+            raise _refused("deny", path, place, not_for("deny", "/"))
+        yield Rule("deny", place, f"deny {path!r}", asked=True, link=_itself(bearings.at(path), place, host))
+    for path in policy.sockets:
+        place = host.find(bearings.at(path))
+        if reason := not_for("sockets", place.path):
+            raise _refused("sockets", path, place, reason)
+        if place.kind not in ("socket", "missing", "unreadable"):
+            raise PolicyError(
+                f"sockets names {path!r}", why="it is not a socket", fix="use read or write for files"
+            )
+        yield Rule("sockets", place, f"sockets {path!r}", asked=True)
+
+
+def _from_preset(policy: Policy, bearings: Bearings, host: Host) -> Iterator[Rule]:
+    """A preset is the same on every host: what it names and is not there, it does not mean.
+
+    That goes for its denies too. To hold one for a path that may appear later, a backend
+    has to pay for it; that is asked for by name, in `deny`.
+    """
+    origin = f"preset {policy.preset}"
+    denied = presets.denied(policy.preset)
+    if policy.preset == "coding-agent":
+        home = bearings.at(policy.home or "~")
+        optional: tuple[tuple[Literal["read", "write"], tuple[str, ...]], ...] = (
+            ("write", presets.AGENT_CONFIG),
+            ("read", presets.AGENT_TOOLS),
+        )
+        for field, paths in optional:
+            for path in paths:
+                place = host.find(absolute(path, "", home))
+                if place.kind in ("directory", "file") and not not_for(field, place.path):
+                    yield Rule(field, place, origin)
+    else:
+        home = bearings.home if denied else ""
+    for path in denied:
+        at = absolute(path, "", home)
+        place = host.find(at)
+        if place.path != "/" and place.kind not in ("missing", "unreadable"):
+            yield Rule("deny", place, origin, link=_itself(at, place, host))
+
+
+def _itself(path: str, place: Place, host: Host) -> str:
+    """Where `path` is, when it is a link itself and does not only lead through one."""
+    if not place.links:
+        return ""
+    parent, _, name = path.rpartition("/")
+    here = join(host.find(parent or "/").path, name)
+    return here if any(here == link for link, _ in place.links) else ""
+
+
+def refuse_planted_links(rules: Iterable[Rule], written: set[str]) -> None:
+    """A link that a sandbox may have made decides nothing about what the next one may touch.
+
+    A deny may lead through one: it only ever takes away.
+    """
+    for rule in rules:
+        if rule.field == "deny":
+            continue
+        for link, target in rule.place.links:
+            beneath = next((path for path in above(link) if path in written), None)
+            if beneath is not None:
+                raise PathEscape(
+                    f"{rule.origin} leads through the link {link!r} to {target!r}",
+                    why=f"{beneath!r} may be written, so a sandbox could have made that link",
+                    fix=f"grant {rule.place.path!r} itself, or replace the link",
+                )
+
+
+def _must_be_grantable(field: Literal["read", "write"], path: str, place: Place) -> None:
+    if place.kind == "missing":
+        why = f"it leads to {place.path!r}, which does not exist" if place.links else "it does not exist"
+        raise PolicyError(f"{field} names {path!r}", why=why, fix="create it, or leave it out")
+    if place.kind == "unreadable":
+        raise PolicyError(
+            f"{field} names {path!r}",
+            why="a directory above it cannot be entered",
+            fix="leave it out, or run as a user who may",
+        )
+    if reason := not_for(field, place.path):
+        raise _refused(field, path, place, reason)
+    if place.kind == "socket":
+        raise PolicyError(f"{field} names {path!r}", why="it is a socket", fix="name it in sockets")
+    if place.kind == "other":
+        raise PolicyError(
+            f"{field} names {path!r}",
+            why="it is a device or a pipe",
+            fix="grant a file or a directory",
+        )
+
+
+def _refused(field: str, path: str, place: Place, reason: tuple[str, str] | None) -> PolicyError:
+    why, fix = reason or ("", "")
+    return PolicyError(f"{field} names {path!r}, which is {place.path!r}", why=why, fix=fix)

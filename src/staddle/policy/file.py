@@ -1,0 +1,247 @@
+"""The policy file: TOML whose keys are the fields of Policy.
+
+    preset = "agent"                     # the default; "none" is an empty policy
+    read = ["${WORKSPACE}", "/opt/data"]
+    write = ["${WORKSPACE}/out"]
+    deny = ["${HOME}/private"]
+
+    [network]
+    allow = ["api.example.com:443"]      # or mode = "deny" | "open" | "loopback" (with ports)
+
+    [limits]
+    memory = "1G"
+
+    [env]
+    CI = "1"
+
+No file is ever looked for: a policy comes from the path somebody named. A file that a
+sandbox could have changed is refused, because then the policy would be the agent's.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ..errors import PolicyError
+from .declaring import Bearings
+from .limits import Limits
+from .network import MODES, Network
+from .paths import upward
+from .policy import Policy
+from .resolution import Host
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from .paths import AnyPath
+
+LARGEST_FILE = 1 << 20
+#: The placeholders, and how to give each a value.
+_SET = {
+    "WORKSPACE": "load the file with a workspace",
+    "HOME": "set HOME to an absolute path",
+    "TMPDIR": "set TMPDIR to an absolute path",
+}
+_PATHS = ("read", "write", "deny", "sockets")
+_LISTS = (*_PATHS, "pass_env", "unprotect")
+_KEYS: dict[str, type] = {
+    **dict.fromkeys(_LISTS, list),
+    "preset": str,
+    "home": str,
+    "system": bool,
+    "network": dict,
+    "limits": dict,
+    "env": dict,
+}
+_TYPES = {list: "a list", str: "text", bool: "true or false", dict: "a table"}
+
+
+def load(path: AnyPath, workspace: AnyPath | None) -> Policy:
+    """The policy in the file at `path`, or PolicyError that names the file and the key."""
+    name = _checked(path)
+    here = os.getcwd()
+    host = Host()
+    place = host.walk(here, name)
+    root = None if workspace is None else Bearings(os.fsdecode(workspace)).cwd
+    where = (place.path, *(link for link, _ in place.links))
+    if root is not None:
+        _refuse_beneath(where, host.find(root).path, name, f"it lies in the workspace {root!r}")
+    data = _parsed(_content(name, place.path), name)
+    values = {"WORKSPACE": root, "HOME": os.environ.get("HOME"), "TMPDIR": os.environ.get("TMPDIR")}
+    policy = _policy(data, name, values)
+    bearings = Bearings(root or here)
+    for written in policy.write:
+        # `compile` asks again: only then is it certain what relative paths are relative to.
+        granted = host.find(bearings.at(written)).path
+        _refuse_beneath(where, granted, name, f"it may be written: write grants {written!r}")
+    policy._set("_source", where)
+    return policy
+
+
+def _checked(path: object) -> str:
+    try:
+        name = os.fsdecode(path)  # type: ignore[arg-type]
+    except TypeError:
+        raise PolicyError(
+            f"{path!r} is not the path of a policy file", fix="give text or a pathlib path"
+        ) from None
+    if not name or "\0" in name:
+        raise PolicyError(f"{name!r} is not the path of a policy file", why="it is empty or has a NUL in it")
+    return name
+
+
+def _refuse_beneath(where: Iterable[str], root: str, name: str, why: str) -> None:
+    if any(root in upward(path) for path in where):
+        raise _bad(name, "", f"{why}, so an agent could change it for the next run", "keep it elsewhere")
+
+
+def _content(name: str, real: str) -> str:
+    """The text of the file. Opened once, then judged by what was opened."""
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise _bad(name, "", f"it cannot be read: {error.strerror}") from None
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _bad(name, "", "it is a directory", "name the file in it")
+    with open(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise _bad(name, "", "it is not a regular file")
+        if not os.path.exists(real) or not os.path.samestat(about, os.stat(real)):
+            raise _bad(name, "", "it was replaced while it was being read", "try again")
+        if about.st_mode & stat.S_IWOTH:
+            raise _bad(name, "", "everybody may write it, and so widen the policy", "chmod o-w it")
+        content = file.read(LARGEST_FILE + 1)
+    if len(content) > LARGEST_FILE:
+        raise _bad(name, "", f"it is larger than {LARGEST_FILE >> 20} MiB")
+    if content.startswith(b"\xef\xbb\xbf"):
+        raise _bad(name, "", "it starts with a byte order mark", "save it as UTF-8 without one")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _bad(name, "", f"byte {error.start} is not UTF-8", "save it as UTF-8") from None
+    if not text.strip():
+        raise _bad(name, "", "it is empty", 'say at least preset = "agent"')
+    return text
+
+
+def _parsed(text: str, name: str) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _bad(name, "", f"it is not TOML: {error}") from None
+    except RecursionError:
+        raise _bad(name, "", "it is nested too deeply") from None
+
+
+def _policy(data: Mapping[str, Any], name: str, values: Mapping[str, str | None]) -> Policy:
+    fields: dict[str, Any] = {"preset": "agent"}
+    for key, value in data.items():
+        if key not in _KEYS:
+            raise _bad(name, key, "there is no such key", f"known are {', '.join(sorted(_KEYS))}")
+        _typed(value, _KEYS[key], name, key)
+        try:
+            fields[key] = _field(key, value, name, values)
+        except PolicyError as error:
+            raise (
+                error if error.what.startswith("the policy file") else _bad(name, key, str(error))
+            ) from None
+    try:
+        return Policy(**fields)
+    except PolicyError as error:
+        raise _bad(name, "", str(error)) from None
+
+
+def _field(key: str, value: Any, name: str, values: Mapping[str, str | None]) -> Any:
+    """The value of one key as Policy takes it, every text in it filled in."""
+    if key in _LISTS:
+        items = [_typed(item, str, name, key) for item in value]
+        return [_filled(item, values, name, key) for item in items] if key in _PATHS else items
+    if key == "home":
+        return _filled(value, values, name, key)
+    if key == "env":
+        return {
+            variable: _filled(_typed(text, str, name, f"env.{variable}"), values, name, f"env.{variable}")
+            for variable, text in value.items()
+        }
+    if key == "network":
+        return _network(value, name)
+    return _limits(value, name) if key == "limits" else value
+
+
+def _network(table: Mapping[str, Any], name: str) -> Network:
+    for key in table:
+        if key not in ("mode", "allow", "ports"):
+            raise _bad(name, f"network.{key}", "there is no such key", "known are mode, allow, ports")
+    mode = _typed(table.get("mode", "allow" if "allow" in table else ""), str, name, "network.mode")
+    if mode not in MODES:
+        raise _bad(name, "network.mode", f"it is {mode!r}", f"use one of {', '.join(MODES)}")
+    if ("allow" in table) != (mode == "allow"):
+        raise _bad(name, "network.allow", 'it goes with mode = "allow", and only with that', "")
+    if "ports" in table and mode != "loopback":
+        raise _bad(name, "network.ports", 'it goes with mode = "loopback" only')
+    if mode == "allow":
+        hosts = _typed(table["allow"], list, name, "network.allow")
+        return Network.allow(*(_typed(host, str, name, "network.allow") for host in hosts))
+    if mode == "loopback":
+        return Network.loopback(_typed(table.get("ports", []), list, name, "network.ports"))
+    return Network.open() if mode == "open" else Network.deny()
+
+
+def _limits(table: Mapping[str, Any], name: str) -> Limits:
+    for key, value in table.items():
+        if key not in Limits._fields:
+            raise _bad(
+                name, f"limits.{key}", "there is no such limit", f"known are {', '.join(Limits._fields)}"
+            )
+        try:
+            Limits(**{key: value if value != "none" else None})
+        except PolicyError as error:
+            raise _bad(name, f"limits.{key}", str(error)) from None
+    # TOML has no null: "none" takes a default limit away.
+    return Limits(**{key: None if value == "none" else value for key, value in table.items()})
+
+
+def _filled(text: str, values: Mapping[str, str | None], name: str, key: str) -> str:
+    """`text` with ${NAME} filled in. A single `$` means nothing; `$$` is one."""
+    out = []
+    rest = text
+    while "$" in rest:
+        before, _, rest = rest.partition("$")
+        out.append(before)
+        if rest.startswith("$"):
+            out.append("$")
+            rest = rest[1:]
+            continue
+        word, closed, after = rest[1:].partition("}")
+        if not rest.startswith("{") or not closed:
+            raise _bad(
+                name, key, f"there is a lone '$' in {text!r}", "write ${HOME}, or $$ for a dollar sign"
+            )
+        if word not in values:
+            known = ", ".join(f"${{{placeholder}}}" for placeholder in values)
+            raise _bad(name, key, f"there is no placeholder ${{{word}}}", f"known are {known}")
+        value = values[word]
+        if not value or not os.path.isabs(value):
+            state = "not known here" if value is None else f"{value!r}, which is no absolute path"
+            raise _bad(name, key, f"${{{word}}} is {state}", _SET[word])
+        out.append(value)
+        rest = after
+    return "".join([*out, rest])
+
+
+def _typed(value: Any, expected: type, name: str, key: str) -> Any:
+    if not isinstance(value, expected):
+        raise _bad(name, key, f"it is {value!r}, not {_TYPES[expected]}")
+    return value
+
+
+def _bad(name: str, key: str, why: str, fix: str = "") -> PolicyError:
+    where = f" at {key}" if key else ""
+    return PolicyError(f"the policy file {name!r} is refused{where}", why=why, fix=fix)

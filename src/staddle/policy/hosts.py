@@ -1,0 +1,246 @@
+"""The one parser of host names and addresses.
+
+    api.example.com              every port, TCP
+    github.com:22,443            these ports
+    *.github.com:443             subdomains at any depth, not github.com itself
+    192.0.2.7:5432               an address
+    10.1.0.0/16:5432             a network
+    [2001:db8::1]:443            IPv6 with a port needs brackets, a network too: [2001:db8::/32]:443
+    udp://192.0.2.53:53          UDP
+    !ads.example.com             refused, whatever else allows it
+
+What two programs could read differently is refused rather than guessed at: that is how
+allow lists have been passed in the past.
+"""
+
+from __future__ import annotations
+
+from .._value import Value
+from ..errors import PolicyError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+    from typing import Literal
+
+LONGEST_HOST = 253
+LONGEST_LABEL = 63
+_LABEL = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
+_HEX = frozenset("0123456789abcdef")
+
+
+class Rule(Value):
+    """One entry of an allow list. No ports means every port."""
+
+    kind: Literal["name", "subdomains", "network"]
+    host: str
+    ports: tuple[int, ...] = ()
+    protocol: Literal["tcp", "udp"] = "tcp"
+    deny: bool = False
+
+    def matches(self, host: str, port: int, protocol: str = "tcp") -> bool:
+        """Whether this entry speaks about `host` at `port`. What cannot be parsed matches nothing.
+
+        A name never matches an address rule, nor an address a name: who resolves a name asks
+        about both.
+        """
+        if protocol != self.protocol or (self.ports and port not in self.ports):
+            return False
+        try:
+            asked = canonical(host)
+        except PolicyError:
+            return False
+        if self.kind == "network":
+            return _looks_numeric(asked) and _contains(self.host, asked)
+        if self.kind == "subdomains":
+            return asked.endswith(f".{self.host}")
+        return asked == self.host
+
+    def __str__(self) -> str:
+        host = f"*.{self.host}" if self.kind == "subdomains" else self.host
+        ports = f":{','.join(map(str, self.ports))}" if self.ports else ""
+        if ports and ":" in host:
+            host = f"[{host}]"
+        return f"{'!' if self.deny else ''}{'udp://' if self.protocol == 'udp' else ''}{host}{ports}"
+
+
+def parse(entry: str) -> Rule:
+    """The rule that `entry` says, or PolicyError."""
+    if not isinstance(entry, str):
+        raise PolicyError(
+            f"{entry!r} is not a host",
+            why="each host is one piece of text",
+            fix='write Network.allow("api.example.com", "10.0.0.0/8:5432")',
+        )
+    _plain_text(entry)
+    deny = entry.startswith("!")
+    rest = entry[1:] if deny else entry
+    protocol: Literal["tcp", "udp"] = "tcp"
+    if "://" in rest:
+        scheme, _, rest = rest.partition("://")
+        if scheme not in ("tcp", "udp"):
+            raise _refused(entry, f"{scheme!r} is not a protocol", "write the host alone, or host:port")
+        protocol = "udp" if scheme == "udp" else "tcp"
+    host, ports = _split(rest, entry)
+    if host.startswith("*"):
+        suffix = host[2:]
+        if host == "*":
+            raise _refused(entry, "it means every host there is", "say Network.open()")
+        if host[1] != "." or "*" in suffix or _looks_numeric(suffix):
+            raise _refused(entry, "'*' stands for whole subdomains only", "write *.example.com")
+        return Rule("subdomains", _name(suffix, entry), ports, protocol, deny)
+    if "/" in host:
+        return Rule("network", _network(host, entry), ports, protocol, deny)
+    if _looks_numeric(host):
+        return Rule("network", _address(host, entry), ports, protocol, deny)
+    return Rule("name", _name(host, entry), ports, protocol, deny)
+
+
+def canonical(host: str) -> str:
+    """The one spelling of a host name or address without port, or PolicyError."""
+    _plain_text(host)
+    if host.startswith("[") and host.endswith("]"):
+        return _address(host[1:-1], host)
+    return _address(host, host) if _looks_numeric(host) else _name(host, host)
+
+
+def checked_port(port: object) -> int:
+    """A port number, or PolicyError."""
+    if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
+        raise PolicyError(f"{port!r} is not a port", why="ports are whole numbers from 1 to 65535")
+    return port
+
+
+def _split(text: str, entry: str) -> tuple[str, tuple[int, ...]]:
+    """Host and ports. Two colons without brackets are an IPv6 address, which then has no port."""
+    if text.startswith("["):
+        host, closed, after = text[1:].partition("]")
+        if not closed or ":" not in host or (after and not after.startswith(":")):
+            raise _refused(entry, "its brackets are not those of an IPv6 address", "write [2001:db8::1]:443")
+        return host, _ports(after[1:], entry) if after else ()
+    if text.count(":") > 1:
+        return text, ()
+    host, colon, after = text.partition(":")
+    return host, _ports(after, entry) if colon else ()
+
+
+def _ports(text: str, entry: str) -> tuple[int, ...]:
+    found = set()
+    for word in text.split(","):
+        if not (word.isascii() and word.isdigit()) or word[0] == "0" or len(word) > 5 or int(word) > 65535:
+            raise _refused(
+                entry, f"{word!r} is not a port", "write numbers from 1 to 65535, as in example.com:80,443"
+            )
+        found.add(int(word))
+    return tuple(sorted(found))
+
+
+def _plain_text(text: str) -> None:
+    for char in text:
+        if char.isspace() or not char.isprintable():
+            raise _refused(text, f"it has {char!r} in it", "")
+    for char, why in (
+        ("@", "a user name is not part of a host"),
+        ("%", "escapes and zone names are read differently by different programs"),
+    ):
+        if char in text:
+            raise _refused(text, why, "write the plain name or address")
+
+
+def _name(name: str, entry: str) -> str:
+    if name.endswith("."):
+        name = name[:-1]
+    if not name.isascii():
+        name = ".".join(_ascii_label(label, entry) for label in name.split("."))
+    name = name.lower()
+    if len(name) > LONGEST_HOST:
+        raise _refused(entry, f"it is longer than {LONGEST_HOST} characters", "")
+    for label in name.split("."):
+        if not label:
+            raise _refused(entry, "a part of the name is empty", "")
+        if len(label) > LONGEST_LABEL:
+            raise _refused(entry, f"a part of it is longer than {LONGEST_LABEL} characters", "")
+        if not _LABEL.issuperset(label) or label[0] == "-" or label[-1] == "-":
+            raise _refused(entry, f"{label!r} cannot be part of a host name", "")
+    if _looks_numeric(name):
+        raise _refused(entry, "programs disagree on what such a number means", "write a plain address")
+    return name
+
+
+def _ascii_label(label: str, entry: str) -> str:
+    """The xn-- form of a label in another script, if it leads back to exactly the same label."""
+    if label.isascii():
+        return label
+    try:
+        encoded = label.encode("idna").decode("ascii").lower()
+        back = encoded.encode("ascii").decode("idna")
+    except UnicodeError:
+        back = ""
+    if back != label.lower() or "." in encoded:
+        raise _refused(entry, f"{label!r} has more than one reading", "write its xn-- form")
+    return encoded
+
+
+def _looks_numeric(host: str) -> bool:
+    """Whether some program would take `host` for an address: 127.1, 0x7f000001, 2130706433, ::1."""
+    if ":" in host:
+        return True
+    last = host.rstrip(".").rpartition(".")[2].lower()
+    return bool(last) and (last.isdigit() or (last.startswith("0x") and _HEX.issuperset(last[2:])))
+
+
+def _address(text: str, entry: str) -> str:
+    import ipaddress
+
+    try:
+        return str(_unmapped(ipaddress.ip_address(text)))
+    except ValueError:
+        raise _not_an_address(entry) from None
+
+
+def _network(text: str, entry: str) -> str:
+    import ipaddress
+
+    address, _, length = text.partition("/")
+    if not (length.isascii() and length.isdigit()) or (length[0] == "0" and length != "0"):
+        raise _refused(entry, "what follows the '/' is not a prefix length", "write it as in 10.0.0.0/8")
+    try:
+        network = ipaddress.ip_network(text)
+    except ValueError:
+        try:
+            inside = ipaddress.ip_network(text, strict=False)
+        except ValueError:
+            raise _not_an_address(entry) from None
+        raise _refused(entry, f"{address} is inside that network", f"write {inside}") from None
+    mapped = network.network_address
+    if mapped.version == 6 and mapped.ipv4_mapped is not None and network.prefixlen >= 96:
+        return _network(f"{mapped.ipv4_mapped}/{network.prefixlen - 96}", entry)
+    return str(mapped) if network.prefixlen == network.max_prefixlen else str(network)
+
+
+def _contains(network: str, address: str) -> bool:
+    import ipaddress
+
+    inside: IPv4Network | IPv6Network = ipaddress.ip_network(network)
+    asked = ipaddress.ip_address(address)
+    return asked.version == inside.version and asked in inside
+
+
+def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """::ffff:192.0.2.1 reaches the same machine as 192.0.2.1, so it is the same address."""
+    if address.version == 6 and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+def _not_an_address(entry: str) -> PolicyError:
+    return _refused(
+        entry,
+        "it is not an address in its plain form",
+        "write four decimal numbers without leading zeros, or an IPv6 address",
+    )
+
+
+def _refused(entry: str, why: str, fix: str) -> PolicyError:
+    shown = repr(entry) if len(entry) < 100 else repr(entry[:99]) + "…"
+    return PolicyError(f"the host {shown} is refused", why=why, fix=fix)

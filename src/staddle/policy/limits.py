@@ -1,0 +1,112 @@
+"""How much a command may use."""
+
+from __future__ import annotations
+
+from .._value import Value
+from ..errors import PolicyError
+
+LARGEST = 2**63 - 1  # what the kernel's interfaces hold
+LONGEST_TIMEOUT = 2.0**31  # seconds: 68 years, and still exact in every timer we use
+
+#: Always powers of two, whichever way they are spelled; letters in either case.
+UNITS = {"": 1, "b": 1} | {
+    letter + spelling: 1 << power
+    for letter, power in (("k", 10), ("m", 20), ("g", 30), ("t", 40))
+    for spelling in ("", "b", "ib")
+}
+
+
+class Limits(Value):
+    """Upper bounds; None is no bound.
+
+    `timeout` is in seconds, `cpu` in cores (1.5 is one and a half). Sizes are bytes, given
+    as an int or as text such as "512M".
+    """
+
+    timeout: float | None
+    memory: int | None
+    cpu: float | None
+    processes: int | None
+    output: int | None
+    file_size: int | None
+    disk: int | None
+    open_files: int | None
+
+    def __init__(  # noqa: PLR0917 - in the order of the fields
+        self,
+        timeout: float | None = 30.0,
+        memory: int | str | None = None,
+        cpu: float | None = None,
+        processes: int | None = None,
+        output: int | str | None = "1M",
+        file_size: int | str | None = None,
+        disk: int | str | None = None,
+        open_files: int | None = None,
+    ) -> None:
+        super().__init__(
+            timeout=_decimal("timeout", timeout, LONGEST_TIMEOUT),
+            memory=_size("memory", memory),
+            cpu=_decimal("cpu", cpu, float(1 << 20)),
+            processes=_count("processes", processes),
+            output=_size("output", output),
+            file_size=_size("file_size", file_size),
+            disk=_size("disk", disk),
+            open_files=_count("open_files", open_files),
+        )
+
+
+def parse_size(text: str) -> int:
+    """The bytes that "65536", "64K", "64KB" or "64KiB" say; PolicyError for anything else."""
+    if not text:
+        raise PolicyError("a size is empty", fix="write a number of bytes, or one such as 512M")
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    unit = text[len(number) :].lower()
+    if not (number.isascii() and number.isdigit()):
+        raise PolicyError(
+            f"{text!r} is not a size", why="it does not start with a whole number", fix="write 512M or 1536K"
+        )
+    if unit not in UNITS:
+        raise PolicyError(f"{text!r} is not a size", why="its unit is unknown", fix="use K, M, G or T")
+    if len(number) > 20:  # int() refuses very long ones with words of its own
+        raise PolicyError(f"the size {text[:20]}… is too large", fix=f"write at most {LARGEST}")
+    return int(number) * UNITS[unit]
+
+
+def _size(field: str, value: object) -> int | None:
+    return _count(field, parse_size(value) if isinstance(value, str) else value)
+
+
+def _count(field: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise PolicyError(
+            f"limits.{field} is {value!r}", why="it is not a whole number", fix="give an int, or None"
+        )
+    if value <= 0:
+        raise _too_small(field, value)
+    if value > LARGEST:
+        raise PolicyError(f"limits.{field} is {value!r}", why="it is too large", fix=f"at most {LARGEST}")
+    return value
+
+
+def _decimal(field: str, value: object, largest: float) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or _is_nan(value):
+        raise PolicyError(f"limits.{field} is {value!r}", why="it is not a number", fix="give one, or None")
+    if value <= 0:
+        raise _too_small(field, value)
+    if value > largest:
+        raise PolicyError(f"limits.{field} is {value!r}", why="it is too large", fix="use None for no limit")
+    return float(value)
+
+
+def _too_small(field: str, value: object) -> PolicyError:
+    return PolicyError(
+        f"limits.{field} is {value!r}", why="nothing could run under it", fix="use None for no limit"
+    )
+
+
+def _is_nan(value: float) -> bool:
+    return value != value  # noqa: PLR0124 - that is what NaN is, and math would be one more import

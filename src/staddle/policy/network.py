@@ -1,0 +1,85 @@
+"""What a command may reach over the network."""
+
+from __future__ import annotations
+
+from .._value import Value
+from ..errors import PolicyError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Literal
+
+    from .hosts import Rule
+
+MODES = ("deny", "open", "loopback", "allow")
+
+
+class Network(Value):
+    """One of four: `deny()`, `open()`, `loopback(ports)`, `allow(*hosts)`. Make it with these."""
+
+    mode: Literal["deny", "open", "loopback", "allow"] = "deny"
+    ports: tuple[int, ...] = ()
+    rules: tuple[Rule, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise PolicyError(f"there is no network mode {self.mode!r}", fix=f"use one of {', '.join(MODES)}")
+        if (self.ports and self.mode != "loopback") or bool(self.rules) != (self.mode == "allow"):
+            raise PolicyError(
+                f"network mode {self.mode!r} does not go with these ports or rules",
+                fix="make it with Network.deny(), open(), loopback() or allow()",
+            )
+
+    @classmethod
+    def deny(cls) -> Network:
+        """Nothing can be reached."""
+        return cls("deny")
+
+    @classmethod
+    def open(cls) -> Network:
+        """Everything can be reached, the host's own loopback too."""
+        return cls("open")
+
+    @classmethod
+    def loopback(cls, ports: Iterable[int] = ()) -> Network:
+        """Its own loopback works, and exactly these ports of the host's 127.0.0.1."""
+        if isinstance(ports, str | bytes) or not hasattr(ports, "__iter__"):
+            raise PolicyError(f"ports is {ports!r}, not a list", fix="write Network.loopback([8000])")
+        from .hosts import checked_port
+
+        return cls("loopback", ports=tuple(sorted({checked_port(port) for port in ports})))
+
+    @classmethod
+    def allow(cls, *hosts: str) -> Network:
+        """Only these hosts. No host at all denies everything; see `hosts` for how to write one."""
+        if not hosts:
+            return cls("deny")
+        from .hosts import parse
+
+        rules = {parse(host) for host in hosts}
+        if all(rule.deny for rule in rules):
+            raise PolicyError(
+                "this allow list has only refusals in it",
+                why="entries that start with '!' take away from what the others allow",
+                fix="add what should be reached, or use Network.deny()",
+            )
+        return cls("allow", rules=tuple(sorted(rules, key=str)))
+
+    def permits(self, host: str, port: int, protocol: str = "tcp") -> bool:
+        """Whether `host`, a name or an address, may be reached at `port`. A refusal beats an allowance.
+
+        For `loopback` this is about the host's 127.0.0.1; a sandbox's own is not asked about.
+        """
+        if self.mode == "open":
+            return True
+        if self.mode == "loopback":
+            return host in ("127.0.0.1", "localhost") and port in self.ports and protocol == "tcp"
+        matching = [rule.deny for rule in self.rules if rule.matches(host, port, protocol)]
+        return bool(matching) and not any(matching)
+
+    def __str__(self) -> str:
+        if self.mode == "allow":
+            return f"allow {', '.join(map(str, self.rules))}"
+        ports = f" {', '.join(map(str, self.ports))}" if self.ports else ""
+        return self.mode + ports

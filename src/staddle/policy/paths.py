@@ -1,0 +1,176 @@
+"""What can be said about a path by reading it, without touching the disk.
+
+A declared path is kept as it was written, but for `//`, `.` and a trailing slash. It may
+be absolute, relative, or start with `~`; `compile` turns it into a place on this host.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import PolicyError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator
+
+    AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+LONGEST_NAME = 255  # NAME_MAX, in bytes
+LONGEST_PATH = 4095  # PATH_MAX without its NUL, in bytes
+
+#: These are made anew in every sandbox, and everything in them is the kernel's.
+KERNEL_TREES = ("/proc", "/sys", "/dev")
+_BELOW_KERNEL_TREES = tuple(f"{tree}/" for tree in KERNEL_TREES)
+#: These are private and empty in every sandbox; what lies below them on the host can be named.
+PRIVATE = ("/tmp", "/run")
+
+
+def declared_all(paths: object, field: str) -> tuple[str, ...]:
+    """Every path of one field: checked, normalised, sorted, each once."""
+    return tuple(sorted({declared(path, field) for path in several(paths, field)}))
+
+
+def several(items: object, field: str) -> Iterable[object]:
+    """`items`, when it is a collection and not one thing that could be taken for a collection."""
+    if isinstance(items, str | bytes | os.PathLike):
+        raise PolicyError(
+            f"{field} is {items!r}, not a list",
+            why="one string would be read letter by letter",
+            fix=f"write {field}=[{items!r}]",
+        )
+    if not hasattr(items, "__iter__") or isinstance(items, dict):
+        raise PolicyError(f"{field} is {items!r}, not a list", fix=f"write {field}=[...]")
+    iterable: Iterable[object] = items
+    return iterable
+
+
+def declared(path: object, field: str) -> str:
+    """`path` in its one spelling, or PolicyError if it means nothing or should not be granted."""
+    try:
+        text = os.fsdecode(path)  # type: ignore[arg-type]
+        encoded = os.fsencode(text)
+    except TypeError:
+        raise PolicyError(
+            f"{field} holds {path!r}", why="it is not a path", fix="give text, bytes or a pathlib path"
+        ) from None
+    except UnicodeError:
+        raise _refused(field, path, "it has characters that no file name can hold", "") from None
+    if not text:
+        raise _refused(field, path, "it is empty", "write '.' for the current directory")
+    if "\0" in text:
+        raise _refused(field, path, "it has a NUL in it", "")
+    parts = [part for part in text.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise _refused(
+            field,
+            path,
+            "'..' can lead somewhere else when a directory before it is a link",
+            "write the path it should reach",
+        )
+    if len(encoded) > LONGEST_PATH:
+        raise _refused(field, path, f"it is longer than {LONGEST_PATH} bytes", "")
+    if len(encoded) > LONGEST_NAME and any(len(os.fsencode(part)) > LONGEST_NAME for part in parts):
+        raise _refused(field, path, f"a name in it is longer than {LONGEST_NAME} bytes", "")
+    if text[0] == "/":
+        normal = "/" + "/".join(parts)
+        reason = not_for(field, normal)
+        if reason:
+            raise _refused(field, path, *reason)
+        return normal
+    if text[0] == "~" and parts[0] != "~":
+        raise _refused(field, path, "homes of other users are not looked up", "write the whole path")
+    if field == "sockets" and text[0] == "@":
+        raise _refused(
+            field, path, "abstract sockets cannot be granted one by one", "use a socket that has a path"
+        )
+    # "./~x" is a file of that name: without the dot it would be somebody's home.
+    dot = "./" if parts and parts[0].startswith("~") and text[0] != "~" else ""
+    return dot + "/".join(parts) or "."
+
+
+def not_for(field: str, path: str) -> tuple[str, str] | None:
+    """Why the absolute `path` cannot be in `field`, and what to do; None when it can."""
+    if path == "/":
+        if field == "deny":
+            return "it would hide everything, and then nothing could run", "deny what should be hidden"
+        return "it would grant the whole machine", "name the directories that are needed"
+    if field == "deny":
+        return None
+    if path in KERNEL_TREES or path.startswith(_BELOW_KERNEL_TREES):
+        tree = next(tree for tree in KERNEL_TREES if covers(tree, path))
+        if tree == "/dev" and field == "sockets":
+            return None  # /dev/log is one
+        return f"every sandbox has its own {tree}", "leave it out"
+    if path in PRIVATE and field != "home":
+        return f"{path} is private in every sandbox", f"name what is needed below {path}"
+    return None
+
+
+def absolute(path: str, base: str, home: str) -> str:
+    """A declared path made absolute, still without touching the disk."""
+    if path[0] == "/":
+        return path
+    if path[0] == "~":
+        return join(home, path[2:])
+    if path.startswith("./"):
+        path = path[2:]
+    return base if path == "." else join(base, path)
+
+
+def join(directory: str, rest: str) -> str:
+    """`rest` below `directory`."""
+    if not rest:
+        return directory
+    return f"/{rest}" if directory == "/" else f"{directory}/{rest}"
+
+
+def covers(ancestor: str, path: str) -> bool:
+    """Whether `path` is `ancestor` or lies below it."""
+    return ancestor in (path, "/") or path.startswith(ancestor + "/")
+
+
+class Ancestry:
+    """Answers which of some paths is nearest above another; siblings share the work."""
+
+    __slots__ = ("_nearest", "_paths")
+
+    def __init__(self, paths: Container[str]) -> None:
+        self._paths = paths
+        self._nearest: dict[str, str | None] = {}
+
+    def at_or_above(self, path: str) -> str | None:
+        """`path` itself if it is one of them, else the nearest above it."""
+        return path if path in self._paths else self.above(path)
+
+    def above(self, path: str) -> str | None:
+        """The nearest strictly above `path`."""
+        parent = path[: path.rfind("/")] or "/"
+        if parent in self._nearest:
+            return self._nearest[parent]
+        place: str | None = parent
+        while place is not None and place not in self._paths:
+            place = (place[: place.rfind("/")] or "/") if place != "/" else None
+        self._nearest[parent] = place
+        return place
+
+
+def upward(path: str) -> Iterator[str]:
+    """`path`, its parent, and so on up to `/`."""
+    while path != "/":
+        yield path
+        path = path[: path.rfind("/")] or "/"
+    yield path
+
+
+def above(path: str) -> Iterator[str]:
+    """The same without `path` itself."""
+    if path != "/":
+        yield from upward(path[: path.rfind("/")] or "/")
+
+
+def _refused(field: str, path: object, why: str, fix: str) -> PolicyError:
+    shown = repr(path)
+    return PolicyError(
+        f"{field} cannot hold {shown if len(shown) < 200 else shown[:199] + '…'}", why=why, fix=fix
+    )

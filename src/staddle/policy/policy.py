@@ -1,0 +1,172 @@
+"""The policy: what may be touched. It reads nothing and decides nothing about this host."""
+
+from __future__ import annotations
+
+from .._value import Value
+from ..errors import PolicyError
+from . import presets
+from .environment import Environment, checked, checked_names
+from .limits import Limits
+from .network import Network
+from .paths import declared, declared_all
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any, Self
+
+    from .paths import AnyPath
+
+_DENY = Network.deny()
+_LIMITS = Limits()
+
+
+class Policy(Value):
+    """What may be touched. Grants add, `deny` takes away and wins; the order never matters.
+
+    Paths stay as they were written until `compile` looks at this host. `~` is the home of
+    whoever starts the sandbox; relative paths are relative to where it is started.
+    """
+
+    read: tuple[str, ...]
+    write: tuple[str, ...]
+    deny: tuple[str, ...]
+    sockets: tuple[str, ...]
+    network: Network
+    limits: Limits
+    env: Environment
+    pass_env: tuple[str, ...]
+    system: bool
+    unprotect: tuple[str, ...]
+    preset: str
+    home: str | None
+
+    #: Where the file lies that this came from, links to it included: no write grant may
+    #: cover it. Not part of the value.
+    _source: tuple[str, ...] = ()
+
+    def __init__(  # noqa: PLR0917 - in the order of the fields
+        self,
+        read: Iterable[AnyPath] = (),
+        write: Iterable[AnyPath] = (),
+        deny: Iterable[AnyPath] = (),
+        sockets: Iterable[AnyPath] = (),
+        network: Network = _DENY,
+        limits: Limits = _LIMITS,
+        env: Mapping[str, str] | None = None,
+        pass_env: Iterable[str] = (),
+        *,
+        system: bool = True,
+        unprotect: Iterable[str] = (),
+        preset: str = "none",
+        home: AnyPath | None = None,
+    ) -> None:
+        """`system=False` leaves out the system directories; `unprotect` opens protected names.
+
+        `preset` and `home` are what `agent()` and `coding_agent()` set: the rules a preset
+        adds are in `presets`, and `home` is where the command finds its own, empty home.
+        """
+        if not isinstance(network, Network):
+            raise PolicyError(f"network is {network!r}", why="it is not a Network", fix="say Network.open()")
+        if not isinstance(limits, Limits):
+            raise PolicyError(f"limits is {limits!r}", why="it is not a Limits", fix="say Limits(timeout=60)")
+        if not isinstance(system, bool):
+            raise PolicyError(f"system is {system!r}", why="it is neither True nor False")
+        if preset not in presets.NAMES:
+            raise PolicyError(
+                f"there is no preset {preset!r}", fix=f"choose one of {', '.join(presets.NAMES)}"
+            )
+        if preset == "coding-agent" and home is None:
+            raise PolicyError("the preset coding-agent needs a home", fix="say Policy.coding_agent(home)")
+        super().__init__(
+            read=declared_all(read, "read"),
+            write=declared_all(write, "write"),
+            deny=declared_all(deny, "deny"),
+            sockets=declared_all(sockets, "sockets"),
+            network=network,
+            limits=limits,
+            env=checked({} if env is None else env),
+            pass_env=checked_names(pass_env),
+            system=system,
+            unprotect=_names(unprotect),
+            preset=preset,
+            home=None if home is None else _home(home),
+        )
+
+    @classmethod
+    def agent(cls) -> Policy:
+        """The default: system directories readable, home and secrets hidden, network denied."""
+        return cls(preset="agent")
+
+    @classmethod
+    def coding_agent(cls, home: AnyPath) -> Policy:
+        """For running a coding agent itself: `home` is fresh, but its configuration is there.
+
+        Of the real home, the agent's own configuration can be written and its tools can be
+        read and run, as far as they exist.
+        """
+        return cls(preset="coding-agent", home=home)
+
+    @classmethod
+    def from_file(cls, path: AnyPath, *, workspace: AnyPath | None = None) -> Policy:
+        """The policy in a TOML file. It may not lie where a sandbox could have changed it."""
+        from .file import load
+
+        return load(path, workspace)
+
+    def with_read(self, *paths: AnyPath) -> Policy:
+        """The same, and `paths` may be read."""
+        return self.replace(read=(*self.read, *paths))
+
+    def with_write(self, *paths: AnyPath) -> Policy:
+        """The same, and `paths` may be read and written."""
+        return self.replace(write=(*self.write, *paths))
+
+    def with_deny(self, *paths: AnyPath) -> Policy:
+        """The same, and `paths` do not exist inside."""
+        return self.replace(deny=(*self.deny, *paths))
+
+    def with_sockets(self, *paths: AnyPath) -> Policy:
+        """The same, and these UNIX sockets may be connected to."""
+        return self.replace(sockets=(*self.sockets, *paths))
+
+    def with_network(self, network: Network) -> Policy:
+        """The same with this network."""
+        return self.replace(network=network)
+
+    def with_limits(self, **limits: Any) -> Policy:
+        """The same with these limits changed."""
+        return self.replace(limits=self.limits.replace(**limits))
+
+    def with_env(self, **variables: str) -> Policy:
+        """The same, and these variables are set inside."""
+        return self.replace(env={**self.env, **variables})
+
+    def with_pass_env(self, *names: str) -> Policy:
+        """The same, and these variables of the host are passed on."""
+        return self.replace(pass_env=(*self.pass_env, *names))
+
+    def with_unprotect(self, *names: str) -> Policy:
+        """The same, and these protected names can be changed below what may be written."""
+        return self.replace(unprotect=(*self.unprotect, *names))
+
+    def replace(self, **changes: Any) -> Self:
+        """The same policy with some fields changed, validated anew."""
+        made = super().replace(**changes)
+        made._set("_source", self._source)
+        return made
+
+
+def _home(home: AnyPath) -> str:
+    path = declared(home, "home")
+    if ":" in path or "\n" in path:
+        raise PolicyError(f"home is {path!r}", why="/etc/passwd cannot hold ':' or a line end in a path")
+    return path
+
+
+def _names(names: object) -> tuple[str, ...]:
+    if isinstance(names, tuple) and not names:
+        return ()
+    from .protected import checked_names as known
+
+    return known(names)

@@ -1,0 +1,397 @@
+"""Names that make somebody else's program run commands, and the walk that finds them.
+
+A sandbox that may write a directory could leave a command there for whoever opens the
+directory next: a git hook, a shell start file, an editor's task. Below every write grant
+these names can be read, not changed. The list is data; `Policy(unprotect=...)` opens one.
+
+Not in it, because nothing runs them by itself: `.gitattributes` (it only picks among the
+drivers of a config, which is protected), Makefiles, tests, package scripts, AGENTS.md.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ..errors import PolicyError
+from .paths import covers, several, upward
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+    from typing import Literal
+
+    from .plan import Plan
+
+    Kind = Literal["file", "directory", "link", "named", "opened"]
+
+#: In a git directory, wherever it is: `.git`, a submodule's, a worktree's, a bare repository.
+GIT = (
+    ".git/config",
+    ".git/config.worktree",
+    ".git/commondir",
+    ".git/hooks",
+    ".git/info/attributes",
+)
+NAMES = (
+    # git: `.git` stands for the pointer file of a worktree or submodule
+    ".git",
+    *GIT,
+    ".gitmodules",
+    # what git runs through a hook that is installed once
+    ".husky",
+    ".githooks",
+    ".pre-commit-config.yaml",
+    ".lefthook.yml",
+    "lefthook.yml",
+    ".overcommit.yml",
+    # other version control
+    ".hg/hgrc",
+    ".hg/sharedpath",
+    ".jj/repo/config.toml",
+    # shells, and what reads a file when a directory is entered or a session starts
+    ".bashrc",
+    ".bash_profile",
+    ".bash_login",
+    ".bash_logout",
+    ".bash_aliases",
+    ".profile",
+    ".zshrc",
+    ".zshenv",
+    ".zprofile",
+    ".zlogin",
+    ".zlogout",
+    ".kshrc",
+    ".cshrc",
+    ".tcshrc",
+    ".login",
+    ".logout",
+    ".inputrc",
+    ".config/fish",
+    ".envrc",
+    ".xinitrc",
+    ".xprofile",
+    ".xsession",
+    ".xsessionrc",
+    ".pam_environment",
+    ".config/autostart",
+    ".config/environment.d",
+    ".config/systemd",
+    ".config/git",
+    ".gitconfig",
+    ".ssh",
+    # editors
+    ".vscode",
+    ".vscode-server",
+    ".idea",
+    ".zed",
+    ".fleet",
+    ".devcontainer",
+    ".devcontainer.json",
+    ".vim",
+    ".vimrc",
+    ".gvimrc",
+    ".exrc",
+    ".nvimrc",
+    ".nvim.lua",
+    ".config/nvim",
+    ".emacs",
+    ".emacs.d",
+    ".dir-locals.el",
+    ".dir-locals-2.el",
+    # coding agents: their settings name hooks and servers that they start
+    ".agents",
+    ".aider.conf.yml",
+    ".amazonq",
+    ".augment",
+    ".claude",
+    ".claude.json",
+    ".cline",
+    ".clinerules",
+    ".codex",
+    ".config/crush",
+    ".config/goose",
+    ".config/opencode",
+    ".continue",
+    ".copilot",
+    ".crush.json",
+    ".cursor",
+    ".cursorrules",
+    ".factory",
+    ".gemini",
+    ".goosehints",
+    ".junie",
+    ".kilocode",
+    ".kiro",
+    ".mcp.json",
+    ".opencode",
+    ".qwen",
+    ".roo",
+    ".trae",
+    ".windsurf",
+    "crush.json",
+    "opencode.json",
+    "opencode.jsonc",
+)
+#: More than this many entries below the write grants is refused, not half searched.
+MOST_ENTRIES = 1_000_000
+
+_KNOWN = frozenset(NAMES)
+_ALONE = frozenset(name for name in NAMES if "/" not in name and name != ".git")
+#: `.config` -> fish, autostart, ...; `.git` -> config, hooks, info/attributes, ...
+_BELOW: dict[str, tuple[str, ...]] = {
+    first: tuple(name[len(first) + 1 :] for name in NAMES if name.startswith(f"{first}/"))
+    for first in {name.partition("/")[0] for name in NAMES if "/" in name}
+}
+#: Directories that are the beginning of a protected name: `.git`, `info`, `repo`, ...
+_MIDDLES = frozenset(part for name in NAMES for part in name.split("/")[:-1])
+_PARTS = frozenset(part for name in NAMES for part in name.split("/"))
+#: Names worth a second look although they have no leading dot.
+_DOTLESS = frozenset({"head", *(name for name in _ALONE if name[0] != ".")})
+#: Inside a git directory there is nothing to find in these, and they are the large ones.
+_GIT_DATA = frozenset({"objects", "refs", "logs", "lfs"})
+#: Characters that HFS+ leaves out when it compares names.
+_IGNORED = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF])
+
+
+class Finding:
+    """One protected name that is there.
+
+    A `link` cannot be held, `named` is where git is sent on to, `opened` was granted for itself.
+    """
+
+    __slots__ = ("kind", "name", "path")
+
+    def __init__(self, path: str, kind: Kind, name: str) -> None:
+        self.path, self.name = path, name
+        self.kind: Kind = kind
+
+
+def checked_names(names: object) -> tuple[str, ...]:
+    """The names of `unprotect`: known ones, sorted, each once."""
+    found = set()
+    for name in several(names, "unprotect"):
+        if not isinstance(name, str) or name not in _KNOWN:
+            raise PolicyError(
+                f"unprotect holds {name!r}",
+                why="it is not a protected name",
+                fix="write one as docs/policy.md lists it, such as '.git/hooks' or '.vscode'",
+            )
+        found.add(name)
+    return tuple(sorted(found))
+
+
+def protected_name(path: str) -> str | None:
+    """The protected name that the end of the absolute `path` spells, if any; `.git` itself is none."""
+    parts = _folded(path).rsplit("/", 3)[1:]
+    for count in range(1, len(parts) + 1):
+        name = "/".join(parts[-count:])
+        if name in _KNOWN and name != ".git":
+            return name
+    return None
+
+
+def find_protected(root: str, unprotect: Iterable[str] = ()) -> set[str]:
+    """Every protected name below `root`, to be compared before and after a run. Never raises.
+
+    What cannot be looked into is not in it, nor what lies beyond the limit of the walk.
+    """
+    found: set[str] = set()
+    try:
+        for finding in walk([root], unprotect=unprotect, strict=False):
+            if finding.kind != "named" or (covers(root, finding.path) and os.path.lexists(finding.path)):
+                found.add(finding.path)
+    except PolicyError:
+        pass
+    return found
+
+
+def appeared(plan: Plan) -> set[str]:
+    """Protected names that lie below the plan's write grants now and did not when it was made."""
+    writable = {grant.path for grant in plan.grants if grant.access == "write"}
+    held = {guard.path for guard in plan.guards} | {item.path for item in plan.hidden}
+    covered = [scratch.path for scratch in plan.scratch]
+    found: set[str] = set()
+    for grant in plan.grants:
+        if grant.access == "write" and grant.directory:
+            unseen = [path for path in covered if covers(grant.path, path)]
+            for path in find_protected(grant.path, plan.unprotect):
+                if not any(covers(item, path) for item in unseen):
+                    found.add(path)
+    return {path for path in found if path not in writable and held.isdisjoint(_below_grant(path, writable))}
+
+
+def walk(
+    roots: Iterable[str],
+    *,
+    unprotect: Iterable[str] = (),
+    opened: Collection[str] = (),
+    skip: Collection[str] = (),
+    strict: bool = True,
+) -> Iterator[Finding]:
+    """What is protected below `roots`, seen with the rights of whoever starts the sandbox. Follows no link.
+
+    A root that is a protected name itself was named on purpose, and nothing below it is
+    held; the same goes for `opened` paths below the roots. `skip` are those that are not
+    visible inside. Other file systems below a root are searched like the rest:
+    a bind of the root brings them along, writable.
+    """
+    names = _KNOWN.difference(unprotect)
+    left = MOST_ENTRIES
+    done = set(skip)
+    for root in roots:
+        if _folded(root[root.rfind("/") + 1 :]) in _PARTS:
+            if protected_name(root):
+                continue
+            yield from _new(_beginning(root, names), done, opened)
+        todo = [root]
+        while todo:
+            directory = todo.pop()
+            if directory in done and directory != root:
+                continue
+            entries = _entries(directory, strict)
+            left -= len(entries)
+            if left < 0:
+                raise PolicyError(
+                    f"{root!r} cannot be searched for protected names",
+                    why=f"more than {MOST_ENTRIES:,} files lie below what may be written",
+                    fix="grant only the directories that are needed",
+                )
+            is_git = _folded(directory[-4:]) == ".git" and directory[-5:-4] == "/"
+            for entry in entries:
+                name = _folded(entry.name)
+                if name[0] == "." or name in _DOTLESS:
+                    is_git = is_git or (name == "head" and _is_git_directory(directory))
+                    yield from _new(_protected(entry, name, names), done, opened)
+                if entry.is_dir(follow_symlinks=False) and not (is_git and name in _GIT_DATA):
+                    todo.append(entry.path)
+            if is_git:
+                yield from _new(_git_directory(directory, names), done, opened)
+
+
+def _new(findings: Iterable[Finding], done: set[str], opened: Collection[str]) -> Iterator[Finding]:
+    """Those at a path that is not done yet. Nothing below a finding is searched any more."""
+    for finding in findings:
+        if finding.path not in done:
+            done.add(finding.path)
+            if finding.path in opened:
+                finding.kind = "opened"
+            yield finding
+
+
+def _protected(entry: os.DirEntry[str], name: str, names: frozenset[str]) -> Iterator[Finding]:
+    """What this entry of an ordinary directory is, or begins."""
+    if name in _ALONE:
+        if name in names:
+            yield Finding(entry.path, _kind(entry.stat(follow_symlinks=False).st_mode), name)
+    elif name == ".git":
+        if entry.is_dir(follow_symlinks=False) or name not in names:
+            return  # a directory is looked at when the walk comes to it
+        yield Finding(entry.path, "link" if entry.is_symlink() else "file", name)
+        if entry.is_file(follow_symlinks=False):
+            yield from _sent_on_to(entry.path, names)
+    elif name in _BELOW:
+        if not entry.is_symlink():
+            yield from _at(entry.path, [(rest, f"{name}/{rest}") for rest in _BELOW[name]], names)
+        else:
+            for rest in _BELOW[name]:
+                if f"{name}/{rest}" in names and os.path.lexists(f"{entry.path}/{rest}"):
+                    yield Finding(entry.path, "link", f"{name}/{rest}")
+
+
+def _git_directory(directory: str, names: frozenset[str]) -> Iterator[Finding]:
+    """What is protected in `.git`, in a bare repository, in the directory of a worktree or submodule."""
+    for finding in _at(directory, [(rest, f".git/{rest}") for rest in _BELOW[".git"]], names):
+        yield finding
+        if finding.kind == "directory":
+            # A hook may be a link to a file of the working tree; that file is the hook then.
+            for entry in _entries(finding.path, strict=False):
+                if entry.is_symlink():
+                    yield Finding(os.path.realpath(entry.path), "named", finding.name)
+    yield from _sent_on_to(directory, names)
+
+
+def _sent_on_to(git: str, names: frozenset[str]) -> Iterator[Finding]:
+    from .gitconfig import leads_to
+
+    for path, name in leads_to(git):
+        if name in names:
+            yield Finding(path, "named", name)
+
+
+def _beginning(root: str, names: frozenset[str]) -> Iterator[Finding]:
+    """The same for a root inside such a directory: `.git/info` may hold the `attributes` of `.git`."""
+    folded = _folded(root)
+    if folded.rpartition("/")[2] not in _MIDDLES or folded.endswith("/.git"):
+        return
+    for first, rests in _BELOW.items():
+        for rest in rests:
+            parts = f"{first}/{rest}".split("/")
+            for count in range(1, len(parts)):
+                if folded.endswith("/" + "/".join(parts[:count])):
+                    yield from _at(root, [("/".join(parts[count:]), f"{first}/{rest}")], names)
+
+
+def _at(directory: str, places: Iterable[tuple[str, str]], names: frozenset[str]) -> Iterator[Finding]:
+    """Those of (path below `directory`, protected name) that are there; a link on the way is the finding."""
+    for rest, name in places:
+        if name not in names:
+            continue
+        path = directory
+        kind: Kind | None = None
+        for part in rest.split("/"):
+            path = f"{path}/{part}"
+            try:
+                kind = _kind(os.lstat(path).st_mode)
+            except OSError:
+                kind = None
+            if kind != "directory":
+                break
+        if kind is not None and (kind == "link" or path.endswith(f"/{rest}")):
+            yield Finding(path, kind, name)
+
+
+def _kind(mode: int) -> Kind:
+    return "link" if stat.S_ISLNK(mode) else "directory" if stat.S_ISDIR(mode) else "file"
+
+
+def _is_git_directory(directory: str) -> bool:
+    """What git takes for a repository when it stands in it (it also asks what HEAD says; we do not)."""
+    there = {name for name in ("objects", "refs", "commondir") if os.path.lexists(f"{directory}/{name}")}
+    return "commondir" in there or {"objects", "refs"} <= there
+
+
+def _entries(directory: str, strict: bool) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []  # gone meanwhile
+    except OSError as error:
+        if not strict or (isinstance(error, PermissionError) and not _is_ours(directory)):
+            return []  # what we cannot open, and do not own, the sandbox cannot open either
+        raise PolicyError(
+            f"{directory!r} cannot be searched for protected names",
+            why=f"it may be written, but reading it says {error.strerror}",
+            fix="make it readable, or deny it",
+        ) from None
+
+
+def _is_ours(path: str) -> bool:
+    try:
+        return os.lstat(path).st_uid == os.geteuid()
+    except OSError:
+        return True
+
+
+def _folded(name: str) -> str:
+    """A name as a file system that does not tell case compares it."""
+    return name.lower() if name.isascii() else name.translate(_IGNORED).lower() or name
+
+
+def _below_grant(path: str, writable: set[str]) -> Iterator[str]:
+    """`path` and what is above it, up to the write grant it lies in."""
+    for place in upward(path):
+        if place in writable:
+            return
+        yield place

@@ -1,0 +1,202 @@
+"""Starting a prepared launch and seeing it through to its end. The only place that does."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from .errors import LaunchFailed, PolicyError
+from .output import HeadTail
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from typing import Any
+
+    from .backends.base import Launch
+    from .policy.limits import Limits
+
+#: How long a launcher gets to end its command after SIGTERM, before SIGKILL.
+GRACE = 5.0
+#: What start() decides itself: overriding any of it would start something else than was prepared.
+_OURS = (
+    *("args", "env", "cwd", "pass_fds", "close_fds", "preexec_fn", "shell", "executable", "umask"),
+    *("start_new_session", "process_group", "user", "group", "extra_groups", "restore_signals"),
+)
+
+
+def start(launch: Launch, **kwargs: Any) -> subprocess.Popen[Any]:
+    """Start `launch` as a Popen. Takes what Popen takes, but for what confines the command."""
+    import subprocess
+
+    try:
+        for name in kwargs:
+            if name in _OURS:
+                raise PolicyError(
+                    f"a wrapped command does not take {name}",
+                    why="it is part of the confinement",
+                    fix="give cwd and env to wrap(), and grant paths in the policy",
+                )
+        return subprocess.Popen(
+            launch.argv, env=launch.env, cwd=launch.cwd, pass_fds=launch.pass_fds, **kwargs
+        )
+    except OSError as error:
+        raise LaunchFailed(
+            f"{launch.argv[0]!r} could not be started", why=error.strerror or str(error)
+        ) from error
+    finally:
+        launch.close()
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End the launcher and with it everything it started: SIGTERM, a grace, SIGKILL."""
+    import subprocess
+
+    process.terminate()
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+_FROM_POLICY = object()
+
+
+def complete(
+    launch: Launch,
+    limits: Limits,
+    *,
+    input: bytes | str | None = None,
+    capture_output: bool = False,
+    timeout: object = _FROM_POLICY,
+    check: bool = False,
+    text: bool | None = None,
+    encoding: str | None = None,
+    errors: str | None = None,
+    universal_newlines: bool | None = None,
+    **kwargs: Any,
+) -> subprocess.CompletedProcess[Any]:
+    """As `subprocess.run`, with the policy's timeout and output bound, and LaunchFailed when nothing ran."""
+    import subprocess
+
+    as_text = bool(text or encoding or errors or universal_newlines)
+    seconds = limits.timeout if timeout is _FROM_POLICY else timeout
+    if not (seconds is None or isinstance(seconds, int | float)):
+        raise TypeError(f"timeout is a number of seconds or None, not {seconds!r}")
+    if capture_output:
+        if "stdout" in kwargs or "stderr" in kwargs:
+            raise ValueError("capture_output takes the place of stdout and stderr")
+        kwargs["stdout"] = kwargs["stderr"] = subprocess.PIPE
+    if input is not None:
+        kwargs["stdin"] = subprocess.PIPE
+    status = launch.status
+    try:
+        process = start(launch, **kwargs)
+        try:
+            out, err, timed_out = _see_through(process, _encoded(input), seconds, limits.output)
+        except BaseException:
+            end(process)
+            raise
+        failure = _never_started(launch, status)
+    finally:
+        if status is not None:
+            os.close(status)
+    if failure and not timed_out:
+        raise LaunchFailed("the command did not start", why=failure)
+    stdout, stderr = (_decoded(kept, as_text, encoding, errors) for kept in (out, err))
+    if timed_out:
+        raise subprocess.TimeoutExpired(list(launch.argv), seconds or 0.0, output=stdout, stderr=stderr)
+    done = subprocess.CompletedProcess(list(launch.argv), process.returncode, stdout, stderr)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def _see_through(
+    process: subprocess.Popen[Any], data: bytes | None, seconds: float | None, bound: int | None
+) -> tuple[HeadTail | None, HeadTail | None, bool]:
+    """Feed stdin, collect bounded output, wait. True as the last value: the time was up and it was ended."""
+    import selectors
+    import subprocess
+
+    deadline = None if seconds is None else time.monotonic() + seconds
+    kept: dict[Any, HeadTail] = {s: HeadTail(bound) for s in (process.stdout, process.stderr) if s is not None}
+    unsent = memoryview(data or b"")
+    ended_at: float | None = None
+    timed_out = False
+    with selectors.DefaultSelector() as selector:
+        for stream in kept:
+            selector.register(stream, selectors.EVENT_READ)
+        if process.stdin is not None and data is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+        while selector.get_map():
+            if ended_at is None and process.poll() is not None:
+                ended_at = time.monotonic()  # what still holds the pipes gets a moment, not for ever
+            limit = ended_at + 0.5 if ended_at is not None else deadline
+            left = None if limit is None else limit - time.monotonic()
+            if left is not None and left <= 0:
+                if ended_at is None:
+                    timed_out = True
+                    end(process)
+                    continue
+                break
+            # Popen has no descriptor to wait on, so a launcher that ends while a stray holds
+            # the pipes is noticed by looking every quarter second.
+            for key, _ in selector.select(0.25 if left is None else min(left, 0.25)):
+                file: Any = key.fileobj
+                if file is process.stdin:
+                    unsent = _send(file, unsent)
+                    chunk = bytes(unsent[:1])
+                else:
+                    chunk = os.read(file.fileno(), 65536)
+                    kept[file].feed(chunk)
+                if not chunk:
+                    selector.unregister(file)
+                    file.close()
+    for stream in (process.stdin, *kept):
+        if stream is not None:
+            stream.close()
+    try:
+        process.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        timed_out = True
+        end(process)
+    return kept.get(process.stdout), kept.get(process.stderr), timed_out
+
+
+def _send(file: Any, unsent: memoryview) -> memoryview:
+    try:
+        return unsent[os.write(file.fileno(), unsent[:65536]) :]
+    except BlockingIOError:
+        return unsent
+    except BrokenPipeError:
+        return unsent[len(unsent) :]
+
+
+def _never_started(launch: Launch, status: int | None) -> str | None:
+    """The launcher's own word that the command never ran, if it said so."""
+    if status is None:
+        return None
+    os.set_blocking(status, False)
+    said = b""
+    try:
+        while len(said) < 65536 and (chunk := os.read(status, 65536)):
+            said += chunk
+    except BlockingIOError:
+        pass
+    return launch.failure(said)
+
+
+def _encoded(data: bytes | str | None) -> bytes | None:
+    return data.encode() if isinstance(data, str) else data
+
+
+def _decoded(
+    kept: HeadTail | None, as_text: bool, encoding: str | None, errors: str | None
+) -> bytes | str | None:
+    if kept is None:
+        return None
+    data = kept.value()
+    return data.decode(encoding or "utf-8", errors or "replace") if as_text else data

@@ -1,0 +1,154 @@
+"""`wrap`: you start the process yourself, we hand back the same command, confined.
+
+    wrapped = wrap(["pytest", "-q"], Policy.agent().with_read("."))
+    process = wrapped.popen(stdout=subprocess.PIPE)
+
+A command that cannot be confined is an error here, before anything runs.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .backends import choose
+from .errors import AlreadyWrapped, PolicyError
+from .policy.compiler import compile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from .backends.base import Enforcement, Launch
+    from .events import Event
+    from .policy import Policy
+    from .policy.plan import Plan
+
+
+class WrappedCommand:
+    """A confined command that has not been started.
+
+    Start it with `popen()` or `run()`, or by yourself with exactly `argv`, `env`, `cwd` and
+    `pass_fds`. It can be started once: the descriptors it carries are read by the launcher.
+    The command ends when the *thread* that started it ends (the kernel's parent-death
+    signal is per thread), so start it from one that lives as long as the command should.
+    """
+
+    def __init__(self, launch: Launch, plan: Plan, enforced: Enforcement) -> None:
+        self._launch = launch
+        self._started = False
+        self.plan = plan
+        self.enforced = enforced
+        self.argv = list(launch.argv)
+        self.env = dict(launch.env)
+        self.cwd = launch.cwd
+        self.pass_fds = launch.pass_fds
+        self.backend = enforced.backend
+
+    def popen(self, **kwargs: Any) -> subprocess.Popen[Any]:
+        """Start it. Takes what `subprocess.Popen` takes, but for what confines the command."""
+        from .running import start
+
+        launch = self.launch()
+        if launch.status is not None:
+            os.close(launch.status)  # nobody will read it; run() does
+        return start(launch, **kwargs)
+
+    def run(self, **kwargs: Any) -> subprocess.CompletedProcess[Any]:
+        """Start it, wait, and return a CompletedProcess as `subprocess.run` does.
+
+        The timeout is the policy's unless `timeout` is given; captured output is bounded by
+        the policy's `limits.output`, head and tail kept. A failing command is a result;
+        LaunchFailed means that it never started.
+        """
+        from .running import complete
+
+        return complete(self.launch(), self.plan.limits, **kwargs)
+
+    def violations(self) -> tuple[Event, ...]:
+        """Protected names that appeared below a writable path since the plan was made."""
+        from .view import appeared
+
+        return appeared(self.plan)
+
+    def close(self) -> None:
+        """Release the descriptors of a command that will not be started."""
+        if not self._started:
+            launch = self.launch()
+            launch.close()
+            if launch.status is not None:
+                os.close(launch.status)
+
+    def launch(self) -> Launch:
+        """Hand over the launch, once, to whoever starts it."""
+        if self._started:
+            raise AlreadyWrapped(
+                "this command has been started already",
+                why="its descriptors are read once by the launcher",
+                fix="call wrap() again for a second run",
+            )
+        self._started = True
+        return self._launch
+
+    def __repr__(self) -> str:
+        return f"<WrappedCommand {self.backend}: {self.plan.cwd!r}>"
+
+
+def wrap(
+    argv: Sequence[str],
+    policy: Policy,
+    *,
+    backend: str = "auto",
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    best_effort: bool = False,
+) -> WrappedCommand:
+    """The same command, confined by `policy`, ready to be started.
+
+    Raises PolicyError for a policy that means nothing, PolicyNotEnforceable when it cannot
+    be held here, BackendUnavailable when nothing here can confine. Never returns a command
+    that would run with less.
+    """
+    command = _checked(argv)
+    return prepare(command, compile(policy, cwd=cwd, env=env), backend=backend, best_effort=best_effort)
+
+
+def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) -> WrappedCommand:
+    """The command on whichever backend holds `plan`. The one way from a plan to a process."""
+    chosen, enforced = choose(plan, backend, best_effort=best_effort)
+    return WrappedCommand(chosen.prepare(plan, command), plan, enforced)
+
+
+def _checked(argv: Sequence[str]) -> list[str]:
+    if isinstance(argv, WrappedCommand) or is_wrapped(argv):
+        raise AlreadyWrapped(
+            "this command is confined already", why="wrapping is one-way", fix="wrap the original command"
+        )
+    if isinstance(argv, str | bytes):
+        raise PolicyError(
+            "a command is a list of arguments, not one string",
+            why="splitting it would be guessing",
+            fix=f'wrong: wrap({argv!r})  right: wrap(["bash", "-c", {argv!r}])',
+        )
+    command = [os.fsdecode(item) for item in argv]
+    if not command or not command[0]:
+        raise PolicyError("the command is empty", fix='give at least a program: wrap(["true"])')
+    for item in command:
+        if "\0" in item:
+            raise PolicyError(f"{item!r} has a NUL in it", why="no argument can hold one")
+    return command
+
+
+def is_wrapped(argv: Sequence[str]) -> bool:
+    """Whether `argv` is a command line that `wrap` made."""
+    words = [os.fsdecode(item) for item in argv[:24] if isinstance(item, str | bytes)]
+    helper = os.path.join(os.path.dirname(__file__), "helper", "__main__.py")
+    if helper in words:
+        return True
+    return any(
+        os.path.basename(word) == "bwrap"
+        and words[i + 1 : i + 2] == ["--args"]
+        and words[i + 3 : i + 4] == ["--"]
+        for i, word in enumerate(words)
+    )

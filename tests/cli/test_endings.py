@@ -1,0 +1,172 @@
+"""However a run ends, everything inside ends with it and nothing stays behind."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.cli.staddle_command import COMMAND, environment, gone, processes_with, staddle, start
+
+
+def wait_for(path: Path, within: float = 10.0) -> None:
+    until = time.monotonic() + within
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} did not appear"
+        time.sleep(0.01)
+
+
+def running(tmp_path: Path, body: str, marker: str, **kwargs: object) -> subprocess.Popen[str]:
+    """A run whose shell has `marker` among its arguments; returns when it says that it is up."""
+    process = start(
+        "run", "--mode", "bind", "--timeout", "60", "--", "bash", "-c", body, marker, cwd=tmp_path, **kwargs
+    )
+    wait_for(tmp_path / "up")
+    return process
+
+
+@pytest.fixture
+def marker() -> str:
+    return f"marker-{uuid.uuid4()}"
+
+
+STUBBORN = """
+trap '' TERM INT HUP
+(setsid sh -c 'trap "" TERM INT HUP; sleep 300' $0 &)
+touch up
+while :; do sleep 1; done
+"""
+
+
+def left_in_tmp() -> set[str]:
+    """What has our name on it in the temporary directories."""
+    return {name for place in ("/tmp", "/run", "/dev/shm") for name in os.listdir(place) if "staddle" in name}
+
+
+def test_ctrl_c_reaches_the_command_which_may_answer(tmp_path: Path, marker: str) -> None:
+    process = running(
+        tmp_path, "trap 'echo cleaned; exit 5' INT; touch up; while :; do sleep 0.1; done", marker
+    )
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=10)
+    assert (out, process.returncode) == ("cleaned\n", 5)
+    assert gone(marker)
+
+
+def test_ctrl_c_reaches_every_process(tmp_path: Path, marker: str) -> None:
+    body = "python3 -c 'import time; time.sleep(300)' & touch up; wait; echo waited; exit $?"
+    process = running(tmp_path, body, marker)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGINT
+    assert gone(marker)
+
+
+def test_sigterm_tells_the_truth(tmp_path: Path, marker: str) -> None:
+    process = running(tmp_path, "trap 'exit 0' TERM; touch up; while :; do sleep 0.1; done", marker)
+    process.terminate()
+    process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert gone(marker)
+
+
+def test_sigterm_ends_what_ignores_it(tmp_path: Path, marker: str) -> None:
+    process = running(tmp_path, STUBBORN, marker)
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert gone(marker)
+
+
+def test_a_timeout_ends_what_ignores_signals(tmp_path: Path, marker: str) -> None:
+    done = staddle(
+        "run", "--mode", "bind", "--timeout", "1", "--", "bash", "-c", STUBBORN, marker, cwd=tmp_path
+    )
+    assert done.returncode == 124
+    assert gone(marker)
+
+
+def test_nothing_survives_the_command(tmp_path: Path, marker: str) -> None:
+    done = staddle(
+        "run", "--", "sh", "-c", "(setsid sleep 300 &) ; (nohup sh -c 'sleep 300' $0 &)", marker, cwd=tmp_path
+    )
+    assert done.returncode == 0
+    assert gone(marker)
+
+
+def test_sigkill_of_staddle_leaves_nothing(tmp_path: Path, marker: str) -> None:
+    before = left_in_tmp()
+    process = running(tmp_path, STUBBORN, marker)
+    assert processes_with(marker)
+    process.kill()
+    process.wait(10)
+    assert gone(marker, within=1.5)
+    assert left_in_tmp() == before
+
+
+def test_thirty_six_runs_in_one_directory(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"file{number}").write_text(f"content {number}\n" * 50)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/config").write_text("[core]\n")
+
+    def tree() -> str:
+        digest = hashlib.sha256()
+        for path in sorted(tmp_path.rglob("*")):
+            digest.update(str(path).encode() + (path.read_bytes() if path.is_file() else b""))
+        return digest.hexdigest()
+
+    before, temporary = tree(), left_in_tmp()
+    runs = [
+        subprocess.Popen(
+            [*COMMAND, "run", "--", "sh", "-c", "cat file* | wc -l; echo x > /tmp/same; mktemp"],
+            cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(36)
+    ]  # fmt: skip
+    results = [(run.communicate(timeout=100), run.returncode) for run in runs]
+    assert [status for _, status in results] == [0] * 36, [err for (_, err), status in results if status]
+    assert all(out.startswith("1000\n/tmp/") for (out, _), _ in results)
+    assert tree() == before
+    assert left_in_tmp() == temporary
+
+
+def test_a_terminal_gets_its_modes_back_and_cannot_be_typed_into(tmp_path: Path) -> None:
+    """The command has the terminal as its streams, but can neither break it nor inject keys."""
+    import pty
+    import termios
+
+    controller, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    probe = (
+        "import fcntl, termios, tty\n"
+        "tty.setraw(0)\n"
+        "try: fcntl.ioctl(0, termios.TIOCSTI, b'x'); print('INJECTED')\n"
+        "except OSError as e: print('refused', e.errno)\n"
+        "try: open('/dev/tty').close(); print('HAS-TTY')\n"
+        "except OSError: print('no controlling terminal')\n"
+    )
+    process = subprocess.Popen(
+        [*COMMAND, "run", "--", "python3", "-c", probe],
+        cwd=tmp_path,
+        env=environment(),
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    )
+    process.wait(30)
+    shown = os.read(controller, 65536).decode()
+    assert "refused" in shown
+    assert "no controlling terminal" in shown
+    assert "INJECTED" not in shown
+    assert "HAS-TTY" not in shown
+    assert termios.tcgetattr(terminal) == before
+    os.close(controller)
+    os.close(terminal)

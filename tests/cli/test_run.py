@@ -1,0 +1,262 @@
+"""`staddle run`: the work is done, the status is the command's, and everything else is a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.staddle_command import staddle
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 3, 4, 42, 124, 125, 126, 127, 255])
+def test_the_exit_status_is_the_commands(status: int, tmp_path: Path) -> None:
+    assert staddle("run", "--", "sh", "-c", f"exit {status}", cwd=tmp_path).returncode == status
+
+
+def test_a_signal_is_128_and_its_number(tmp_path: Path) -> None:
+    assert staddle("run", "--", "sh", "-c", "kill -TERM $$", cwd=tmp_path).returncode == 128 + 15
+
+
+def test_streams_pass_through(tmp_path: Path) -> None:
+    done = staddle("run", "--", "sh", "-c", "cat; echo to-stderr >&2", input="from stdin\n", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("from stdin\n", "to-stderr\n")
+
+
+def test_any_bytes_pass_through(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 300
+    done = staddle("run", "--", "cat", input=data, text=False, cwd=tmp_path)
+    assert done.stdout == data  # type: ignore[comparison-overlap]
+
+
+def test_the_commands_flags_are_untouched(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("x\ny\nx\n")
+    assert staddle("run", "--", "grep", "-c", "x", "f", cwd=tmp_path).stdout == "2\n"
+    assert (
+        staddle("run", "--", "echo", "--read", "--", "-h", "--json", cwd=tmp_path).stdout
+        == "--read -- -h --json\n"
+    )
+
+
+def test_arguments_arrive_byte_for_byte(tmp_path: Path) -> None:
+    odd = ["", " ", "a b", "'", '"', "$HOME", "%h", "a\nb", "\\", "é", "--", b"\xff\xfe"]
+    done = staddle("run", "--", "printf", r"[%s]\n", *odd, text=False, cwd=tmp_path)
+    expected = b"".join(b"[" + os.fsencode(word) + b"]\n" for word in odd)
+    assert done.stdout == expected  # type: ignore[comparison-overlap]
+
+
+def test_a_line_of_shell_with_arguments(tmp_path: Path) -> None:
+    assert (
+        staddle("run", "-c", 'echo "$#: $1"; [[ x == x ]]', "one", "two", cwd=tmp_path).stdout == "2: one\n"
+    )
+
+
+def test_a_script_file(tmp_path: Path) -> None:
+    script = tmp_path / "a script.sh"
+    script.write_text('echo "run with $1 and $2"\n')
+    assert staddle("run", str(script), "-c", "--json", cwd=tmp_path).stdout == "run with -c and --json\n"
+    script.write_text("#!/usr/bin/env python3\nimport sys\nprint(sys.argv[1:])\n")
+    script.chmod(0o755)
+    assert staddle("run", str(script), "x", cwd=tmp_path).stdout == "['x']\n"
+
+
+def test_the_current_directory_is_readable_and_not_writable(tmp_path: Path) -> None:
+    (tmp_path / "here").write_text("content\n")
+    assert staddle("run", "--", "cat", "here", cwd=tmp_path).stdout == "content\n"
+    done = staddle("run", "--", "sh", "-c", "echo x > new; echo y > here; rm here; mkdir d", cwd=tmp_path)
+    assert done.returncode != 0
+    assert [p.name for p in tmp_path.iterdir()] == ["here"]
+    assert (tmp_path / "here").read_text() == "content\n"
+
+
+def test_write_says_where(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    done = staddle(
+        "run", "--write", "out", "--", "sh", "-c", "echo x > out/new && echo y > other", cwd=tmp_path
+    )
+    assert done.returncode != 0
+    assert (tmp_path / "out/new").read_text() == "x\n"
+    assert (tmp_path / "out/new").stat().st_uid == os.geteuid()
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "with space",
+        "quote'",
+        'double"',
+        "colon:",
+        "comma,",
+        "new\nline",
+        "é",
+        "$HOME",
+        "%s",
+        "back\\slash",
+        "-dash",
+    ],
+)
+def test_directories_of_any_name(name: str, tmp_path: Path) -> None:
+    place = tmp_path / name
+    (place / "out").mkdir(parents=True)
+    done = staddle("run", "--write", "out", "--", "sh", "-c", "pwd; echo ok > out/f", cwd=place)
+    assert (done.returncode, done.stdout) == (0, f"{place}\n"), done.stderr
+    assert (place / "out/f").read_text() == "ok\n"
+
+
+def test_a_directory_that_is_not_utf8(tmp_path: Path) -> None:
+    place = os.fsencode(tmp_path) + b"/\xff\xfe"
+    os.mkdir(place)
+    done = staddle("run", "--mode", "bind", "--", "sh", "-c", "echo ok > f", cwd=place)
+    assert done.returncode == 0, done.stderr
+    with open(place + b"/f", "rb") as file:
+        assert file.read() == b"ok\n"
+
+
+def test_the_environment_is_built_from_nothing(tmp_path: Path) -> None:
+    from tests.cli.staddle_command import environment
+
+    env = {**environment(), "SECRET_TOKEN": "hunter2", "PASSED": "yes", "LD_PRELOAD_X": "1"}
+    done = staddle("run", "--env", "A=1 2", "--pass-env", "PASSED", "--", "env", "-0", cwd=tmp_path, env=env)
+    inside = dict(item.split("=", 1) for item in done.stdout.split("\0") if item)
+    assert inside["A"] == "1 2"
+    assert inside["PASSED"] == "yes"
+    assert "hunter2" not in done.stdout
+    assert set(inside) <= {
+        "A",
+        "PASSED",
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "TMPDIR",
+        "TERM",
+        "PWD",
+        "SHLVL",
+    }
+
+
+def test_a_timeout_is_124_and_says_so(tmp_path: Path) -> None:
+    done = staddle("run", "--timeout", "0.5", "--", "sh", "-c", "echo before; sleep 60", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (124, "before\n")
+    assert "--timeout" in done.stderr
+
+
+def test_the_output_cap_drops_and_counts(tmp_path: Path) -> None:
+    done = staddle(
+        "run", "--output-cap", "1K", "--", "sh", "-c", "head -c 5000 /dev/zero | tr '\\0' x", cwd=tmp_path
+    )
+    assert done.stdout == "x" * 1024
+    assert "3976 bytes of standard output were dropped" in done.stderr
+
+
+def test_json_carries_everything(tmp_path: Path) -> None:
+    done = staddle("run", "--json", "-c", "echo out; echo err >&2; exit 3", cwd=tmp_path)
+    report = json.loads(done.stdout)
+    assert done.returncode == 3
+    assert (report["exit_code"], report["stdout"], report["stderr"]) == (3, "out\n", "err\n")
+    assert report["backend"]
+    assert report["violations"] == []
+    timed = json.loads(staddle("run", "--json", "--timeout", "0.3", "--", "sleep", "60", cwd=tmp_path).stdout)
+    assert (timed["exit_code"], timed["reason"]) == (124, "timeout")
+
+
+def test_json_carries_refusals_too(tmp_path: Path) -> None:
+    done = staddle("run", "--json", "--read", "/no/such", "--", "true", cwd=tmp_path)
+    assert done.returncode == 125
+    assert json.loads(done.stdout)["error"]["what"]
+
+
+def test_a_hidden_program_says_that_it_is_hidden(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (tmp_path / "ws").mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "tool").write_text("#!/bin/sh\n")
+    (elsewhere / "tool").chmod(0o755)
+    done = staddle("run", "--", str(elsewhere / "tool"), cwd=tmp_path / "ws")
+    assert done.returncode == 127
+    assert "--read" in done.stderr
+
+
+def test_new_protected_names_are_reported(tmp_path: Path) -> None:
+    done = staddle(
+        "run", "--mode", "bind", "--", "sh", "-c", "git init -q nested 2>&1; echo ok", cwd=tmp_path
+    )
+    assert done.stdout.endswith("ok\n")
+    assert "nested/.git" in done.stderr
+    assert "protected name appeared" in done.stderr
+
+
+REFUSED = [
+    [],
+    ["--"],
+    ["--read"],
+    ["--read", "", "--", "true"],
+    ["--read", "/", "--", "true"],
+    ["--write", "/", "--", "true"],
+    ["--read", "../x", "--", "true"],
+    ["--read", "/nowhere/at/all", "--", "true"],
+    ["--write", "/proc", "--", "true"],
+    ["--read", "x" * 5000, "--", "true"],
+    ["--read", "~nobody/x", "--", "true"],
+    ["--backend", "docker", "--", "true"],
+    ["--network", "sometimes", "--", "true"],
+    ["--allow", "*", "--", "true"],
+    ["--allow", "exa mple.com", "--", "true"],
+    ["--allow", "127.1", "--", "true"],
+    ["--network", "open", "--allow", "example.com", "--", "true"],
+    ["--timeout", "0", "--", "true"],
+    ["--timeout", "-1", "--", "true"],
+    ["--timeout", "nan", "--", "true"],
+    ["--timeout", "soon", "--", "true"],
+    ["--memory", "lots", "--", "true"],
+    ["--memory", "0", "--", "true"],
+    ["--output-cap", "1Q", "--", "true"],
+    ["--env", "novalue", "--", "true"],
+    ["--env", "=x", "--", "true"],
+    ["--workspace", "/nowhere", "--", "true"],
+    ["--mode", "sideways", "--", "true"],
+    ["--policy", "/nowhere.toml", "--", "true"],
+    ["--unknown", "--", "true"],
+    ["true"],
+]
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=lambda words: " ".join(words)[:40] or "nothing")
+def test_bad_input_is_one_sentence_and_125(words: list[str], tmp_path: Path) -> None:
+    done = staddle("run", *words, cwd=tmp_path)
+    assert done.returncode == 125, done
+    assert done.stdout == ""
+    assert done.stderr.startswith("staddle: ")
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    assert "bug" not in done.stderr
+
+
+def test_what_cannot_be_held_is_refused_and_best_effort_says_so(tmp_path: Path) -> None:
+    done = staddle("run", "--memory", "100M", "--", "true", cwd=tmp_path)
+    assert done.returncode == 125
+    assert "memory" in done.stderr
+    done = staddle("run", "--memory", "100M", "--best-effort", "--", "echo", "ran", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "not enforced" in done.stderr
+
+
+def test_a_policy_file_in_the_workspace_cannot_widen_it(tmp_path: Path) -> None:
+    (tmp_path / "staddle.toml").write_text('preset = "agent"\nread = ["/root"]\n')
+    done = staddle("run", "--policy", "staddle.toml", "--", "true", cwd=tmp_path)
+    assert done.returncode == 125
+    assert "workspace" in done.stderr
+
+
+def test_help_teaches(tmp_path: Path) -> None:
+    for words in (["--help"], ["run", "--help"], ["explain", "--help"], ["doctor", "--help"]):
+        done = staddle(*words, cwd=tmp_path)
+        assert done.returncode == 0
+        assert "usage:" in done.stdout
+    assert staddle(cwd=tmp_path).returncode == 125
+    assert staddle("frobnicate", cwd=tmp_path).returncode == 125

@@ -1,0 +1,52 @@
+"""Every example in the documentation runs as it is written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+def examples() -> list[object]:
+    found: list[object] = []
+    for page in PAGES:
+        language, lines, start = None, [], 0
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            if line.startswith("```"):
+                if language in ("python", "sh"):
+                    name = f"{page.relative_to(ROOT)}:{start}"
+                    found.append(pytest.param(language, "\n".join(lines), id=name))
+                language = line[3:].strip() if language is None else None
+                lines, start = [], number
+            elif language is not None:
+                lines.append(line)
+    return found
+
+
+@pytest.mark.parametrize(("language", "code"), examples())
+def test_example_runs(language: str, code: str, tmp_path: Path) -> None:
+    command = (
+        [sys.executable, "-c", code] if language == "python" else ["bash", "-euo", "pipefail", "-c", code]
+    )
+    # The console script stands beside the interpreter of the virtual environment.
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{code}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
+
+
+def test_there_are_examples_to_run() -> None:
+    assert len(examples()) >= 10

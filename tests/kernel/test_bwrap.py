@@ -1,0 +1,531 @@
+"""bwrap, really run: the sandbox is what the plan says, and nothing more."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from staddle.errors import LaunchFailed
+from staddle.policy.limits import Limits
+from staddle.policy.network import Network
+from staddle.policy.plan import Link, Socket, Text, Variable
+from tests.kernel.bwrap_runs import BWRAP, PYTHON, ROOT, WHY, Ran, python, run, shell, started, system, tree
+from tests.unit.backends.bwrap_plans import guard, hidden, read, write
+
+ODD = ["with space", "new\nline", "quo'te\"s", "colon:comma,", "back\\slash\\012", "-dash", "\udcff\udcfe raw", "ü"]
+
+
+def test_the_command_runs_and_its_status_is_its_own() -> None:
+    ran = shell(system(), "echo out; echo err >&2; exit 7")
+    assert (ran.out, ran.err, ran.code, ran.failure) == ("out\n", "err\n", 7, None)
+
+
+def test_a_command_that_cannot_be_executed_did_not_start() -> None:
+    ran = run(system(), "/usr/bin/no-such-program")
+    assert ran.code != 0
+    assert ran.failure
+    assert "no-such-program" in ran.err
+
+
+def test_a_working_directory_that_is_not_there_is_a_failure_before_the_command() -> None:
+    ran = run(system(cwd="/nowhere"), "/bin/echo", "it ran")
+    assert ran.failure
+    assert ran.out == ""
+
+
+def test_only_what_the_plan_names_is_there() -> None:
+    found = set(run(system(texts=(Text("/etc/hosts", b"x\n", WHY),)), "/bin/ls", "-A", "/").out.split())
+    links = {name for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32") if os.path.exists(f"/{name}")}
+    assert found == {"usr", "tmp", "dev", "proc", "etc", *links}
+
+
+def test_directories_texts_links_have_ordinary_modes() -> None:
+    ran = shell(
+        system(texts=(Text("/etc/a/hosts", b"x\n", WHY),), links=(Link("/opt/l", "/etc/a", WHY),)),
+        "stat -c %a / /etc /etc/a /etc/a/hosts /tmp /dev/shm; cat /opt/l/hosts",
+    )
+    assert ran.out.split() == ["755", "755", "755", "444", "1777", "1777", "x"]
+
+
+def test_the_fresh_root_cannot_be_written_and_private_directories_can() -> None:
+    ran = shell(
+        system(),
+        "for d in / /dev /etc /usr /proc; do touch $d/x 2>/dev/null && echo $d; done;"
+        "f=$(mktemp) && echo ok > $f && cat $f; echo shm > /dev/shm/x && cat /dev/shm/x; echo > /dev/null",
+    )
+    assert ran.out == "ok\nshm\n"
+    assert ran.code == 0
+
+
+def test_read_write_and_neither(tmp_path: Path) -> None:
+    for name in ("r", "w", "n"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "f").write_text(name)
+    wanted = system(grants=(read(f"{tmp_path}/r"), write(f"{tmp_path}/w")))
+    ran = shell(
+        wanted,
+        f"cd {tmp_path}; cat r/f w/f; echo; cat n/f; echo x > r/f; echo x > r/new; rm r/f; chmod 777 r; touch r/f;"
+        "echo changed > w/f; echo made > w/new; mkdir w/d; ls",
+    )
+    assert ran.out.split() == ["rw", "r", "w"]
+    assert tree(tmp_path) == {
+        **{"r": None, "r/f": b"r", "n": None, "n/f": b"n"},
+        **{"w": None, "w/f": b"changed\n", "w/new": b"made\n", "w/d": None},
+    }
+    made = (tmp_path / "w/new").stat()
+    assert (made.st_uid, made.st_gid) == (tmp_path.stat().st_uid, tmp_path.stat().st_gid)
+
+
+def test_a_grant_of_one_file(tmp_path: Path) -> None:
+    for name in ("r", "w", "n"):
+        (tmp_path / name).write_text(name)
+    wanted = system(grants=(read(f"{tmp_path}/r", False), write(f"{tmp_path}/w", False)))
+    ran = shell(wanted, f"cd {tmp_path}; cat r w; echo; echo more >> w; echo x > r; mv w v; ls; touch new")
+    assert ran.out.split() == ["rw", "r", "w"]
+    assert tree(tmp_path) == {"r": b"r", "w": b"wmore\n", "n": b"n"}
+
+
+def test_a_grant_in_a_grant_and_a_deny_in_both(tmp_path: Path) -> None:
+    deep = tmp_path / "r/w/hidden/secret"
+    deep.mkdir(parents=True)
+    (tmp_path / "r/w/hidden/secret/key").write_text("key")
+    (tmp_path / "r/w/f").write_text("f")
+    wanted = system(
+        grants=(read(f"{tmp_path}/r"), write(f"{tmp_path}/r/w")),
+        hidden=(hidden(f"{tmp_path}/r/w/hidden/secret"), hidden(f"{tmp_path}/r/w/f", "file")),
+    )
+    ran = shell(
+        wanted,
+        f"cd {tmp_path}/r; touch x 2>/dev/null || echo read-only; touch w/x && echo writable;"
+        "cat w/hidden/secret/key w/f; ls w/hidden/secret; echo x > w/f; rm w/f; mv w/hidden w/moved;"
+        "mv w/hidden/secret w/s; ls w",
+    )
+    assert ran.out.split()[:4] == ["read-only", "writable", "f", "hidden"]
+    assert (tmp_path / "r/w/hidden/secret/key").read_text() == "key"
+    assert (tmp_path / "r/w/f").read_text() == "f"
+
+
+def test_nothing_can_be_kept_in_a_hidden_directory(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    wanted = system(grants=(write(str(tmp_path)),), hidden=(hidden(f"{tmp_path}/s"),))
+    shell(wanted, f"chmod 700 {tmp_path}/s; head -c 100000 /dev/zero > {tmp_path}/s/x")
+    assert tree(tmp_path) == {"s": None}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_name_is_a_name_whatever_is_in_it(name: str, tmp_path: Path) -> None:
+    at = tmp_path / name
+    (at / name / "sub").mkdir(parents=True)
+    (at / name / "sub" / name).write_text("guarded")
+    (at / "f").write_text("secret")
+    (at / "d").mkdir()
+    wanted = system(
+        grants=(write(str(at)),),
+        hidden=(hidden(f"{at}/f", "file"), hidden(f"{at}/d")),
+        guards=(guard(f"{at}/{name}/sub/{name}", False),),
+        variables=(Variable("NAME", name, WHY),),
+        texts=(Text(f"/etc/{name}", b"text", WHY),),
+        cwd=str(at),
+    )
+    ran = shell(
+        wanted,
+        'cat -- "$NAME/sub/$NAME" "/etc/$NAME"; cat f d/x; echo x > "./$NAME/sub/$NAME"; mv -- "$NAME/sub" gone;'
+        ' echo ok > "new $NAME"',
+    )
+    assert ran.out == "guardedtext"
+    assert ran.failure is None
+    assert (at / name / "sub" / name).read_text() == "guarded"
+    assert (at / f"new {name}").read_text() == "ok\n"
+
+
+def test_only_the_standard_descriptors_are_open(tmp_path: Path) -> None:
+    """Also when the view is built by us: for root's grants, and for very many of them."""
+    many = []
+    for number in range(60):
+        (tmp_path / str(number)).write_text("")
+        many.append(hidden(f"{tmp_path}/{number}", "file"))
+    leaked = os.open("/", os.O_RDONLY)
+    os.set_inheritable(leaked, True)
+    try:
+        for wanted in (system(), system(grants=(write(str(tmp_path)),), hidden=tuple(many))):
+            ran = python(
+                wanted,
+                "import os; print(sorted(os.listdir('/proc/self/fd')), [os.listdir('/proc/%s/fd' % p)"
+                " for p in os.listdir('/proc') if p.isdigit() and p not in ('1', str(os.getpid()))])",
+            )
+            assert ran.out == "['0', '1', '2', '3'] []\n", ran.err  # 3 is the listing itself
+    finally:
+        os.close(leaked)
+
+
+def test_the_environment_is_the_plans_and_secrets_are_on_no_command_line() -> None:
+    wanted = system(variables=(Variable("TOKEN", "s3cret", WHY, secret=True), Variable("E", "", WHY)))
+    launch = BWRAP.prepare(wanted, ("/bin/sh", "-c", "env; read line"))
+    process = started(launch, stdin=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        lines = {process.stdout.readline() for _ in range(4)}
+        assert lines == {"TOKEN=s3cret\n", "E=\n", "PATH=/usr/bin:/bin\n", "PWD=/\n"}
+        assert "s3cret" not in " ".join(launch.argv)
+        if not ROOT:  # of root's, only root could read it
+            seen = Path(f"/proc/{process.pid}/environ").read_bytes()
+            assert seen == b"PATH=/usr/bin:/bin\0"
+    finally:
+        process.communicate("\n", timeout=10)
+        os.close(launch.status or 0)
+
+
+def test_who_and_what_it_is() -> None:
+    ran = shell(
+        system(),
+        "id -u; id -g; hostname; grep -E '^(Cap|NoNewPrivs|Seccomp:|Groups)' /proc/self/status; echo $$",
+    )
+    lines = ran.out.replace("\t", " ").splitlines()
+    assert lines[:3] == ["1000", "1000", "sandbox"]
+    assert [line.split()[1] for line in lines if line.startswith("Cap")] == ["0" * 16] * 5
+    assert "NoNewPrivs: 1" in lines
+    assert "Seccomp: 2" in lines
+    assert int(lines[-1]) < 10
+
+
+def test_the_launchers_own_process_and_the_hosts_keys_are_hidden() -> None:
+    ran = shell(
+        system(),
+        "for f in /proc/1/environ /proc/1/maps /proc/1/root/etc /proc/keys /proc/key-users /proc/kallsyms;"
+        " do cat $f >/dev/null 2>&1 && echo $f; done; ls /proc/1; kill -9 1 || echo refused",
+    )
+    assert ran.out == "refused\n"
+
+
+def test_limits_of_every_sandbox_and_of_the_policy() -> None:
+    script = "import resource as r; print([r.getrlimit(getattr(r, 'RLIMIT_' + n)) for n in %r])"
+    ran = run(system(), "/usr/bin/python3", "-c", script % (["CORE", "RTPRIO", "NICE", "MEMLOCK"],))
+    assert ran.out == "[(1, 1), (0, 0), (0, 0), (65536, 65536)]\n", ran.err
+    wanted = system(limits=Limits(file_size=100, open_files=9), texts=(Text("/etc/long", b"x" * 9999, WHY),))
+    ran = run(wanted, "/usr/bin/python3", "-c", script % (["FSIZE", "NOFILE"],))
+    assert ran.out == "[(100, 100), (9, 9)]\n", ran.err
+    wanted = wanted.replace(limits=Limits(file_size=100))
+    ran = shell(wanted, "trap '' XFSZ; head -c 500 /dev/zero > /tmp/big; stat -c %s /tmp/big; wc -c < /etc/long")
+    assert ran.out.split() == ["100", "9999"]
+
+
+def test_no_link_on_the_way_to_a_grant_is_followed(tmp_path: Path) -> None:
+    """Somebody swaps a directory for a link after the plan was made."""
+    outside = tmp_path / "outside"
+    (outside / "d").mkdir(parents=True)
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "ws/link").symlink_to(outside)
+    for grant in (f"{tmp_path}/ws/link", f"{tmp_path}/ws/link/d"):
+        with pytest.raises(LaunchFailed, match="link in it"):
+            BWRAP.prepare(system(grants=(write(grant),)), ("/bin/true",))
+
+
+def test_a_swap_after_the_check_shows_nothing_else(tmp_path: Path) -> None:
+    ws = tmp_path / "ws"
+    ws.mkdir()
+    (ws / "mine").write_text("")
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("")
+    launch = BWRAP.prepare(system(grants=(read(str(ws)),)), ("/bin/ls", str(ws)))
+    ws.rename(tmp_path / "moved")
+    ws.symlink_to(secret)
+    assert "key" not in Ran(launch).out
+
+
+@pytest.mark.parametrize("what", ["hidden", "guard", "text"])
+def test_a_planted_link_to_the_old_root_creates_nothing_on_the_host(what: str, tmp_path: Path) -> None:
+    """bwrap before 0.12 makes mount points through a link to /oldroot (CVE-2026-87766)."""
+    target = tmp_path / "target"
+    target.mkdir()
+    ws = tmp_path / "ws"
+    ws.mkdir()
+    (ws / "a").symlink_to(f"/oldroot{target}")
+    place = f"{ws}/a/planted"
+    fields = {
+        "hidden": {"hidden": (hidden(place),)},
+        "guard": {"guards": (guard(place),)},
+        "text": {"texts": (Text(place, b"x", WHY),)},
+    }[what]
+    wanted = system(grants=(write(str(ws)),), **fields)
+    if what == "text":  # the host has no such file to cover: it is left out
+        assert run(wanted, "/bin/true").code == 0
+    else:
+        with pytest.raises(LaunchFailed):
+            BWRAP.prepare(wanted, ("/bin/true",))
+    assert tree(target) == {}
+
+
+def test_what_is_guarded_cannot_be_changed_moved_or_replaced(tmp_path: Path) -> None:
+    hooks = tmp_path / "repo/.git/hooks"
+    hooks.mkdir(parents=True)
+    (hooks / "pre-commit").write_text("mine")
+    (tmp_path / "repo/.git/config").write_text("mine")
+    (tmp_path / "repo/.git/index").write_text("")
+    before = tree(tmp_path)
+    wanted = system(
+        grants=(write(str(tmp_path)),),
+        guards=(guard(str(hooks)), guard(f"{tmp_path}/repo/.git/config", False)),
+        cwd=str(tmp_path),
+    )
+    ran = shell(
+        wanted,
+        "cat repo/.git/hooks/pre-commit repo/.git/config; echo;"
+        "for c in 'mv repo r2' 'mv repo/.git g2' 'rm -rf repo/.git/hooks' 'mv repo/.git/config x'"
+        " 'ln -sf /dev/null repo/.git/config' 'rm repo/.git/config' 'chmod 777 repo/.git/hooks'; do"
+        " $c 2>/dev/null && echo \"did $c\"; done;"
+        "echo evil > repo/.git/config; echo evil > repo/.git/hooks/post; echo ok > repo/.git/index",
+    )
+    assert ran.out == "minemine\n"
+    after = {name: content for name, content in tree(tmp_path).items() if name.startswith("repo")}
+    assert after == {**before, "repo/.git/index": b"ok\n"}  # mv may have made copies elsewhere
+
+
+def test_what_is_denied_cannot_be_moved_to_where_it_can_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/key").write_text("key")
+    wanted = system(
+        grants=(write(str(tmp_path)),), hidden=(hidden(f"{tmp_path}/a/b/key", "file"),), cwd=str(tmp_path)
+    )
+    ran = shell(wanted, "mv a/b c; mv a c; mv a/b/key k; ln a/b/key k; cp a/b/key k; cat k c/key c/b/key")
+    assert ran.out == ""
+    assert (tmp_path / "a/b/key").read_text() == "key"
+    assert not (tmp_path / "k").exists() or (tmp_path / "k").read_text() == ""
+
+
+def test_a_denied_name_that_appears_later_is_not_seen(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("kept")
+    (tmp_path / "link").symlink_to("kept")
+    wanted = system(grants=(read(str(tmp_path)),), hidden=(hidden(f"{tmp_path}/.env", "missing"),))
+    launch = BWRAP.prepare(
+        wanted, ("/bin/sh", "-c", f"cd {tmp_path}; read x; ls -A; cat link; cat .env; touch new")
+    )
+    process = started(launch, stdin=subprocess.PIPE)
+    (tmp_path / ".env").write_text("secret")
+    out, _ = process.communicate("\n", timeout=20)
+    os.close(launch.status or 0)
+    assert out == "kept\nlink\nkept"
+
+
+def test_the_network_is_its_own_loopback_or_the_hosts() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        script = (
+            "import socket as s\n"
+            "own = s.create_server(('127.0.0.1', 0)); s.create_connection(own.getsockname())\n"
+            f"print(s.socket().connect_ex(('127.0.0.1', {port})), [n for _, n in s.if_nameindex()])"
+        )
+        script = f"import sys; sys.path[:0] = ['/usr/lib/python3.11']\n{script}"
+        denied = run(system(), "/usr/bin/python3", "-c", script)
+        loopback = run(system(network=Network.loopback()), "/usr/bin/python3", "-c", script)
+        opened = run(system(network=Network.open()), "/usr/bin/python3", "-c", script)
+    assert denied.out == loopback.out == f"{errno.ECONNREFUSED} ['lo']\n", denied.err
+    assert opened.out.startswith("0 "), opened.err
+
+
+def test_a_socket_that_is_named_can_be_reached_and_its_neighbour_not(tmp_path: Path) -> None:
+    directory = Path(f"/tmp/staddle-{os.getpid()}")
+    directory.mkdir()
+    try:
+        with socket.socket(socket.AF_UNIX) as named, socket.socket(socket.AF_UNIX) as other:
+            for sock, name in ((named, "named"), (other, "other")):
+                sock.bind(str(directory / name))
+                sock.listen()
+            wanted = system(
+                sockets=(Socket(f"{directory}/named", True, WHY), Socket(f"{directory}/later", False, WHY))
+            )
+            script = (
+                "import socket as s\n"
+                f"for n in ('named', 'other'): print(s.socket(s.AF_UNIX).connect_ex('{directory}/' + n))"
+            )
+            ran = run(wanted, "/usr/bin/python3", "-c", script)
+        assert ran.out.split() == ["0", str(errno.ENOENT)], ran.err
+    finally:
+        for path in directory.iterdir():
+            path.unlink()
+        directory.rmdir()
+
+
+def test_everything_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    mark = f"staddle-end-{os.getpid()}"
+    script = (
+        "import subprocess, sys, time\n"
+        "from tests.kernel.bwrap_runs import BWRAP, system\n"
+        f"launch = BWRAP.prepare(system(), ('/bin/sh', '-c', 'sleep 1000 & echo on; exec sleep 1000', '{mark}'))\n"
+        "p = subprocess.Popen(launch.argv, env=launch.env, pass_fds=launch.pass_fds)\n"
+        "launch.close(); time.sleep(100)"
+    )
+    here = Path(__file__).parents[2]
+    starter = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": f"{here}:{here}/src"},
+    )
+    assert starter.stdout is not None
+    assert starter.stdout.readline() == b"on\n"
+    starter.kill()
+    starter.wait()
+    assert starter.stdout.read() == b""  # whoever held it is gone
+    starter.stdout.close()
+    time.sleep(0.1)
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            assert mark.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    run(system(), "/bin/true")
+    before = (Path("/proc/self/mountinfo").read_bytes(), len(os.listdir("/proc/self/fd")))
+    for _ in range(3):
+        assert shell(system(grants=(write(str(tmp_path)),)), f"touch {tmp_path}/x; rm {tmp_path}/x").code == 0
+    launch = BWRAP.prepare(system(grants=(write(str(tmp_path)),)), ("/bin/true",))
+    launch.close()
+    launch.close()
+    os.close(launch.status or 0)
+    with pytest.raises(LaunchFailed):
+        BWRAP.prepare(system(grants=(write(f"{tmp_path}/none"),)), ("/bin/true",))
+    assert (Path("/proc/self/mountinfo").read_bytes(), len(os.listdir("/proc/self/fd"))) == before
+    assert tree(tmp_path) == {}
+
+
+def test_many_at_once_in_one_directory(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/config").write_text("c")
+    wanted = system(
+        grants=(write(str(tmp_path)),), guards=(guard(f"{tmp_path}/.git/config", False),), cwd=str(tmp_path)
+    )
+    launches = [BWRAP.prepare(wanted, ("/bin/sh", "-c", f"echo {n} > {n}; cat .git/config")) for n in range(36)]
+    processes = [started(launch) for launch in launches]
+    assert [process.communicate(timeout=60)[0] for process in processes] == ["c"] * 36
+    for launch in launches:
+        os.close(launch.status or 0)
+    assert len(tree(tmp_path)) == 38
+
+
+@pytest.mark.needs_root
+class TestAsRoot:
+    """Run by root, the sandbox is nobody, and what it is granted is its own all the same."""
+
+    def test_it_is_not_root_on_the_host_and_cannot_write_the_kernels_settings(self) -> None:
+        launch = BWRAP.prepare(
+            system(), ("/bin/sh", "-c", "echo x > /proc/sys/kernel/core_pattern; echo tried; read x")
+        )
+        process = started(launch, stdin=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "tried\n"
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        ids = {line.split()[1] for line in status.splitlines() if line.startswith(("Uid:", "Gid:"))}
+        groups = next(line.split()[1:] for line in status.splitlines() if line.startswith("Groups:"))
+        out, err = process.communicate("\n", timeout=10)
+        os.close(launch.status or 0)
+        assert len(ids) == 1
+        assert int(ids.pop()) > 1_000_000_000
+        assert groups == []
+        assert "Permission denied" in err
+
+    @pytest.mark.parametrize(("uid", "gid"), [(0, 0), (4321, 8765)])
+    def test_files_belong_to_the_owner_of_the_grant(self, uid: int, gid: int, tmp_path: Path) -> None:
+        ws = tmp_path / "ws"
+        ws.mkdir(mode=0o700)
+        (ws / "private").write_text("private")
+        (ws / "foreign").write_text("foreign")
+        (ws / "group").write_text("group")
+        (ws / "private").chmod(0o600)
+        (ws / "foreign").chmod(0o600)
+        for path, owner in ((ws, (uid, gid)), (ws / "private", (uid, gid)), (ws / "group", (uid, 77))):
+            os.chown(path, *owner)
+        os.chown(ws / "foreign", 55, 55)
+        ran = shell(
+            system(grants=(write(str(ws)),), cwd=str(ws)),
+            "cat private; echo more >> private; echo new > new; mkdir d; echo more >> group; cat foreign; id -u;"
+            " stat -c %u private foreign; chown 0 new; chmod u+s new",
+        )
+        assert ran.out.split() == ["private1000", "1000", "65534"]
+        for name in ("private", "new", "d"):
+            made = (ws / name).stat()
+            assert (made.st_uid, made.st_gid) == (uid, gid)
+        assert (ws / "group").read_text() == "groupmore\n"
+        assert not stat.S_IMODE((ws / "new").stat().st_mode) & 0o6000
+
+    def test_a_read_grant_in_roots_home_is_readable_and_no_more(self, tmp_path: Path) -> None:
+        (tmp_path / "f").write_text("f")
+        (tmp_path / "f").chmod(0o600)
+        ran = shell(system(grants=(read(str(tmp_path)),), cwd=str(tmp_path)), "cat f; echo x > f; touch n; rm f")
+        assert ran.out == "f"
+        assert tree(tmp_path) == {"f": b"f"}
+
+    def test_what_only_root_may_read_in_the_system_stays_roots(self) -> None:
+        ran = shell(system(grants=(read("/etc"),)), "cat /etc/shadow; cat /etc/passwd | head -c 5")
+        assert ran.out == "root:"
+
+    def test_what_is_mounted_below_a_grant_is_seen(self, tmp_path: Path) -> None:
+        script = (
+            "import ctypes, os\n"
+            "from tests.kernel.bwrap_runs import shell, system\nfrom tests.unit.backends.bwrap_plans import write\n"
+            "from staddle.linux.mounts import mount, private_namespace\n"
+            "private_namespace()\n"
+            f"os.mkdir('{tmp_path}/m'); mount('tmpfs', '{tmp_path}/m', 'tmpfs')\n"
+            f"open('{tmp_path}/m/f', 'w').write('below')\n"
+            f"os.mkdir('{tmp_path}/p'); mount('proc', '{tmp_path}/p', 'proc')\n"
+            f"r = shell(system(grants=(write('{tmp_path}'),)), 'cat {tmp_path}/m/f; ls {tmp_path}/p | wc -l')\n"
+            "print(r.out, r.err)"
+        )
+        assert in_python(script).split()[0].startswith("below")
+
+    def test_a_filesystem_that_cannot_translate_owners_is_a_gap_and_refused(self, tmp_path: Path) -> None:
+        script = (
+            "import os\n"
+            "from staddle.linux.mounts import mount, private_namespace\n"
+            "from tests.kernel.bwrap_runs import BWRAP, system\nfrom tests.unit.backends.bwrap_plans import write\n"
+            "from staddle.errors import PolicyNotEnforceable\n"
+            "private_namespace()\n"
+            f"t = '{tmp_path}'\n"
+            "mount('tmpfs', t, 'tmpfs')\n"
+            "for n in 'luwm': os.mkdir(f'{t}/{n}')\n"
+            "mount('overlay', f'{t}/m', 'overlay', options=f'lowerdir={t}/l,upperdir={t}/u,workdir={t}/w')\n"
+            "plan = system(grants=(write(f'{t}/m'),))\n"
+            "print([(g.protection, g.documented) for g in BWRAP.gaps(plan)])\n"
+            "try: BWRAP.prepare(plan, ('/bin/true',))\n"
+            "except PolicyNotEnforceable as error: print(error)\n"
+        )
+        out = in_python(script)
+        assert out.startswith("[('write', False)]\n")
+        assert "cannot translate owners" in out
+
+    def test_the_calling_process_keeps_its_mounts(self, tmp_path: Path) -> None:
+        before = os.readlink("/proc/self/ns/mnt")
+        run(system(grants=(write(str(tmp_path)),)), "/bin/true")
+        assert {os.readlink(f"/proc/self/task/{t}/ns/mnt") for t in os.listdir("/proc/self/task")} == {before}
+
+
+def in_python(script: str) -> str:
+    """Run a script in an interpreter of its own, which may change its mounts."""
+    here = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": f"{here}:{here}/src"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_python_is_the_systems() -> None:
+    """The scripts above need an interpreter that every sandbox sees."""
+    assert run(system(), *PYTHON, "print(1)").out == "1\n"

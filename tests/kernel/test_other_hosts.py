@@ -1,0 +1,164 @@
+"""On a host that refuses, doctor names the true cause and nothing runs with less than was asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+SRC = HERE.parents[1] / "src"
+ROOT = os.geteuid() == 0
+BWRAP = "/usr/bin/bwrap"
+
+
+def on_host(
+    *traits: str, words: list[str], cwd: Path, before: list[str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        str(HERE / "other_hosts.py"),
+        *traits,
+        "--",
+        sys.executable,
+        "-m",
+        "staddle",
+        *words,
+    ]
+    return subprocess.run(
+        [*(before or []), *command],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def diagnosis(*traits: str, cwd: Path, before: list[str] | None = None) -> tuple[dict[str, Any], int]:
+    done = on_host(*traits, words=["doctor", "--json"], cwd=cwd, before=before)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout), done.returncode
+
+
+def runs(
+    *traits: str, cwd: Path, words: list[str] | None = None, before: list[str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return on_host(*traits, words=["run", *(words or []), "--", "echo", "it ran"], cwd=cwd, before=before)
+
+
+def test_the_control_this_host_confines(tmp_path: Path) -> None:
+    found, status = diagnosis(cwd=tmp_path)
+    assert (found["auto"], status) == ("bwrap", 0)
+    assert runs(cwd=tmp_path).stdout == "it ran\n"
+
+
+def test_namespaces_refused_by_a_filter(tmp_path: Path) -> None:
+    found, status = diagnosis("no-namespaces", cwd=tmp_path)
+    bwrap = found["backends"]["bwrap"]
+    assert not bwrap["usable"]
+    assert "seccomp" in bwrap["why"]
+    assert bwrap["fix"]
+    assert found["auto"] is None
+    done = runs("no-namespaces", cwd=tmp_path)
+    assert done.returncode == 125
+    assert "it ran" not in done.stdout
+    landlock = found["backends"]["landlock"]
+    if ROOT:  # the landlock backend needs a mount namespace to give root's files to another uid
+        assert not landlock["usable"]
+        assert status == 1
+    else:
+        assert landlock["usable"]
+        assert status == 0
+        assert "--backend landlock" in done.stderr
+        assert runs("no-namespaces", cwd=tmp_path, words=["--backend", "landlock"]).stdout == "it ran\n"
+
+
+def test_a_masked_proc_is_named(tmp_path: Path) -> None:
+    found, _ = diagnosis("masked-proc", cwd=tmp_path)
+    bwrap = found["backends"]["bwrap"]
+    assert not bwrap["usable"]
+    assert "/proc" in bwrap["why"]
+    assert "it ran" not in runs("masked-proc", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("how", ["absent", "disabled"])
+def test_landlock_switched_off(how: str, tmp_path: Path) -> None:
+    found, status = diagnosis(f"no-landlock={how}", cwd=tmp_path)
+    landlock = found["backends"]["landlock"]
+    assert not landlock["usable"]
+    assert "Landlock" in landlock["why"]
+    assert (found["auto"], status) == ("bwrap", 0)
+    done = runs(f"no-landlock={how}", cwd=tmp_path, words=["--backend", "landlock"])
+    assert done.returncode == 125
+    assert "it ran" not in done.stdout
+    assert runs(f"no-landlock={how}", cwd=tmp_path).stdout == "it ran\n"
+
+
+def test_nothing_left_to_confine_with(tmp_path: Path) -> None:
+    found, status = diagnosis("no-namespaces", "no-landlock", cwd=tmp_path)
+    assert not found["can_confine"]
+    assert status == 1
+    done = runs("no-namespaces", "no-landlock", cwd=tmp_path, words=["--best-effort"])
+    assert done.returncode == 125
+    assert "it ran" not in done.stdout
+
+
+def test_no_bwrap(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.write_text("")
+    found, _ = diagnosis(f"replaced={BWRAP}:{empty}", cwd=tmp_path)
+    assert not found["backends"]["bwrap"]["usable"]
+    assert (
+        "it ran" not in runs(f"replaced={BWRAP}:{empty}", cwd=tmp_path, words=["--backend", "bwrap"]).stdout
+    )
+
+
+LIES = {
+    "runs nothing": "#!/bin/sh\nexit 0\n",
+    "runs the command unconfined": '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n',
+    "repeats what it is told": '#!/bin/sh\ncat\nprintf "%s\\n" "$@"\n',
+    "fails": "#!/bin/sh\necho broken >&2; exit 1\n",
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
+def test_a_bwrap_that_lies_is_found_out(lie: str, tmp_path: Path) -> None:
+    fake = tmp_path / "fake-bwrap"
+    fake.write_text(lie)
+    fake.chmod(0o755)
+    trait = f"replaced={BWRAP}:{fake}"
+    found, _ = diagnosis(trait, cwd=tmp_path)
+    assert not found["backends"]["bwrap"]["usable"], found["backends"]["bwrap"]
+    for words in (["--backend", "bwrap"], []):
+        done = runs(trait, cwd=tmp_path, words=words)
+        assert "it ran" not in done.stdout
+        assert done.returncode == 125
+
+
+@pytest.mark.needs_root
+def test_root_without_capabilities_is_refused(tmp_path: Path) -> None:
+    """Real uid 0 is never mapped: without the means to become another user nothing starts."""
+    bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    found, status = diagnosis(cwd=tmp_path, before=bare)
+    assert status == 1
+    for name in ("bwrap", "landlock"):
+        assert not found["backends"][name]["usable"]
+        assert "capabilit" in found["backends"][name]["why"].lower()
+    done = runs(cwd=tmp_path, before=bare)
+    assert done.returncode == 125
+    assert "it ran" not in done.stdout
+
+
+def test_without_seccomp_nothing_is_started(tmp_path: Path) -> None:
+    found, status = diagnosis("no-seccomp-filters", cwd=tmp_path)
+    assert status == 1
+    assert not found["can_confine"]
+    assert "it ran" not in runs("no-seccomp-filters", cwd=tmp_path).stdout

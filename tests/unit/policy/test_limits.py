@@ -1,0 +1,81 @@
+"""Limits: sizes in one reading, and nothing that would let no command run."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+
+from staddle import Limits
+from staddle.errors import PolicyError
+from staddle.policy.limits import parse_size
+
+
+def test_the_defaults_are_half_a_minute_and_a_mebibyte_of_output() -> None:
+    limits = Limits()
+    assert limits.timeout == 30.0
+    assert limits.output == 1 << 20
+    assert {limits.memory, limits.cpu, limits.processes, limits.file_size, limits.disk, limits.open_files} == {None}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("512", 512),
+        ("512B", 512),
+        ("64K", 64 << 10),
+        ("64k", 64 << 10),
+        ("64KB", 64 << 10),
+        ("64KiB", 64 << 10),
+        ("64kib", 64 << 10),
+        ("512M", 512 << 20),
+        ("2G", 2 << 30),
+        ("1T", 1 << 40),
+    ],
+)
+def test_units_are_powers_of_two_however_they_are_spelled(text: str, size: int) -> None:
+    assert parse_size(text) == size
+    assert Limits(memory=text) == Limits(memory=size)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "M", "1X", "1.5G", "1e9", "-1", "+1", " 1", "1 ", "1 M", "1i", "1ib", "0x10", "\u0665", "1MM", "1_000"]
+    + ["1bK", "NaN", "inf", "9" * 5000],
+)
+def test_other_text_is_no_size(text: str) -> None:
+    with pytest.raises(PolicyError):
+        Limits(memory=text)
+
+
+@pytest.mark.parametrize("field", ["memory", "output", "file_size", "disk", "processes", "open_files"])
+@pytest.mark.parametrize("value", [0, -1, True, False, 1.5, math.nan, math.inf, 2**63, b"1M", [], "0", "8388608T"])
+def test_counts_are_positive_whole_numbers(field: str, value: object) -> None:
+    with pytest.raises(PolicyError):
+        Limits(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("field", ["timeout", "cpu"])
+@pytest.mark.parametrize("value", [0, 0.0, -1, True, math.nan, math.inf, -math.inf, "30", 1e300, 10**400])
+def test_times_and_cores_are_positive_numbers(field: str, value: object) -> None:
+    with pytest.raises(PolicyError) as caught:
+        Limits(**{field: value})  # type: ignore[arg-type]
+    assert field in caught.value.what
+
+
+def test_none_is_no_limit_and_the_largest_size_fits() -> None:
+    assert Limits(timeout=None, output=None).timeout is None
+    assert Limits(memory=2**63 - 1).memory == 2**63 - 1
+    assert Limits(timeout=5).timeout == 5.0
+
+
+def test_limits_are_values() -> None:
+    limits = Limits(memory="1G")
+    assert limits == Limits(memory=1 << 30)
+    assert hash(limits) == hash(Limits(memory=1 << 30))
+    assert limits.replace(cpu=2).memory == 1 << 30
+    assert pickle.loads(pickle.dumps(limits)) == limits  # noqa: S301
+    with pytest.raises(TypeError):
+        Limits(memroy=1)  # type: ignore[call-arg]
