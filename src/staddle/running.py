@@ -121,7 +121,9 @@ def _see_through(
     import subprocess
 
     deadline = None if seconds is None else time.monotonic() + seconds
-    kept: dict[Any, HeadTail] = {s: HeadTail(bound) for s in (process.stdout, process.stderr) if s is not None}
+    kept: dict[Any, HeadTail] = {
+        s: HeadTail(bound) for s in (process.stdout, process.stderr) if s is not None
+    }
     unsent = memoryview(data or b"")
     ended_at: float | None = None
     timed_out = False

@@ -55,14 +55,8 @@ def appeared(plan: Plan) -> tuple[Event, ...]:
     The kernel refuses changes to those that existed; a new one cannot be refused without
     placing something in the user's tree, so it is reported instead.
     """
-    from .policy.paths import covers
-    from .policy.protected import find_protected
+    from .policy import protected
 
-    new: set[str] = set()
-    for grant in plan.grants:
-        if grant.access == "write" and grant.directory:
-            new |= find_protected(grant.path, plan.unprotect)
-    new = {path for path in new if not any(covers(guard.path, path) for guard in plan.guards)}
     return tuple(
         Event(
             "violation",
@@ -70,5 +64,5 @@ def appeared(plan: Plan) -> tuple[Event, ...]:
             "a protected name appeared during the run",
             "remove it, or review it before you use it",
         )
-        for path in sorted(new)
+        for path in sorted(protected.appeared(plan))
     )

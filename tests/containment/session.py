@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import namespaces
+from . import namespaces, orphans
 from .probes import ATTACKS, MODULES, TERMINAL, TWINS
 from .world import World
 
@@ -49,8 +49,13 @@ def run(
     twins: list[str] | None = None,
     terminal: bool = False,
     switched_off: str = "",
+    parent: bool = False,
+    deny_below: str = "work",
+    place: str = "/var/tmp",
 ) -> dict[str, Any]:
     """The report of one run: answers by name, damage by protection, leaks, gaps."""
+    if parent:
+        return {"survived": orphans.survived(backend, switched_off)}
     if attacks is None:
         attacks = [
             name for name, attack in ATTACKS.items() if not attack.solo and (name in TERMINAL) == terminal
@@ -60,8 +65,9 @@ def run(
     if not backend:
         # Some attacks would be real without a sandbox: what has no harmless control is not run.
         attacks = [name for name in attacks if ATTACKS[name].control == control]
-    with World() as world:
-        command = [PYTHON, "-I", "-c", BOOT, _bundle(world, attacks, list(TWINS) if twins is None else twins)]
+    twins = list(TWINS) if twins is None else twins
+    with World([*attacks, *twins], deny_below=deny_below, place=place) as world:
+        command = [PYTHON, "-I", "-c", BOOT, _bundle(world, attacks, twins)]
         if backend:
             done, gaps, held = _confined(command, world, backend, network, terminal, switched_off)
         else:

@@ -18,12 +18,13 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from staddle.linux.syscalls import call
 from staddle.testing import Canary, Trace, trace
 
-from .probes import ATTACKS, TWINS
+from .probes import ATTACKS
 
 #: Made in every network namespace by the kernel itself.
 PSEUDO_INTERFACES = [
@@ -43,9 +44,17 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class World:
-    """One set of canaries. `with World() as world: ...; world.damage()`."""
+    """One set of canaries. `with World(names) as world: ...; world.damage()`.
 
-    def __init__(self) -> None:
+    `names` are the attacks and twins to be run: each has files, and a process, of its own.
+    `deny_below` says in which zone the denied paths lie, `work` or `readable`.
+    """
+
+    def __init__(self, names: Iterable[str], *, deny_below: str = "work", place: str = "/var/tmp") -> None:
+        self._deny_below = deny_below
+        self._place = place
+        self._names = set(names)
+        self._attacks = {name: attack for name, attack in ATTACKS.items() if name in self._names}
         self.facts: dict[str, Any] = {}
         self.canary = Canary()
         self.hits: dict[str, int] = {}
@@ -79,7 +88,7 @@ class World:
     # ------------------------------------------------------------------ making
 
     def _make_files(self) -> None:
-        base = tempfile.mkdtemp(prefix="staddle-world-", dir="/var/tmp")
+        base = tempfile.mkdtemp(prefix="staddle-world-", dir=self._place)
         self._undo.callback(shutil.rmtree, base, ignore_errors=True)
         os.chmod(base, 0o755)
         facts = self.facts
@@ -87,9 +96,10 @@ class World:
             facts[zone] = os.path.join(base, zone)
             os.mkdir(facts[zone])
         facts["secret"] = self._file("outside/secret", base)
-        facts["program"] = self._file("outside/program", base, "#!/bin/sh\nexit 0\n", 0o755)
+        facts["program"] = shutil.copyfile("/usr/bin/true", os.path.join(base, "outside/program"))
+        os.chmod(facts["program"], 0o755)
         self._file("readable/plain", base, "readable")
-        for name in (*ATTACKS, *TWINS):
+        for name in self._names:
             zones = ["work"]
             if name in ATTACKS and ATTACKS[name].protection in ("write", "metadata"):
                 zones += ["outside", "readable"]
@@ -103,13 +113,13 @@ class World:
                     os.makedirs(os.path.join(base, "work", name, ".git", directory))
                 self._file(f"work/{name}/.git/HEAD", base, "ref: refs/heads/main\n")
                 self._file(f"work/{name}/.git/config", base, "[core]\n")
-        facts["denied"] = os.path.join(base, "work", "denied")
-        facts["denied_directory"] = os.path.join(facts["denied"], "directory")
+        facts["denied"] = denied = os.path.join(base, self._deny_below, "denied")
+        facts["denied_directory"] = os.path.join(denied, "directory")
         os.makedirs(facts["denied_directory"])
-        self._file("work/denied/directory/secret", base)
-        facts["denied_file"] = self._file("work/denied/file", base)
-        os.makedirs(os.path.join(base, "work", "denied", "parent"))
-        facts["denied_deep"] = self._file("work/denied/parent/deep", base)
+        self._file("directory/secret", denied)
+        facts["denied_file"] = self._file("file", denied)
+        os.makedirs(os.path.join(denied, "parent"))
+        facts["denied_deep"] = self._file("parent/deep", denied)
         facts["denied_missing"] = os.path.join(facts["readable"], "missing")
         facts["late"] = os.path.join(base, "late")
         os.mkdir(facts["late"])
@@ -170,7 +180,8 @@ class World:
         }
         for name, path in places.items():
             facts[name] = path
-            add(f"sockets: {name}", socket.AF_UNIX, stream, path)
+            granted = name == "socket_readable"  # connecting to it is a documented limit, no damage
+            add(f"{'granted' if granted else 'sockets'}: {name}", socket.AF_UNIX, stream, path)
         facts["socket_datagram"] = os.path.join(facts["outside"], "datagram")
         add("sockets: datagram", socket.AF_UNIX, datagram, facts["socket_datagram"])
         self._undo.callback(_remove, places["socket_tmp"])
@@ -234,8 +245,8 @@ class World:
     def _make_processes(self) -> None:
         marker = f"{self._tag}-victim"
         self.facts["marker"] = marker
-        for name, attack in ATTACKS.items():
-            if attack.protection == "signals" or name == "find-a-process-by-number":
+        for name in ("anybody", *self._attacks):
+            if name == "anybody" or self._attacks[name].protection in ("signals", "processes"):
                 started = subprocess.Popen(
                     [marker, "600"],
                     executable="/usr/bin/sleep",
@@ -254,7 +265,7 @@ class World:
             "SSH_AUTH_SOCK": self.facts["socket_outside"],
             "DISPLAY": ":99",
             "DOCKER_HOST": f"unix://{self.facts['socket_outside']}",
-            "BASH_ENV": self.facts["program"],
+            "BASH_ENV": "/dev/null",
             "GIT_CONFIG_GLOBAL": self.facts["secret"],
             "NODE_OPTIONS": "--no-warnings",
         }
@@ -301,7 +312,7 @@ class World:
                         continue
                     owner = ATTACKS.get(name.split("/")[0])
                     add(owner.protection if owner else "write", f"{zone}/{name}")
-        for name, attack in ATTACKS.items():
+        for name, attack in self._attacks.items():
             git = os.path.join(self.facts["work"], name, ".git")
             if attack.protection == "guard" and _git_state(git) != ("[core]\n", []):
                 add("guard", name)

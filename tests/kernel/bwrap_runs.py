@@ -83,6 +83,8 @@ def python(wanted: Plan, script: str) -> Ran:
 def tree(directory: Path) -> dict[str, bytes | None]:
     """Every name below `directory` with its content, to see whether anything changed."""
     return {
-        str(path.relative_to(directory)): path.read_bytes() if path.is_file() and not path.is_symlink() else None
+        str(path.relative_to(directory)): path.read_bytes()
+        if path.is_file() and not path.is_symlink()
+        else None
         for path in sorted(directory.rglob("*"))
     }

@@ -23,8 +23,7 @@ from staddle.running import start
 def main() -> int:
     asked = json.loads(sys.argv[1])
     backend = Systemd()
-    if "without" in asked:
-        leave_out(asked["without"])
+    leave_out(asked.get("without", ""))
     if asked.get("only") == "probe":
         print(json.dumps(backend.probe().as_dict()))
         return 0
@@ -49,8 +48,11 @@ def main() -> int:
     if "pid_file" in asked:
         with open(asked["pid_file"], "w") as file:
             file.write(str(process.pid))
-    code = process.wait()
     assert launch.status is not None
+    if asked.get("status") == "closed":
+        os.close(launch.status)
+        return process.wait()
+    code = process.wait()
     failure = launch.failure(os.read(launch.status, 65536))
     if failure is not None:
         print(f"not started: {failure}", file=sys.stderr)

@@ -17,8 +17,22 @@ import struct
 import sys
 
 NUMBERS = {
-    "x86_64": {"clone": 56, "unshare": 272, "clone3": 435, "landlock_create_ruleset": 444, "seccomp": 317},
-    "aarch64": {"clone": 220, "unshare": 97, "clone3": 435, "landlock_create_ruleset": 444, "seccomp": 277},
+    "x86_64": {
+        "clone": 56,
+        "unshare": 272,
+        "clone3": 435,
+        "landlock_create_ruleset": 444,
+        "seccomp": 317,
+        "prctl": 157,
+    },
+    "aarch64": {
+        "clone": 220,
+        "unshare": 97,
+        "clone3": 435,
+        "landlock_create_ruleset": 444,
+        "seccomp": 277,
+        "prctl": 167,
+    },
 }[os.uname().machine]
 NAMESPACES = 0x7E020080
 NEWNS, NEWUSER = 0x20000, 0x10000000
@@ -47,6 +61,21 @@ def refuse(name: str, number: int) -> None:
     load_filter(
         [(0x20, 0, 0, 0), (0x15, 0, 1, NUMBERS[name]), (6, 0, 0, 0x50000 | number), (6, 0, 0, 0x7FFF0000)]
     )
+
+
+def no_filters() -> None:
+    """A kernel without seccomp filters: neither of the two calls loads one."""
+    load_filter(
+        [
+            (0x20, 0, 0, 0),
+            (0x15, 0, 3, NUMBERS["prctl"]),
+            (0x20, 0, 0, 16),
+            (0x15, 0, 1, 22),  # PR_SET_SECCOMP
+            (6, 0, 0, 0x50000 | errno.EINVAL),
+            (6, 0, 0, 0x7FFF0000),
+        ]
+    )
+    refuse("seccomp", errno.EINVAL)
 
 
 def no_namespaces() -> None:
@@ -113,7 +142,7 @@ def main() -> None:
         elif name == "no-landlock":
             refuse("landlock_create_ruleset", errno.ENOSYS if value != "disabled" else errno.EOPNOTSUPP)
         elif name == "no-seccomp-filters":
-            refuse("seccomp", errno.EINVAL)
+            no_filters()
         elif name == "masked-proc":
             masked_proc()
         elif name == "replaced":

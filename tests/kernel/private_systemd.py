@@ -142,17 +142,18 @@ class PrivateSystemd:
     def enter(self, argv: list[str], *, user: bool, env: dict[str, str] | None = None) -> list[str]:
         """The command line that runs `argv` inside, as the ordinary user or as root."""
         variables = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
-        identity: list[str] = []
+        # Who kills what we start here kills nsenter, whose child must go with it.
+        identity = ["setpriv", "--pdeathsig=KILL"]
         if user:
             runtime = f"/run/user/{self.uid}"
             variables |= {"HOME": self.home, "USER": self.user, "LOGNAME": self.user}
             variables |= {"XDG_RUNTIME_DIR": runtime, "DBUS_SESSION_BUS_ADDRESS": f"unix:path={runtime}/bus"}
-            identity = ["setpriv", f"--reuid={self.uid}", f"--regid={self.gid}", "--init-groups", "--"]
+            identity += [f"--reuid={self.uid}", f"--regid={self.gid}", "--init-groups"]
         else:
             variables |= {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
         variables |= env or {}
         enter = ["nsenter", f"--target={self.init}", "-m", "-p", "-u", "-i", "-n", "-C", "--"]
-        return [*enter, *identity, "env", "-i", *(f"{k}={v}" for k, v in variables.items()), *argv]
+        return [*enter, *identity, "--", "env", "-i", *(f"{k}={v}" for k, v in variables.items()), *argv]
 
     def work_place(self, name: str, *, user: bool) -> str:
         """A new directory inside that belongs to the user, or to root."""

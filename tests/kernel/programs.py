@@ -56,7 +56,7 @@ asyncio.run(main())'
         echo "<a href='$(basename @wheel@)'>x</a>" > index/staddle-sample/index.html
         python3 -m venv --without-pip env && python3 -m venv tool
         @serve@
-        tool/bin/pip --disable-pip-version-check install -q --index-url $index --target site staddle-sample
+        tool/bin/pip --disable-pip-version-check install -q --index-url "$index" --target site staddle-sample
         PYTHONPATH=site python3 -c 'import staddle_sample; assert staddle_sample.answer == 42'
     """,
     "node": """
@@ -93,7 +93,7 @@ assert.equal(cp.execFileSync("echo", ["hi"]).toString(), "hi\\n"); fs.mkdtempSyn
 #: Where the network is loopback, a real server; where it is nothing at all, files.
 SERVE = {
     True: "python3 -m http.server -b 127.0.0.1 -d index 8123 >/dev/null 2>&1 & sleep 1; index=http://127.0.0.1:8123",
-    False: "index=file://$PWD/index",
+    False: "index=file://${PWD// /%20}/index",
 }
 
 

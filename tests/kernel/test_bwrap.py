@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -14,13 +13,24 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import LaunchFailed
+from staddle.policy import Policy
+from staddle.policy.compiler import compile
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Link, Socket, Text, Variable
 from tests.kernel.bwrap_runs import BWRAP, PYTHON, ROOT, WHY, Ran, python, run, shell, started, system, tree
 from tests.unit.backends.bwrap_plans import guard, hidden, read, write
 
-ODD = ["with space", "new\nline", "quo'te\"s", "colon:comma,", "back\\slash\\012", "-dash", "\udcff\udcfe raw", "ü"]
+ODD = [
+    "with space",
+    "new\nline",
+    "quo'te\"s",
+    "colon:comma,",
+    "back\\slash\\012",
+    "-dash",
+    "\udcff\udcfe raw",
+    "ü",
+]
 
 
 def test_the_command_runs_and_its_status_is_its_own() -> None:
@@ -43,7 +53,9 @@ def test_a_working_directory_that_is_not_there_is_a_failure_before_the_command()
 
 def test_only_what_the_plan_names_is_there() -> None:
     found = set(run(system(texts=(Text("/etc/hosts", b"x\n", WHY),)), "/bin/ls", "-A", "/").out.split())
-    links = {name for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32") if os.path.exists(f"/{name}")}
+    links = {
+        name for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32") if os.path.exists(f"/{name}")
+    }
     assert found == {"usr", "tmp", "dev", "proc", "etc", *links}
 
 
@@ -72,13 +84,19 @@ def test_read_write_and_neither(tmp_path: Path) -> None:
     wanted = system(grants=(read(f"{tmp_path}/r"), write(f"{tmp_path}/w")))
     ran = shell(
         wanted,
-        f"cd {tmp_path}; cat r/f w/f; echo; cat n/f; echo x > r/f; echo x > r/new; rm r/f; chmod 777 r; touch r/f;"
-        "echo changed > w/f; echo made > w/new; mkdir w/d; ls",
+        f"cd {tmp_path}; cat r/f w/f; echo; cat n/f; echo x > r/f; echo x > r/new; rm r/f; chmod 777 r;"
+        "touch r/f; echo changed > w/f; echo made > w/new; mkdir w/d; ls",
     )
     assert ran.out.split() == ["rw", "r", "w"]
     assert tree(tmp_path) == {
-        **{"r": None, "r/f": b"r", "n": None, "n/f": b"n"},
-        **{"w": None, "w/f": b"changed\n", "w/new": b"made\n", "w/d": None},
+        "n": None,
+        "n/f": b"n",
+        "r": None,
+        "r/f": b"r",
+        "w": None,
+        "w/d": None,
+        "w/f": b"changed\n",
+        "w/new": b"made\n",
     }
     made = (tmp_path / "w/new").stat()
     assert (made.st_uid, made.st_gid) == (tmp_path.stat().st_uid, tmp_path.stat().st_gid)
@@ -137,8 +155,8 @@ def test_a_name_is_a_name_whatever_is_in_it(name: str, tmp_path: Path) -> None:
     )
     ran = shell(
         wanted,
-        'cat -- "$NAME/sub/$NAME" "/etc/$NAME"; cat f d/x; echo x > "./$NAME/sub/$NAME"; mv -- "$NAME/sub" gone;'
-        ' echo ok > "new $NAME"',
+        'cat -- "$NAME/sub/$NAME" "/etc/$NAME"; cat f d/x; echo x > "./$NAME/sub/$NAME";'
+        ' mv -- "$NAME/sub" gone; echo ok > "new $NAME"',
     )
     assert ran.out == "guardedtext"
     assert ran.failure is None
@@ -214,7 +232,9 @@ def test_limits_of_every_sandbox_and_of_the_policy() -> None:
     ran = run(wanted, "/usr/bin/python3", "-c", script % (["FSIZE", "NOFILE"],))
     assert ran.out == "[(100, 100), (9, 9)]\n", ran.err
     wanted = wanted.replace(limits=Limits(file_size=100))
-    ran = shell(wanted, "trap '' XFSZ; head -c 500 /dev/zero > /tmp/big; stat -c %s /tmp/big; wc -c < /etc/long")
+    ran = shell(
+        wanted, "trap '' XFSZ; head -c 500 /dev/zero > /tmp/big; stat -c %s /tmp/big; wc -c < /etc/long"
+    )
     assert ran.out.split() == ["100", "9999"]
 
 
@@ -282,7 +302,7 @@ def test_what_is_guarded_cannot_be_changed_moved_or_replaced(tmp_path: Path) -> 
         "cat repo/.git/hooks/pre-commit repo/.git/config; echo;"
         "for c in 'mv repo r2' 'mv repo/.git g2' 'rm -rf repo/.git/hooks' 'mv repo/.git/config x'"
         " 'ln -sf /dev/null repo/.git/config' 'rm repo/.git/config' 'chmod 777 repo/.git/hooks'; do"
-        " $c 2>/dev/null && echo \"did $c\"; done;"
+        ' $c 2>/dev/null && echo "did $c"; done;'
         "echo evil > repo/.git/config; echo evil > repo/.git/hooks/post; echo ok > repo/.git/index",
     )
     assert ran.out == "minemine\n"
@@ -334,6 +354,28 @@ def test_the_network_is_its_own_loopback_or_the_hosts() -> None:
     assert opened.out.startswith("0 "), opened.err
 
 
+def test_abstract_sockets_of_the_host_are_out_of_reach_also_with_the_network_open() -> None:
+    name = f"staddle-{os.getpid()}"
+    script = (
+        "import socket as s\n"
+        "def able(n): return s.socket(s.AF_UNIX).connect_ex('\\0' + n)\n"
+        "own = s.socket(s.AF_UNIX); own.bind('\\0own'); own.listen()\n"
+        f"print(able('{name}'), able('own'))"
+    )
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        control = subprocess.run(
+            ["/usr/bin/python3", "-c", script], capture_output=True, text=True, check=False
+        )
+        assert control.stdout == "0 0\n"
+        for network, answer in ((Network.deny(), errno.ECONNREFUSED), (Network.open(), errno.EPERM)):
+            wanted = system(network=network)
+            assert BWRAP.gaps(wanted) == ()
+            ran = run(wanted, "/usr/bin/python3", "-c", script)
+            assert ran.out == f"{answer} 0\n", ran.err
+
+
 def test_a_socket_that_is_named_can_be_reached_and_its_neighbour_not(tmp_path: Path) -> None:
     directory = Path(f"/tmp/staddle-{os.getpid()}")
     directory.mkdir()
@@ -362,7 +404,8 @@ def test_everything_ends_with_the_process_that_started_it(tmp_path: Path) -> Non
     script = (
         "import subprocess, sys, time\n"
         "from tests.kernel.bwrap_runs import BWRAP, system\n"
-        f"launch = BWRAP.prepare(system(), ('/bin/sh', '-c', 'sleep 1000 & echo on; exec sleep 1000', '{mark}'))\n"
+        "script = 'sleep 1000 & echo on; exec sleep 1000'\n"
+        f"launch = BWRAP.prepare(system(), ('/bin/sh', '-c', script, '{mark}'))\n"
         "p = subprocess.Popen(launch.argv, env=launch.env, pass_fds=launch.pass_fds)\n"
         "launch.close(); time.sleep(100)"
     )
@@ -407,7 +450,9 @@ def test_many_at_once_in_one_directory(tmp_path: Path) -> None:
     wanted = system(
         grants=(write(str(tmp_path)),), guards=(guard(f"{tmp_path}/.git/config", False),), cwd=str(tmp_path)
     )
-    launches = [BWRAP.prepare(wanted, ("/bin/sh", "-c", f"echo {n} > {n}; cat .git/config")) for n in range(36)]
+    launches = [
+        BWRAP.prepare(wanted, ("/bin/sh", "-c", f"echo {n} > {n}; cat .git/config")) for n in range(36)
+    ]
     processes = [started(launch) for launch in launches]
     assert [process.communicate(timeout=60)[0] for process in processes] == ["c"] * 36
     for launch in launches:
@@ -415,117 +460,56 @@ def test_many_at_once_in_one_directory(tmp_path: Path) -> None:
     assert len(tree(tmp_path)) == 38
 
 
-@pytest.mark.needs_root
-class TestAsRoot:
-    """Run by root, the sandbox is nobody, and what it is granted is its own all the same."""
-
-    def test_it_is_not_root_on_the_host_and_cannot_write_the_kernels_settings(self) -> None:
-        launch = BWRAP.prepare(
-            system(), ("/bin/sh", "-c", "echo x > /proc/sys/kernel/core_pattern; echo tried; read x")
-        )
-        process = started(launch, stdin=subprocess.PIPE)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "tried\n"
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        ids = {line.split()[1] for line in status.splitlines() if line.startswith(("Uid:", "Gid:"))}
-        groups = next(line.split()[1:] for line in status.splitlines() if line.startswith("Groups:"))
-        out, err = process.communicate("\n", timeout=10)
-        os.close(launch.status or 0)
-        assert len(ids) == 1
-        assert int(ids.pop()) > 1_000_000_000
-        assert groups == []
-        assert "Permission denied" in err
-
-    @pytest.mark.parametrize(("uid", "gid"), [(0, 0), (4321, 8765)])
-    def test_files_belong_to_the_owner_of_the_grant(self, uid: int, gid: int, tmp_path: Path) -> None:
-        ws = tmp_path / "ws"
-        ws.mkdir(mode=0o700)
-        (ws / "private").write_text("private")
-        (ws / "foreign").write_text("foreign")
-        (ws / "group").write_text("group")
-        (ws / "private").chmod(0o600)
-        (ws / "foreign").chmod(0o600)
-        for path, owner in ((ws, (uid, gid)), (ws / "private", (uid, gid)), (ws / "group", (uid, 77))):
-            os.chown(path, *owner)
-        os.chown(ws / "foreign", 55, 55)
-        ran = shell(
-            system(grants=(write(str(ws)),), cwd=str(ws)),
-            "cat private; echo more >> private; echo new > new; mkdir d; echo more >> group; cat foreign; id -u;"
-            " stat -c %u private foreign; chown 0 new; chmod u+s new",
-        )
-        assert ran.out.split() == ["private1000", "1000", "65534"]
-        for name in ("private", "new", "d"):
-            made = (ws / name).stat()
-            assert (made.st_uid, made.st_gid) == (uid, gid)
-        assert (ws / "group").read_text() == "groupmore\n"
-        assert not stat.S_IMODE((ws / "new").stat().st_mode) & 0o6000
-
-    def test_a_read_grant_in_roots_home_is_readable_and_no_more(self, tmp_path: Path) -> None:
-        (tmp_path / "f").write_text("f")
-        (tmp_path / "f").chmod(0o600)
-        ran = shell(system(grants=(read(str(tmp_path)),), cwd=str(tmp_path)), "cat f; echo x > f; touch n; rm f")
-        assert ran.out == "f"
-        assert tree(tmp_path) == {"f": b"f"}
-
-    def test_what_only_root_may_read_in_the_system_stays_roots(self) -> None:
-        ran = shell(system(grants=(read("/etc"),)), "cat /etc/shadow; cat /etc/passwd | head -c 5")
-        assert ran.out == "root:"
-
-    def test_what_is_mounted_below_a_grant_is_seen(self, tmp_path: Path) -> None:
-        script = (
-            "import ctypes, os\n"
-            "from tests.kernel.bwrap_runs import shell, system\nfrom tests.unit.backends.bwrap_plans import write\n"
-            "from staddle.linux.mounts import mount, private_namespace\n"
-            "private_namespace()\n"
-            f"os.mkdir('{tmp_path}/m'); mount('tmpfs', '{tmp_path}/m', 'tmpfs')\n"
-            f"open('{tmp_path}/m/f', 'w').write('below')\n"
-            f"os.mkdir('{tmp_path}/p'); mount('proc', '{tmp_path}/p', 'proc')\n"
-            f"r = shell(system(grants=(write('{tmp_path}'),)), 'cat {tmp_path}/m/f; ls {tmp_path}/p | wc -l')\n"
-            "print(r.out, r.err)"
-        )
-        assert in_python(script).split()[0].startswith("below")
-
-    def test_a_filesystem_that_cannot_translate_owners_is_a_gap_and_refused(self, tmp_path: Path) -> None:
-        script = (
-            "import os\n"
-            "from staddle.linux.mounts import mount, private_namespace\n"
-            "from tests.kernel.bwrap_runs import BWRAP, system\nfrom tests.unit.backends.bwrap_plans import write\n"
-            "from staddle.errors import PolicyNotEnforceable\n"
-            "private_namespace()\n"
-            f"t = '{tmp_path}'\n"
-            "mount('tmpfs', t, 'tmpfs')\n"
-            "for n in 'luwm': os.mkdir(f'{t}/{n}')\n"
-            "mount('overlay', f'{t}/m', 'overlay', options=f'lowerdir={t}/l,upperdir={t}/u,workdir={t}/w')\n"
-            "plan = system(grants=(write(f'{t}/m'),))\n"
-            "print([(g.protection, g.documented) for g in BWRAP.gaps(plan)])\n"
-            "try: BWRAP.prepare(plan, ('/bin/true',))\n"
-            "except PolicyNotEnforceable as error: print(error)\n"
-        )
-        out = in_python(script)
-        assert out.startswith("[('write', False)]\n")
-        assert "cannot translate owners" in out
-
-    def test_the_calling_process_keeps_its_mounts(self, tmp_path: Path) -> None:
-        before = os.readlink("/proc/self/ns/mnt")
-        run(system(grants=(write(str(tmp_path)),)), "/bin/true")
-        assert {os.readlink(f"/proc/self/task/{t}/ns/mnt") for t in os.listdir("/proc/self/task")} == {before}
+def test_the_agent_preset_with_grants_leaves_no_gap(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "w").mkdir()
+    policy = Policy.agent().with_read(str(tmp_path / "r")).with_write(str(tmp_path / "w"))
+    wanted = compile(policy, cwd=str(tmp_path / "w"))
+    assert BWRAP.gaps(wanted) == ()
+    ran = shell(wanted, "echo x > f; touch ../r/f || pwd; test ! -e ~/.ssh; echo $HOME; ls -A ~")
+    assert ran.out == f"{tmp_path}/w\n/home/user\n", ran.err
+    assert (tmp_path / "w/f").read_text() == "x\n"
 
 
-def in_python(script: str) -> str:
-    """Run a script in an interpreter of its own, which may change its mounts."""
-    here = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": f"{here}:{here}/src"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+def test_a_home_may_be_read_without_its_secrets_those_to_come_too(tmp_path: Path) -> None:
+    for name in (".ssh", ".config/gh", ".config/fine", "src"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "f").write_text(name)
+    policy = Policy.agent().with_read(str(tmp_path)).with_deny("~/.aws", "~/.config/gcloud")
+    wanted = compile(policy, cwd=str(tmp_path), home=str(tmp_path))
+    assert BWRAP.gaps(wanted) == ()
+    launch = BWRAP.prepare(
+        wanted,
+        (
+            "/bin/sh",
+            "-c",
+            "read x; cat .ssh/f .config/gh/f .aws/f .config/gcloud/f; cat src/f .config/fine/f",
+        ),
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = started(launch, stdin=subprocess.PIPE)
+    for name in (".aws", ".config/gcloud"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "f").write_text("secret")
+    out, _ = process.communicate("\n", timeout=20)
+    os.close(launch.status or 0)
+    assert out == "src.config/fine"
 
 
 def test_python_is_the_systems() -> None:
     """The scripts above need an interpreter that every sandbox sees."""
     assert run(system(), *PYTHON, "print(1)").out == "1\n"
+
+
+def test_no_descriptors_left_is_a_sentence_and_leaves_none_open(tmp_path: Path) -> None:
+    import resource
+
+    run(system(), "/bin/true")
+    before = len(os.listdir("/proc/self/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 2, hard))
+    try:
+        with pytest.raises(LaunchFailed):
+            BWRAP.prepare(system(grants=(write(str(tmp_path)),)), ("/bin/true",))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -83,6 +83,8 @@ class Launch(Value):
     pipe is the taker's to close. `relays` says that the started process passes signals on
     to everything it started. `close` releases our copies of `pass_fds` and whatever else was
     kept for the start: call it once the process is started, or will not be. It never raises.
+    `uid` is who the command will be on the host where that is not the caller (root's sandbox
+    is nobody): a pipe made for its streams must belong to it, or it cannot open /dev/stdout.
     """
 
     argv: tuple[str, ...]
@@ -93,6 +95,7 @@ class Launch(Value):
     failure: Callable[[bytes], str | None] = lambda _: None
     relays: bool = False
     close: Callable[[], None] = lambda: None
+    uid: int | None = None
 
 
 class Enforcement(Value):

@@ -7,6 +7,8 @@ plan's and nothing else, and only declared descriptors are open.
 
 from __future__ import annotations
 
+import os
+
 from .base import PROTECTIONS, Gap, Launch, Probe, Step
 
 TYPE_CHECKING = False
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..policy.plan import Plan
+
+
+_LIMITS = ("memory", "cpu", "processes", "file_size", "disk", "open_files")
 
 
 class Native:
@@ -27,14 +32,16 @@ class Native:
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
         """Every protection, all documented: naming this backend is asking for none of them."""
+        promises = [
+            (name, f"native does not confine: {promise} is not held") for name, promise in PROTECTIONS.items()
+        ]
+        asked = [
+            (f"limits.{name}", f"native does not limit {name}")
+            for name in _LIMITS
+            if getattr(plan.limits, name) is not None
+        ]
         return tuple(
-            Gap(
-                name,
-                why=f"native does not confine: {promise} is not held",
-                fix="choose another backend",
-                documented=True,
-            )
-            for name, promise in PROTECTIONS.items()
+            Gap(name, why, "choose another backend", documented=True) for name, why in promises + asked
         )
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
@@ -46,5 +53,17 @@ class Native:
         )
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
-        """The command itself."""
-        return Launch(tuple(command), plan.environment(), plan.cwd)
+        """The command itself, where the caller is when the plan's own places exist only inside."""
+        environment = plan.environment()
+        if not os.path.isdir(environment.get("HOME", "/")):
+            environment["HOME"] = os.path.expanduser("~")
+        cwd = plan.cwd if os.path.isdir(plan.cwd) else os.getcwd()
+        return Launch((_found(command[0], environment), *command[1:]), environment, cwd)
+
+
+def _found(program: str, environment: dict[str, str]) -> str:
+    """The program on the PATH of the inside; a name that is nowhere fails when it is started."""
+    if "/" in program:
+        return program
+    places = (os.path.join(place, program) for place in environment.get("PATH", "").split(":") if place)
+    return next((path for path in places if os.path.isfile(path) and os.access(path, os.X_OK)), program)

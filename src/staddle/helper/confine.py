@@ -7,10 +7,12 @@ holds or ends the process: there is no way past it to exec.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import stat
 
 from ..linux import process
-from ..linux.landlock import Ruleset
+from ..linux.landlock import RIGHTS, Ruleset
 from ..linux.openat2 import open_without_symlinks
 from ..linux.seccomp import NEW_LISTENER, WAIT_KILLABLE, load
 from .status import CONFINEMENT, EXEC, NotStarted
@@ -35,7 +37,23 @@ def build_ruleset(instructions: Instructions) -> Ruleset | None:
         _allow(ruleset, os.fsdecode(path), rights, bool(optional))
     for port, rights in instructions.ports:
         ruleset.allow_port(port, rights)
+    for stream in range(3):
+        _allow_again(ruleset, stream)
     return ruleset
+
+
+def _allow_again(ruleset: Ruleset, stream: int) -> None:
+    """Let the file that a standard stream is on be opened by /dev/stdin and the like, no wider than it is."""
+    fs = RIGHTS["fs"]
+    try:
+        if not stat.S_ISREG(os.fstat(stream).st_mode):
+            return
+        mode = fcntl.fcntl(stream, fcntl.F_GETFL) & os.O_ACCMODE
+        reading = fs["read_file"][0] if mode != os.O_WRONLY else 0
+        writing = fs["write_file"][0] | fs["truncate"][0] if mode != os.O_RDONLY else 0
+        ruleset.allow_beneath(stream, reading | writing)
+    except OSError:
+        pass  # it is closed, or a file without a place (a memfd): then it is only what it is
 
 
 def _allow(ruleset: Ruleset, path: str, rights: int, optional: bool) -> None:
@@ -94,9 +112,9 @@ def become_command(
         listener = _load_filter(instructions)
         if hand_over:
             hand_over(listener)
-    if open_files:  # last: few may be left, and a listener is one
-        _checked("limits cannot be set", process.set_rlimits, {process.RLIMIT_NOFILE: open_files})
     process.default_signals()
+    if open_files:  # last: so few may be allowed that we could not have done the rest
+        _checked("limits cannot be set", process.set_rlimits, {process.RLIMIT_NOFILE: open_files})
     _exec(instructions)
 
 

@@ -2,7 +2,7 @@
 
 The helper does whatever is asked, always in this order, and nothing that is not asked:
 
-    1. a mount namespace of its own      trees, empty, texts, processes_hidden  (needs root)
+    1. a mount namespace of its own      trees, empty, texts, links, processes_hidden  (needs root)
     2. another identity                   uid, gid
     3. private directories                scratch
     4. a supervisor that stays            supervise
@@ -57,8 +57,9 @@ class Instructions(Value):
     trees: tuple[tuple[bytes, int, int, int], ...] = ()
     #: (path, mode, size): an empty file system of its own there. `trees` below it stay visible.
     empty: tuple[tuple[bytes, int, int], ...] = ()
-    #: (path, content): a file to show in place of the one that is there.
+    #: (path, content) and (path, target): files and links to make, in one of the `empty` places.
     texts: tuple[tuple[bytes, bytes], ...] = ()
+    links: tuple[tuple[bytes, bytes], ...] = ()
     #: A /proc in which only processes of `uid` appear.
     processes_hidden: int = 0
     #: Directories to make, the first being private (0700), holding the others, and removed at the end.
@@ -97,6 +98,7 @@ _SHAPES: dict[str, Any] = {
     "trees": [(bytes, int, int, int)],
     "empty": [(bytes, int, int)],
     "texts": [(bytes, bytes)],
+    "links": [(bytes, bytes)],
     "processes_hidden": int,
     "scratch": [bytes],
     "rlimits": [(int, int, int)],
@@ -171,6 +173,7 @@ def _paths(instructions: Instructions) -> list[bytes]:
         *(row[0] for row in instructions.trees),
         *(row[0] for row in instructions.empty),
         *(row[0] for row in instructions.texts),
+        *(row[0] for row in instructions.links),
         *(row[0] for row in instructions.rules),
         *(row[1] for row in instructions.sockets),
     ]

@@ -66,6 +66,10 @@ def _become(instructions: Instructions) -> None:
     if instructions.uid >= 0:
         process.empty_bounding_set()
         process.become(instructions.uid, instructions.gid)
+    try:
+        process.new_session_keyring()
+    except OSError:
+        pass  # no keys in this kernel, or too many: the filter refuses every call that reads one
     process.no_new_privs()
     process.drop_capabilities()
     # No other process of this user reads our memory: it may hold secrets of the environment.
@@ -78,11 +82,21 @@ def _die_with(parent: int, instructions: Instructions, status: int) -> None:
         return
     number = supervise.ORPHANED if instructions.supervise else process.SIGKILL
     process.death_signal(number)
-    # Somebody else than who made the instructions may start us, or become us: then the pipe,
-    # which only they can still hold, tells whether anyone is there.
-    unknown = instructions.launcher not in (parent, os.getpid())
-    if os.getppid() != parent or (unknown and _is_broken(status)):
+    if os.getppid() != parent or (parent != instructions.launcher and _is_deserted(instructions, status)):
         raise NotStarted(CONFINEMENT, "the process that started this has ended")
+
+
+def _is_deserted(instructions: Instructions, status: int) -> bool:
+    """Whether our parent is one that took us over: who asked is gone, and nobody holds the other end."""
+    if instructions.launcher == os.getpid():
+        return False  # it became us
+    try:
+        os.kill(instructions.launcher, 0)
+    except ProcessLookupError:
+        return _is_broken(status)
+    except OSError:
+        pass
+    return False
 
 
 def _is_broken(status: int) -> bool:

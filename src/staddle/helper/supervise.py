@@ -35,6 +35,8 @@ PASSED_ON = (process.SIGHUP, process.SIGINT, process.SIGQUIT, process.SIGTERM)
 #: Sent by the kernel when the thread that started the launcher ends. Not one that people send.
 ORPHANED = process.LAST_SIGNAL
 HANDLED = (*PASSED_ON, process.SIGCHLD, ORPHANED)
+#: Milliseconds until we look again whether a connection can be made, when too many are being made.
+_BUSY = 20
 
 
 def launch(instructions: Instructions, ruleset: Ruleset | None, status: int, parent: int) -> NoReturn:
@@ -50,6 +52,7 @@ def launch(instructions: Instructions, ruleset: Ruleset | None, status: int, par
         os.close(status)
     if ruleset:
         ruleset.close()
+    _let_go_of_streams()
     signals = process.signal_descriptor(HANDLED)
     ended = None
     while ended is None:
@@ -129,27 +132,38 @@ def _take_listener(command: int, told: int) -> int:
 def _attend(command: int, broker: Broker | None, everyone: Everyone, lifeline: int) -> int:
     """Answer and pass on until the command, or the launcher, has ended."""
     gc.enable()  # the one of us that lives long and works
+    _let_go_of_streams()
     signals = process.signal_descriptor(HANDLED)
     poll = select.poll()
     poll.register(signals, select.POLLIN)
     poll.register(lifeline, select.POLLIN)
-    if broker:
-        poll.register(broker.listener, select.POLLIN)
     while True:
-        for fd, event in poll.poll(None if broker is None else broker.patience()):
+        is_free = broker is None or broker.is_free()
+        if broker:
+            poll.register(broker.listener, select.POLLIN if is_free else 0)
+        for fd, event in poll.poll(None if is_free else _BUSY):
             if fd == lifeline:
                 return -process.SIGKILL
             if fd == signals:
                 for number in process.read_signals(signals):
                     if number in PASSED_ON:
                         everyone.send(number)
-            elif broker and not event & select.POLLIN:
-                poll.unregister(broker.listener)  # nobody is under the filter any more
-            elif broker:
+            elif broker and event & select.POLLIN:
                 broker.receive()
+            elif broker and event:
+                poll.unregister(broker.listener)  # nobody is under the filter any more
+                broker = None
         ended = _reap().get(command)
         if ended is not None:
             return ended
+
+
+def _let_go_of_streams() -> None:
+    """They are the command's: whoever is at the other end must notice when it closes them."""
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for stream in range(3):
+        os.dup2(null, stream)
+    os.close(null)
 
 
 def _guarded(status: int, work: Callable[[], int]) -> NoReturn:

@@ -118,19 +118,22 @@ class _Client:
                 process.close_from(3)
                 process.default_signals()
                 environment = dict(item.split(b"=", 1) for item in self._orders.starter_environment)
-                os.execve(self._orders.starter[0], self._orders.starter, environment)
+                os.execve(self._orders.starter[0], self._orders.starter, environment)  # noqa: S606
         except OSError as error:
             os.write(2, f"{os.fsdecode(self._orders.starter[0])}: {error.strerror}".encode())
         finally:
             os._exit(CONFINEMENT)
 
     def _hand_over(self, file: int) -> None:
-        """Send the orders and our descriptors, and let go of these: the command's ends are its own."""
+        """Send the orders and our descriptors, and let go of these: the command's ends are its own.
+
+        All but standard error: that it could not be started may have to be told there.
+        """
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         stdio = [fd if _is_open(fd) else null for fd in range(3)]
         given = struct.pack("4i", *stdio, file)
         self._control.sendmsg([ORDERS], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, given)])
-        for fd in range(3):
+        for fd in (0, 1):
             os.dup2(null, fd)
         os.close(file)
 

@@ -68,7 +68,9 @@ def _unit(control: _socket.socket) -> int:
         _guarded(telling, lambda: _first(orders, stdio, telling, translations))
     for fd in (telling, *stdio, *translations.values()):
         os.close(fd)
-    process.drop_capabilities()  # from here on: waiting, and signals to our own child
+    if orders.stranger >= 0:
+        process.become(orders.stranger, orders.stranger)  # as `first` will be: we may signal it
+    process.drop_capabilities()
     return _attend(control, first, told)
 
 
@@ -95,7 +97,7 @@ def _check_unit(orders: unit_orders.Orders) -> None:
     for name, inode in orders.foreign:
         kind = os.fsdecode(name)
         if os.stat(f"/proc/self/ns/{kind}").st_ino == inode:
-            raise NotStarted(CONFINEMENT, f"systemd did not give the unit a {kind} namespace of its own")
+            raise NotStarted(CONFINEMENT, f"systemd did not give the unit its own {kind} namespace")
     if not orders.bounds:
         return
     own = next((line[3:] for line in _contents("/proc/self/cgroup").splitlines() if line[:3] == b"0::"), b"/")

@@ -44,7 +44,9 @@ class Rules:
     def __init__(self, rules: tuple[tuple[bytes, bytes], ...]) -> None:
         self._exactly = frozenset(path for kind, path in rules if kind == b"exactly")
         # At the same place a refusal comes first.
-        self._beneath = [(path, kind == b"beneath") for kind, path in sorted(rules) if kind != b"exactly"][::-1]
+        self._beneath = [(path, kind == b"beneath") for kind, path in sorted(rules) if kind != b"exactly"][
+            ::-1
+        ]
 
     def allow(self, path: bytes) -> bool:
         """Whether the socket at `path` is named itself, or the innermost rule around it allows it."""
@@ -79,28 +81,31 @@ class Broker:
         self._abstract = bool(instructions.scoped & RIGHTS["scope"]["abstract_unix_socket"][0])
         # CDLL, not PyDLL: a connection that blocks must not stop the other threads.
         self._connect = ctypes.CDLL(None, use_errno=True).connect
+        self._lock = _thread.allocate_lock()
         self._at_work = 0
 
-    def patience(self) -> int | None:
-        """How long poll may wait, in milliseconds: not for ever while requests are left lying."""
-        return 20 if self._at_work >= _AT_ONCE else None
+    def is_free(self) -> bool:
+        """Whether one more request can be taken."""
+        return self._at_work < _AT_ONCE
 
     def receive(self) -> None:
         """Take one request and have it answered. Never blocks."""
-        if self._at_work >= _AT_ONCE:
-            return
         buffer = bytearray(_REQUEST.size)
         try:
             fcntl.ioctl(self.listener, _RECEIVE, buffer)
         except OSError:
             return  # the caller died, or changed its mind, before we looked
         request = _REQUEST.unpack(buffer)
-        self._at_work += 1
+        self._count(1)
         try:
             _thread.start_new_thread(self._answer, request)
         except RuntimeError:  # no more threads may be started
-            self._at_work -= 1
+            self._count(-1)
             self._send(request[0], -errno.EAGAIN)
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._at_work += change
 
     def _answer(self, identity: int, thread: int, *rest: int) -> None:
         fd, address, length = rest[4], rest[5], rest[6]
@@ -114,7 +119,7 @@ class Broker:
         except Exception:  # whatever it is, the answer is no
             error = errno.EACCES
         finally:
-            self._at_work -= 1
+            self._count(-1)
             self._send(identity, -error)
 
     def _send(self, identity: int, error: int) -> None:

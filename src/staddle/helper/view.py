@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from .instructions import Instructions
 
 _QUIET = mounts.MS_NOSUID | mounts.MS_NODEV
+#: What a new /proc still tells about the whole machine, and who needs it is not confined.
+_MACHINE_WIDE = ("keys", "key-users", "timer_list", "kallsyms", "sched_debug", "kcore", "kmsg")
 
 
 def build(instructions: Instructions) -> None:
-    """Carry out `trees`, `empty`, `texts` and `processes_hidden`; nothing when none is asked for."""
-    if not (instructions.trees or instructions.empty or instructions.texts or instructions.processes_hidden):
+    """Carry out `trees`, `empty`, `texts`, `links` and `processes_hidden`; nothing when none is asked for."""
+    if not (instructions.trees or instructions.empty or instructions.processes_hidden):
         return
     step = "a mount namespace cannot be had"
     try:
@@ -38,16 +40,28 @@ def build(instructions: Instructions) -> None:
         for path in sorted({*trees, *empty}, key=lambda path: (path.count(b"/"), path)):
             step = f"{os.fsdecode(path)!r} cannot be put in its place"
             if _innermost(path, {*trees, *empty}) in empty:
-                _make_way(path, directory=path in empty or _is_directory(trees[path]))
+                _make_way(path, None if path in empty or _is_directory(trees[path]) else b"")
             if path in empty:
                 _mount_empty(path, *empty[path])
             if path in trees:
                 _attach(path, trees[path])
-        step = "files cannot be replaced"
-        _replace_texts(instructions.texts)
+        places = {*trees, *empty}
+        for path, content in instructions.texts:
+            step = f"{os.fsdecode(path)!r} cannot be made"
+            if _innermost(path, places) in empty:  # never in a tree: that is the host's
+                _make_way(path, content)
+        for path, target in instructions.links:
+            step = f"{os.fsdecode(path)!r} cannot be made"
+            if _innermost(path, places) in empty:
+                _make_directories(path)
+                os.symlink(target, path)
         if instructions.processes_hidden:
             step = "other processes cannot be hidden"
             mounts.mount("proc", "/proc", "proc", flags=_QUIET | mounts.MS_NOEXEC, options="hidepid=2")
+        step = "the machine's keys cannot be hidden"
+        for name in _MACHINE_WIDE:
+            if os.path.exists(f"/proc/{name}"):
+                mounts.mount("/dev/null", f"/proc/{name}", flags=mounts.MS_BIND)
     except OSError as error:
         raise NotStarted(CONFINEMENT, f"{step}: {error.strerror}") from None
 
@@ -101,44 +115,23 @@ def _attach(path: bytes, tree: int) -> None:
         os.close(tree)
 
 
-def _make_way(path: bytes, *, directory: bool) -> None:
-    """Make `path` and what leads to it, in an empty file system of ours."""
+def _make_way(path: bytes, content: bytes | None) -> None:
+    """Make `path`, a file with `content` or a directory, and what leads to it, in an empty place of ours."""
+    _make_directories(path)
+    if os.path.lexists(path):
+        return
+    if content is None:
+        os.mkdir(path, 0o755)
+        return
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    try:
+        while content:
+            content = content[os.write(fd, content) :]
+    finally:
+        os.close(fd)
+
+
+def _make_directories(path: bytes) -> None:
     for end in range(1, len(path)):
         if path[end : end + 1] == b"/" and not os.path.lexists(path[:end]):
             os.mkdir(path[:end], 0o755)
-    if os.path.lexists(path):
-        return
-    if directory:
-        os.mkdir(path, 0o755)
-    else:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-
-
-def _replace_texts(texts: tuple[tuple[bytes, bytes], ...]) -> None:
-    """Show our words in place of files that are there; where there is none, or a link, change nothing."""
-    targets = []
-    for path, content in texts:
-        try:
-            targets.append((open_without_symlinks(os.fsdecode(path), os.O_PATH), content))
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                raise
-    if not targets:
-        return
-    # A file system to keep them on, put for a moment where only we see it.
-    mounts.mount("tmpfs", "/etc", "tmpfs", flags=_QUIET, options="mode=755,size=16m")
-    trees = []
-    for number, (_, content) in enumerate(targets):
-        fd = os.open(f"/etc/{number}", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-        os.fchmod(fd, 0o644)
-        os.write(fd, content)
-        os.close(fd)
-        fd = os.open(f"/etc/{number}", os.O_PATH | os.O_CLOEXEC)
-        trees.append(mounts.clone_tree(fd))
-        mounts.set_attributes(trees[-1], mounts.ATTR_RDONLY | mounts.ATTR_NOSUID | mounts.ATTR_NODEV)
-        os.close(fd)
-    mounts.umount("/etc")
-    for (target, _), tree in zip(targets, trees, strict=True):
-        mounts.attach(tree, target)
-        os.close(tree)
-        os.close(target)

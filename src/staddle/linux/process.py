@@ -93,6 +93,11 @@ def become(uid: int, gid: int) -> None:
         raise OSError(errno.EPERM, f"still not uid {uid} after changing to it")
 
 
+def new_session_keyring() -> None:
+    """Have an empty session keyring instead of the one that was inherited."""
+    call("keyctl", 1, None)  # KEYCTL_JOIN_SESSION_KEYRING, without a name
+
+
 def dumpable(yes: bool) -> None:
     """Whether a process of the same user may look into this one (and /proc belongs to it)."""
     _prctl(_PR_SET_DUMPABLE, int(yes))

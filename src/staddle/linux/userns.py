@@ -9,9 +9,7 @@ from __future__ import annotations
 import errno
 import os
 
-from .. import errors
 from .._value import Value
-from ..errors import StaddleError
 from .mounts import CLONE_NEWNS, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_REC, MS_SLAVE, mount
 from .process import become, dumpable
 from .syscalls import call
@@ -55,6 +53,7 @@ def obstacle(facts: Facts) -> Obstacle | None:
     if not facts.stage:
         return None
     refused = facts.error in (errno.EPERM, errno.EACCES)
+    covered = ", ".join(facts.covered[:3])
     if facts.stage == "namespace" and facts.error == errno.ENOSPC:
         if facts.maximum == "0":
             return Obstacle(
@@ -62,8 +61,7 @@ def obstacle(facts: Facts) -> Obstacle | None:
                 "sysctl -w user.max_user_namespaces=15000",
             )
         return Obstacle(
-            "no more user namespaces may be made here: the limit of this or a surrounding namespace is reached"
-            " (a sandbox around this process may have set it)",
+            "no more user namespaces may be made here: a limit is reached, or a sandbox around us set one",
             "run staddle outside that sandbox",
         )
     if facts.stage == "namespace" and facts.error in (errno.EINVAL, errno.ENOSYS):
@@ -76,21 +74,20 @@ def obstacle(facts: Facts) -> Obstacle | None:
     if refused and facts.stage != "proc" and facts.apparmor not in (None, "0"):
         return Obstacle(
             "AppArmor restricts user namespaces: kernel.apparmor_restrict_unprivileged_userns is 1",
-            "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or give the program a profile that says "
-            "`userns,`",
+            "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile with `userns,`",
         )
     if facts.stage == "proc" and refused and facts.covered:
         return Obstacle(
-            f"no new /proc may be mounted, because parts of this one are covered ({', '.join(facts.covered[:3])}): "
-            "container runtimes do that",
+            f"no new /proc may be mounted, because parts of this one are covered ({covered}), as container "
+            "runtimes do it",
             "start the container with --security-opt systempaths=unconfined (Docker) or unmask=ALL (Podman)",
         )
     if refused and facts.seccomp:
         what = {"namespace": "new namespaces", "map": "id maps"}.get(facts.stage, "mounts")
         return Obstacle(
             f"a seccomp filter around this process refuses {what}; container runtimes load one",
-            "start the container with --security-opt seccomp=unconfined or a profile that allows unshare and "
-            f"mount, or {_LANDLOCK}",
+            "start the container (Docker, Podman) with --security-opt seccomp=unconfined, or with a profile "
+            f"that allows unshare and mount; or {_LANDLOCK}",
         )
     what = {
         "namespace": "a user namespace cannot be created",
@@ -115,52 +112,6 @@ def observe(identity: int | None = None) -> Facts:
     )
 
 
-def in_namespace(work: Callable[[], None]) -> tuple[int, int]:
-    """Do `work` in a child with a user and mount namespace of its own, where it may mount.
-
-    Ids are those of the caller. Returns the mount and the user namespace, as it left them;
-    the child is gone by then. What `work` raises as OSError or StaddleError is raised here.
-    """
-    uid, gid = os.geteuid(), os.getegid()
-    answer, said = os.pipe2(os.O_CLOEXEC)
-    heard, go = os.pipe2(os.O_CLOEXEC)
-    child = os.fork()
-    if child == 0:
-        _work(work, uid, gid, answer=(answer, said), go=(heard, go))
-    os.close(said)
-    os.close(heard)
-    try:
-        with os.fdopen(answer, "rb") as file:
-            message = file.read()
-        if message:
-            raise _received(message)
-        namespaces = [
-            os.open(f"/proc/{child}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("mnt", "user")
-        ]
-    finally:
-        os.close(go)  # the child ends
-        _reap(child)
-    return namespaces[0], namespaces[1]
-
-
-def _work(
-    work: Callable[[], None], uid: int, gid: int, *, answer: tuple[int, int], go: tuple[int, int]
-) -> NoReturn:
-    """The forked child. Says nothing when all went well, and stays until it is let go."""
-    os.close(go[1])
-    try:
-        call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
-        _map_ids(uid, gid, uid, gid)
-        mount(None, "/", flags=MS_REC | MS_SLAVE)
-        work()
-    except BaseException as error:
-        os.write(answer[1], _sent(error))
-        os._exit(1)
-    os.close(answer[1])
-    os.read(go[0], 1)
-    os._exit(0)
-
-
 def _attempt(identity: int | None) -> tuple[Stage, int]:
     reading, writing = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
@@ -169,7 +120,7 @@ def _attempt(identity: int | None) -> tuple[Stage, int]:
     os.close(writing)
     with os.fdopen(reading, "rb") as file:
         told = file.read()
-    _reap(child)
+    reap(child)
     if len(told) < 2:
         return "namespace", errno.EIO
     return _STAGES[told[0]], told[1]
@@ -197,7 +148,7 @@ def _steps(identity: int | None, told: list[int]) -> None:
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", _ALL)
     told[0] = 2
-    _map_ids(uid, gid, 0, 0)
+    map_ids(uid, gid, 0, 0)
     told[0] = 3
     mount(None, "/", flags=MS_REC | MS_SLAVE)
     mount("tmpfs", "/tmp", "tmpfs", flags=MS_NOSUID | MS_NODEV)
@@ -214,7 +165,7 @@ def _steps(identity: int | None, told: list[int]) -> None:
         raise OSError(answer[1] if len(answer) == 2 else errno.EIO, "proc")
 
 
-def _map_ids(uid: int, gid: int, inside_uid: int, inside_gid: int) -> None:
+def map_ids(uid: int, gid: int, inside_uid: int, inside_gid: int) -> None:
     """In the new user namespace we are in, call ourselves by these ids. The only ones it gets."""
     lines = (
         ("setgroups", "deny"),
@@ -227,32 +178,12 @@ def _map_ids(uid: int, gid: int, inside_uid: int, inside_gid: int) -> None:
         os.close(fd)
 
 
-def _reap(child: int) -> None:
+def reap(child: int) -> None:
+    """Wait for a child of ours, in a program that may have taken that over."""
     try:
         os.waitpid(child, 0)
     except ChildProcessError:
         pass  # the program around us reaps every child itself
-
-
-def _sent(error: BaseException) -> bytes:
-    """An error as bytes: its number, or what, why and fix, each in a line of their own."""
-    if isinstance(error, StaddleError):
-        parts = [type(error).__name__, error.what, error.why, error.fix]
-    elif isinstance(error, OSError):
-        parts = ["OSError", str(error.errno or errno.EIO), str(error.filename or ""), ""]
-    else:
-        parts = ["StaddleError", f"{type(error).__name__}: {error}", "this is a bug, please report it", ""]
-    return "\0".join(parts).encode(errors="surrogateescape")
-
-
-def _received(message: bytes) -> Exception:
-    name, what, why, fix = message.decode(errors="surrogateescape").split("\0")
-    if name == "OSError":
-        number = int(what)
-        return OSError(number, os.strerror(number), why) if why else OSError(number, os.strerror(number))
-    kind = getattr(errors, name)
-    error: Exception = kind(what, why=why, fix=fix)
-    return error
 
 
 def _mounted_below_proc() -> tuple[str, ...]:

@@ -40,8 +40,8 @@ def compile(
 ) -> Plan:
     """`policy` resolved for this host. PolicyError for what cannot be meant, PathEscape for a planted link.
 
-    `cwd` is where the command starts: the current directory if it can be seen inside, else
-    its home. Relative paths are relative to `base` (default: `cwd`, else the current
+    `cwd` is where the command starts: the current directory if it, or something below it, can be
+    seen inside, else its home. Relative paths are relative to `base` (default: `cwd`, else the current
     directory), `~` is `home` (default: $HOME), `env` is added for this command.
     """
     bearings = Bearings(cwd, base, home, host_env)
@@ -121,7 +121,7 @@ def _denies(rules: Iterable[Rule]) -> dict[str, Hidden]:
     for rule in rules:
         if rule.field == "deny" and rule.place.path not in found:
             kind = rule.place.kind
-            if kind in ("missing", "unreadable"):
+            if kind in ("missing", "unreadable", "circle"):
                 found[rule.place.path] = Hidden(rule.place.path, "missing", rule.origin)
             else:
                 found[rule.place.path] = Hidden(
@@ -139,6 +139,10 @@ def _private(home: Rule, grants: Mapping[str, Grant], host: Host) -> tuple[list[
     if home.place.kind not in ("directory", "missing"):
         raise PolicyError(f"the home {home.place.path!r} is not a directory", fix="name one that is")
     inside = home.place.path
+    if ":" in inside or "\n" in inside:
+        raise PolicyError(
+            f"the home is {inside!r}", why="/etc/passwd cannot hold ':' or a line end", fix="choose another"
+        )
     wanted = {item.path: item for item in system.scratch(inside)}
     notes = []
     for path, item in list(wanted.items()):
@@ -245,7 +249,10 @@ def _start(plan: Plan, bearings: Bearings, host: Host) -> str:
     place = host.find(here)
     sight = Sight({grant.path: grant for grant in plan.grants}, scratch)
     concealed = Ancestry({item.path for item in plan.hidden}).at_or_above(place.path)
-    if sight.through(place.path) is not None and concealed is None and place.kind == "directory":
+    # Above a grant: there, with nothing in it but the way to what is granted.
+    leads_on = place.path != "/" and any(covers(place.path, grant.path) for grant in plan.grants)
+    seen = leads_on or sight.through(place.path) is not None
+    if seen and concealed is None and place.kind == "directory":
         return place.path
     if asked is None:
         return plan.identity.home

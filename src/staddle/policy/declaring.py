@@ -170,7 +170,7 @@ def _from_preset(policy: Policy, bearings: Bearings, host: Host) -> Iterator[Rul
     for path in denied:
         at = absolute(path, "", home)
         place = host.find(at)
-        if place.path != "/" and place.kind not in ("missing", "unreadable"):
+        if place.path != "/" and place.kind not in ("missing", "unreadable", "circle"):
             yield Rule("deny", place, origin, link=_itself(at, place, host))
 
 
@@ -205,6 +205,8 @@ def _must_be_grantable(field: Literal["read", "write"], path: str, place: Place)
     if place.kind == "missing":
         why = f"it leads to {place.path!r}, which does not exist" if place.links else "it does not exist"
         raise PolicyError(f"{field} names {path!r}", why=why, fix="create it, or leave it out")
+    if place.kind == "circle":
+        raise PolicyError(f"{field} names {path!r}", why="its links lead in a circle", fix="repair them")
     if place.kind == "unreadable":
         raise PolicyError(
             f"{field} names {path!r}",

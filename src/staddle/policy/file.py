@@ -24,10 +24,10 @@ import os
 import stat
 
 from ..errors import PolicyError
-from .declaring import Bearings
+from .declaring import Bearings, current_directory
 from .limits import Limits
 from .network import MODES, Network
-from .paths import upward
+from .paths import declared, upward
 from .policy import Policy
 from .resolution import Host
 
@@ -62,10 +62,10 @@ _TYPES = {list: "a list", str: "text", bool: "true or false", dict: "a table"}
 def load(path: AnyPath, workspace: AnyPath | None) -> Policy:
     """The policy in the file at `path`, or PolicyError that names the file and the key."""
     name = _checked(path)
-    here = os.getcwd()
+    here = current_directory() or "/"  # a relative path cannot be opened then, and that is said
     host = Host()
     place = host.walk(here, name)
-    root = None if workspace is None else Bearings(os.fsdecode(workspace)).cwd
+    root = None if workspace is None else Bearings(declared(workspace, "workspace")).cwd
     where = (place.path, *(link for link, _ in place.links))
     if root is not None:
         _refuse_beneath(where, host.find(root).path, name, f"it lies in the workspace {root!r}")

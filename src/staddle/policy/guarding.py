@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ..errors import PathEscape, PolicyError
 from .merging import Sight
-from .paths import above
+from .paths import above, covers
 from .plan import Grant, Guard
-from .protected import walk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,11 +31,16 @@ def guard(
     kept = dict(grants)
     meant = {path: grant for path, grant in {**covered, **grants}.items() if grant.access == "write"}
     roots = [path for path, grant in grants.items() if grant.access == "write" and grant.directory]
+    if not roots:
+        return {}, {}
+    from .protected import walk
+
     while roots:
         sight = Sight(kept, unseen)
-        for finding in walk(roots, unprotect=unprotect, opened=meant, skip=unseen):
-            if finding.kind == "opened":
-                kept[finding.path] = meant[finding.path]
+        for finding in walk(roots, unprotect=unprotect, skip=unseen):
+            where = host.find(finding.path).path if finding.kind == "named" else finding.path
+            if where in meant and not covers(where, finding.by):
+                kept[where] = meant[where]
             elif (held := _held(finding, sight, host)) is not None:
                 guards[held.path] = held
         inside = [path for path in meant if path not in kept and any(up in guards for up in above(path))]
@@ -59,7 +63,7 @@ def _held(finding: Finding, sight: Sight, host: Host) -> Guard | None:
         through = sight.through(link)
         if through is not None and through.access == "write":
             raise _replaceable(link, finding.name)
-    if seen.path == place.path:
+    if covers(place.path, finding.by):
         raise PolicyError(
             f"{place.path!r} may be written, but git takes it for {finding.name}",
             why="a repository's configuration says so",

@@ -40,7 +40,7 @@ def outermost(denies: Mapping[str, Hidden]) -> dict[str, Hidden]:
 def without_dead(
     grants: Mapping[str, Grant], denies: Mapping[str, Hidden]
 ) -> tuple[dict[str, Grant], list[Note]]:
-    """The grants that no deny takes away as a whole, and a note for each that one does."""
+    """The grants that no deny takes away as a whole, and a note for each that somebody would miss."""
     live: dict[str, Grant] = {}
     notes = []
     denied = Ancestry(denies)
@@ -48,7 +48,7 @@ def without_dead(
         deny = denied.at_or_above(path)
         if deny is None:
             live[path] = grant
-        else:
+        elif grant.origin != "system":
             origin = denies[deny].origin
             notes.append(Note(f"{grant.access} {path!r} has no effect: {origin} wins", grant.origin))
     return live, notes

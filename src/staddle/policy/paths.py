@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 LONGEST_NAME = 255  # NAME_MAX, in bytes
 LONGEST_PATH = 4095  # PATH_MAX without its NUL, in bytes
 
+#: The fields that open or close something; the rest only says where something is.
+GRANTING = ("read", "write", "deny", "sockets", "home")
 #: These are made anew in every sandbox, and everything in them is the kernel's.
 KERNEL_TREES = ("/proc", "/sys", "/dev")
 _BELOW_KERNEL_TREES = tuple(f"{tree}/" for tree in KERNEL_TREES)
@@ -91,6 +93,8 @@ def declared(path: object, field: str) -> str:
 
 def not_for(field: str, path: str) -> tuple[str, str] | None:
     """Why the absolute `path` cannot be in `field`, and what to do; None when it can."""
+    if field not in GRANTING:
+        return None
     if path == "/":
         if field == "deny":
             return "it would hide everything, and then nothing could run", "deny what should be hidden"

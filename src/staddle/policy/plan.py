@@ -153,4 +153,3 @@ class Plan(Value):
         # A scratch directory covers what is granted above it; grants below it show through.
         scratch = max((len(s.path) for s in self.scratch if covers(s.path, path)), default=0)
         return scratch, [g for g in self.grants if len(g.path) >= scratch and covers(g.path, path)]
-

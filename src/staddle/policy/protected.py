@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .plan import Plan
 
-    Kind = Literal["file", "directory", "link", "named", "opened"]
+    Kind = Literal["file", "directory", "link", "named"]
 
 #: In a git directory, wherever it is: `.git`, a submodule's, a worktree's, a bare repository.
 GIT = (
@@ -157,14 +157,13 @@ _IGNORED = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range
 class Finding:
     """One protected name that is there.
 
-    A `link` cannot be held, `named` is where git is sent on to, `opened` was granted for itself.
+    A `link` cannot be held; `named` is where the git directory or hook `by` leads.
     """
 
-    __slots__ = ("kind", "name", "path")
+    __slots__ = ("by", "kind", "name", "path")
 
-    def __init__(self, path: str, kind: Kind, name: str) -> None:
-        self.path, self.name = path, name
-        self.kind: Kind = kind
+    def __init__(self, path: str, kind: Kind, name: str, by: str = "") -> None:
+        self.path, self.kind, self.name, self.by = path, kind, name, by
 
 
 def checked_names(names: object) -> tuple[str, ...]:
@@ -225,16 +224,14 @@ def walk(
     roots: Iterable[str],
     *,
     unprotect: Iterable[str] = (),
-    opened: Collection[str] = (),
     skip: Collection[str] = (),
     strict: bool = True,
 ) -> Iterator[Finding]:
     """What is protected below `roots`, seen with the rights of whoever starts the sandbox. Follows no link.
 
-    A root that is a protected name itself was named on purpose, and nothing below it is
-    held; the same goes for `opened` paths below the roots. `skip` are those that are not
-    visible inside. Other file systems below a root are searched like the rest:
-    a bind of the root brings them along, writable.
+    A root that is a protected name itself was named on purpose: nothing below it is held.
+    `skip` are paths that are not visible inside. Other file systems below a root are
+    searched like the rest: a bind of the root brings them along, writable.
     """
     names = _KNOWN.difference(unprotect)
     left = MOST_ENTRIES
@@ -243,7 +240,7 @@ def walk(
         if _folded(root[root.rfind("/") + 1 :]) in _PARTS:
             if protected_name(root):
                 continue
-            yield from _new(_beginning(root, names), done, opened)
+            yield from _new(_beginning(root, names), done)
         todo = [root]
         while todo:
             directory = todo.pop()
@@ -262,20 +259,18 @@ def walk(
                 name = _folded(entry.name)
                 if name[0] == "." or name in _DOTLESS:
                     is_git = is_git or (name == "head" and _is_git_directory(directory))
-                    yield from _new(_protected(entry, name, names), done, opened)
+                    yield from _new(_protected(entry, name, names), done)
                 if entry.is_dir(follow_symlinks=False) and not (is_git and name in _GIT_DATA):
                     todo.append(entry.path)
             if is_git:
-                yield from _new(_git_directory(directory, names), done, opened)
+                yield from _new(_git_directory(directory, names), done)
 
 
-def _new(findings: Iterable[Finding], done: set[str], opened: Collection[str]) -> Iterator[Finding]:
+def _new(findings: Iterable[Finding], done: set[str]) -> Iterator[Finding]:
     """Those at a path that is not done yet. Nothing below a finding is searched any more."""
     for finding in findings:
         if finding.path not in done:
             done.add(finding.path)
-            if finding.path in opened:
-                finding.kind = "opened"
             yield finding
 
 
@@ -307,7 +302,7 @@ def _git_directory(directory: str, names: frozenset[str]) -> Iterator[Finding]:
             # A hook may be a link to a file of the working tree; that file is the hook then.
             for entry in _entries(finding.path, strict=False):
                 if entry.is_symlink():
-                    yield Finding(os.path.realpath(entry.path), "named", finding.name)
+                    yield Finding(os.path.realpath(entry.path), "named", finding.name, entry.path)
     yield from _sent_on_to(directory, names)
 
 
@@ -316,7 +311,7 @@ def _sent_on_to(git: str, names: frozenset[str]) -> Iterator[Finding]:
 
     for path, name in leads_to(git):
         if name in names:
-            yield Finding(path, "named", name)
+            yield Finding(path, "named", name, git)
 
 
 def _beginning(root: str, names: frozenset[str]) -> Iterator[Finding]:

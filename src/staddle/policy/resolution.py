@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
-    Kind = Literal["directory", "file", "socket", "other", "missing", "unreadable"]
+    Kind = Literal["directory", "file", "socket", "other", "missing", "unreadable", "circle"]
 
 MOST_LINKS = 40  # as the kernel
 
@@ -41,7 +41,7 @@ class Host:
         self._places: dict[str, Place] = {"/": Place("/", "directory")}
 
     def find(self, path: str) -> Place:
-        """Where the absolute, normalised `path` leads. Missing is an answer; a loop is an error."""
+        """Where the absolute, normalised `path` leads. That it is missing is an answer."""
         found = self._places.get(path)
         if found is not None:
             return found
@@ -96,9 +96,7 @@ class Host:
 
     def _follow(self, parent: Place, link: str, depth: int) -> Place:
         if depth > MOST_LINKS:
-            raise PolicyError(
-                f"{link!r} cannot be followed", why="its links lead in a circle", fix="repair it"
-            )
+            return Place(link, "circle", parent.links)
         end = self._walk(parent.path, os.readlink(link), depth)
         return Place(end.path, end.kind, (*parent.links, (link, end.path), *end.links))
 
@@ -111,7 +109,7 @@ def _ends(path: str) -> list[int]:
 
 
 def _absence(error: OSError, path: str) -> Kind:
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
         return "missing"
     if error.errno in (errno.EACCES, errno.EPERM):
         return "unreadable"

@@ -124,6 +124,11 @@ def _create(base: str) -> None:
     os.close(os.open(os.path.join(base, "new"), os.O_CREAT | os.O_WRONLY | os.O_EXCL))
 
 
+def _make_file(base: str) -> None:
+    """Without opening it: another right than that to write."""
+    os.mknod(os.path.join(base, "node"), stat.S_IFREG | 0o600)
+
+
 def _append(base: str) -> None:
     with open(os.path.join(base, "file"), "a") as file:
         file.write("x")
@@ -193,6 +198,7 @@ def _exchange(base: str) -> None:
 
 CHANGES = {
     "create": _create,
+    "make-file": _make_file,
     "append": _append,
     "truncate": _truncate,
     "overwrite": _overwrite,
@@ -304,22 +310,14 @@ def link_readable_file_into_work(world: World) -> str:
     return mine
 
 
+SYSTEM = ("/usr", "/usr/bin", "/usr/lib", "/etc", "/bin", "/lib", "/opt", "/boot", "/var/lib", "/dev", "/")
+
+
 @attack("write", NO_CHANGE, control="", twin="create-in-work")
 def create_in_system_directories(world: World) -> str:
     """Nothing of the system is writable, whoever started the sandbox. No control: it would be real."""
     last = OSError(errno.ENOENT, "none is there")
-    for directory in (
-        "/usr",
-        "/usr/bin",
-        "/usr/lib",
-        "/etc",
-        "/bin",
-        "/lib",
-        "/opt",
-        "/boot",
-        "/var/lib",
-        "/",
-    ):
+    for directory in SYSTEM:
         path = os.path.join(directory, f"staddle-{world['name']}")
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
@@ -517,15 +515,25 @@ def read_what_is_granted(world: World) -> str:
 
 @twin
 def write_to_private_directories(world: World) -> str:
-    for directory in ("/tmp", "/dev/shm", os.environ["HOME"], os.environ.get("TMPDIR", "/tmp")):
-        path = os.path.join(directory, "twin-" + world["name"])
-        with open(path, "w") as file:
-            file.write("mine")
-        assert _read(path) == "mine"
-        os.unlink(path)
+    for directory in (os.environ["HOME"], os.environ["TMPDIR"], "/dev/shm"):
+        _write_and_read(directory, world)
     with open("/dev/null", "w") as file:
         file.write("x")
     return "written"
+
+
+@twin
+def write_to_tmp_by_its_usual_name(world: World) -> str:
+    return _write_and_read("/tmp", world)
+
+
+def _write_and_read(directory: str, world: World) -> str:
+    path = os.path.join(directory, "twin-" + world["name"])
+    with open(path, "w") as file:
+        file.write("mine")
+    assert _read(path) == "mine"
+    os.unlink(path)
+    return path
 
 
 @twin

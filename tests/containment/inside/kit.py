@@ -56,6 +56,8 @@ class Attack:
     twin: str
     #: Answers of a kernel that was built without what is attacked; then the control shows that much.
     optional: frozenset[str] = frozenset()
+    #: A sentence of docs/security.md, when getting through is a limit that is documented there.
+    limit: str = ""
     #: Only what changed outside counts, not the attack's own answer.
     silent: bool = False
     #: Runs in a sandbox of its own, in namespaces of its own: it may end every process it can see.
@@ -74,6 +76,7 @@ def attack(
     reached: str = "",
     control: str = "plain",
     optional: str = "",
+    limit: str = "",
     twin: str = "forks-and-threads",
     silent: bool = False,
     solo: bool = False,
@@ -92,6 +95,7 @@ def attack(
                 control,
                 twin,
                 frozenset(optional.split()),
+                limit,
                 silent,
                 solo,
             ),

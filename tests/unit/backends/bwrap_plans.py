@@ -42,7 +42,7 @@ def plan(**fields: Any) -> Plan:
 
 
 class DictHost:
-    """Answers from `{path: None}` for files, `{path: "target"}` for links, `{path: [names]}` for directories."""
+    """A file is `{path: None}`, a link `{path: "target"}`, a directory `{path: [names]}`."""
 
     def __init__(self, tree: dict[str, Any] | None = None) -> None:
         self.tree = tree or {}
@@ -52,6 +52,9 @@ class DictHost:
             return None
         there = self.tree[path]
         return "file" if there is None else "link" if isinstance(there, str) else "directory"
+
+    def searchable(self, path: str) -> bool:
+        return True
 
     def entries(self, path: str) -> tuple[Entry, ...]:
         names = self.tree.get(path)

@@ -6,12 +6,12 @@ import itertools
 import random
 
 import pytest
-from tests.unit.backends.bwrap_plans import WHY, DictHost, guard, hidden, plan, read, scratch, write
 
 from staddle.backends.bwrap.layout import Layout, lay_out
 from staddle.backends.bwrap.operations import Bind, Devices, Empty, File, Mask, Processes, Seal, Symlink
 from staddle.errors import PolicyNotEnforceable
 from staddle.policy.plan import Link, Plan, Socket, Text
+from tests.unit.backends.bwrap_plans import WHY, DictHost, guard, hidden, plan, read, scratch, write
 
 
 def laid_out(host: DictHost | None = None, **fields: object) -> Layout:
@@ -154,9 +154,7 @@ def test_a_missing_denied_path_in_a_writable_directory_is_not_held() -> None:
 
 
 def test_a_missing_denied_path_in_a_readable_directory_is_held_by_rebuilding_it() -> None:
-    host = DictHost(
-        {"/r": ["a", "d", "l", "s"], "/r/a": None, "/r/d": [], "/r/l": "to/there", "/r/s": None}
-    )
+    host = DictHost({"/r": ["a", "d", "l", "s"], "/r/a": None, "/r/d": [], "/r/l": "to/there", "/r/s": None})
     layout = laid_out(
         host, grants=(read("/r"),), hidden=(hidden("/r/.config/x/y", "missing"), hidden("/r/s", "file"))
     )
@@ -197,6 +195,15 @@ def test_a_directory_that_cannot_be_listed_or_is_too_large_is_not_held() -> None
             host.entries = lambda path: (_ for _ in ()).throw(PermissionError(path))  # type: ignore[method-assign]
         layout = laid_out(host, grants=(read("/r"),), hidden=(hidden("/r/.env", "missing"),))
         assert [item.path for item in layout.unheld] == ["/r/.env"]
+
+
+def test_a_directory_nobody_may_enter_needs_no_holding() -> None:
+    host = DictHost({"/r": ["d"], "/r/d": "not listed"})
+    host.kind = lambda path: "directory" if path in ("/r", "/r/d") else None  # type: ignore[method-assign]
+    host.searchable = lambda path: path != "/r/d"  # type: ignore[method-assign]
+    layout = laid_out(host, grants=(read("/r"),), hidden=(hidden("/r/d/x", "missing"),))
+    assert layout.unheld == ()
+    assert of_plan(layout) == [Bind("/r", False, WHY)]
 
 
 def test_a_file_in_the_way_of_a_missing_path_leaves_nothing_to_hold() -> None:
@@ -259,7 +266,7 @@ def test_order_of_the_rules_does_not_matter() -> None:
     guards = [guard("/w/.git/hooks"), guard("/w/.git/config", False)]
     first = laid_out(host, grants=tuple(grants), hidden=tuple(hides), guards=tuple(guards))
     for seed in range(5):
-        shuffle = random.Random(seed).shuffle
+        shuffle = random.Random(seed).shuffle  # noqa: S311
         for rules in (grants, hides, guards):
             shuffle(rules)
         assert laid_out(host, grants=tuple(grants), hidden=tuple(hides), guards=tuple(guards)) == first

@@ -8,6 +8,7 @@ import subprocess
 from staddle import backends
 from staddle.backends.base import PROTECTIONS
 from staddle.backends.native import Native
+from staddle.policy import Limits
 from staddle.policy.plan import Variable
 
 from .test_seatbelt import plan
@@ -21,6 +22,11 @@ def test_every_protection_is_a_documented_gap() -> None:
     gaps = Native().gaps(plan())
     assert [gap.protection for gap in gaps] == list(PROTECTIONS)
     assert all(gap.documented and gap.why for gap in gaps)
+
+
+def test_a_limit_that_was_asked_for_is_one_too() -> None:
+    gaps = Native().gaps(plan(limits=Limits(memory="1G", open_files=100)))
+    assert {"limits.memory", "limits.open_files"} <= {gap.protection for gap in gaps}
 
 
 def test_auto_never_considers_it() -> None:

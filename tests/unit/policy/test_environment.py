@@ -12,7 +12,13 @@ from staddle.errors import PolicyError
 from staddle.policy.compiler import compile
 from staddle.policy.environment import Environment, is_secret
 
-HOST = {"HOME": "/nowhere", "SSH_AUTH_SOCK": "/tmp/agent", "EDITOR": "vi", "API_TOKEN": "t0p", "LD_PRELOAD": "x"}
+HOST = {
+    "HOME": "/nowhere",
+    "SSH_AUTH_SOCK": "/tmp/agent",
+    "EDITOR": "vi",
+    "API_TOKEN": "t0p",
+    "LD_PRELOAD": "x",
+}
 
 
 def test_nothing_of_the_host_leaks() -> None:
@@ -39,7 +45,12 @@ def test_every_variable_says_where_it_comes_from() -> None:
     policy = Policy(pass_env=["EDITOR"], env={"CI": "1"})
     plan = compile(policy, env={"X": "2"}, host_env=HOST)
     origins = {variable.name: variable.origin for variable in plan.variables}
-    assert (origins["HOME"], origins["EDITOR"], origins["CI"], origins["X"]) == ("default", "pass_env", "env", "call")
+    assert (origins["HOME"], origins["EDITOR"], origins["CI"], origins["X"]) == (
+        "default",
+        "pass_env",
+        "env",
+        "call",
+    )
     assert [variable.name for variable in plan.variables] == sorted(origins)
 
 
@@ -81,14 +92,29 @@ def test_env_is_a_mapping(env: object) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["GITHUB_TOKEN", "github_token", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "PGPASSWORD", "MYSQL_PWD"]
-    + ["DB_PASS", "SSH_KEY", "npm_config__auth", "APIKEY", "GOOGLE_APPLICATION_CREDENTIALS", "GH_PAT", "X-API-KEY"],
+    [
+        "GITHUB_TOKEN",
+        "github_token",
+        "AWS_SECRET_ACCESS_KEY",
+        "OPENAI_API_KEY",
+        "PGPASSWORD",
+        "MYSQL_PWD",
+        "DB_PASS",
+        "SSH_KEY",
+        "npm_config__auth",
+        "APIKEY",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "GH_PAT",
+        "X-API-KEY",
+    ],
 )
 def test_secrets_are_known_by_their_names(name: str) -> None:
     assert is_secret(name)
 
 
-@pytest.mark.parametrize("name", ["PATH", "HOME", "PWD", "OLDPWD", "LANG", "KEYBOARD", "MONKEY", "PATTERN", "CI"])
+@pytest.mark.parametrize(
+    "name", ["PATH", "HOME", "PWD", "OLDPWD", "LANG", "KEYBOARD", "MONKEY", "PATTERN", "CI"]
+)
 def test_ordinary_names_are_no_secrets(name: str) -> None:
     assert not is_secret(name, "https://example.com/a@b")
 

@@ -162,7 +162,13 @@ def test_subdomains_are_whole_labels_and_not_the_name_itself() -> None:
     assert rule.matches("a.example.com", 443)
     assert rule.matches("a.b.example.com", 443)
     assert rule.matches("A.EXAMPLE.COM.", 443)
-    for host in ("example.com", "evil-example.com", "notexample.com", "example.com.evil", "a.example.com.evil"):
+    for host in (
+        "example.com",
+        "evil-example.com",
+        "notexample.com",
+        "example.com.evil",
+        "a.example.com.evil",
+    ):
         assert not rule.matches(host, 443)
     assert not rule.matches("a.example.com", 80)
 

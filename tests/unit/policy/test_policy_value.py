@@ -43,7 +43,9 @@ def test_builders_leave_the_original_alone_and_commute() -> None:
 
 
 def test_builders_add_and_the_last_network_and_limit_stay() -> None:
-    policy = Policy(read=["/a"]).with_read("/b", pathlib.Path("/c")).with_limits(memory="1G").with_limits(cpu=2)
+    policy = (
+        Policy(read=["/a"]).with_read("/b", pathlib.Path("/c")).with_limits(memory="1G").with_limits(cpu=2)
+    )
     assert policy.read == ("/a", "/b", "/c")
     assert (policy.limits.memory, policy.limits.cpu, policy.limits.timeout) == (1 << 30, 2.0, 30.0)
     assert policy.with_network(Network.open()).with_network(Network.deny()).network == Network.deny()
@@ -111,7 +113,13 @@ def test_presets_are_ordinary_policies() -> None:
 
 
 def test_the_tables_of_the_presets_hold_together() -> None:
-    for table in (presets.SECRETS, presets.DOORS, presets.AGENT_LOGINS, presets.AGENT_CONFIG, presets.AGENT_TOOLS):
+    for table in (
+        presets.SECRETS,
+        presets.DOORS,
+        presets.AGENT_LOGINS,
+        presets.AGENT_CONFIG,
+        presets.AGENT_TOOLS,
+    ):
         assert len(set(table)) == len(table)
         Policy(deny=table)
     # An agent's configuration is opened because it is a protected name itself.

@@ -1,4 +1,8 @@
-"""Small trees to compile policies against, away from /tmp, which is private in every plan."""
+"""Small trees to compile policies against.
+
+They lie below /tmp, which is private in every plan: what is not granted there is scratch,
+and `Plan.access` says "write" for it, about a directory that is not the host's.
+"""
 
 from __future__ import annotations
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 import os
 
 from ...errors import BackendUnavailable, StaddleError
-from ...linux.idmaps import unused_id_here
-from ...linux.process import capabilities
 from ..base import Launch, Probe, Step
 from . import programs
 from .host import Host
@@ -135,10 +133,13 @@ class Bwrap:
             tools[name] = tool.path
         stranger = None
         if os.geteuid() == 0:
+            from ...linux.idmaps import unused_id_here
+            from ...linux.process import capabilities
+
             missing = [name for name, bit in _CAPABILITIES.items() if not capabilities()[0] >> bit & 1]
             if missing:
                 return self._unusable(
-                    f"root lacks the capabilities {', '.join(missing)}: the sandbox would have to run as root",
+                    f"root lacks the capabilities {', '.join(missing)}: the sandbox would run as root",
                     "run staddle as an ordinary user, or as root with all capabilities",
                 )
             stranger = unused_id_here()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...display import shown
 from ..base import Step
-from . import arguments, rlimits, staging
+from . import arguments, rlimits, scoping, staging
 from .launching import filter_profile, is_staged
 from .operations import Bind
 
@@ -22,6 +22,8 @@ _OURS = "bwrap"
 def steps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Step]:
     """Each thing that is set up, in the order in which it is."""
     stranger = starter.stranger
+    if plan.network.mode == "open" and scoping.prefix():
+        yield Step("Landlock: abstract UNIX sockets of others are out of reach", _OURS)
     if stranger is not None:
         yield Step(f"become uid and gid {stranger}, which no account has: root's sandbox is not root", _OURS)
     if is_staged(layout, stranger):
@@ -30,11 +32,11 @@ def steps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Step]:
         yield Step(f"resource limit {option.removeprefix('--').split(':')[0]}", _OURS)
     yield Step(f"start {shown(starter.bwrap)} with an empty environment: {_flags(plan)}", _OURS)
     for operation in layout.operations:
-        text = str(operation)
-        if isinstance(operation, Bind) and stranger is not None and not operation.again:
-            if staging.needs_translation(operation.path):
-                text += ", its owner shown as the sandbox's user"
-        yield Step(text, operation.origin)
+        owner = ""
+        if stranger is not None and isinstance(operation, Bind) and not operation.again:
+            translated = staging.needs_translation(operation.path, operation.writable)
+            owner = ", its owner as the sandbox's user" if translated else ""
+        yield Step(f"{operation}{owner}", operation.origin)
     yield Step(f"working directory {shown(plan.cwd)}", "plan")
     for variable in plan.variables:
         value = "(secret)" if variable.secret else shown(variable.value)

@@ -6,6 +6,7 @@ it holds is on no command line. bwrap closes every one of these before the comma
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -33,10 +34,9 @@ class Descriptors:
     def holding(self, data: bytes) -> int:
         """A nameless file in memory with `data`, to be read from its start."""
         descriptor = self.keep(os.memfd_create("staddle"))
-        unwritten = memoryview(data)
-        while unwritten:
-            unwritten = unwritten[os.write(descriptor, unwritten) :]
-        os.lseek(descriptor, 0, os.SEEK_SET)
+        written = 0
+        while written < len(data):
+            written += os.pwrite(descriptor, data[written:] if written else data, written)
         return descriptor
 
     def naming(self, path: str) -> int:
@@ -61,7 +61,13 @@ def open_named(path: str) -> int:
     try:
         return open_without_symlinks(path, os.O_PATH)
     except OSError as error:
-        why = "there is a link in it now" if error.errno == 40 else (error.strerror or "").lower()
+        if error.errno == errno.ENOSYS:
+            raise LaunchFailed(
+                "paths cannot be opened without following links",
+                why="the kernel is older than 5.6, or a filter around this process hides openat2",
+                fix="run staddle outside that sandbox",
+            ) from None
+        why = "there is a link in it now" if error.errno == errno.ELOOP else (error.strerror or "").lower()
         raise LaunchFailed(
             f"{path!r} is not as it was when the policy was compiled", why=why, fix=_CHANGED
         ) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...linux.userns import Facts, obstacle, observe
+from ...linux.userns import Facts, observe, obstacle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

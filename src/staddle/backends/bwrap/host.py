@@ -23,6 +23,9 @@ if TYPE_CHECKING:
         def entries(self, path: str) -> tuple[Entry, ...]:
             """The entries of a directory."""
 
+        def searchable(self, path: str) -> bool:
+            """Whether names in this directory can be reached at all."""
+
 
 class Entry(Value):
     """One name in a directory. `target` is where a link points."""
@@ -61,6 +64,16 @@ class Host:
             return tuple(found)
         finally:
             os.close(fd)
+
+    def searchable(self, path: str) -> bool:
+        """Whether we may look names up in `path`; what we may not, the sandbox may not either."""
+        try:
+            os.close(open_without_symlinks(f"{path}/.", os.O_PATH))
+        except PermissionError:
+            return False
+        except OSError:
+            return True
+        return True
 
 
 def _kind(mode: int) -> Kind:

@@ -1,5 +1,6 @@
 """From operations to a command line: who starts whom, with which rights.
 
+    python    (only with the network open) keeps abstract sockets of the host out of reach
     nsenter   (as root, or with a staged view) enters the staged mounts, becomes nobody's id
     prlimit   limits that hold for every sandbox
     bwrap     namespaces, filesystem, rights, filter; its arguments are in a descriptor
@@ -14,9 +15,10 @@ from __future__ import annotations
 import os
 
 from ..._value import Value
+from ...errors import LaunchFailed
 from ...linux.seccomp import program
 from ..base import Launch
-from . import arguments, rlimits, staging
+from . import arguments, rlimits
 from .descriptors import Descriptors
 from .operations import Bind, File, Mask
 
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
     from .operations import Operation
 
 #: bwrap reads the whole mount table for each of these; from here on building the view ourselves is faster.
-_MANY = 48
+_MANY_MOUNTS = 48
+#: And it takes no more than 9000 arguments, of which an operation has up to six.
+_MANY = 1000
 #: For the programs before bwrap, and for bwrap: its /proc entry shows these to the host's user.
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
 
@@ -47,14 +51,18 @@ class Starter(Value):
 
 def is_staged(layout: Layout, stranger: int | None) -> bool:
     """Whether the view is built by us instead of bwrap."""
-    mounted = [
-        op for op in layout.operations if isinstance(op, Bind | Mask) or (isinstance(op, File) and op.below)
-    ]
-    if len(mounted) > _MANY:
-        return True
-    return stranger is not None and any(
-        staging.needs_translation(op.path) for op in mounted if isinstance(op, Bind)
+    operations = layout.operations
+    binds = [op for op in operations if isinstance(op, Bind)]
+    mounted = len(binds) + sum(
+        isinstance(op, Mask) or (isinstance(op, File) and op.below) for op in operations
     )
+    if mounted > _MANY_MOUNTS or len(operations) > _MANY:
+        return True
+    if stranger is None:
+        return False
+    from .staging import needs_translation
+
+    return any(needs_translation(op.path, op.writable) for op in binds)
 
 
 def filter_profile(plan: Plan) -> str:
@@ -67,8 +75,11 @@ def launch(starter: Starter, plan: Plan, layout: Layout, command: Sequence[str])
     give = Descriptors()
     try:
         return _launch(starter, plan, layout, command, give)
-    except BaseException:
+    except BaseException as error:
         give.close()
+        if isinstance(error, OSError):
+            why = error.strerror or str(error)
+            raise LaunchFailed("the sandbox could not be prepared", why=why) from error
         raise
 
 
@@ -79,6 +90,8 @@ def _launch(
     before: list[str] = []  # the program that brings us where bwrap is to start
     first: list[str] = []
     if is_staged(layout, starter.stranger):
+        from . import staging  # not for every start: an ordinary one is quicker without it
+
         ours, operations = staging.split(operations)
         if starter.stranger is not None:
             built = staging.build_as_root(ours, starter.stranger)
@@ -107,7 +120,13 @@ def _launch(
     ]
     packed = give.holding(arguments.packed(words))
     within = rlimits.inside(plan.limits, rlimits.hard_limit)
+    scoped: tuple[str, ...] = ()
+    if plan.network.mode == "open":
+        from .scoping import prefix
+
+        scoped = prefix()
     argv = (
+        *scoped,
         *((starter.nsenter, *before, "--") if before else ()),
         *(starter.prlimit, *rlimits.outside(rlimits.hard_limit), "--"),
         *(starter.bwrap, "--args", str(packed), "--"),
@@ -123,6 +142,7 @@ def _launch(
         status=reading,
         failure=failure,
         close=give.close,
+        uid=starter.stranger,
     )
 
 

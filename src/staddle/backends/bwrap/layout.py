@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .operations import Operation
 
     RegionKind: TypeAlias = Literal["own", "read", "write", "hidden", "link", "processes"]
+    Region: TypeAlias = tuple[str, RegionKind]
 
 _OURS = "bwrap"
 #: Files of /proc that tell about the host: the launcher's keys, timers and symbols.
@@ -46,11 +47,6 @@ class Layout(Value):
 
     operations: tuple[Operation, ...]
     unheld: tuple[Hidden, ...]
-
-
-class _Region(Value):
-    path: str
-    kind: RegionKind
 
 
 class _Rebuilt(Value):
@@ -81,7 +77,7 @@ if TYPE_CHECKING:
 def lay_out(plan: Plan, view: View) -> Layout:
     """The operations for `plan` on the host that `view` shows."""
     items = _items(plan)
-    rebuilt, unheld = _rebuild(items, view)
+    rebuilt, unheld = _rebuild(items, view) if plan.hidden else ([], [])
     writer = _Writer(view)
     root_size = _ROOT_SIZE + sum(len(text.content) + 4096 for text in plan.texts)
     writer.add(Empty("/", 0o755, root_size, _OURS))
@@ -96,10 +92,11 @@ def lay_out(plan: Plan, view: View) -> Layout:
 
 
 def _items(plan: Plan) -> list[_Item]:
+    granted = {grant.path for grant in plan.grants}
     items: list[_Item] = [
         *plan.hidden,
-        *plan.scratch,
-        *(grant for grant in plan.grants if grant.path not in ("/dev", "/proc")),  # they get their own
+        *(scratch for scratch in plan.scratch if scratch.path not in granted),  # the grant would cover it
+        *(grant for grant in plan.grants if grant.path not in ("/dev", "/proc")),  # they are made anew
         *plan.guards,
         *(socket for socket in plan.sockets if socket.present),
         *plan.texts,
@@ -112,17 +109,17 @@ def _items(plan: Plan) -> list[_Item]:
     return items
 
 
-def _visit(items: Iterable[_Item]) -> Iterator[tuple[_Item, _Region]]:
+def _visit(items: Iterable[_Item]) -> Iterator[tuple[_Item, Region]]:
     """Every item with the innermost region it lies in, parents first."""
-    regions = [_Region("/", "own")]
+    regions: list[Region] = [("/", "own")]
     for item in sorted(items, key=_place):
-        while not _covers(regions[-1].path, item.path):
+        while not _covers(regions[-1][0], item.path):
             regions.pop()
         region = regions[-1]
         yield item, region
-        kind = _opens(item, region.kind)
+        kind = _opens(item, region[1])
         if kind is not None:
-            regions.append(_Region(item.path, kind))
+            regions.append((item.path, kind))
 
 
 def _place(item: _Item) -> tuple[list[str], int, bool]:
@@ -160,17 +157,17 @@ def _rebuild(items: list[_Item], view: View) -> tuple[list[_Item], list[Hidden]]
     missing: dict[str, list[Hidden]] = {}  # read-only directory: what is denied and not there yet
     unheld: list[Hidden] = []
     hidden: set[str] = set()
-    for item, region in _visit(items):
-        if not isinstance(item, Hidden) or region.kind not in ("read", "write"):
+    for item, (root, around) in _visit(items):
+        if not isinstance(item, Hidden) or around not in ("read", "write"):
             continue
         hidden.add(item.path)
-        if item.kind == "missing" and region.kind == "write":
+        if item.kind == "missing" and around == "write":
             unheld.append(item)
         elif item.kind == "missing":
-            there = _nearest_directory(item.path, region.path, view)
+            there = _nearest_directory(item.path, root, view)
             if there:
                 missing.setdefault(there, []).append(item)
-        elif item.kind == "file" and region.kind == "read":
+        elif item.kind == "file" and around == "read":
             denied.setdefault(_parent(item.path), []).append(item)
     scratch = {item.path for item in items if isinstance(item, Scratch)}
     rebuilt: list[_Item] = []
@@ -180,6 +177,8 @@ def _rebuild(items: list[_Item], view: View) -> tuple[list[_Item], list[Hidden]]
             kept = [e for e in view.entries(directory) if _join(directory, e.name) not in hidden]
         except OSError:
             kept = None
+            if not view.searchable(directory):
+                continue  # nobody in the sandbox can get at anything in there
         if directory not in missing and (kept is None or len(kept) + 1 >= len(cause)):
             continue  # as well masked one by one
         if kept is None or len(kept) > _REBUILD_TO:
@@ -221,30 +220,31 @@ class _Writer:
     def add(self, operation: Operation) -> None:
         self.operations.append(operation)
 
-    def write(self, item: _Item, region: _Region) -> None:
+    def write(self, item: _Item, region: Region) -> None:
         """What `item` needs to be so, in this region."""
-        if region.kind == "hidden":
+        root, around = region
+        if around == "hidden":
             return
-        if region.kind == "link":
+        if around == "link":
             if isinstance(item, Hidden):
                 return
             raise PolicyNotEnforceable(
                 f"{item.path!r} cannot be shown",
-                why=f"{region.path!r} is a link inside, and nothing is mounted through links",
+                why=f"{root!r} is a link inside, and nothing is mounted through links",
                 fix="name the path that the link leads to",
             )
-        operation = self._operation(item, region)
+        operation = self._operation(item, around)
         if operation is None:
             return
-        if region.kind == "write":
-            self._pin(item.path, region.path, item.origin)
+        if around == "write":
+            self._pin(item.path, root, item.origin)
         self.add(operation)
         if isinstance(item, Processes):
             self._mask_processes()
 
-    def _operation(self, item: _Item, region: _Region) -> Operation | None:
-        own, below = region.kind == "own", region.kind in ("read", "write")
-        if region.kind == "processes" and not isinstance(item, Hidden):
+    def _operation(self, item: _Item, around: RegionKind) -> Operation | None:
+        own, below = around == "own", around in ("read", "write")
+        if around == "processes" and not isinstance(item, Hidden):
             return None
         if isinstance(item, Hidden):
             return None if own else _hide(item, below)
@@ -253,7 +253,7 @@ class _Writer:
         if isinstance(item, Devices | Processes):
             return item
         if isinstance(item, Grant):
-            if own or (region.kind == "read" and item.access == "write"):
+            if own or (around == "read" and item.access == "write"):
                 return Bind(item.path, item.access == "write", item.origin, below)
             return None
         if isinstance(item, _Kept):
@@ -261,7 +261,7 @@ class _Writer:
         if isinstance(item, _Rebuilt):
             return Empty(item.path, 0o755, _ROOT_SIZE, item.origin, below)
         if isinstance(item, Guard):
-            writable = region.kind == "write"
+            writable = around == "write"
             return Bind(item.path, False, item.origin, below=True, again=True) if writable else None
         if isinstance(item, Socket):
             return Bind(item.path, False, item.origin, optional=True) if own else None

@@ -64,7 +64,8 @@ def _problem(path: str, status: os.stat_result, owners: tuple[int, ...]) -> str:
     # In a user namespace that does not map root, root's files belong to the overflow id.
     stranger = status.st_uid not in owners and (status.st_uid != _overflow() or os.access(path, os.W_OK))
     if stranger or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"{path} can be changed by others than root (owner {status.st_uid}, mode {status.st_mode & 0o7777:04o})"
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
+        return f"{path} can be changed by others than root (owner {status.st_uid}, mode {mode})"
     return ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..base import Gap
-from . import staging
+from . import scoping
 from .operations import Bind
 
 TYPE_CHECKING = False
@@ -32,11 +32,11 @@ def gaps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Gap]:
         yield Gap(
             "network", f"bwrap cannot hold {what}: it has all of the network or none", "use Network.deny()"
         )
-    if mode == "open":
+    if mode == "open" and not scoping.prefix():
         yield Gap(
             "sockets",
-            "with the network open, abstract UNIX sockets of the host can be reached",
-            "deny the network",
+            "with the network open, abstract UNIX sockets of the host can be reached on this kernel",
+            "deny the network, or use Linux 6.12 or newer",
             documented=True,
         )
     for name in _NOT_YET:
@@ -54,11 +54,12 @@ def gaps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Gap]:
 
 
 def _root(layout: Layout, stranger: int) -> Iterator[Gap]:
+    from . import staging
+
     for operation in layout.operations:
         if not isinstance(operation, Bind) or operation.again or not operation.writable:
             continue
-        if staging.needs_translation(operation.path):
-            why = staging.untranslatable(operation.path, stranger)
-            if why:
-                error = staging.unwritable(operation.path, why)
-                yield Gap("write", f"{error.what}: {error.why}", error.fix)
+        why = staging.untranslatable(operation.path, stranger)
+        if why:
+            error = staging.unwritable(operation.path, why)
+            yield Gap("write", f"{error.what}: {error.why}", error.fix)

@@ -52,9 +52,9 @@ def split(operations: Sequence[Operation]) -> tuple[list[Operation], list[Operat
     return ours, left
 
 
-def needs_translation(path: str) -> bool:
+def needs_translation(path: str, writable: bool = False) -> bool:
     """Whether this path is shown to root's sandbox with its owner translated."""
-    return not _within(path, SYSTEM)
+    return writable or not _within(path, SYSTEM)
 
 
 def place_for(operations: Sequence[Operation]) -> str:
@@ -98,7 +98,12 @@ def build_as_root(operations: Sequence[Operation], stranger: int) -> Built:
         finally:
             done.release()
 
-    _thread.start_new_thread(build, ())
+    try:
+        _thread.start_new_thread(build, ())
+    except RuntimeError as error:
+        raise LaunchFailed(
+            "the sandbox's view of the filesystem could not be built", why=str(error)
+        ) from None
     done.acquire()
     result = outcome[0]
     if isinstance(result, int):
@@ -108,14 +113,13 @@ def build_as_root(operations: Sequence[Operation], stranger: int) -> Built:
 
 def build_as_user(operations: Sequence[Operation]) -> Built:
     """Carry out `operations` as an ordinary user, in a child with a user namespace of its own."""
-    from ...linux.userns import in_namespace
+    from ...linux.apart import with_own_mounts
 
     place = place_for(operations)
     try:
-        mount_namespace, user_namespace = in_namespace(lambda: _Builder(place, None).build(operations))
+        return Built(place, *with_own_mounts(lambda: _Builder(place, None).build(operations)))
     except OSError as error:
         raise _explained(error) from None
-    return Built(place, mount_namespace, user_namespace)
 
 
 def untranslatable(path: str, stranger: int) -> str:
@@ -215,7 +219,7 @@ class _Builder:
             directory = stat.S_ISDIR(status.st_mode)
             with _Opened(mounts.clone_tree(source)) as tree:
                 mounts.set_attributes(tree, _FLAGS | (0 if operation.writable else mounts.ATTR_RDONLY))
-                if self._stranger is not None and needs_translation(operation.path):
+                if self._stranger is not None and needs_translation(operation.path, operation.writable):
                     try:
                         _translate(tree, status, self._stranger)
                     except OSError as error:

@@ -16,9 +16,9 @@ from ...errors import PolicyNotEnforceable
 from ...linux import landlock as kernel
 from ...linux import process, seccomp
 from ..base import Launch, Step
-from . import limits_of, rules
+from . import rules, shortfalls
 from .layout import Layout, parent_for_private
-from .probing import Findings, find_out
+from .probing import Findings, find_out, stranger
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Landlock:
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
         """What Landlock has no means for, what this kernel lacks, and what of `plan` cannot be held."""
-        return limits_of.gaps(plan, self._findings())
+        return shortfalls.gaps(plan, self._findings())
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
         """What the helper will do, in its order."""
@@ -70,7 +70,8 @@ class Landlock:
         from ...helper.instructions import Instructions
 
         found = self._findings()
-        layout, seen = self._place(plan, found)
+        uid = stranger(found.uid)
+        layout, seen = self._place(plan, uid)
         # Private directories that are where the plan says: only a mount can do that.
         mounted = [path for path, _, _ in seen.empty if _is_scratch(plan, path)] if seen else []
         granted = self._rules(plan, layout, mounted, can_mount=seen is not None)
@@ -79,15 +80,19 @@ class Landlock:
         instructions = Instructions(
             argv=tuple(os.fsencode(word) for word in command),
             environment=tuple(
-                os.fsencode(f"{name}={value}") for name, value in layout.environment(plan).items()
+                os.fsencode(f"{name}={value}")
+                for name, value in layout.environment(plan, can_mount=seen is not None).items()
             ),
             directory=os.fsencode(layout.place(plan.cwd)),
             supervise=1,
-            uid=found.uid,
-            gid=found.uid,
-            trees=tuple((os.fsencode(path), *row) for path, *row in seen.trees) if seen else (),
-            empty=tuple((os.fsencode(path), *row) for path, *row in seen.empty) if seen else (),
-            texts=tuple((os.fsencode(path), content) for path, content in seen.texts) if seen else (),
+            uid=uid,
+            gid=uid,
+            trees=tuple((os.fsencode(p), owner, group, int(ro)) for p, owner, group, ro in seen.trees)
+            if seen
+            else (),
+            empty=tuple((os.fsencode(p), mode, size) for p, mode, size in seen.empty) if seen else (),
+            texts=tuple((os.fsencode(p), content) for p, content in seen.texts) if seen else (),
+            links=tuple((os.fsencode(p), os.fsencode(to)) for p, to in seen.links) if seen else (),
             processes_hidden=int(found.hides_processes),
             scratch=tuple(os.fsencode(path) for path in layout.directories()),
             rlimits=_rlimits(plan),
@@ -105,30 +110,27 @@ class Landlock:
         )
         return plan, granted, seen, instructions
 
-    def _place(self, plan: Plan, found: Findings) -> tuple[Layout, View | None]:
+    def _place(self, plan: Plan, uid: int) -> tuple[Layout, View | None]:
         token = os.urandom(6).hex()
-        if found.uid < 0:
+        if uid < 0:
             parents = (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp")
             return Layout.of(plan, parent_for_private(parents), token, but=("/dev/shm",)), None
         from .root import view
 
-        seen = view(plan, found.uid, plan.identity.home)
+        seen = view(plan, uid, plan.identity.home)
         layout = Layout.of(plan, "/tmp", token, but=[path for path, _, _ in seen.empty])
-        return layout, view(plan, found.uid, layout.place(plan.identity.home))
+        return layout, view(plan, uid, layout.place(plan.identity.home))
 
-    def _rules(
-        self, plan: Plan, layout: Layout, mounted: list[str], *, can_mount: bool
-    ) -> list[rules.Rule]:
+    def _rules(self, plan: Plan, layout: Layout, mounted: list[str], *, can_mount: bool) -> list[rules.Rule]:
         try:
             granted = rules.for_grants(plan, () if can_mount else [item.path for item in plan.scratch])
         except rules.TooMany as error:
             raise PolicyNotEnforceable(
                 "the landlock backend cannot hold this policy",
-                why=limits_of.too_many(error.path),
+                why=shortfalls.too_many(error.path),
                 fix="deny less below it, or choose another backend",
             ) from None
-        shared_memory = _is_scratch(plan, "/dev/shm") and not can_mount
-        granted += rules.for_system(plan, shared_memory=shared_memory)
+        granted += rules.for_system(plan, can_mount=can_mount)
         return granted + rules.for_private([*layout.directories()[1:], *mounted])
 
 

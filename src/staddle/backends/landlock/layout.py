@@ -19,24 +19,33 @@ if TYPE_CHECKING:
     from ...policy.plan import Plan
 
 
-class Layout:
-    """`moved` maps a private directory of the plan to the one that stands in for it."""
+#: A file that cannot be hidden, only refused, and a program that gives up when it is: what to tell it.
+_NOT_TO_BE_READ = {"/etc/gitconfig": ("GIT_CONFIG_NOSYSTEM", "1")}
 
-    def __init__(self, top: str, moved: dict[str, str]) -> None:
+
+class Layout:
+    """`moved` maps a private directory of the plan to the one that stands in for it.
+
+    `granted` are paths of the host, which stay where they are also below such a directory.
+    """
+
+    def __init__(self, top: str, moved: dict[str, str], granted: Iterable[str] = ()) -> None:
         self.top = top
         self.moved = moved
+        self._granted = tuple(granted)
 
     @classmethod
     def of(cls, plan: Plan, parent: str, token: str, but: Iterable[str] = ()) -> Layout:
         """Directories below `parent` for what the plan points to. `but`: those are where they should be."""
         top = os.path.join(parent, f"staddle-{token}")
         moved: dict[str, str] = {}
+        granted = [grant.path for grant in plan.grants]
         pointed_to = [plan.cwd, *(part for value in plan.environment().values() for part in value.split(":"))]
         for item in plan.scratch:
             if item.path not in but and any(covers(item.path, place) for place in pointed_to):
                 # Short: the name of a socket below it must fit into 108 bytes.
                 moved[item.path] = os.path.join(top, f"{len(moved)}")
-        return cls(top, moved)
+        return cls(top, moved, granted)
 
     def directories(self) -> tuple[str, ...]:
         """What has to be made, in order; the first holds the others and is removed at the end."""
@@ -44,12 +53,22 @@ class Layout:
 
     def place(self, path: str) -> str:
         """Where `path` of the plan is."""
-        inside = max((item for item in self.moved if covers(item, path)), key=len, default=None)
-        return path if inside is None else self.moved[inside] + path[len(inside) :]
+        around = (item for item in (*self._granted, *self.moved) if covers(item, path))
+        inside = max(around, key=len, default="")
+        return self.moved[inside] + path[len(inside) :] if inside in self.moved else path
 
-    def environment(self, plan: Plan) -> dict[str, str]:
+    def environment(self, plan: Plan, *, can_mount: bool) -> dict[str, str]:
         """The plan's variables, with every path in them where it is, also in lists such as PATH."""
-        return {
+        told = (
+            {}
+            if can_mount
+            else {
+                name: value
+                for path, (name, value) in _NOT_TO_BE_READ.items()
+                if os.path.exists(path) and plan.access(path) == "none"
+            }
+        )
+        return told | {
             name: ":".join(self.place(part) for part in value.split(":"))
             for name, value in plan.environment().items()
         }

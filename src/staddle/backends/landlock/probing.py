@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import time
@@ -11,6 +10,7 @@ from ..._value import Value
 from ...errors import StaddleError
 from ...linux import landlock as kernel
 from ...linux import seccomp
+from ...linux.process import SIGKILL
 from ...linux.syscalls import architecture
 from ..base import Probe
 from . import rules
@@ -18,11 +18,12 @@ from . import rules
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...helper.instructions import Instructions
+    from ..base import Launch
 
 #: What the shell says when something is possible that must not be, or has not been done.
 _TRY = """
-if { : < /etc/passwd; } 2>/dev/null; then echo 'a file that was not granted can be read'; fi
-if { : > "$1"; } 2>/dev/null; then echo 'a file that was not granted can be written'; fi
+if { true < /etc/passwd; } 2>/dev/null; then echo 'a file that was not granted can be read'; fi
+if { true >> "$1"; } 2>/dev/null; then echo 'a file that was not granted can be written'; fi
 if [ "$2" = scoped ] && kill -0 "$PPID" 2>/dev/null; then echo 'a process outside can be signalled'; fi
 while read -r key value; do
     case "$key $value" in
@@ -78,7 +79,7 @@ def _how_to_enable() -> str:
 
 def _stranger() -> tuple[int, str]:
     """An id for root's command to become, or why there is none."""
-    from ...linux.idmaps import FIRST_UNUSED, unused_id_here
+    from ...linux.idmaps import unused_id_here
     from ...linux.process import capabilities
 
     effective = capabilities()[0]
@@ -86,11 +87,14 @@ def _stranger() -> tuple[int, str]:
     if missing:
         return -1, f"root without the capabilities {', '.join(missing)} cannot become another user"
     uid = unused_id_here()
-    if uid is None:
-        return -1, "in this container there is no user id that is nobody's"
-    if uid >= FIRST_UNUSED:  # two runs at a time are strangers to each other
-        uid = FIRST_UNUSED + int.from_bytes(os.urandom(3), "little")
-    return uid, ""
+    return (-1, "in this container there is no user id that is nobody's") if uid is None else (uid, "")
+
+
+def stranger(uid: int) -> int:
+    """An id for one run, where there are many: two runs at a time are strangers to each other."""
+    from ...linux.idmaps import FIRST_UNUSED
+
+    return uid if uid < FIRST_UNUSED else FIRST_UNUSED + int.from_bytes(os.urandom(3), "little")
 
 
 def _attempt(abi: int, uid: int, hides: bool) -> str:
@@ -98,19 +102,19 @@ def _attempt(abi: int, uid: int, hides: bool) -> str:
     from ...helper.starting import launch
 
     started = launch(_instructions(abi, uid, hides))
+    status = -1 if started.status is None else started.status
     try:
-        status, said, written = _run(started.argv, started.env, started.pass_fds, started.status)
+        said, written = _run(started, status)
     finally:
         started.close()
-        if started.status is not None:
-            os.close(started.status)
+        os.close(status)
     failure = started.failure(said)
     if failure:
         return failure
     lines = written.decode("utf-8", "replace").splitlines()
-    if status == 0 and lines == ["tried"]:
+    if lines == ["tried"]:
         return ""
-    return "; ".join(line for line in lines if line != "tried") or f"a confined shell ended with {status}"
+    return "; ".join(line for line in lines if line != "tried") or "a confined shell did not run"
 
 
 def _instructions(abi: int, uid: int, hides: bool) -> Instructions:
@@ -139,29 +143,50 @@ def _instructions(abi: int, uid: int, hides: bool) -> Instructions:
     )
 
 
-def _run(
-    argv: tuple[str, ...], env: dict[str, str], pass_fds: tuple[int, ...], status: int | None
-) -> tuple[int, bytes, bytes]:
-    """Start it and wait; (exit status, what it said about its start, what it wrote)."""
-    read, write = os.pipe2(os.O_CLOEXEC)
+def _run(started: Launch, status: int) -> tuple[bytes, bytes]:
+    """Start it and wait for its end: (what the helper said, what the shell wrote)."""
+    out, write = os.pipe2(os.O_CLOEXEC)
     # Spawned, not forked: our caller may have threads and gigabytes.
-    actions = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in pass_fds]
-    actions += [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, write, 1)]
-    actions += [(os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0)]
+    actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = [
+        *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in started.pass_fds),
+        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, write, 1),
+        (os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0),
+    ]
     try:
-        pid = os.posix_spawn(argv[0], argv, env, file_actions=actions)
-    except BaseException:
-        os.close(read)
-        raise
-    finally:
+        pid = os.posix_spawn(started.argv[0], started.argv, started.env, file_actions=actions)
+        started.close()
         os.close(write)
-    try:
-        written = _all(read)
-        os.set_blocking(status or 0, False)
-        said = os.read(status, 65536) if status is not None else b""
-    except BlockingIOError:
-        said = b""
+        write = -1
+        heard = _hear((status, out), time.monotonic() + _PATIENCE)
+        if heard is None:
+            os.kill(pid, SIGKILL)
+        try:
+            os.waitpid(pid, 0)
+        except ChildProcessError:
+            pass  # the program around us reaps every child itself
+        return heard or (b"3 the helper did not answer", b"")
     finally:
-        os.close(read)
-        ended = _wait(pid)
-    return ended, said, written
+        for fd in (out, write):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _hear(fds: tuple[int, int], deadline: float) -> tuple[bytes, bytes] | None:
+    """All that is written to both, until both are closed; None when that takes too long."""
+    heard = dict.fromkeys(fds, b"")
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    left = len(fds)
+    while left:
+        events = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not events:
+            return None
+        for fd, _ in events:
+            data = os.read(fd, 65536)
+            heard[fd] += data
+            if not data:
+                poll.unregister(fd)
+                left -= 1
+    return heard[fds[0]], heard[fds[1]]

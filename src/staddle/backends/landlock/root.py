@@ -1,8 +1,9 @@
 """Plan -> the mount namespace in which root's sandbox, which is not root, finds its files.
 
 Root becomes a user that owns nothing. What the plan grants is cloned in place with its
-owner translated to that user; private directories are mounted over the host's; and where a
-directory on the way to a grant may not be passed by everybody, an empty one covers it.
+owner translated to that user; private directories are mounted over the host's, and an /etc
+with only what the plan names; and where a directory on the way to a grant may not be passed
+by everybody, an empty one covers it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from ...policy.paths import KERNEL_TREES, above, covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...policy.plan import Plan
+    from ...policy.plan import Plan, Text
 
 #: Shown as they are: everybody may read them, and nothing in them is granted for writing.
-_AS_IT_IS = (*system.DIRECTORIES["linux"], "/etc", *KERNEL_TREES)
-#: Room for the directories on the way to a grant.
-_WAY_SIZE = 1 << 20
+_AS_IT_IS = (*system.DIRECTORIES["linux"], *KERNEL_TREES)
+#: Made anew from the plan's grants, files and links below it.
+_MADE_ANEW = "/etc"
+#: Room for directories, links and small files.
+_SMALL = 16 << 20
 
 
 class View(Value):
@@ -30,6 +33,7 @@ class View(Value):
     trees: tuple[tuple[str, int, int, bool], ...]
     empty: tuple[tuple[str, int, int], ...]
     texts: tuple[tuple[str, bytes], ...]
+    links: tuple[tuple[str, str], ...]
 
 
 def view(plan: Plan, uid: int, home: str) -> View:
@@ -44,14 +48,17 @@ def view(plan: Plan, uid: int, home: str) -> View:
             trees.setdefault(socket.path, (*_owner(socket.path), True))
     empty = {item.path: (item.mode, item.size) for item in plan.scratch if _is_directory(item.path)}
     empty.setdefault("/tmp", (0o1777, 0))
+    if _MADE_ANEW not in trees:
+        empty[_MADE_ANEW] = (0o755, _SMALL)
     for path in trees:
         obstacle = _obstacle(path, trees, empty)
         if obstacle:
-            empty[obstacle] = (0o755, _WAY_SIZE)
+            empty[obstacle] = (0o755, _SMALL)
     return View(
         trees=tuple((path, *row) for path, row in sorted(trees.items())),
         empty=tuple((path, *row) for path, row in sorted(empty.items())),
-        texts=tuple(_texts(plan, uid, home)),
+        texts=tuple((text.path, as_user(text, plan, uid, home)) for text in plan.texts),
+        links=tuple((link.path, link.target) for link in plan.links),
     )
 
 
@@ -84,35 +91,16 @@ def _obstacle(
     return None
 
 
-def _texts(plan: Plan, uid: int, home: str) -> list[tuple[str, bytes]]:
-    """The plan's files that say something else than the host's own, each at its real place."""
-    texts = []
-    for text in plan.texts:
-        content = as_user(text.path, text.content, plan, uid, home)
-        if content != _content(text.path):
-            texts.append((os.path.realpath(text.path), content))
-    return texts
-
-
-def as_user(path: str, content: bytes, plan: Plan, uid: int, home: str) -> bytes:
-    """`content` of an account file with the plan's user being the one that really is."""
-    if path not in ("/etc/passwd", "/etc/group"):
-        return content
+def as_user(text: Text, plan: Plan, uid: int, home: str) -> bytes:
+    """The content of `text`; of an account file, with the plan's user being the one that really is."""
+    if text.path not in ("/etc/passwd", "/etc/group"):
+        return text.content
     lines = []
-    for line in content.split(b"\n"):
+    for line in text.content.split(b"\n"):
         cells = line.split(b":")
         if cells[0] == os.fsencode(plan.identity.user) and len(cells) >= 4:
             cells[2] = b"%d" % uid
-            if path == "/etc/passwd":
-                cells[3] = b"%d" % uid
-                cells[5] = os.fsencode(home)
+            if text.path == "/etc/passwd":
+                cells[3], cells[5] = b"%d" % uid, os.fsencode(home)
         lines.append(b":".join(cells))
     return b"\n".join(lines)
-
-
-def _content(path: str) -> bytes | None:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read()
-    except OSError:
-        return None

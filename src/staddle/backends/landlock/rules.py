@@ -97,16 +97,21 @@ def _below(path: str, denied: dict[str, bool]) -> dict[str, bool]:
     return {item: is_directory for item, is_directory in denied.items() if item.startswith(start)}
 
 
-def for_system(plan: Plan, *, shared_memory: bool) -> list[Rule]:
-    """The rules for what every program needs: devices, /proc, the plan's part of /etc."""
+def for_system(plan: Plan, *, can_mount: bool) -> list[Rule]:
+    """The rules for what every program needs: devices, /proc, the plan's part of /etc.
+
+    Where nothing can be mounted, /dev/shm and the files in /etc are the host's own.
+    """
     rules = [Rule(path, rights, "device", optional=True) for path, rights in DEVICES.items()]
     rules.append(Rule("/proc", PROC, "system"))
-    if shared_memory:
+    if not can_mount and any(item.path == "/dev/shm" for item in plan.scratch):
         rules.append(Rule("/dev/shm", SHARED_MEMORY, "shared memory", optional=True))
     for text in plan.texts:
-        # Its real place: a rule is made through no link. That of a machine is nobody's business.
-        if text.path != "/etc/machine-id" or text.origin != "made up":
-            rules.append(Rule(os.path.realpath(text.path), frozenset({"read_file"}), text.origin, optional=True))
+        if not can_mount and text.path == "/etc/machine-id":
+            continue  # which machine this is, is nobody's business
+        # At its real place: a rule is made through no link.
+        path = text.path if can_mount else os.path.realpath(text.path)
+        rules.append(Rule(path, frozenset({"read_file"}), text.origin, optional=True))
     return rules
 
 

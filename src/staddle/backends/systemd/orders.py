@@ -13,6 +13,7 @@ from ...linux import landlock, process
 from ...linux.seccomp import program
 from ..base import Launch
 from ..bwrap import operations, staging
+from ..bwrap.descriptors import Descriptors
 from ..bwrap.launching import filter_profile
 from . import unit
 from .shortfalls import scopes
@@ -32,33 +33,25 @@ if TYPE_CHECKING:
 
 def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -> Launch:
     """The client, ready to be started once."""
+    give = Descriptors()
     read, write = os.pipe2(os.O_CLOEXEC)
-    file = os.memfd_create("staddle", os.MFD_CLOEXEC)
-    kept = [write, file]
-
-    def close() -> None:
-        while kept:
-            os.close(kept.pop())
-
     try:
-        encoded = memoryview(unit_orders.encode(orders(plan, layout, found, command, status=write)))
-        while encoded:
-            encoded = encoded[os.write(file, encoded) :]
-        argv = _helper("systemd-client", str(file))
+        told = give.keep(write)
+        file = give.holding(unit_orders.encode(orders(plan, layout, found, command, status=told)))
+        return Launch(
+            argv=_helper("systemd-client", str(file)),
+            env=dict(starting.ENVIRONMENT),
+            cwd="/",
+            pass_fds=give.all(),
+            status=read,
+            failure=sentence,
+            relays=True,
+            close=give.close,
+        )
     except BaseException:
-        close()
+        give.close()
         os.close(read)
         raise
-    return Launch(
-        argv=argv,
-        env=dict(starting.ENVIRONMENT),
-        cwd="/",
-        pass_fds=(write, file),
-        status=read,
-        failure=sentence,
-        relays=True,
-        close=close,
-    )
 
 
 def orders(

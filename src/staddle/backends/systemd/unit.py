@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 #: What root's helper needs until it drops them all: mounts, other ids and their maps.
 _CAPABILITIES = (
-    *("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"),
-    *("CAP_SETFCAP", "CAP_DAC_OVERRIDE", "CAP_CHOWN", "CAP_KILL"),
+    *("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID"),
+    *("CAP_SETPCAP", "CAP_SETFCAP", "CAP_DAC_OVERRIDE"),
 )
 #: Our own processes in the unit, which count as any other there.
 _OURS = 2

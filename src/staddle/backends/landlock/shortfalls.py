@@ -1,0 +1,142 @@
+"""What will not hold. Documented gaps are Landlock's own; the others are this plan's or this host's."""
+
+from __future__ import annotations
+
+from ...linux import landlock as kernel
+from ...policy.paths import covers
+from ..base import Gap
+from . import rules
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ...policy.plan import Plan
+    from .probing import Findings
+
+_ANOTHER = "choose bwrap, which has namespaces for it"
+
+
+def gaps(plan: Plan, found: Findings) -> tuple[Gap, ...]:
+    """Everything of `plan`, and of the promises every backend makes, that will not hold."""
+    root = found.uid >= 0
+    return (
+        *(_as_root(found) if root else _as_a_user(plan)),
+        *_guards(plan),
+        *_of_the_kernel(found.abi),
+        *_of_the_plan(plan, can_mount=root),
+    )
+
+
+def _documented(protection: str, why: str, fix: str = _ANOTHER) -> Gap:
+    return Gap(protection, why, fix, documented=True)
+
+
+def _as_a_user(plan: Plan) -> Iterator[Gap]:
+    yield _documented(
+        "metadata",
+        "files outside can be looked up, and those of the same user can be given other modes, times and "
+        "attributes: Landlock has no right for that",
+    )
+    if any(text.origin == "made up" for text in plan.texts):
+        yield _documented(
+            "read", "/etc/passwd, group, hosts, hostname and resolv.conf are the host's own, not made up"
+        )
+    yield _documented("processes", "/proc is the host's: other processes and their command lines can be seen")
+    yield _documented(
+        "signals",
+        "other processes of the same user can be given another priority or processor; they can be neither "
+        "signalled nor traced",
+    )
+    yield _documented(
+        "tmp",
+        "/tmp cannot be used: TMPDIR and HOME are private directories elsewhere, of unbounded size; "
+        "/dev/shm is the host's",
+    )
+    yield _documented(
+        "ipc",
+        "shared memory and semaphores of the same user in /dev/shm can be opened by who knows their name",
+    )
+    yield _documented("devices", "terminals of the same user can be opened: /dev/pts is the host's")
+    yield _documented("keyring", "the names of the user's keys are in /proc/keys; none can be read")
+    yield _documented(
+        "capabilities",
+        "no capability is held or can be gained, but only root could empty the bounding set as well",
+    )
+
+
+def _as_root(found: Findings) -> Iterator[Gap]:
+    yield _documented(
+        "metadata", "names, sizes and modes of files outside can be looked up, though not changed"
+    )
+    if not found.hides_processes:
+        yield _documented(
+            "processes", "/proc is the host's: no other can be mounted here, because parts of it are covered"
+        )
+
+
+def _guards(plan: Plan) -> Iterator[Gap]:
+    if plan.guards:
+        some = _some(guard.path for guard in plan.guards)
+        yield _documented(
+            "guard",
+            f"protected names below a writable path can be changed ({some}): Landlock cannot take back",
+        )
+
+
+def _of_the_kernel(abi: int) -> Iterator[Gap]:
+    _, lost = kernel.weaken(kernel.EVERYTHING, abi)
+    newer = f"this kernel has Landlock ABI {abi}"
+    if "truncate" in lost:
+        yield Gap("write", f"{newer}: files outside can be truncated before ABI 3", "use Linux 6.2 or newer")
+    if "ioctl_dev" in lost:
+        yield Gap(
+            "devices", f"{newer}: device ioctls are not confined before ABI 5", "use Linux 6.10 or newer"
+        )
+    if "signal" in lost:
+        fix = "use Linux 6.12 or newer"
+        yield Gap("signals", f"{newer}: processes of the same user can be signalled before ABI 6", fix)
+        yield Gap("parent", f"{newer}: if our launcher is killed, what the command started may live on", fix)
+
+
+def _of_the_plan(plan: Plan, *, can_mount: bool) -> Iterator[Gap]:
+    if plan.network.mode not in ("deny", "open"):
+        yield Gap(
+            "network",
+            f"Landlock cannot hold a network of {plan.network.mode}: it has all of the network or none",
+            "use Network.deny()",
+        )
+    for name in ("memory", "cpu", "processes", "disk"):
+        if getattr(plan.limits, name) is not None:
+            yield Gap(f"limits.{name}", f"Landlock cannot limit {name}", f"leave limits.{name} out")
+    writable = [grant.path for grant in plan.grants if grant.access == "write"]
+    below = [item.path for item in plan.hidden if any(covers(path, item.path) for path in writable)]
+    if below:
+        yield Gap(
+            "deny",
+            f"what is denied below a writable path can be reached ({_some(below)}): Landlock only allows",
+            "grant less for writing, or choose another backend",
+        )
+    elif plan.hidden:
+        yield _documented(
+            "deny", "that a denied path exists can be seen; it can be neither read, listed nor written"
+        )
+    shared = [item.path for item in plan.scratch if any(covers(path, item.path) for path in writable)]
+    if shared and not can_mount:
+        yield Gap(
+            "tmp", f"{_some(shared)} is below a writable path and not private", "grant less for writing"
+        )
+    try:
+        rules.for_grants(plan, () if can_mount else [item.path for item in plan.scratch])
+    except rules.TooMany as error:
+        yield Gap("deny", too_many(error.path), "deny less below it, or choose another backend")
+
+
+def too_many(path: str) -> str:
+    """Why stepping around what is denied below `path` is not done."""
+    return f"what is denied below {path!r} takes more than {rules.MOST_RULES} rules to step around"
+
+
+def _some(paths: Iterable[str]) -> str:
+    several = [repr(path) for path in paths]
+    return ", ".join(several[:3]) + (f" and {len(several) - 3} more" if several[3:] else "")

@@ -1,0 +1,83 @@
+"""Work done in a child that has namespaces of its own, and what it leaves for us.
+
+An ordinary user may mount, but only in a user namespace of their own, and a process with
+threads cannot enter one. So a child is forked, enters, does the work, and stays until its
+namespaces have been opened from outside; they live on in the descriptors.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from .. import errors
+from .mounts import CLONE_NEWNS, MS_REC, MS_SLAVE, mount
+from .syscalls import call
+from .userns import CLONE_NEWUSER, map_ids, reap
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+
+def with_own_mounts(work: Callable[[], None]) -> tuple[int, int]:
+    """Do `work` where an ordinary user may mount; returns (mount namespace, user namespace).
+
+    Ids in there are those of the caller, and no other exists. What `work` raises as OSError
+    or StaddleError is raised here. The child is gone when this returns.
+    """
+    said, say = os.pipe2(os.O_CLOEXEC)
+    wait, release = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        os.close(release)  # so that our death, too, lets the child go
+        _work(work, say, wait)
+    os.close(say)
+    os.close(wait)
+    try:
+        with os.fdopen(said, "rb") as file:
+            message = file.read()
+        if message:
+            raise _received(message)
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        mounts = os.open(f"/proc/{child}/ns/mnt", flags)
+        return mounts, os.open(f"/proc/{child}/ns/user", flags)
+    finally:
+        os.close(release)
+        reap(child)
+
+
+def _work(work: Callable[[], None], say: int, wait: int) -> NoReturn:
+    """The forked child. Says nothing when all went well, and stays until it is let go."""
+    try:
+        uid, gid = os.geteuid(), os.getegid()
+        call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
+        map_ids(uid, gid, uid, gid)
+        mount(None, "/", flags=MS_REC | MS_SLAVE)
+        work()
+    except BaseException as error:
+        os.write(say, _sent(error))
+        os._exit(1)
+    os.close(say)
+    os.read(wait, 1)
+    os._exit(0)
+
+
+def _sent(error: BaseException) -> bytes:
+    """An error as bytes: its kind and what it says."""
+    if isinstance(error, errors.StaddleError):
+        parts = [type(error).__name__, error.what, error.why, error.fix]
+    elif isinstance(error, OSError):
+        parts = ["OSError", str(error.errno or errno.EIO), os.fsdecode(error.filename or ""), ""]
+    else:
+        parts = ["StaddleError", f"{type(error).__name__}: {error}", "this is a bug", "please report it"]
+    return "\0".join(parts).encode("utf-8", "surrogateescape")
+
+
+def _received(message: bytes) -> Exception:
+    name, what, why, fix = message.decode("utf-8", "surrogateescape").split("\0")
+    if name == "OSError":
+        return OSError(int(what), os.strerror(int(what)), *([why] if why else []))
+    error: Exception = getattr(errors, name)(what, why=why, fix=fix)
+    return error

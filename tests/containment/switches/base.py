@@ -1,0 +1,63 @@
+"""What a switch is: a protection taken away on purpose, and the checks that must notice."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: Changes what staddle decides, in the session's own process.
+Patch = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Changes the text of one file of a copy of staddle: for what its helper does in another process."""
+
+    file: str
+    old: str
+    new: str
+
+    def apply(self, source: Path) -> None:
+        """Change it, once, in the tree at `source`."""
+        path = source / "staddle" / self.file
+        text = path.read_text()
+        assert text.count(self.old) == 1, f"{self.file} does not say this once any more: {self.old!r}"
+        path.write_text(text.replace(self.old, self.new))
+
+
+@dataclass(frozen=True)
+class Switch:
+    """What is taken away, and who must notice.
+
+    Those are attacks, or the checks `uids` (the command is root), `parent` (something stays),
+    `terminal` (the user's can be reached) and `start` (staddle itself refuses to start).
+    """
+
+    off: Patch
+    notices: tuple[str, ...]
+    #: Only meaningful when root runs the tests ("root"), or only when an ordinary user does ("user").
+    only: str = ""
+    edits: tuple[Edit, ...] = ()
+    network: str = "deny"
+
+
+def nothing() -> None:
+    """For switches that only edit."""
+
+
+def together(*patches: Patch) -> Patch:
+    """Several patches as one."""
+
+    def off() -> None:
+        for patch in patches:
+            patch()
+
+    return off
+
+
+def allow_everything(*_: Any, **__: Any) -> bytes:
+    """A system call filter that allows everything."""
+    return struct.pack("HBBI", 6, 0, 0, 0x7FFF0000)

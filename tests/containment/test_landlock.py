@@ -1,0 +1,54 @@
+"""landlock holds what it does not declare as a gap, and of its gaps exactly these attacks make use."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from .checks import BATCH, Containment, report, verdict
+
+#: What gets through for an ordinary user, and nothing else of the same protections.
+AS_USER = frozenset(
+    """
+    stat-outside enter-outside watch-outside set-mode-outside set-mode-readable set-owner-outside
+    set-owner-readable set-times-outside set-times-readable set-attribute-outside set-attribute-readable
+    append-to-git-config plant-a-git-hook replace-git-directory remove-git-config set-mode-of-git-config
+    replace-git-config write-git-config-by-hard-link
+    read-host-shm write-host-shm leave-something-in-tmp
+    list-keys count-keys
+    have-a-capability
+    see-a-process-of-the-host find-a-process-by-number slow-a-process-down pin-a-process
+    """.split()  # noqa: SIM905 - as a list of words it can be read
+)
+#: Run by root it has mounts of its own, and a user whom no process and no file belongs to.
+AS_ROOT = frozenset(
+    """
+    append-to-git-config plant-a-git-hook replace-git-directory remove-git-config set-mode-of-git-config
+    replace-git-config write-git-config-by-hard-link
+    list-keys count-keys
+    """.split()  # noqa: SIM905
+)
+
+
+class TestLandlock(Containment):
+    backend = "landlock"
+    # It has no network of its own, so a loopback of its own cannot be had.
+    networks = ("deny", "open")
+    # Without mounts /tmp cannot be private, so it is refused; TMPDIR is elsewhere.
+    cannot = frozenset() if os.geteuid() == 0 else frozenset({"write-to-tmp-by-its-usual-name"})
+    may_pass = AS_ROOT if os.geteuid() == 0 else AS_USER
+
+    def report(self, network: str = "deny") -> dict[str, Any]:
+        # What is denied below a writable path it does not accept at all.
+        return report(self.backend, network, deny_below="readable")
+
+    @pytest.mark.parametrize("name", sorted(may_pass))
+    def test_this_gap_is_real(self, name: str) -> None:
+        """A gap that is none would be a needless warning."""
+        assert verdict(self.report(), name) == "through"
+
+
+def test_what_may_pass_is_in_the_catalogue() -> None:
+    assert set(BATCH) >= AS_USER | AS_ROOT

@@ -1,0 +1,172 @@
+"""Operations, rights and environment as bwrap's arguments."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from staddle.backends.bwrap import arguments, rlimits
+from staddle.backends.bwrap.descriptors import Descriptors
+from staddle.backends.bwrap.launching import failure, filter_profile
+from staddle.backends.bwrap.operations import Bind, Devices, Empty, File, Mask, Processes, Seal, Symlink
+from staddle.errors import LaunchFailed, PolicyNotEnforceable
+from staddle.policy.limits import Limits
+from staddle.policy.network import Network
+from staddle.policy.plan import Variable
+from tests.unit.backends.bwrap_plans import WHY, plan, read, write
+
+
+def words(*operations: object, by_descriptor: bool = False) -> list[str]:
+    give = Descriptors()
+    try:
+        return list(arguments.filesystem(operations, give, by_descriptor=by_descriptor))  # type: ignore[arg-type]
+    finally:
+        give.close()
+
+
+def test_every_namespace_is_asked_for_and_none_may_be_made_inside() -> None:
+    flags = arguments.confinement(plan())
+    for flag in ("--unshare-all", "--unshare-user", "--disable-userns", "--new-session", "--die-with-parent"):
+        assert flag in flags
+    assert flags[flags.index("--cap-drop") + 1] == "ALL"
+    assert "--share-net" not in flags
+
+
+@pytest.mark.parametrize(
+    ("network", "shared"),
+    [
+        (Network.deny(), False),
+        (Network.loopback(), False),
+        (Network.loopback([80]), False),
+        (Network.allow("example.com"), False),
+        (Network.open(), True),
+    ],
+)
+def test_the_hosts_network_is_shared_only_when_it_is_open(network: Network, shared: bool) -> None:
+    assert ("--share-net" in arguments.confinement(plan(network=network))) is shared
+
+
+def test_the_environment_begins_empty() -> None:
+    wanted = plan(variables=(Variable("A", "--bind", WHY), Variable("B", "", WHY)))
+    assert list(arguments.environment(wanted)) == [
+        *("--clearenv", "--setenv", "A", "--bind"),
+        *("--setenv", "B", ""),
+    ]
+
+
+def test_operations_in_their_order(tmp_path: Path) -> None:
+    (tmp_path / "f").touch()
+    at = str(tmp_path)
+    made = words(
+        Empty("/", 0o755, 9, WHY),
+        Devices("/dev", WHY),
+        Symlink("/etc/a/l", "x", WHY),
+        Processes("/proc", WHY),
+        Empty("/proc/1", 0, 4096, WHY),
+        Bind(at, True, WHY),
+        Empty(at, 0, 0, WHY, below=True),
+        Mask(f"{at}/f", WHY),
+        Seal("/", WHY),
+    )
+    above = [
+        word
+        for directory in Path(at).parents[-2::-1]
+        for word in ("--perms", "0755", "--dir", str(directory))
+    ]
+    assert made == [
+        *("--perms", "0755", "--size", "9", "--tmpfs", "/", "--dev", "/dev"),
+        *("--perms", "0755", "--dir", "/etc", "--perms", "0755", "--dir", "/etc/a"),
+        *("--symlink", "x", "/etc/a/l", "--proc", "/proc"),
+        *("--perms", "0000", "--size", "4096", "--tmpfs", "/proc/1"),
+        *above,
+        *("--bind", at, at, "--perms", "0000", "--tmpfs", at),
+        *("--ro-bind", "/dev/null", f"{at}/f", "--remount-ro", "/"),
+    ]
+
+
+def test_what_is_shown_is_handed_over_by_descriptor(tmp_path: Path) -> None:
+    give = Descriptors()
+    made = list(
+        arguments.filesystem(
+            [Bind(str(tmp_path), False, WHY, below=True), File("/t", b"content", WHY)],
+            give,
+            by_descriptor=True,
+        )
+    )
+    shown, text = give.all()
+    assert made == [
+        *("--ro-bind-fd", str(shown), str(tmp_path)),
+        *("--perms", "0444", "--file", str(text), "/t"),
+    ]
+    assert os.path.samestat(os.fstat(shown), tmp_path.stat())
+    assert os.read(text, 99) == b"content"
+    assert not os.get_inheritable(shown)
+    give.close()
+    give.close()
+
+
+def test_what_is_gone_or_has_become_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/usr")
+    (tmp_path / "file").touch()
+    for operation, why in (
+        (Bind(f"{tmp_path}/gone", False, WHY), "no such file"),
+        (Bind(f"{tmp_path}/link", False, WHY), "there is a link"),
+        (Bind(f"{tmp_path}/link/bin", False, WHY), "there is a link"),
+        (Empty(f"{tmp_path}/link/bin", 0, 0, WHY, below=True), "there is a link"),
+        (Empty(f"{tmp_path}/file", 0, 0, WHY, below=True), "no longer a directory"),
+        (Mask(str(tmp_path), WHY), "no longer a file"),
+        (File(f"{tmp_path}/gone", b"", WHY, below=True), "no such file"),
+    ):
+        with pytest.raises(LaunchFailed, match=why):
+            words(operation)
+    assert "--ro-bind" not in words(Bind(f"{tmp_path}/gone", False, WHY, optional=True))
+
+
+def test_arguments_are_separated_by_nul_and_may_be_anything_else() -> None:
+    assert arguments.packed(["a b", "\udcff", "new\nline"]) == b"a b\0\xff\0new\nline\0"
+    with pytest.raises(PolicyNotEnforceable, match="NUL"):
+        arguments.packed(["a\0--bind"])
+    with pytest.raises(PolicyNotEnforceable, match="too many"):
+        arguments.packed(["x"] * 9001)
+
+
+def test_setuid_files_are_refused_where_the_host_is_written() -> None:
+    assert filter_profile(plan(grants=(read("/r"),))) == "namespaces"
+    assert filter_profile(plan(grants=(read("/r"), write("/w")))) == "namespaces-nosuid"
+
+
+def test_no_limit_is_above_what_we_have() -> None:
+    endless = (1 << 64) - 1
+    assert "--core=1:1" in rlimits.outside(lambda _: endless)
+    assert "--core=0:0" in rlimits.outside(lambda _: 0)
+    assert rlimits.inside(Limits(), lambda _: endless) == ()
+    limits = Limits(file_size="1K", open_files=20)
+    assert rlimits.inside(limits, lambda _: endless) == ("--fsize=1024:1024", "--nofile=20:20")
+    assert rlimits.inside(limits, lambda name: 5) == ("--fsize=5:5", "--nofile=5:5")
+
+
+@pytest.mark.parametrize(
+    ("said", "started"),
+    [
+        (b'{ "child-pid": 12 }\n{ "exit-code": 0 }\n', True),
+        (b'{ "child-pid": 12 }\n{ "exit-code": 255 }\n', True),
+        (b'{ "child-pid": 12, "mnt-namespace": 4 }\n', False),
+        (b"", False),
+    ],
+)
+def test_the_launchers_word_on_whether_the_command_ran(said: bytes, started: bool) -> None:
+    assert (failure(said) is None) is started
+
+
+def test_a_descriptor_is_never_one_of_the_standard_three() -> None:
+    saved = os.dup(0)
+    os.close(0)
+    give = Descriptors()
+    try:
+        assert give.holding(b"x") > 2
+    finally:
+        give.close()
+        os.dup2(saved, 0)
+        os.close(saved)

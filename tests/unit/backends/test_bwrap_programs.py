@@ -1,0 +1,79 @@
+"""Which programs are started: the system's, and only if nobody else can change them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from staddle.backends.bwrap import programs
+
+
+def made(path: Path, text: str = "#!/bin/sh\n", mode: int = 0o755) -> str:
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_the_first_directory_that_has_it(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    made(tmp_path / "b/tool")
+    directories = tuple(str(tmp_path / name) for name in ("none", "a", "b"))
+    found = programs.find("tool", directories)
+    assert found is not None
+    assert found.path == f"{tmp_path}/b/tool"
+    assert programs.find("other", directories) is None
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o4755, 0o2755, 0o644])
+def test_a_mode_that_is_not_trusted(mode: int, tmp_path: Path) -> None:
+    found = programs.examine(made(tmp_path / "tool", mode=mode), owners=(os.geteuid(),))
+    assert found is not None
+    assert found.problem
+
+
+def test_an_owner_that_is_not_trusted(tmp_path: Path) -> None:
+    path = made(tmp_path / "tool")
+    trusted = programs.examine(path, owners=(os.geteuid(),))
+    stranger = programs.examine(path, owners=(os.geteuid() + 1,))
+    assert trusted is not None
+    assert stranger is not None
+    assert not trusted.problem
+    assert "changed by others" in stranger.problem
+
+
+def test_the_identity_changes_with_the_file(tmp_path: Path) -> None:
+    first = programs.examine(made(tmp_path / "tool"))
+    second = programs.examine(made(tmp_path / "tool", "#!/bin/sh\necho\n"))
+    assert first is not None
+    assert second is not None
+    assert first.identity != second.identity
+
+
+def test_version_and_abilities_are_read_from_the_file(tmp_path: Path) -> None:
+    path = made(tmp_path / "bwrap", "\0bubblewrap is\0bubblewrap 0.11.2\0--ro-bind-fd\0")
+    assert programs.describe(path) == programs.Bubblewrap("0.11.2", True)
+
+
+def test_a_script_is_asked(tmp_path: Path) -> None:
+    text = '#!/bin/sh\ntest "$1" = --help && echo "--ro-bind-fd FD" || echo bubblewrap "0.9.0"\n'
+    assert programs.describe(made(tmp_path / "bwrap", text)) == programs.Bubblewrap("0.9.0", True)
+    assert programs.describe(made(tmp_path / "bwrap", "#!/bin/sh\nexit 1\n")).version == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "old"),
+    [
+        ("0.8.0", False),
+        ("0.8", True),
+        ("0.12.0", False),
+        ("1.0", False),
+        ("0.7.9", True),
+        ("", True),
+        ("x.y", True),
+    ],
+)
+def test_versions(version: str, old: bool) -> None:
+    assert programs.is_old(version) is old

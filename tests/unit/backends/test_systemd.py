@@ -1,0 +1,296 @@
+"""The systemd backend without a systemd: what it would ask for, and whom."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from staddle.backends.bwrap.layout import lay_out
+from staddle.backends.systemd import delegation, description, orders, shortfalls, unit
+from staddle.backends.systemd.manager import Manager, Obstacle, find
+from staddle.helper import unit_orders
+from staddle.helper.instructions import decode
+from staddle.policy.limits import Limits
+from staddle.policy.network import Network
+from staddle.policy.plan import Plan, Text, Variable
+from tests.unit.backends.bwrap_plans import DictHost, guard, hidden, plan, read, scratch, write
+
+USER = Manager("user", "/usr/bin/systemd-run", {"XDG_RUNTIME_DIR": "/run/user/1000"})
+ROOT = Manager("system", "/usr/bin/systemd-run", {}, 0x70000001)
+ODD = '/w/a b:c"d\\e%h$HOME\n'
+
+
+def properties(made: Plan, scope: str = "user") -> set[str]:
+    return set(unit.properties(made, scope))  # type: ignore[arg-type]
+
+
+# The unit.
+
+
+def test_the_network_of_the_unit_is_its_own_unless_it_is_open() -> None:
+    for network in (Network.deny(), Network.loopback()):
+        assert "PrivateNetwork=yes" in properties(plan(network=network))
+        assert "net" in unit.namespaces(plan(network=network), "user")
+    assert "PrivateNetwork=yes" not in properties(plan(network=Network.open()))
+    assert "net" not in unit.namespaces(plan(network=Network.open()), "user")
+
+
+def test_a_user_manager_needs_a_user_namespace_and_root_keeps_few_rights() -> None:
+    assert "PrivateUsers=yes" in properties(plan())
+    assert "PrivateUsers=yes" not in properties(plan(), "system")
+    (bounding,) = (item for item in properties(plan(), "system") if item.startswith("CapabilityBoundingSet="))
+    assert "CAP_SYS_MODULE" not in bounding
+    assert "~" not in bounding
+
+
+@pytest.mark.parametrize("scope", ["user", "system"])
+def test_properties_that_do_nothing_in_a_user_manager_are_not_used(scope: str) -> None:
+    nothing = (
+        "ProtectProc",
+        "ProcSubset",
+        "IPAddressDeny",
+        "SocketBindDeny",
+        "DevicePolicy",
+        "RestrictFileSystems",
+    )
+    assert not [item for item in properties(plan(), scope) if item.startswith(nothing)]
+
+
+def test_limits_are_properties_and_what_the_control_group_must_say() -> None:
+    limits = Limits(memory="64M", cpu=0.5, processes=20)
+    assert {"MemoryMax=67108864", "MemorySwapMax=0", "CPUQuota=50%", "TasksMax=22"} <= properties(
+        plan(limits=limits)
+    )
+    asked = {(bound.file, bound.most) for bound in unit.bounds(limits).values()}
+    assert asked == {("memory.max", 64 << 20), ("cpu.max", 500), ("pids.max", 22)}
+    assert unit.bounds(Limits()) == {}
+
+
+def test_the_unit_is_named_waited_for_and_collected() -> None:
+    words = unit.command_line(USER, "staddle-x", ["A=b"], ["/usr/bin/python3", "-I"])
+    assert words[0] == "/usr/bin/systemd-run"
+    assert {"--user", "--pipe", "--wait", "--collect", "--unit=staddle-x", "--property=A=b"} <= set(words)
+    assert not {"--pty", "-t", "--scope"} & set(words)
+    assert words[-3:] == ("--", "/usr/bin/python3", "-I")
+    assert "--system" in unit.command_line(ROOT, "x", [], ["y"])
+
+
+def test_dollars_in_the_helpers_path_are_not_expanded_by_the_manager() -> None:
+    """systemd expands `$` from the manager's environment, and nothing else: measured on 252."""
+    assert unit.escaped("/home/$USER/${x}/%h \\\"'\n") == "/home/$$USER/$${x}/%h \\\"'\n"
+    assert unit.command_line(USER, "x", [], ["/opt/$HOME/python"])[-1] == "/opt/$$HOME/python"
+
+
+# The orders.
+
+
+def asked(made: Plan, found: Manager = USER, command: tuple[str, ...] = ("true",)) -> unit_orders.Orders:
+    return orders.orders(made, lay_out(made, DictHost()), found, command, status=9)
+
+
+def test_nothing_of_the_policy_is_on_the_command_line_of_the_unit() -> None:
+    made = plan(
+        grants=(write(ODD), read("/secret-place")),
+        texts=(Text("/etc/secret-text", b"secret-content", "test"),),
+        variables=(Variable("TOKEN", "secret-value", "test", secret=True),),
+        cwd=ODD,
+    )
+    said = asked(made, command=("secret-program", "secret-argument"))
+    everything = b"\0".join((*said.starter, *said.starter_environment))
+    assert b"secret" not in everything
+    assert b"TOKEN" not in everything
+    assert os.fsencode(ODD) not in everything
+    inner = decode(said.command)
+    assert inner.argv == (b"secret-program", b"secret-argument")
+    assert inner.environment == (b"TOKEN=secret-value",)
+    assert inner.directory == os.fsencode(ODD)
+
+
+def test_orders_survive_the_way() -> None:
+    made = plan(
+        grants=(write(ODD + "\udcff"),), guards=(guard(ODD + "\udcff/.git"),), scratch=(scratch("/tmp"),)
+    )
+    said = asked(made)
+    assert unit_orders.decode(unit_orders.encode(said)) == said
+    assert any(row[1] == os.fsencode(ODD + "\udcff") for row in said.view)
+
+
+def test_each_kind_of_operation_has_its_row() -> None:
+    made = plan(
+        grants=(write("/w"), read("/r")),
+        guards=(guard("/w/d/.git"),),
+        hidden=(hidden("/r/file", "file"), hidden("/w/h")),
+        texts=(Text("/etc/t", b"text", "test"),),
+        scratch=(scratch("/tmp", 0o1777, 4096),),
+    )
+    rows = {row[1]: row for row in asked(made).view if row[0] != unit_orders.SEAL}
+    kind = {path: row[0] for path, row in rows.items()}
+    assert kind[b"/w"] == kind[b"/r"] == kind[b"/w/d/.git"] == kind[b"/w/d"] == unit_orders.BIND
+    flags = {path: row[2] for path, row in rows.items()}
+    assert flags[b"/w"] == unit_orders.WRITABLE
+    assert flags[b"/r"] == 0
+    assert flags[b"/w/d"] == unit_orders.WRITABLE | unit_orders.AGAIN | unit_orders.BELOW  # pinned
+    assert flags[b"/w/d/.git"] == unit_orders.AGAIN | unit_orders.BELOW
+    assert rows[b"/r/file"][:3] == (unit_orders.MASK, b"/r/file", unit_orders.BELOW)
+    assert rows[b"/w/h"][0] == unit_orders.EMPTY
+    assert rows[b"/w/h"][3] == 0
+    assert rows[b"/etc/t"] == (unit_orders.FILE, b"/etc/t", 0, 0, 0, b"text")
+    assert rows[b"/tmp"][3:5] == (0o1777, 4096)
+    assert b"/proc/1" not in rows  # nobody sees it there
+    assert {unit_orders.DEVICES, unit_orders.PROCESSES} <= set(kind.values())
+
+
+def test_as_root_owners_are_translated_but_not_those_of_the_system() -> None:
+    made = plan(grants=(write("/root/w"), read("/usr"), read("/home/u")))
+    flags = {row[1]: row[2] for row in asked(made, ROOT).view if row[0] == unit_orders.BIND}
+    assert flags[b"/root/w"] & unit_orders.TRANSLATED
+    assert flags[b"/home/u"] & unit_orders.TRANSLATED
+    assert not flags[b"/usr"] & unit_orders.TRANSLATED
+    assert asked(made, ROOT).stranger == ROOT.stranger
+    assert not any(row[2] & unit_orders.TRANSLATED for row in asked(made).view)
+
+
+def test_the_filter_and_the_limits_are_those_of_the_plan() -> None:
+    from staddle.linux.seccomp import program
+
+    limited = decode(asked(plan(limits=Limits(file_size=5, open_files=7), grants=(write("/w"),))).command)
+    assert limited.filter == program("namespaces-nosuid")
+    assert {(1, 5, 5), (7, 7, 7), (4, 1, 1)} <= set(limited.rlimits)
+    assert decode(asked(plan()).command).filter == program("namespaces")
+
+
+def test_a_launch_can_be_given_up() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    launch = orders.launch(plan(), lay_out(plan(), DictHost()), USER, ["true"])
+    assert launch.argv[4] == "systemd-client"
+    assert launch.argv[5] == str(launch.pass_fds[1])
+    assert launch.relays
+    launch.close()
+    launch.close()
+    assert launch.status is not None
+    os.close(launch.status)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+# What is missing.
+
+
+def gaps(made: Plan, found: Manager = USER) -> dict[str, bool]:
+    return {gap.protection: gap.documented for gap in shortfalls.gaps(made, lay_out(made, DictHost()), found)}
+
+
+def test_an_ordinary_plan_has_no_gap() -> None:
+    assert gaps(plan(grants=(read("/usr"), write("/w")))) == {}
+
+
+def test_what_it_cannot_hold_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortfalls, "controllers", lambda scope: frozenset({"memory"}))
+    limits = Limits(memory="1G", cpu=1, processes=5, disk="1G")
+    made = plan(
+        network=Network.loopback([80]),
+        limits=limits,
+        grants=(write("/w"),),
+        hidden=(hidden("/w/x", "missing"),),
+    )
+    assert gaps(made) == {
+        "deny": False,
+        "network": False,
+        "limits.cpu": False,
+        "limits.processes": False,
+        "limits.disk": False,
+    }
+
+
+def test_an_open_network_needs_landlock_scopes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortfalls.landlock, "abi", lambda: 5)
+    assert gaps(plan(network=Network.open())) == {"sockets": False}
+    monkeypatch.setattr(shortfalls.landlock, "abi", lambda: 6)
+    assert gaps(plan(network=Network.open())) == {}
+
+
+def test_controllers_are_those_of_the_managers_own_part(tmp_path: Path) -> None:
+    own = tmp_path / "user.slice/user-7.slice/user@7.service"
+    own.mkdir(parents=True)
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
+    (own / "cgroup.controllers").write_text("memory\n")
+    assert delegation.controllers("user", 7, str(tmp_path)) == {"memory"}
+    assert delegation.controllers("system", 0, str(tmp_path)) == {"cpu", "memory", "pids"}
+    assert delegation.controllers("user", 8, str(tmp_path)) == frozenset()
+
+
+def test_the_steps_name_everything_and_no_secret() -> None:
+    made = plan(grants=(write("/w"),), variables=(Variable("TOKEN", "hush", "env", secret=True),))
+    for found in (USER, ROOT):
+        told = "\n".join(step.action for step in description.steps(made, lay_out(made, DictHost()), found))
+        for item in unit.properties(made, found.scope):
+            assert item in told
+        assert "/w" in told
+        assert "hush" not in told
+        assert "filter" in told
+    assert "no account has" in told
+
+
+# The manager.
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """A host with everything; programs are root's, or ours where these tests are run by somebody else."""
+    for name in ("usr/bin", "run/systemd/system", "run/user/7/systemd", "run/dbus", "proc/1"):
+        (tmp_path / name).mkdir(parents=True)
+    program = tmp_path / "usr/bin/systemd-run"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    for name in ("run/user/7/systemd/private", "run/user/7/bus", "run/dbus/system_bus_socket"):
+        (tmp_path / name).touch()
+    (tmp_path / "proc/1/comm").write_text("init\n")
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from staddle.backends.bwrap import programs
+
+    monkeypatch.setattr(programs, "_problem", lambda *_: "")
+
+
+def test_an_ordinary_user_gets_his_own_manager(host: Path) -> None:
+    found = find(7, {}, str(host))
+    assert isinstance(found, Manager)
+    assert (found.scope, found.environment, found.stranger) == (
+        "user",
+        {"XDG_RUNTIME_DIR": "/run/user/7"},
+        -1,
+    )
+    given = {"XDG_RUNTIME_DIR": "/run/user/7", "DBUS_SESSION_BUS_ADDRESS": "unix:path=/x", "TOKEN": "secret"}
+    found = find(7, given, str(host))
+    assert isinstance(found, Manager)
+    assert found.environment.keys() == {"XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS"}
+
+
+def test_root_gets_the_systems_manager_and_another_id(host: Path) -> None:
+    found = find(0, {}, str(host))
+    assert isinstance(found, Manager)
+    assert found.scope == "system"
+    assert found.stranger > 0
+
+
+@pytest.mark.parametrize(
+    ("gone", "uid", "word"),
+    [
+        ("usr/bin/systemd-run", 7, "not installed"),
+        ("run/systemd/system", 7, "does not run this machine: its first process is 'init'"),
+        ("run/user/7/systemd/private", 7, "no user manager runs for uid 7"),
+        ("run/user/7/bus", 7, "no message bus"),
+        ("run/dbus/system_bus_socket", 0, "no message bus"),
+    ],
+)
+def test_why_there_is_no_manager(host: Path, gone: str, uid: int, word: str) -> None:
+    path = host / gone
+    path.rmdir() if path.is_dir() else path.unlink()
+    found = find(uid, {}, str(host))
+    assert isinstance(found, Obstacle)
+    assert word in found.why
+    assert found.fix

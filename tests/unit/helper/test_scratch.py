@@ -1,0 +1,105 @@
+"""A private directory is gone afterwards, whatever a command left in it, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from staddle.helper import scratch
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    directory = tmp_path / "private"
+    scratch.make([os.fsencode(directory), os.fsencode(directory / "0"), os.fsencode(directory / "1")])
+    return directory
+
+
+def removed(top: Path) -> bool:
+    scratch.remove([os.fsencode(top)])
+    return not os.path.lexists(top)
+
+
+def test_it_is_private(top: Path) -> None:
+    assert [path.stat().st_mode & 0o7777 for path in (top, top / "0", top / "1")] == [0o700] * 3
+    assert removed(top)
+
+
+def test_an_existing_directory_is_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(FileExistsError):
+        scratch.make([os.fsencode(tmp_path)])
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_failure_half_way_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        scratch.make([os.fsencode(tmp_path / "a"), os.fsencode(tmp_path / "a/missing/b")])
+    assert not (tmp_path / "a").exists()
+
+
+def test_nothing_is_removed_that_is_not_there(tmp_path: Path) -> None:
+    scratch.remove([])
+    scratch.remove([os.fsencode(tmp_path / "never")])
+
+
+def test_links_are_removed_and_not_followed(top: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("kept")
+    (top / "0" / "link").symlink_to(outside)
+    (top / "loop").symlink_to(".")
+    os.link(outside / "file", top / "0" / "hard")
+    assert removed(top)
+    assert (outside / "file").read_text() == "kept"
+
+
+def test_a_link_in_its_place_is_not_followed(top: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("kept")
+    moved = tmp_path / "moved"
+    top.rename(moved)
+    top.symlink_to(outside)
+    scratch.remove([os.fsencode(top)])
+    assert (outside / "file").read_text() == "kept"
+    assert removed(moved)
+
+
+def test_rights_taken_away_are_taken_back(top: Path) -> None:
+    deep = top / "0" / "a" / "b" / "c"
+    deep.mkdir(parents=True)
+    (deep / "file").write_text("")
+    for directory in (deep, deep.parent, deep.parent.parent, top / "0", top):
+        directory.chmod(0)
+    assert removed(top)
+
+
+def test_depth_costs_neither_stack_nor_descriptors(top: Path) -> None:
+    here = os.open(top / "0", os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    began = time.monotonic()
+    assert removed(top)
+    assert time.monotonic() - began < 10
+
+
+def test_every_kind_of_file_and_name(top: Path) -> None:
+    os.mkfifo(top / "0" / "fifo")
+    os.mkdir(os.fsencode(top) + b"/\xff\xfe\n")
+    (top / "0" / ("x" * 255)).write_text("")
+    os.mkdir(os.fsencode(top) + b"/\xff\xfe\n/-rf")
+    assert removed(top)
+
+
+def test_many_files(top: Path) -> None:
+    for number in range(3000):
+        (top / "1" / str(number)).touch()
+    assert removed(top)

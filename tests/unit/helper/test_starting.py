@@ -1,0 +1,91 @@
+"""How the helper is started, without starting it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from staddle.errors import LaunchFailed
+from staddle.helper import starting
+from staddle.helper.instructions import Instructions, Malformed, decode
+
+SRC = Path(starting.__file__).parents[2]
+SMALL = Instructions(argv=(b"true",), environment=(b"SECRET=hush",), directory=b"/")
+#: Each costs a good part of a bare interpreter's start, or runs code from site-packages.
+SLOW = {
+    *("re", "enum", "typing", "dataclasses", "subprocess", "argparse", "json", "pathlib", "socket", "signal"),
+    *(
+        "tempfile",
+        "shutil",
+        "inspect",
+        "logging",
+        "threading",
+        "contextlib",
+        "collections",
+        "functools",
+        "site",
+    ),
+}
+
+
+def open_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_the_interpreter_is_isolated_and_nothing_secret_is_on_its_command_line() -> None:
+    launch = starting.launch(SMALL)
+    try:
+        assert launch.argv[1:3] == ("-I", "-S")
+        assert launch.argv[3] == str(SRC / "staddle" / "helper" / "__main__.py")
+        assert launch.argv[4] == "jail-exec"
+        assert not any("hush" in word for word in (*launch.argv, *launch.env.values()))
+        assert set(launch.env) == {"LC_ALL", "PATH"}
+    finally:
+        launch.close()
+        os.close(launch.status or -1)
+
+
+def test_the_instructions_are_on_a_descriptor_that_it_gets() -> None:
+    launch = starting.launch(SMALL)
+    try:
+        file = int(launch.argv[-1])
+        assert file in launch.pass_fds
+        sent = decode(os.pread(file, 1 << 20, 0))
+        assert int(sent.status) in launch.pass_fds
+        assert sent.launcher == os.getpid()
+        assert sent.replace(status=b"", launcher=0) == SMALL
+    finally:
+        launch.close()
+        os.close(launch.status or -1)
+
+
+def test_nothing_stays_open() -> None:
+    before = open_descriptors()
+    launch = starting.launch(SMALL)
+    launch.close()
+    launch.close()
+    os.close(launch.status or -1)
+    assert open_descriptors() == before
+    with pytest.raises(Malformed):
+        starting.launch(SMALL.replace(argv=()))
+    assert open_descriptors() == before
+
+
+def test_without_an_interpreter_there_is_no_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "")
+    before = open_descriptors()
+    with pytest.raises(LaunchFailed, match=r"sys\.executable"):
+        starting.launch(SMALL)
+    assert open_descriptors() == before
+
+
+def test_the_helper_loads_nothing_slow() -> None:
+    code = f"import sys; sys.path.append({str(SRC)!r}); import staddle.helper.jail_exec; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not SLOW & set(done.stdout.split())
