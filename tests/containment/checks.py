@@ -105,19 +105,25 @@ class Containment:
 
     backend: ClassVar[str]
     networks: ClassVar[tuple[str, ...]] = ("deny", "open", "loopback")
+    #: In which zone denied paths lie.
+    deny_below: ClassVar[str] = "work"
     #: Twins that this backend cannot offer, each with the reason in the subclass.
     cannot: ClassVar[frozenset[str]] = frozenset()
     #: The attacks that get through where a gap is declared, and no other of the same protection.
     may_pass: ClassVar[frozenset[str]] = frozenset()
 
     def report(self, network: str = "deny") -> dict[str, Any]:
-        return report(self.backend, network)
+        return report(self.backend, network, self.deny_below)
 
     def in_a_process(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return in_a_process({"backend": self.backend, **arguments}, around=namespaces.same_user())
+        return in_a_process({**self.usual, **arguments}, around=namespaces.same_user())
 
     def in_a_terminal(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return in_a_terminal({"backend": self.backend, **arguments})
+        return in_a_terminal({**self.usual, **arguments})
+
+    @property
+    def usual(self) -> dict[str, Any]:
+        return {"backend": self.backend, "deny_below": self.deny_below}
 
     @pytest.mark.parametrize("name", BATCH)
     def test_attack_is_refused(self, name: str) -> None:

@@ -6,31 +6,29 @@ refused, how its unconfined control is run, and its benign twin. `TWINS` by name
 
 from __future__ import annotations
 
-from .inside import files, ipc, kernel, kit, network, privileges, processes, terminal
+from .inside import files, ipc, kernel, kit, neighbours, network, privileges, processes, terminal
 
-__all__ = ["ATTACKS", "MODULES", "TERMINAL", "TWINS"]
+__all__ = ["ATTACKS", "MODULES", "NEIGHBOURS", "TERMINAL", "TWINS"]
 
 #: In the order in which their text is sent in.
 MODULES = (
-    "syscalls",
-    "kit",
-    "files",
-    "network",
-    "ipc",
-    "processes",
-    "privileges",
-    "kernel",
-    "terminal",
-    "batch",
-)
+    "syscalls", "kit", "files", "network", "ipc", "processes", "neighbours", "privileges", "kernel",
+    "terminal", "batch",
+)  # fmt: skip
 
-_LOADED = (files, network, ipc, processes, privileges, kernel, terminal)
+_LOADED = (files, network, ipc, processes, privileges, kernel)
+
+
+def _of(module: object) -> frozenset[str]:
+    return frozenset(
+        name
+        for name, (_, function) in kit.ATTACKS.items()
+        if getattr(function, "__module__", "") == getattr(module, "__name__", None)
+    )
+
 
 ATTACKS: dict[str, kit.Attack] = {name: attack for name, (attack, _) in kit.ATTACKS.items()}
 TWINS: tuple[str, ...] = tuple(kit.TWINS)
-#: Those that need the user's terminal as standard input.
-TERMINAL = frozenset(
-    name
-    for name, (_, function) in kit.ATTACKS.items()
-    if getattr(function, "__module__", "") == terminal.__name__
-)
+#: Those that need the user's terminal as standard input, and those that need a second sandbox.
+TERMINAL = _of(terminal)
+NEIGHBOURS = _of(neighbours)

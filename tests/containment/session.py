@@ -9,15 +9,18 @@ protection was switched off on purpose. Standard library and staddle only.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from . import namespaces, orphans
-from .probes import ATTACKS, MODULES, TERMINAL, TWINS
+from .probes import ATTACKS, MODULES, NEIGHBOURS, TERMINAL, TWINS
 from .world import World
 
 HERE = Path(__file__).parent
@@ -34,7 +37,7 @@ for name, text in bundle["modules"]:
     module.__package__ = "inside"
     sys.modules["inside." + name] = module
     exec(compile(text, name, "exec"), module.__dict__)
-sys.modules["inside.batch"].main(bundle)
+sys.modules["inside." + bundle["run"]].main(bundle)
 """
 PYTHON = "/usr/bin/python3"
 SECONDS = 90
@@ -67,104 +70,149 @@ def run(
         attacks = [name for name in attacks if ATTACKS[name].control == control]
     twins = list(TWINS) if twins is None else twins
     with World([*attacks, *twins], deny_below=deny_below, place=place) as world:
-        command = [PYTHON, "-I", "-c", BOOT, _bundle(world, attacks, twins)]
-        if backend:
-            done, gaps, held = _confined(command, world, backend, network, terminal, switched_off)
-        else:
-            world.appear()
-            done, gaps, held = _unconfined(command, control, terminal), [], []
+        surroundings: _Surroundings = (
+            _Sandbox(world, backend, network, switched_off) if backend else _Open(control == "contained")
+        )
+        with contextlib.ExitStack() as stack:
+            if NEIGHBOURS.intersection(attacks):
+                world.facts["neighbour"] = stack.enter_context(_neighbour(world, surroundings))
+            asked = {"run": "batch", "world": world.facts, "attacks": attacks, "twins": twins}
+            command = _command(world, asked)
+            world.remember()
+            done, uids = _see_through(world, surroundings, command, terminal)
         answers = _answers(done.stdout)
         return {
             "answers": answers,
             "damage": world.damage(),
             "leaks": _leaks(world, answers, done),
-            "gaps": gaps,
-            "held": held,
-            "uids": world.facts.get("uids", []),
+            "gaps": surroundings.gaps,
+            "uids": uids,
             "typed": _typed() if terminal else "",
             "status": done.returncode,
-            "stderr": done.stderr.decode("utf-8", "replace")[-4000:] if done.stderr else "",
+            "stderr": done.stderr.decode("utf-8", "replace")[-4000:],
         }
 
 
-def _bundle(world: World, attacks: list[str], twins: list[str]) -> str:
-    """Everything that is needed inside, in one file that the policy lets be read."""
+def _command(world: World, asked: dict[str, Any]) -> list[str]:
+    """The program that does what is asked; all it needs is in one file that the policy lets be read."""
     import staddle.linux.syscalls as table
 
     modules = []
     for name in MODULES:
         path = Path(table.__file__) if name == "syscalls" else HERE / "inside" / f"{name}.py"
         modules.append((name, path.read_text()))
-    path = os.path.join(world.facts["readable"], "bundle.json")
-    with open(path, "w") as file:
-        json.dump({"modules": modules, "world": world.facts, "attacks": attacks, "twins": twins}, file)
-    os.chmod(path, 0o644)
-    world.remember()
-    return path
+    bundle = os.path.join(world.facts["readable"], f"{asked['run']}.json")
+    with open(bundle, "w") as file:
+        json.dump({"modules": modules, **asked}, file)
+    os.chmod(bundle, 0o644)
+    return [PYTHON, "-I", "-c", BOOT, bundle]
 
 
-def _confined(
-    command: list[str], world: World, backend: str, network: str, terminal: bool, switched_off: str
-) -> tuple[subprocess.CompletedProcess[bytes], list[Any], list[str]]:
-    from staddle import Network, Policy, wrap
+# ------------------------------------------------------------------ what stands around the program
 
-    policy = (
-        Policy.agent()
-        .with_read(world.facts["readable"], world.facts["late"])
-        .with_write(world.facts["work"])
-        .with_deny(*world.denies())
-        .with_network(getattr(Network, network)())
-        .with_limits(timeout=SECONDS, output="16M")
+
+class _Surroundings:
+    gaps: list[dict[str, Any]]
+
+    def start(self, command: list[str], **streams: Any) -> subprocess.Popen[bytes]:
+        raise NotImplementedError
+
+
+class _Sandbox(_Surroundings):
+    """The backend under test, with one policy for everything that is started in it."""
+
+    def __init__(self, world: World, backend: str, network: str, switched_off: str) -> None:
+        from staddle import Network, Policy
+
+        self.gaps = []
+        self._backend, self._weakened = backend, bool(switched_off)
+        self._directory = world.facts["work"]
+        self._policy = (
+            Policy.agent()
+            .with_read(world.facts["readable"], world.facts["late"])
+            .with_write(world.facts["work"])
+            .with_deny(*world.denies())
+            .with_network(getattr(Network, network)())
+            .with_limits(timeout=SECONDS)
+        )
+        if switched_off:
+            from .switches import switch_off
+
+            switch_off(backend, switched_off)
+
+    def start(self, command: list[str], **streams: Any) -> subprocess.Popen[bytes]:
+        from staddle import wrap
+
+        wrapped = wrap(
+            command, self._policy, backend=self._backend, cwd=self._directory, best_effort=self._weakened
+        )
+        self.gaps = [gap.as_dict() for gap in wrapped.enforced.gaps]
+        return wrapped.popen(**streams)
+
+
+class _Open(_Surroundings):
+    """The control: nothing around it but namespaces that catch its mounts, and a descriptor to find."""
+
+    def __init__(self, contained: bool) -> None:
+        self.gaps = []
+        self._around = namespaces.around(contained=contained)
+
+    def start(self, command: list[str], **streams: Any) -> subprocess.Popen[bytes]:
+        tempting = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return subprocess.Popen([*self._around, *command], pass_fds=[tempting], **streams)
+        finally:
+            os.close(tempting)
+
+
+def _see_through(
+    world: World, surroundings: _Surroundings, command: list[str], terminal: bool
+) -> tuple[subprocess.CompletedProcess[bytes], list[int]]:
+    """Run it to its end. Also as whom it runs in the eyes of the host: its uids, once it has begun."""
+    process = surroundings.start(
+        command,
+        stdin=None if terminal else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
-    if switched_off:
-        from .switches import switch_off
-
-        switch_off(backend, switched_off)
-    wrapped = wrap(command, policy, backend=backend, cwd=world.facts["work"], best_effort=bool(switched_off))
-    process = wrapped.popen(
-        stdin=None if terminal else subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    world.facts["uids"] = _seen_from_outside(process, command[-1])
-    world.appear()
-    out, err = process.communicate(timeout=SECONDS)
-    done = subprocess.CompletedProcess(command, process.returncode, out, err)
-    gaps = [gap.as_dict() for gap in wrapped.enforced.gaps]
-    return done, gaps, list(wrapped.enforced.held)
-
-
-def _seen_from_outside(process: subprocess.Popen[bytes], bundle: str) -> list[int]:
-    """As whom the confined command runs, in the eyes of the host: its uids, once it has said a first word."""
-    import select
-
     assert process.stdout is not None
     select.select([process.stdout], [], [], 30)
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1][::4] == [
-                PYTHON.encode(),
-                bundle.encode(),
-            ]:
-                status = Path(f"/proc/{pid}/status").read_text()
-                return [int(uid) for uid in status.split("Uid:")[1].split("\n")[0].split()]
-        except (OSError, IndexError):
-            continue
-    return []
+    uids: list[int] = []
+    for pid in _running(command[-1]):
+        with contextlib.suppress(OSError, IndexError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            uids = [int(uid) for uid in status.split("Uid:")[1].split("\n")[0].split()]
+    world.appear()
+    out, err = process.communicate(timeout=SECONDS)
+    return subprocess.CompletedProcess(command, process.returncode, out, err), uids
 
 
-def _unconfined(command: list[str], control: str, terminal: bool) -> subprocess.CompletedProcess[bytes]:
-    """The control: the same program with nothing around it but namespaces that catch its mounts."""
-    tempting = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+@contextlib.contextmanager
+def _neighbour(world: World, surroundings: _Surroundings) -> Iterator[dict[str, Any]]:
+    """A second program in the same surroundings; yields where it is and what it has."""
+    name = world.facts["marker"].replace("victim", "neighbour")
+    command = _command(world, {"run": "neighbours", "name": name, "secret": world.canary.text})
+    process = surroundings.start([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
     try:
-        return subprocess.run(
-            [*namespaces.around(contained=control == "contained"), *command],
-            stdin=None if terminal else subprocess.DEVNULL,
-            capture_output=True,
-            pass_fds=[tempting],
-            timeout=SECONDS,
-            check=False,
-        )
+        said = process.stdout.readline()
+        assert said, "the neighbour did not start"
+        yield {"name": name, "pid": max(_running(command[-1])), **json.loads(said)}
+        if process.poll() is not None:
+            world.hurt("signals", "the neighbour was killed")
     finally:
-        os.close(tempting)
+        process.communicate(timeout=SECONDS)
+
+
+def _running(bundle: str) -> list[int]:
+    """The interpreters that run this bundle; not their launchers, who have its name on their command line."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if words[0] == PYTHON.encode() and words[4:5] == [bundle.encode()]:
+                found.append(int(pid))
+    return found
 
 
 def _answers(output: bytes) -> dict[str, dict[str, str]]:
@@ -182,7 +230,7 @@ def _leaks(
     world: World, answers: dict[str, dict[str, str]], done: subprocess.CompletedProcess[bytes]
 ) -> list[str]:
     found = [name for name, answer in answers.items() if world.canary.leaked_into(answer.get("detail", ""))]
-    if world.canary.leaked_into(done.stderr or b""):
+    if world.canary.leaked_into(done.stderr):
         found.append("(standard error)")
     return found
 

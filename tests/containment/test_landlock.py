@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
 
-from .checks import BATCH, Containment, report, verdict
+from .checks import BATCH, Containment, verdict
 
 #: What gets through for an ordinary user, and nothing else of the same protections.
 AS_USER = frozenset(
@@ -16,7 +15,8 @@ AS_USER = frozenset(
     set-owner-readable set-times-outside set-times-readable set-attribute-outside set-attribute-readable
     append-to-git-config plant-a-git-hook replace-git-directory remove-git-config set-mode-of-git-config
     replace-git-config write-git-config-by-hard-link
-    read-host-shm write-host-shm leave-something-in-tmp
+    append-to-a-shell-start-file plant-agent-settings replace-editor-settings
+    read-host-shm write-host-shm leave-something-in-tmp read-a-neighbours-shared-memory see-a-neighbour
     list-keys count-keys
     have-a-capability
     see-a-process-of-the-host find-a-process-by-number slow-a-process-down pin-a-process
@@ -27,7 +27,7 @@ AS_ROOT = frozenset(
     """
     append-to-git-config plant-a-git-hook replace-git-directory remove-git-config set-mode-of-git-config
     replace-git-config write-git-config-by-hard-link
-    list-keys count-keys
+    append-to-a-shell-start-file plant-agent-settings replace-editor-settings
     """.split()  # noqa: SIM905
 )
 
@@ -36,13 +36,11 @@ class TestLandlock(Containment):
     backend = "landlock"
     # It has no network of its own, so a loopback of its own cannot be had.
     networks = ("deny", "open")
+    # What is denied below a writable path it does not accept at all.
+    deny_below = "readable"
     # Without mounts /tmp cannot be private, so it is refused; TMPDIR is elsewhere.
     cannot = frozenset() if os.geteuid() == 0 else frozenset({"write-to-tmp-by-its-usual-name"})
     may_pass = AS_ROOT if os.geteuid() == 0 else AS_USER
-
-    def report(self, network: str = "deny") -> dict[str, Any]:
-        # What is denied below a writable path it does not accept at all.
-        return report(self.backend, network, deny_below="readable")
 
     @pytest.mark.parametrize("name", sorted(may_pass))
     def test_this_gap_is_real(self, name: str) -> None:

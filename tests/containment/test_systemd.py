@@ -33,10 +33,10 @@ class _InTheMachine(Containment):
         return self.reports[network]
 
     def in_a_process(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return machines.report(self.machine, self.user, {"backend": self.backend, **arguments})
+        return machines.report(self.machine, self.user, {**self.usual, **arguments})
 
     def in_a_terminal(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return machines.in_a_terminal(self.machine, self.user, {"backend": self.backend, **arguments})
+        return machines.in_a_terminal(self.machine, self.user, {**self.usual, **arguments})
 
     def test_it_declares_no_gap(self) -> None:
         assert self.report()["gaps"] == []

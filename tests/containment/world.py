@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from staddle.linux.syscalls import call
@@ -61,6 +62,7 @@ class World:
         self._undo = contextlib.ExitStack()
         self._before: dict[str, Trace] = {}
         self._victims: dict[str, subprocess.Popen[bytes]] = {}
+        self._hurt: list[tuple[str, str]] = []
 
     def __enter__(self) -> World:
         try:
@@ -113,6 +115,9 @@ class World:
                     os.makedirs(os.path.join(base, "work", name, ".git", directory))
                 self._file(f"work/{name}/.git/HEAD", base, "ref: refs/heads/main\n")
                 self._file(f"work/{name}/.git/config", base, "[core]\n")
+                self._file(f"work/{name}/.bashrc", base, "# mine\n")
+                for directory in (".claude", ".vscode"):
+                    os.makedirs(os.path.join(base, "work", name, directory))
         facts["denied"] = denied = os.path.join(base, self._deny_below, "denied")
         facts["denied_directory"] = os.path.join(denied, "directory")
         os.makedirs(facts["denied_directory"])
@@ -268,6 +273,8 @@ class World:
             "BASH_ENV": "/dev/null",
             "GIT_CONFIG_GLOBAL": self.facts["secret"],
             "NODE_OPTIONS": "--no-warnings",
+            "LD_LIBRARY_PATH": "/nonexistent",
+            "PERL5LIB": "/nonexistent",
         }
         for name, value in variables.items():
             old = os.environ.get(name)
@@ -295,6 +302,10 @@ class World:
         """From now on, a change is damage."""
         self._before = {zone: trace(self.facts[zone]) for zone in ("outside", "readable", "denied")}
 
+    def hurt(self, protection: str, what: str) -> None:
+        """Damage that somebody else has seen."""
+        self._hurt.append((protection, what))
+
     def damage(self) -> dict[str, list[str]]:
         """What happened outside, by the protection that should have prevented it."""
         time.sleep(0.05)  # a connection is counted by another thread
@@ -303,6 +314,8 @@ class World:
         def add(protection: str, what: str) -> None:
             found.setdefault(protection, []).append(what)
 
+        for protection, what in self._hurt:
+            add(protection, what)
         for zone, before in self._before.items():
             after = trace(self.facts[zone])
             for name in before.keys() | after.keys():
@@ -313,9 +326,9 @@ class World:
                     owner = ATTACKS.get(name.split("/")[0])
                     add(owner.protection if owner else "write", f"{zone}/{name}")
         for name, attack in self._attacks.items():
-            git = os.path.join(self.facts["work"], name, ".git")
-            if attack.protection == "guard" and _git_state(git) != ("[core]\n", []):
-                add("guard", name)
+            own = os.path.join(self.facts["work"], name)
+            if attack.protection == "guard" and _protected_names(own) != UNTOUCHED:
+                add("guard", f"{name}: {_protected_names(own)}")
         for label, count in self.hits.items():
             if count:
                 add(label.split(":")[0], f"{label} x{count}")
@@ -337,12 +350,17 @@ class World:
         return found
 
 
-def _git_state(git: str) -> tuple[str, list[str]]:
+UNTOUCHED = ["# mine\n", "[core]\n", [], [], True]
+
+
+def _protected_names(own: str) -> list[object]:
+    """What can be seen of the protected names in one attack's directory."""
     try:
-        with open(os.path.join(git, "config")) as file:
-            return file.read(), os.listdir(os.path.join(git, "hooks"))
+        texts: list[object] = [Path(own, name).read_text() for name in (".bashrc", ".git/config")]
+        listed = [os.listdir(os.path.join(own, name)) for name in (".git/hooks", ".claude")]
+        return [*texts, *listed, not os.path.exists(os.path.join(own, "away"))]
     except OSError as error:
-        return str(error), []
+        return [str(error)]
 
 
 def _state(victim: subprocess.Popen[bytes]) -> object:

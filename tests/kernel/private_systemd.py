@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import select
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -75,6 +78,7 @@ MNT_DETACH = 2
 NEW_MOUNTS, NEW_CGROUP, NEW_UTS, NEW_IPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEW_PIDS, NEW_NETWORK = 0x20000000, 0x40000000
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP = 1, 24
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 #: What PID 1 must not be able to do to the real machine: raw I/O, modules, the clock, the log.
 DROPPED_CAPABILITIES = (16, 17, 25, 34)
 
@@ -276,7 +280,7 @@ def _become_init(source: str, uid: int, group: Path, base: Path) -> None:
         spaces = NEW_MOUNTS | NEW_CGROUP | NEW_UTS | NEW_IPC | NEW_NETWORK
         _check(_libc.unshare(spaces), "the namespaces")
         _mount("none", "/", "", MS_REC | MS_PRIVATE)
-        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        _switch_loopback_on()
         root = _make_root(base)
         _add_user(root, uid)
         _fill(root, source, uid)
@@ -295,6 +299,12 @@ def _become_init(source: str, uid: int, group: Path, base: Path) -> None:
         print(f"private systemd: {error!r}", file=sys.stderr, flush=True)
     finally:
         os._exit(1)
+
+
+def _switch_loopback_on() -> None:
+    interface = struct.pack("16sH22x", b"lo", IFF_UP)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, interface)
 
 
 def _make_root(base: Path) -> Path:

@@ -18,6 +18,8 @@ from staddle.linux import seccomp
 from tests.kernel.helper_runs import READ, ROOT, Started, marked, order, run, soon
 
 HELPER = starting.command("0")[:4]
+#: Where a process of its own finds staddle and these tests.
+PATHS = [str(Path(starting.__file__).parents[2]), str(Path(__file__).parents[2])]
 
 
 @pytest.fixture
@@ -111,7 +113,7 @@ def test_a_link_that_was_planted_on_the_way_is_3(tmp_path: Path) -> None:
     [
         ("no-such-program", "No such file"),
         ("/usr", "Permission denied"),
-        ("/etc/hostname", "Permission denied"),
+        ("/etc/passwd", "Permission denied"),
     ],
 )
 def test_a_command_that_cannot_be_run_is_4(command: str, word: str) -> None:
@@ -379,9 +381,7 @@ def test_private_directories_are_removed(work: Path, scoped: bool) -> None:
 def started_sleeping(mark: str, **how: object) -> tuple[Started, str]:
     """A helper whose command and its children sleep, with a private directory."""
     top = "/tmp/staddle-test-" + os.urandom(4).hex()
-    started = Started(
-        order("sh", "-c", DAEMONS.format(mark) + "wait", scratch=(os.fsencode(top),), **changes)
-    )
+    started = Started(order("sh", "-c", DAEMONS.format(mark) + "wait", scratch=(os.fsencode(top),)), **how)
     assert soon(lambda: len(marked(mark)) >= 5)
     return started, top
 
@@ -411,19 +411,22 @@ def test_nothing_survives_the_supervisor(mark: str) -> None:
 
 
 def test_nothing_survives_whoever_started_it(mark: str) -> None:
-    read, write = os.pipe()
-    starter = os.fork()
-    if starter == 0:
-        started_sleeping(mark)
-        os.write(write, b"x")
-        time.sleep(60)
-        os._exit(0)
-    os.read(read, 1)
+    code = f"""
+import sys, time
+sys.path[:0] = {PATHS!r}
+from tests.kernel.test_helper import started_sleeping
+print(started_sleeping({mark!r})[1], flush=True)
+time.sleep(60)
+"""
+    starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    top = starter.stdout.readline().strip()
     assert marked(mark)
-    os.kill(starter, signal.SIGKILL)
-    os.waitpid(starter, 0)
+    starter.kill()
+    starter.wait()
     assert soon(lambda: not marked(mark))
-    assert soon(lambda: not any(name.startswith("staddle-test-") for name in os.listdir("/tmp")))
+    assert soon(lambda: not os.path.exists(top))
+    starter.stdout.close()
 
 
 def test_it_survives_the_thread_that_started_it(mark: str) -> None:
@@ -443,7 +446,7 @@ def test_it_does_not_start_for_a_dead_starter(mark: str) -> None:
     """The starter dies while the interpreter is still loading."""
     code = f"""
 import os, sys
-sys.path[:0] = {[str(Path(starting.__file__).parents[2]), str(Path(__file__).parents[2])]!r}
+sys.path[:0] = {PATHS!r}
 from tests.kernel.helper_runs import order
 from staddle.helper import starting
 launch = starting.launch(order("sleep", {mark!r}))

@@ -6,6 +6,9 @@ WHERE is the number of a descriptor, or the path of a file, with the instruction
 2 (arguments), 3 (the confinement failed) or 4 (the command could not be exec'd) when the
 command did not start, and otherwise as the command does.
 
+The systemd backend starts the same program in two other roles: `systemd-client DESCRIPTOR`,
+which stands for a unit, and `systemd-unit`, the process in it.
+
 Started for every confined command: nothing is imported but what is needed, and all of it
 now, for once the process has another identity it may not be able to read its own package.
 """

@@ -136,6 +136,8 @@ class Broker:
             # Up to here everything was done by a number, which may be another process's by
             # now. If the request still stands, its caller has been waiting all the time.
             fcntl.ioctl(self.listener, _ID_VALID, struct.pack("Q", identity))
+            if not stat.S_ISSOCK(os.fstat(socket).st_mode):
+                raise Refused(errno.ENOTSOCK)
             (family,) = struct.unpack_from("H", name)
             if family != AF_UNIX:
                 if not self._internet or family not in (AF_UNSPEC, AF_INET, AF_INET6, AF_NETLINK):
@@ -211,6 +213,9 @@ def _leader(thread: int) -> int:
 
 def _real(thread: int, path: bytes) -> bytes:
     """Where `path` leads for the caller. A hint: whoever opens the result follows no link."""
-    if not path.startswith(b"/"):
-        path = os.path.join(os.readlink(b"/proc/%d/cwd" % thread), path)
-    return os.path.realpath(path)
+    try:
+        if not path.startswith(b"/"):
+            path = os.path.join(os.readlink(b"/proc/%d/cwd" % thread), path)
+        return os.path.realpath(path)
+    except OSError:
+        raise Refused(errno.EACCES) from None  # it changed while we looked

@@ -96,6 +96,28 @@ def run_a_program_from_outside(world: World) -> int:
     return subprocess.run([world["program"]], check=True).returncode
 
 
+KERNEL_FILES = (
+    "/proc/kcore", "/proc/kpagecount", "/proc/timer_list", "/proc/vmallocinfo", "/proc/slabinfo",
+    "/sys/kernel/notes", "/sys/kernel/debug/gpio", "/sys/firmware/acpi/tables/DSDT", "/sys/kernel/vmcoreinfo",
+)  # fmt: skip
+
+
+@attack("read", AWAY, control="root", twin="read-what-is-granted")
+def read_files_about_the_kernel(world: World) -> list[str]:
+    """A mask may be readable, but then it is empty."""
+    last = OSError(errno.ENOENT, "none is there")
+    opened = []
+    for path in KERNEL_FILES:
+        try:
+            with open(path, "rb", buffering=0) as file:
+                opened += [path] if file.read(1) else []
+        except OSError as error:
+            last = error
+    if not opened:
+        raise last
+    return opened
+
+
 @attack("metadata", AWAY, twin="read-what-is-granted")
 def stat_outside(world: World) -> int:
     return os.stat(world["secret"]).st_size
@@ -470,6 +492,28 @@ def set_mode_of_git_config(world: World) -> str:
     return "changed"
 
 
+@attack("guard", HELD, twin="append-in-work")
+def append_to_a_shell_start_file(world: World) -> str:
+    with open(os.path.join(_own(world, "work"), ".bashrc"), "a") as file:
+        file.write("x")
+    return "written"
+
+
+@attack("guard", HELD, twin="create-in-work")
+def plant_agent_settings(world: World) -> str:
+    path = os.path.join(_own(world, "work"), ".claude", "settings.json")
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+    return path
+
+
+@attack("guard", HELD, twin="rename-in-work")
+def replace_editor_settings(world: World) -> str:
+    base = _own(world, "work")
+    os.rename(os.path.join(base, ".vscode"), os.path.join(base, "away"))
+    os.mkdir(os.path.join(base, ".vscode"))
+    return "replaced"
+
+
 # ------------------------------------------------------------------ private directories
 
 
@@ -515,7 +559,7 @@ def read_what_is_granted(world: World) -> str:
 
 @twin
 def write_to_private_directories(world: World) -> str:
-    for directory in (os.environ["HOME"], os.environ["TMPDIR"], "/dev/shm"):
+    for directory in (os.environ["HOME"], os.environ.get("TMPDIR", "/tmp"), "/dev/shm"):
         _write_and_read(directory, world)
     with open("/dev/null", "w") as file:
         file.write("x")
@@ -534,6 +578,15 @@ def _write_and_read(directory: str, world: World) -> str:
     assert _read(path) == "mine"
     os.unlink(path)
     return path
+
+
+@twin
+def move_between_directories(world: World) -> str:
+    """Every Landlock layer refuses this unless it allows `refer`, also one that only scopes."""
+    base = _own(world, "work")
+    os.rename(os.path.join(base, "file"), os.path.join(base, "directory", "moved"))
+    os.link(os.path.join(base, "directory", "moved"), os.path.join(base, "linked"))
+    return "moved"
 
 
 @twin

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
+import struct
 
 from .kit import Refused, World, address, attack, call, twin
 
@@ -253,6 +254,14 @@ def set_the_user_id_bit(world: World) -> str:
     os.chmod(path, 0o4755)
     if not os.stat(path).st_mode & stat.S_ISUID:
         raise PermissionError(1, "it was not kept")
+    return path
+
+
+@attack("capabilities", "EPERM EACCES ENOTSUP EINVAL", control="root", twin="set-attribute-in-work")
+def give_a_file_capabilities(world: World) -> str:
+    """cap_setuid, effective: whoever runs the file on the host gets it."""
+    path = os.path.join(os.fsdecode(_own(world)), "file")
+    os.setxattr(path, "security.capability", struct.pack("<5I", 0x02000001, 1 << 7, 0, 0, 0))
     return path
 
 

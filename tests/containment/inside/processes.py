@@ -221,7 +221,7 @@ def signal_and_trace_own_child(world: World) -> str:
     if child == 0:
         checked(libc.ptrace(0, 0, None, None))  # PTRACE_TRACEME
         os.kill(os.getpid(), signal.SIGSTOP)
-        os._exit(0)
+        signal.pause()
     _, status = os.waitpid(child, 0)
     assert os.WIFSTOPPED(status)
     checked(libc.ptrace(17, child, None, None))  # PTRACE_DETACH

@@ -45,7 +45,6 @@ def _without_right(name: str) -> Patch:
 
 #: The attack that a right stops. An ordinary user's: root's sandbox does not have these files in its view.
 _RIGHTS = {
-    "execute": "run-a-program-from-outside",
     "write_file": "append-outside",
     "read_file": "read-outside",
     "read_dir": "list-outside",
@@ -156,6 +155,7 @@ SWITCHES: dict[str, Switch] = {
 }
 
 ALONE = {
+    "right to execute": "running a program takes the right to read it as well, which is refused outside",
     "right to refer": "without it the kernel refuses every link and rename between directories",
     "rights to make char, make block": "they take a capability, and the filter refuses them",
     "right to ioctl dev": "no device but those without state and own terminals can be opened",

@@ -108,13 +108,14 @@ def _bind(operation: Bind, give: Descriptors, by_descriptor: bool) -> tuple[str,
 
 def packed(words: Iterable[str]) -> bytes:
     """The arguments as bwrap reads them from a descriptor."""
-    encoded = [os.fsencode(word) for word in words]
-    if len(encoded) > _MOST:
+    listed = list(words)
+    if len(listed) > _MOST:
         raise PolicyNotEnforceable(
             "the policy has too many rules for bwrap",
-            why=f"they make {len(encoded)} arguments, and it takes {_MOST}",
+            why=f"they make {len(listed)} arguments, and it takes {_MOST}",
             fix="name common parent directories instead of each path",
         )
-    if any(b"\0" in word for word in encoded):
+    data = os.fsencode("\0".join([*listed, ""]))
+    if data.count(b"\0") != len(listed):
         raise PolicyNotEnforceable("a path or variable has a NUL in it", why="nothing can be called so")
-    return b"\0".join(encoded) + b"\0"
+    return data
