@@ -12,7 +12,8 @@ import time
 
 from ._value import Value
 from .errors import LaunchFailed
-from .running import GRACE
+from .lifeline import Lifeline
+from .running import GRACE, give_pipes
 from .signals import SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM, SIGXFSZ, waiting
 
 TYPE_CHECKING = False
@@ -49,12 +50,26 @@ def attend(launch: Launch, *, seconds: float | None = None, cap: int | None = No
     LaunchFailed when the launcher says that the command never started.
     """
     with waiting((*_PASSED_ON, SIGCHLD)) as signals:
-        return _Attended(launch, signals, seconds, cap).see_through()
+        # A launcher that relays signals looks after its own end.
+        lifeline = None if launch.relays else Lifeline()
+        try:
+            return _Attended(launch, signals, lifeline, seconds, cap).see_through()
+        finally:
+            if lifeline is not None:
+                lifeline.close()
 
 
 class _Attended:
-    def __init__(self, launch: Launch, signals: Signals, seconds: float | None, cap: int | None) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        signals: Signals,
+        lifeline: Lifeline | None,
+        seconds: float | None,
+        cap: int | None,
+    ) -> None:
         self._launch = launch
+        self._group = 0 if lifeline is None else lifeline.group
         self._signals = signals
         self._cap = cap
         self._relayed: dict[int, int] = {}  # our read end of a capped stream: the stream
@@ -82,6 +97,7 @@ class _Attended:
                 actions.append((os.POSIX_SPAWN_DUP2, write, stream))
                 self._relayed[read] = stream
                 ours.append(write)
+        give_pipes(launch.uid, (0, 1, 2, *self._relayed))
         os.chdir(launch.cwd)
         for fd in launch.pass_fds:
             os.set_inheritable(fd, True)
@@ -91,7 +107,7 @@ class _Attended:
                 launch.argv,
                 launch.env,
                 file_actions=actions,
-                setpgroup=0,
+                setpgroup=self._group,
                 setsigmask=(),
                 setsigdef=_TO_DEFAULT,
             )
@@ -109,15 +125,16 @@ class _Attended:
             status = self._wait()
         finally:
             self._restore()
-        failure = self._launch.failure(self._said) if self._launch.status is not None else None
-        if failure and not self._timed_out and self._caught is None:
-            raise LaunchFailed("the command did not start", why=failure)
+        code = os.waitstatus_to_exitcode(status)
+        if code > 0 and not self._timed_out and self._caught is None:
+            failure = self._launch.failure(self._said)
+            if failure:
+                raise LaunchFailed("the command did not start", why=failure)
         duration = time.monotonic() - self._began
         cap = self._cap
         dropped = (0, 0) if cap is None else (max(0, self._passed[1] - cap), max(0, self._passed[2] - cap))
         if self._timed_out:
             return Outcome(124, "timeout", duration, dropped)
-        code = os.waitstatus_to_exitcode(status)
         if code < 0 and self._caught is not None:
             code = -self._caught  # it did not end by itself: what ended it was the signal we got
         return Outcome(

@@ -11,6 +11,7 @@ from .output import HeadTail
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Iterable
     from typing import Any
 
     from .backends.base import Launch
@@ -37,15 +38,34 @@ def start(launch: Launch, **kwargs: Any) -> subprocess.Popen[Any]:
                     why="it is part of the confinement",
                     fix="give cwd and env to wrap(), and grant paths in the policy",
                 )
-        return subprocess.Popen(
+        process: subprocess.Popen[Any] = subprocess.Popen(
             launch.argv, env=launch.env, cwd=launch.cwd, pass_fds=launch.pass_fds, **kwargs
         )
+        streams = (process.stdin, process.stdout, process.stderr)
+        give_pipes(launch.uid, (0, 1, 2, *(stream.fileno() for stream in streams if stream is not None)))
+        return process
     except OSError as error:
         raise LaunchFailed(
             f"{launch.argv[0]!r} could not be started", why=error.strerror or str(error)
         ) from error
     finally:
         launch.close()
+
+
+def give_pipes(uid: int | None, descriptors: Iterable[int]) -> None:
+    """Let `uid` open these pipes anew, as `echo > /dev/stderr` does.
+
+    A pipe belongs to who made it. Root's sandbox is somebody else, and could otherwise use its
+    streams but not open them by name. Files and terminals keep their owner.
+    """
+    if uid is None:
+        return
+    for descriptor in descriptors:
+        try:
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("pipe:"):
+                os.fchown(descriptor, uid, -1)
+        except OSError:
+            continue  # closed, or not ours to give
 
 
 def end(process: subprocess.Popen[Any]) -> None:
@@ -98,7 +118,7 @@ def complete(
         except BaseException:
             end(process)
             raise
-        failure = _never_started(launch, status)
+        failure = _never_started(launch, status) if process.returncode > 0 else None
     finally:
         if status is not None:
             os.close(status)

@@ -144,6 +144,16 @@ def test_sigkill_of_staddle_leaves_nothing(tmp_path: Path, marker: str, backend:
     assert only_left_behind(before) == set()
 
 
+def test_sigkill_at_any_moment_of_the_start_leaves_nothing(tmp_path: Path, marker: str, backend: str) -> None:
+    """Also in the milliseconds in which the sandbox is being set up."""
+    for number in range(40):
+        process = start("run", "--backend", backend, "--", "sleep", "300", marker, cwd=tmp_path)
+        time.sleep(0.03 + number * 0.004)
+        process.kill()
+        process.communicate()
+    assert gone(marker)
+
+
 def test_thirty_six_runs_in_one_directory(tmp_path: Path, backend: str) -> None:
     for number in range(20):
         (tmp_path / f"file{number}").write_text(f"content {number}\n" * 50)

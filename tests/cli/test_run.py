@@ -25,6 +25,17 @@ def test_streams_pass_through(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("from stdin\n", "to-stderr\n")
 
 
+@pytest.mark.parametrize("backend", ["bwrap", "landlock"])
+def test_streams_can_be_opened_by_name(backend: str, tmp_path: Path) -> None:
+    script = "echo out > /dev/stdout; echo err > /dev/stderr; cat /dev/stdin"
+    done = staddle("run", "--backend", backend, "-c", script, input="in\n", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("out\nin\n", "err\n")
+    done = staddle(
+        "run", "--backend", backend, "--output-cap", "1K", "-c", script, input="in\n", cwd=tmp_path
+    )
+    assert (done.stdout, done.stderr) == ("out\nin\n", "err\n")
+
+
 def test_any_bytes_pass_through(tmp_path: Path) -> None:
     data = bytes(range(256)) * 300
     done = staddle("run", "--", "cat", input=data, text=False, cwd=tmp_path)
@@ -69,6 +80,12 @@ def test_the_current_directory_is_readable_and_not_writable(tmp_path: Path) -> N
     assert done.returncode != 0
     assert [p.name for p in tmp_path.iterdir()] == ["here"]
     assert (tmp_path / "here").read_text() == "content\n"
+
+
+@pytest.mark.parametrize("place", ["/", "/tmp", "/proc"])
+def test_standing_where_nothing_can_be_granted_is_no_error(place: str) -> None:
+    assert staddle("run", "--", "echo", "ran", cwd=place).stdout == "ran\n"
+    assert staddle("run", "--workspace", place, "--", "true", cwd="/usr").returncode == 125
 
 
 def test_write_says_where(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def _enter(command: list[str]) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: os.kill(child, signal.SIGKILL))
         _, status = os.waitpid(child, 0)
-        sys.exit(os.waitstatus_to_exitcode(status) & 0xFF)
+        sys.exit(_as_a_shell(status))
     libc.prctl(1, signal.SIGKILL)
     checked(libc.mount(b"none", b"/", None, ctypes.c_ulong(0x44000), None))  # private, all the way down
     checked(libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(14), None))
@@ -78,8 +78,13 @@ def _enter(command: list[str]) -> None:
         while True:
             pid, status = os.wait()
             if pid == init:
-                os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+                os._exit(_as_a_shell(status))
     os.execvp(command[0], command)  # noqa: S606 - no shell, on purpose
+
+
+def _as_a_shell(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

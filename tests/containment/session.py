@@ -21,7 +21,7 @@ from typing import Any
 
 from . import namespaces, orphans
 from .probes import ATTACKS, MODULES, NEIGHBOURS, TERMINAL, TWINS
-from .world import World
+from .world import World, libc
 
 HERE = Path(__file__).parent
 #: Builds the package `inside` from text, then runs the batch.
@@ -194,14 +194,24 @@ def _neighbour(world: World, surroundings: _Surroundings) -> Iterator[dict[str, 
     command = _command(world, {"run": "neighbours", "name": name, "secret": world.canary.text})
     process = surroundings.start([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
+    has: dict[str, Any] = {"tmp": "", "memory": 0}
     try:
         said = process.stdout.readline()
         assert said, "the neighbour did not start"
-        yield {"name": name, "pid": max(_running(command[-1])), **json.loads(said)}
+        has = {"name": name, "pid": max(_running(command[-1])), **json.loads(said)}
+        yield has
         if process.poll() is not None:
             world.hurt("signals", "the neighbour was killed")
     finally:
         process.communicate(timeout=SECONDS)
+        # Where it was killed, and what it had is really here, it is for us to remove.
+        for path in (os.path.join(has["tmp"], "secret"), f"/dev/shm/{name}"):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        with contextlib.suppress(OSError):
+            os.rmdir(has["tmp"])
+        if has["memory"]:
+            libc.shmctl(libc.shmget(has["memory"], 0, 0), 0, None)
 
 
 def _running(bundle: str) -> list[int]:

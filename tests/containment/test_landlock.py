@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
+
+from staddle import Network, Policy, wrap
+from staddle.errors import PolicyNotEnforceable
 
 from .checks import BATCH, Containment, verdict
 
@@ -18,10 +22,12 @@ AS_USER = frozenset(
     append-to-a-shell-start-file plant-agent-settings replace-editor-settings
     read-host-shm write-host-shm leave-something-in-tmp read-a-neighbours-shared-memory see-a-neighbour
     list-keys count-keys
-    have-a-capability
     see-a-process-of-the-host find-a-process-by-number slow-a-process-down pin-a-process
     """.split()  # noqa: SIM905 - as a list of words it can be read
 )
+#: Only root could empty the set that bounds what a program may gain. Whoever started us may have.
+if "CapBnd:\t0000000000000000\n" not in Path("/proc/self/status").read_text():
+    AS_USER |= {"have-a-capability"}
 #: Run by root it has mounts of its own, and a user whom no process and no file belongs to.
 AS_ROOT = frozenset(
     """
@@ -50,3 +56,15 @@ class TestLandlock(Containment):
 
 def test_what_may_pass_is_in_the_catalogue() -> None:
     assert set(BATCH) >= AS_USER | AS_ROOT
+
+
+@pytest.mark.parametrize("asked", ["deny below a writable path", "a loopback of its own"])
+def test_what_it_cannot_hold_it_does_not_start(asked: str, tmp_path: Path) -> None:
+    policy = Policy.agent().with_write(tmp_path)
+    if asked.startswith("deny"):
+        (tmp_path / "secret").touch()
+        policy = policy.with_deny(tmp_path / "secret")
+    else:
+        policy = policy.with_network(Network.loopback())
+    with pytest.raises(PolicyNotEnforceable):
+        wrap(["true"], policy, backend="landlock", cwd=str(tmp_path))

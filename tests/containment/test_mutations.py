@@ -48,21 +48,25 @@ def edited(backend: str, name: str) -> Path:
     edits = SWITCHES[backend][name].edits
     if not edits:
         return SOURCE
-    target = Path(_copies.name) / f"{backend}-{name}".replace(" ", "-")
+    target = Path(_copies().name) / f"{backend}-{name}".replace(" ", "-")
     shutil.copytree(SOURCE, target, ignore=shutil.ignore_patterns("__pycache__"))
     for edit in edits:
         edit.apply(target)
     return target
 
 
-_copies = tempfile.TemporaryDirectory(prefix="staddle-mutated-")
+@functools.cache
+def _copies() -> tempfile.TemporaryDirectory[str]:
+    made = tempfile.TemporaryDirectory(prefix="staddle-mutated-")
+    os.chmod(made.name, 0o755)
+    return made
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_copies_left() -> Iterator[None]:
-    os.chmod(_copies.name, 0o755)
     yield
-    _copies.cleanup()
+    if _copies.cache_info().currsize:
+        _copies().cleanup()
 
 
 def parsed(done: subprocess.CompletedProcess[bytes]) -> dict[str, Any] | None:

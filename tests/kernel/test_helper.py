@@ -210,6 +210,11 @@ def test_signals_ignored_outside_are_not_ignored_inside() -> None:
     assert done.stdout.split() == [b"SigIgn:", b"0" * 16]
 
 
+def test_files_can_be_moved_and_linked_between_directories(work: Path) -> None:
+    script = "mkdir a b; echo x > a/f; mv a/f b/g; ln b/g a/h; mv b a/; cat a/b/g a/h"
+    assert run(order("sh", "-c", script, work=work)) == (0, "x\nx\n", "")
+
+
 def test_limits_hold_even_very_low_ones() -> None:
     status, out, err = run(
         order("sh", "-c", "ulimit -n; ulimit -f", rlimits=((7, 4, 4), (1, 1 << 20, 1 << 20)))

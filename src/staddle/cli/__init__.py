@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -37,6 +38,7 @@ usage: staddle COMMAND [options] ...
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; 125 is our own failure."""
+    gc.disable()  # a short life: looking for garbage in freshly loaded code costs more than it frees
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else "--help"
     try:

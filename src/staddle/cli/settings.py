@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..errors import UsageError
+from ..errors import PolicyError, UsageError
 from ..policy import Network, Policy
 from .options import Option, Parsed
 
@@ -37,17 +37,25 @@ RUNNING = (
 )
 
 
-def policy_from(parsed: Parsed) -> tuple[Policy, str]:
-    """The policy and the workspace that the options say."""
+def policy_from(parsed: Parsed) -> tuple[Policy, str | None]:
+    """The policy that the options say, and the directory to start in; None: where compile says."""
     workspace = os.path.abspath(parsed.one("workspace") or os.getcwd())
     if not os.path.isdir(workspace):
         raise UsageError(f"the workspace {workspace!r} is not a directory", fix="name one that exists")
-    file = parsed.one("policy")
-    policy = Policy.from_file(file, workspace=workspace) if file else Policy.agent()
     mode = parsed.one("mode") or "readonly"
     if mode not in ("readonly", "bind"):
         raise UsageError(f"there is no mode {mode!r}", fix="choose readonly or bind")
-    policy = policy.with_write(workspace) if mode == "bind" else policy.with_read(workspace)
+    file = parsed.one("policy")
+    policy = Policy.from_file(file, workspace=workspace) if file else Policy.agent()
+    start: str | None = workspace
+    try:
+        policy = policy.with_write(workspace) if mode == "bind" else policy.with_read(workspace)
+    except PolicyError:
+        # /, /tmp and the like cannot be granted. Who asked for it must know; who merely stands
+        # there gets the private one, or the private home.
+        if parsed.on("workspace") or mode == "bind":
+            raise
+        start = None
     policy = policy.with_read(*parsed.many("read")).with_write(*parsed.many("write"))
     policy = policy.with_deny(*parsed.many("deny")).with_sockets(*parsed.many("socket"))
     policy = policy.with_pass_env(*parsed.many("pass-env")).with_env(**_variables(parsed.many("env")))
@@ -55,7 +63,7 @@ def policy_from(parsed: Parsed) -> tuple[Policy, str]:
     if network is not None:
         policy = policy.with_network(network)
     limits = _limits(parsed)
-    return (policy.with_limits(**limits) if limits else policy), workspace
+    return (policy.with_limits(**limits) if limits else policy), start
 
 
 def _variables(given: list[str]) -> dict[str, str]:

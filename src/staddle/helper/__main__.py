@@ -9,8 +9,7 @@ command did not start, and otherwise as the command does.
 The systemd backend starts the same program in two other roles: `systemd-client DESCRIPTOR`,
 which stands for a unit, and `systemd-unit`, the process in it.
 
-Started for every confined command: nothing is imported but what is needed, and all of it
-now, for once the process has another identity it may not be able to read its own package.
+Started for every confined command, so nothing is imported but what is needed.
 """
 
 from __future__ import annotations

@@ -81,12 +81,13 @@ def become_command(
     ruleset: Ruleset | None,
     status: int,
     guardian: int,
-    hand_over: Callable[[int], None] | None = None,
+    broker: int = -1,
 ) -> NoReturn:
     """Confine this process and exec the command. Raises NotStarted; nothing else comes back.
 
-    `guardian` is the process that must be our parent (0: none in particular). `hand_over` is
-    called with the listener of the filter, and returns when somebody answers it.
+    `guardian` is the process that must be our parent (0: none in particular). `broker` is the
+    channel on which it waits for the filter's listener; until it has read that, our first
+    connect() waits too.
     """
     _leave_session()
     if guardian:
@@ -110,8 +111,8 @@ def become_command(
         ruleset.close()
     if instructions.filter:
         listener = _load_filter(instructions)
-        if hand_over:
-            hand_over(listener)
+        if instructions.brokered:
+            _checked("the filter has no supervisor", process.send_descriptor, broker, listener)
     process.default_signals()
     if open_files:  # last: so few may be allowed that we could not have done the rest
         _checked("limits cannot be set", process.set_rlimits, {process.RLIMIT_NOFILE: open_files})

@@ -15,14 +15,13 @@ import time
 
 from ..linux import process
 from ..linux.landlock import RIGHTS, Ruleset
-from ..linux.tree import descendants, send
 from .status import CONFINEMENT, NotStarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .instructions import Instructions
 
-_SIGNAL = RIGHTS["scope"]["signal"][0]
+_SIGNAL, _REFER = RIGHTS["scope"]["signal"][0], RIGHTS["fs"]["refer"][0]
 #: A process that does not die of SIGKILL for this long is held by the kernel, not by us.
 _PATIENCE = 10.0
 
@@ -41,6 +40,8 @@ class Everyone:
             except ProcessLookupError:
                 pass
             return
+        from ..linux.tree import descendants, send  # rarely needed, and never before
+
         for pid in descendants(os.getpid()):
             send(pid, number)
 
@@ -60,12 +61,16 @@ class Everyone:
 def share_scope(instructions: Instructions) -> Everyone:
     """Enter the domain that the command's own will be nested in. The caller is the warden.
 
-    It has no file rules: the warden removes the private directories. Ports are the same as
-    the command's, because the warden connects in its place.
+    Files are not restricted in it: the warden removes the private directories. Ports are the
+    same as the command's, because the warden connects in its place.
     """
     if not instructions.scoped & _SIGNAL:
         return Everyone()
-    with Ruleset(0, instructions.handled_net, instructions.scoped) as ruleset:
+    # A layer that says nothing about moving files between directories forbids it.
+    with Ruleset(_REFER, instructions.handled_net, instructions.scoped) as ruleset:
+        root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+        ruleset.allow_beneath(root, _REFER)
+        os.close(root)
         for port, rights in instructions.ports:
             ruleset.allow_port(port, rights)
         ruleset.restrict()

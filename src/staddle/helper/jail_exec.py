@@ -46,7 +46,9 @@ def _start(instructions: Instructions, status: int) -> NoReturn:
     parent = os.getppid()
     _die_with(parent, instructions, status)
     if instructions.uid >= 0:
-        from . import view  # only root builds one
+        # All of it now: who we become may not be able to read this package.
+        from ..linux import tree  # noqa: F401
+        from . import unix_sockets, view  # noqa: F401
 
         view.build(instructions)
     scratch.make(instructions.scratch, instructions.uid, instructions.gid)

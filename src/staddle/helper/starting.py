@@ -54,6 +54,7 @@ def launch(instructions: Instructions, *, relays: bool = True) -> Launch:
         failure=sentence,
         relays=relays,
         close=close,
+        uid=instructions.uid if instructions.uid >= 0 else None,
     )
 
 

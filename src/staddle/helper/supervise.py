@@ -21,7 +21,6 @@ from ..linux import process
 from . import confine, scratch
 from .everyone import Everyone, share_scope
 from .status import CONFINEMENT, NotStarted, tell
-from .unix_sockets import Broker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from ..linux.landlock import Ruleset
     from .instructions import Instructions
+    from .unix_sockets import Broker
 
 PASSED_ON = (process.SIGHUP, process.SIGINT, process.SIGQUIT, process.SIGTERM)
 #: Sent by the kernel when the thread that started the launcher ends. Not one that people send.
@@ -86,47 +86,24 @@ def _watch(instructions: Instructions, ruleset: Ruleset | None, status: int, lif
 
 
 def _start(instructions: Instructions, ruleset: Ruleset | None, status: int) -> tuple[int, Broker | None]:
-    told, tell = os.pipe2(os.O_CLOEXEC)  # the command's process to us: the number of its listener
-    go, let_go = os.pipe2(os.O_CLOEXEC)  # we to it: we have the listener
+    ours, theirs = process.descriptor_channel() if instructions.brokered else (-1, -1)
     warden = os.getpid()
     command = os.fork()
     if command == 0:
-        os.close(told)
-        os.close(let_go)
-
-        def hand_over(listener: int) -> None:
-            process.dumpable(True)  # so that the warden may take the descriptor; exec does the same
-            os.write(tell, b"%d" % listener)
-            if os.read(go, 1) != b"!":
-                raise NotStarted(CONFINEMENT, "the supervisor did not take over the filter's listener")
-
-        broker = hand_over if instructions.brokered else None
-        _guarded(status, lambda: confine.become_command(instructions, ruleset, status, warden, broker))
-    for fd in (tell, go, status):
+        _guarded(status, lambda: confine.become_command(instructions, ruleset, status, warden, theirs))
+    for fd in (theirs, status):
         if fd >= 0:
             os.close(fd)
     if ruleset:
         ruleset.close()
-    listener = _take_listener(command, told) if instructions.brokered else -1
-    if listener >= 0:
-        os.write(let_go, b"!")
-    os.close(told)
-    os.close(let_go)
-    return command, Broker(listener, instructions) if listener >= 0 else None
+    if ours < 0:
+        return command, None
+    from .unix_sockets import Broker  # while the command's process is busy
 
-
-def _take_listener(command: int, told: int) -> int:
-    """The listener of the command's filter; -1 when its process ended before there was one."""
-    number = os.read(told, 16)
-    if not number:
-        return -1
-    pidfd = process.pidfd_open(command)
-    try:
-        return process.pidfd_getfd(pidfd, int(number))
-    except OSError:
-        return -1  # nobody gives it the go-ahead, and it says so
-    finally:
-        os.close(pidfd)
+    listener = process.receive_descriptor(ours)
+    os.close(ours)
+    # None: its process has failed, and said why.
+    return command, None if listener is None else Broker(listener, instructions)
 
 
 def _attend(command: int, broker: Broker | None, everyone: Everyone, lifeline: int) -> int:

@@ -151,6 +151,43 @@ def close_from(first: int, keep: Iterable[int] = ()) -> None:
     call("close_range", first, 0x7FFFFFFF, 0)
 
 
+# Descriptors on their way to another process, without the socket module.
+
+_AF_UNIX, _SOCK_SEQPACKET, _SOL_SOCKET, _SCM_RIGHTS, _MSG_CMSG_CLOEXEC = 1, 5, 1, 1, 0x40000000
+# The structures of sendmsg(2) as words of eight bytes; the types are made here, not in every process.
+_Word, _Vector, _Control, _Message = (ctypes.c_uint64 * count for count in (1, 2, 3, 7))
+_CONTROL_LENGTH = 16 + 4  # a header and one descriptor
+_RIGHTS = _SOL_SOCKET | _SCM_RIGHTS << 32
+
+
+def descriptor_channel() -> tuple[int, int]:
+    """Two ends, closed by exec; what `send_descriptor` puts in one end waits in the other."""
+    ends = _Word()
+    call("socketpair", _AF_UNIX, _SOCK_SEQPACKET | _O_CLOEXEC, 0, ctypes.addressof(ends))
+    return ends[0] & 0xFFFFFFFF, ends[0] >> 32
+
+
+def send_descriptor(channel: int, fd: int) -> None:
+    """Send a copy of `fd`, which stays open on its way also when we end."""
+    _message("sendmsg", channel, _Control(_CONTROL_LENGTH, _RIGHTS, fd), 0)
+
+
+def receive_descriptor(channel: int) -> int | None:
+    """The descriptor that was sent, closed by exec; None when the other end was closed without one."""
+    control = _Control()
+    if _message("recvmsg", channel, control, _MSG_CMSG_CLOEXEC) and control[0] == _CONTROL_LENGTH:
+        return control[2] & 0xFFFFFFFF
+    return None
+
+
+def _message(name: str, channel: int, control: ctypes.Array[ctypes.c_uint64], flags: int) -> int:
+    data = _Word()
+    vector = _Vector(ctypes.addressof(data), 1)
+    where = ctypes.addressof(control)
+    message = _Message(0, 0, ctypes.addressof(vector), 1, where, ctypes.sizeof(control), 0)
+    return call(name, channel, ctypes.addressof(message), flags)
+
+
 # Signals, without the signal module.
 
 

@@ -116,6 +116,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "quotactl": (60, 179),
     "quotactl_fd": (443, 443),
     "reboot": (142, 169),
+    "recvmsg": (212, 47),
     "renameat2": (276, 316),
     "request_key": (218, 249),
     "rt_sigaction": (134, 13),

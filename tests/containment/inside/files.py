@@ -8,7 +8,6 @@ import os
 import socket
 import stat
 import subprocess
-import time
 
 from .kit import Refused, World, attack, call, twin
 
@@ -17,12 +16,12 @@ AWAY = "ENOENT EACCES EPERM EROFS ELOOP ENOTDIR EXDEV"
 NO_CHANGE = "EROFS EACCES ENOENT EPERM EXDEV EBUSY ENOTDIR ENOTEMPTY"
 
 
-def _own(world: World, zone: str) -> str:
+def own_directory(world: World, zone: str) -> str:
     """The directory that belongs to this attack alone in `zone`: outside, readable or work."""
     return os.path.join(world[zone], world["name"])
 
 
-def _read(path: str) -> str:
+def read(path: str) -> str:
     with open(path) as file:
         return file.read()
 
@@ -32,7 +31,7 @@ def _read(path: str) -> str:
 
 @attack("read", AWAY, twin="read-what-is-granted")
 def read_outside(world: World) -> str:
-    return _read(world["secret"])
+    return read(world["secret"])
 
 
 @attack("read", AWAY, twin="read-what-is-granted")
@@ -45,27 +44,27 @@ def list_outside(world: World) -> list[str]:
 
 @attack("read", AWAY, twin="read-what-is-granted")
 def read_outside_by_link(world: World) -> str:
-    link = os.path.join(_own(world, "work"), "link")
+    link = os.path.join(own_directory(world, "work"), "link")
     os.symlink(world["secret"], link)
-    return _read(link)
+    return read(link)
 
 
 @attack("read", AWAY, twin="read-what-is-granted")
 def read_outside_by_chain_of_links(world: World) -> str:
-    base = _own(world, "work")
+    base = own_directory(world, "work")
     os.symlink(os.path.relpath(os.path.dirname(world["secret"]), base), os.path.join(base, "one"))
     os.symlink("one", os.path.join(base, "two"))
-    return _read(os.path.join(base, "two", os.path.basename(world["secret"])))
+    return read(os.path.join(base, "two", os.path.basename(world["secret"])))
 
 
 @attack("read", AWAY, twin="read-what-is-granted")
 def read_outside_by_own_root(world: World) -> str:
-    return _read("/proc/self/root" + world["secret"])
+    return read("/proc/self/root" + world["secret"])
 
 
 @attack("read", AWAY, twin="read-what-is-granted")
 def read_outside_by_own_directory(world: World) -> str:
-    return _read("/proc/self/cwd/" + "../" * 20 + world["secret"].lstrip("/"))
+    return read("/proc/self/cwd/" + "../" * 20 + world["secret"].lstrip("/"))
 
 
 @attack("read", AWAY + " nothing", twin="read-what-is-granted")
@@ -77,7 +76,7 @@ def read_outside_by_other_roots(world: World) -> str:
             try:
                 if pid in (str(os.getpid()), str(os.getppid())) and ours != "/":
                     continue
-                return _read(f"/proc/{pid}/{door}/" + "../" * 20 + world["secret"].lstrip("/"))
+                return read(f"/proc/{pid}/{door}/" + "../" * 20 + world["secret"].lstrip("/"))
             except OSError:
                 continue
     raise Refused("no process has a root of its own that can be entered")
@@ -268,7 +267,7 @@ def _declare_changes() -> None:
         for verb, change in changes.items():
 
             def act(world: World, change=change, zone: str = "") -> str:
-                change(_own(world, zone))
+                change(own_directory(world, zone))
                 return "changed"
 
             for zone in ("outside", "readable"):
@@ -290,7 +289,7 @@ _declare_changes()
 
 
 def _through_link(world: World, target: str, *, parent: bool = False) -> str:
-    base = _own(world, "work")
+    base = own_directory(world, "work")
     link = os.path.join(base, "link")
     os.symlink(target, link)
     path = os.path.join(link, "planted") if parent else link
@@ -300,24 +299,24 @@ def _through_link(world: World, target: str, *, parent: bool = False) -> str:
 
 @attack("write", NO_CHANGE + " ELOOP", twin="create-in-work")
 def write_outside_by_link(world: World) -> str:
-    return _through_link(world, os.path.join(_own(world, "outside"), "file"))
+    return _through_link(world, os.path.join(own_directory(world, "outside"), "file"))
 
 
 @attack("write", NO_CHANGE + " ELOOP", twin="create-in-work")
 def create_outside_by_dangling_link(world: World) -> str:
-    return _through_link(world, os.path.join(_own(world, "outside"), "planted"))
+    return _through_link(world, os.path.join(own_directory(world, "outside"), "planted"))
 
 
 @attack("write", NO_CHANGE + " ELOOP", twin="create-in-work")
 def create_outside_by_linked_parent(world: World) -> str:
-    base = _own(world, "work")
-    return _through_link(world, os.path.relpath(_own(world, "outside"), base), parent=True)
+    base = own_directory(world, "work")
+    return _through_link(world, os.path.relpath(own_directory(world, "outside"), base), parent=True)
 
 
 @attack("write", "EXDEV ENOENT EACCES EPERM EROFS", twin="make-hard-link-in-work")
 def link_outside_file_into_work(world: World) -> str:
-    mine = os.path.join(_own(world, "work"), "hard")
-    os.link(os.path.join(_own(world, "outside"), "file"), mine)
+    mine = os.path.join(own_directory(world, "work"), "hard")
+    os.link(os.path.join(own_directory(world, "outside"), "file"), mine)
     with open(mine, "a") as file:
         file.write("x")
     return mine
@@ -325,8 +324,8 @@ def link_outside_file_into_work(world: World) -> str:
 
 @attack("write", "EXDEV EACCES EPERM EROFS", twin="make-hard-link-in-work")
 def link_readable_file_into_work(world: World) -> str:
-    mine = os.path.join(_own(world, "work"), "hard")
-    os.link(os.path.join(_own(world, "readable"), "file"), mine)
+    mine = os.path.join(own_directory(world, "work"), "hard")
+    os.link(os.path.join(own_directory(world, "readable"), "file"), mine)
     with open(mine, "a") as file:
         file.write("x")
     return mine
@@ -351,180 +350,17 @@ def create_in_system_directories(world: World) -> str:
     raise last
 
 
-# ------------------------------------------------------------------ denied paths
-
-
-@attack("deny", AWAY, twin="read-what-is-granted")
-def read_denied_file(world: World) -> str:
-    return _read(world["denied_file"])
-
-
-@attack("deny", AWAY + " nothing", twin="read-what-is-granted")
-def read_denied_file_contents(world: World) -> str:
-    """A mask may be readable, but then it is empty."""
-    text = _read(world["denied_file"])
-    if not text:
-        raise Refused("empty")
-    return text
-
-
-@attack("deny", AWAY + " nothing", twin="read-what-is-granted")
-def list_denied_directory(world: World) -> list[str]:
-    found = os.listdir(world["denied_directory"])
-    if not found:
-        raise Refused("empty")
-    return found
-
-
-@attack("deny", AWAY, twin="read-what-is-granted")
-def read_in_denied_directory(world: World) -> str:
-    return _read(os.path.join(world["denied_directory"], "secret"))
-
-
-@attack("deny", AWAY, twin="read-what-is-granted")
-def read_denied_by_link(world: World) -> str:
-    link = os.path.join(_own(world, "work"), "link")
-    os.symlink(world["denied_directory"], link)
-    return _read(os.path.join(link, "secret"))
-
-
-@attack("deny", AWAY, twin="read-what-is-granted")
-def read_denied_by_descriptor(world: World) -> str:
-    parent = os.open(os.path.dirname(world["denied_directory"]), os.O_PATH)
-    fd = os.open(os.path.basename(world["denied_directory"]) + "//./secret", os.O_RDONLY, dir_fd=parent)
-    return os.read(fd, 100).decode()
-
-
-@attack("deny", "EBUSY EACCES EPERM EROFS EXDEV ENOENT", twin="rename-in-work")
-def rename_parent_of_denied(world: World) -> str:
-    parent = os.path.dirname(world["denied_deep"])
-    os.rename(parent, parent + "-moved")
-    return _read(os.path.join(parent + "-moved", os.path.basename(world["denied_deep"])))
-
-
-@attack("deny", AWAY + " EBUSY", twin="create-in-work")
-def write_in_denied_directory(world: World) -> str:
-    path = os.path.join(world["denied_directory"], "planted")
-    os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
-    return path
-
-
-@attack("deny", AWAY + " EBUSY EISDIR", twin="remove-in-work")
-def remove_denied_file(world: World) -> str:
-    os.unlink(world["denied_file"])
-    return "removed"
-
-
-@attack("deny", AWAY + " EBUSY EEXIST EISDIR", twin="create-in-work")
-def create_denied_name_that_was_missing(world: World) -> str:
-    path = world["denied_missing"]
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    return path
-
-
-@attack("deny", AWAY, twin="read-what-is-granted")
-def read_denied_name_that_appears(world: World) -> str:
-    """It was missing when the policy was made; the host makes it while we run."""
-    for _ in range(100):
-        try:
-            return _read(world["denied_late"])
-        except FileNotFoundError as error:
-            last = error
-            time.sleep(0.01)
-    raise last
-
-
-# ------------------------------------------------------------------ protected names
-
-HELD = "EROFS EACCES EPERM EBUSY EXDEV ENOTEMPTY ENOTDIR EISDIR"
-
-
-def _git(world: World) -> str:
-    return os.path.join(_own(world, "work"), ".git")
-
-
-@attack("guard", HELD, twin="append-in-work")
-def append_to_git_config(world: World) -> str:
-    with open(os.path.join(_git(world), "config"), "a") as file:
-        file.write("[core]\n\tfsmonitor = /bin/false\n")
-    return "written"
-
-
-@attack("guard", HELD, twin="create-in-work")
-def plant_a_git_hook(world: World) -> str:
-    path = os.path.join(_git(world), "hooks", "post-checkout")
-    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o755))
-    return path
-
-
-@attack("guard", HELD, twin="rename-in-work")
-def replace_git_config(world: World) -> str:
-    own = os.path.join(_own(world, "work"), "file")
-    os.rename(own, os.path.join(_git(world), "config"))
-    return "replaced"
-
-
-@attack("guard", HELD, twin="rename-in-work")
-def replace_git_directory(world: World) -> str:
-    os.rename(_git(world), _git(world) + "-away")
-    os.mkdir(_git(world))
-    return "replaced"
-
-
-@attack("guard", HELD, twin="remove-in-work")
-def remove_git_config(world: World) -> str:
-    os.unlink(os.path.join(_git(world), "config"))
-    return "removed"
-
-
-@attack("guard", HELD, twin="make-hard-link-in-work")
-def write_git_config_by_hard_link(world: World) -> str:
-    mine = os.path.join(_own(world, "work"), "hard")
-    os.link(os.path.join(_git(world), "config"), mine)
-    with open(mine, "a") as file:
-        file.write("x")
-    return mine
-
-
-@attack("guard", HELD, twin="set-mode-in-work")
-def set_mode_of_git_config(world: World) -> str:
-    os.chmod(os.path.join(_git(world), "config"), 0o666)
-    return "changed"
-
-
-@attack("guard", HELD, twin="append-in-work")
-def append_to_a_shell_start_file(world: World) -> str:
-    with open(os.path.join(_own(world, "work"), ".bashrc"), "a") as file:
-        file.write("x")
-    return "written"
-
-
-@attack("guard", HELD, twin="create-in-work")
-def plant_agent_settings(world: World) -> str:
-    path = os.path.join(_own(world, "work"), ".claude", "settings.json")
-    os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
-    return path
-
-
-@attack("guard", HELD, twin="rename-in-work")
-def replace_editor_settings(world: World) -> str:
-    base = _own(world, "work")
-    os.rename(os.path.join(base, ".vscode"), os.path.join(base, "away"))
-    os.mkdir(os.path.join(base, ".vscode"))
-    return "replaced"
-
-
 # ------------------------------------------------------------------ private directories
 
 
 @attack("tmp", AWAY, twin="write-to-private-directories")
 def read_host_tmp(world: World) -> str:
-    return _read(world["host_tmp"])
+    return read(world["host_tmp"])
 
 
 @attack("tmp", AWAY, twin="write-to-private-directories")
 def read_host_shm(world: World) -> str:
-    return _read(world["host_shm"])
+    return read(world["host_shm"])
 
 
 @attack("tmp", AWAY, twin="write-to-private-directories")
@@ -552,7 +388,7 @@ def leave_something_in_tmp(world: World) -> str:
 
 @twin
 def read_what_is_granted(world: World) -> str:
-    text = _read(os.path.join(world["readable"], "plain"))
+    text = read(os.path.join(world["readable"], "plain"))
     assert text == "readable", text
     return text
 
@@ -575,7 +411,7 @@ def _write_and_read(directory: str, world: World) -> str:
     path = os.path.join(directory, "twin-" + world["name"])
     with open(path, "w") as file:
         file.write("mine")
-    assert _read(path) == "mine"
+    assert read(path) == "mine"
     os.unlink(path)
     return path
 
@@ -583,7 +419,7 @@ def _write_and_read(directory: str, world: World) -> str:
 @twin
 def move_between_directories(world: World) -> str:
     """Every Landlock layer refuses this unless it allows `refer`, also one that only scopes."""
-    base = _own(world, "work")
+    base = own_directory(world, "work")
     os.rename(os.path.join(base, "file"), os.path.join(base, "directory", "moved"))
     os.link(os.path.join(base, "directory", "moved"), os.path.join(base, "linked"))
     return "moved"
@@ -591,7 +427,7 @@ def move_between_directories(world: World) -> str:
 
 @twin
 def kinds_of_files_in_work(world: World) -> str:
-    base = _own(world, "work")
+    base = own_directory(world, "work")
     path = os.path.join(base, "regular")
     os.mknod(path, stat.S_IFREG | 0o600)
     os.chmod(path, 0o755)

@@ -29,7 +29,7 @@ def _status(field: str) -> str:
     raise Refused(f"no {field}")
 
 
-@attack("capabilities", "nothing")
+@attack("capabilities", "nothing", optional="nothing")
 def have_a_capability(world: World) -> str:
     found = {name: _status(name) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}
     if not any(int(value, 16) for value in found.values()):

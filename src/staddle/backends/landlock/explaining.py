@@ -54,7 +54,8 @@ def _mounts(plan: Plan, seen: View, order: Instructions) -> list[Step]:
     found = [Step("make a mount namespace", "landlock")]
     for path, owner, _, read_only in seen.trees:
         how = "read-only" if read_only else "writable"
-        found.append(Step(f"show {path} {how}, owner {owner} as {order.uid}", origins.get(path, "landlock")))
+        who = f", owner {owner} as {order.uid}" if owner >= 0 else ""
+        found.append(Step(f"show {path} {how}{who}", origins.get(path, "landlock")))
     for path, mode, _ in seen.empty:
         found.append(Step(f"mount an empty {path}, mode {mode:o}", origins.get(path, "the way to a grant")))
     found += [Step(f"make the file {path}", origins.get(path, "made up")) for path, _ in seen.texts]

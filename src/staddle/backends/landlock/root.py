@@ -38,11 +38,14 @@ class View(Value):
 
 def view(plan: Plan, uid: int, home: str) -> View:
     """The view for `plan` when the sandbox's user is `uid` with this home directory."""
-    trees = {
-        grant.path: (*_owner(grant.path), grant.access == "read")
-        for grant in plan.grants
-        if grant.access == "write" or not any(covers(place, grant.path) for place in _AS_IT_IS)
-    }
+    trees: dict[str, tuple[int, int, bool]] = {}
+    for grant in plan.grants:
+        if grant.access == "write":
+            trees[grant.path] = (*_owner(grant.path), False)
+        elif covers(_MADE_ANEW, grant.path):  # everybody may read it, and its owner stays who it is
+            trees[grant.path] = (-1, -1, True)
+        elif not any(covers(place, grant.path) for place in _AS_IT_IS):
+            trees[grant.path] = (*_owner(grant.path), True)
     for socket in plan.sockets:
         if socket.present:  # it must belong to the user to be connected to, and must not be changed
             trees.setdefault(socket.path, (*_owner(socket.path), True))

@@ -47,6 +47,7 @@ def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -
             failure=sentence,
             relays=True,
             close=give.close,
+            uid=found.stranger if found.stranger >= 0 else None,
         )
     except BaseException:
         give.close()
