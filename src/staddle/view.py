@@ -55,6 +55,8 @@ def appeared(plan: Plan) -> tuple[Event, ...]:
     The kernel refuses changes to those that existed; a new one cannot be refused without
     placing something in the user's tree, so it is reported instead.
     """
+    if not any(grant.access == "write" and grant.directory for grant in plan.grants):
+        return ()
     from .policy import protected
 
     return tuple(

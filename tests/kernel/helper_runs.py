@@ -13,7 +13,6 @@ from staddle.helper import starting
 from staddle.helper.instructions import Instructions
 from staddle.linux import landlock, seccomp
 from staddle.linux.idmaps import FIRST_UNUSED
-from staddle.policy.paths import covers
 
 ROOT = os.geteuid() == 0
 READ, WRITE = landlock.bits(landlock.READ, "fs"), landlock.bits(landlock.WRITE, "fs")
@@ -116,8 +115,3 @@ def soon(condition: Any, seconds: float = 10) -> bool:
             return False
         time.sleep(0.01)
     return True
-
-
-def private(path: Path | str) -> bool:
-    """Whether root's view covers `path`, so that what is made there cannot be seen from outside."""
-    return ROOT and covers("/tmp", str(path))

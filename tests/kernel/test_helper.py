@@ -509,3 +509,16 @@ def test_made_up_files_and_links() -> None:
     )
     assert run(instructions)[:2] == (0, "made up\n/usr\na\nc\n")
     assert not os.path.exists("/usr/share/never")
+
+
+@pytest.mark.needs_root
+def test_more_trees_than_descriptors(work: Path) -> None:
+    import resource
+
+    names = [work / str(number) for number in range(100)]
+    for name in names:
+        name.mkdir()
+    trees = tuple((os.fsencode(name), -1, -1, 0) for name in names)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))  # noqa: E731
+    assert run(order("sh", "-c", "ulimit -n", trees=trees), preexec_fn=few)[:2] == (0, "64\n")

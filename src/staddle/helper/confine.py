@@ -141,7 +141,9 @@ def _load_filter(instructions: Instructions) -> int:
             # Before Linux 5.19: a signal may interrupt a connection that is being made.
             return load(instructions.filter, NEW_LISTENER)
     except OSError as error:
-        raise NotStarted(CONFINEMENT, str(error)) from None
+        busy = flags and error.errno == errno.EBUSY
+        why = "another supervisor listens to a filter around this process already" if busy else str(error)
+        raise NotStarted(CONFINEMENT, why) from None
 
 
 def _checked(what: str, step: Callable[..., None], *args: object) -> None:

@@ -28,6 +28,18 @@ def build(instructions: Instructions) -> None:
     """Carry out `trees`, `empty`, `texts`, `links` and `processes_hidden`; nothing when none is asked for."""
     if not (instructions.trees or instructions.empty or instructions.processes_hidden):
         return
+    import resource
+
+    # Every tree is held open until it has its place; the command gets back what it would have had.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        _build(instructions)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _build(instructions: Instructions) -> None:
     step = "a mount namespace cannot be had"
     try:
         mounts.private_namespace()
@@ -37,15 +49,15 @@ def build(instructions: Instructions) -> None:
             trees[path] = _clone(path, owner, group, instructions.uid, bool(read_only))
         empty = {path: (mode, size) for path, mode, size in instructions.empty}
         # What is deeper covers what is above it, and a granted tree an empty one at the same place.
-        for path in sorted({*trees, *empty}, key=lambda path: (path.count(b"/"), path)):
+        places = {*trees, *empty}
+        for path in sorted(places, key=lambda path: (path.count(b"/"), path)):
             step = f"{os.fsdecode(path)!r} cannot be put in its place"
-            if _innermost(path, {*trees, *empty}) in empty:
+            if _innermost(path, places) in empty:
                 _make_way(path, None if path in empty or _is_directory(trees[path]) else b"")
             if path in empty:
                 _mount_empty(path, *empty[path])
             if path in trees:
                 _attach(path, trees[path])
-        places = {*trees, *empty}
         for path, content in instructions.texts:
             step = f"{os.fsdecode(path)!r} cannot be made"
             if _innermost(path, places) in empty:  # never in a tree: that is the host's
@@ -68,7 +80,10 @@ def build(instructions: Instructions) -> None:
 
 def _innermost(path: bytes, places: set[bytes]) -> bytes | None:
     """Which of `places` contains `path`, the innermost one."""
-    return max((place for place in places if path.startswith(place + b"/")), key=len, default=None)
+    while path := path.rpartition(b"/")[0]:
+        if path in places:
+            return path
+    return None
 
 
 def _is_directory(fd: int) -> bool:

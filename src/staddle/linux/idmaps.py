@@ -18,6 +18,7 @@ _LAST_PID = 1 << 22
 
 _unused: dict[int, int | None] = {}
 _translations: dict[tuple[int, int, int], int] = {}
+_mine: dict[int, int | None] = {}
 
 
 def unused_id(uid_map: str, gid_map: str, taken: frozenset[int] = frozenset(), pid: int = 0) -> int | None:
@@ -42,15 +43,15 @@ def unused_id(uid_map: str, gid_map: str, taken: frozenset[int] = frozenset(), p
 
 
 def unused_id_here() -> int | None:
-    """`unused_id` on this host, for this process: the same as long as it lives."""
+    """`unused_id` on this host, for this process: the same one every time."""
     pid = os.getpid()
-    if pid not in _unused:
+    if pid not in _mine:  # a fork has an id of its own
         maps = []
         for name in ("uid_map", "gid_map"):
             with open(f"/proc/self/{name}") as file:
                 maps.append(file.read())
-        _unused[pid] = unused_id(maps[0], maps[1], _accounts(), pid)
-    return _unused[pid]
+        _mine[pid] = unused_id(maps[0], maps[1], _accounts(), pid)
+    return _mine[pid]
 
 
 def extents(owner: int, stranger: int) -> tuple[tuple[int, int, int], ...]:

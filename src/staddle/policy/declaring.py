@@ -169,6 +169,8 @@ def _from_preset(policy: Policy, bearings: Bearings, host: Host) -> Iterator[Rul
         home = bearings.home if denied else ""
     for path in denied:
         at = absolute(path, "", home)
+        if not os.path.lexists(at):  # nearly all: not worth remembering each of their parents
+            continue
         place = host.find(at)
         if place.path != "/" and place.kind not in ("missing", "unreadable", "circle"):
             yield Rule("deny", place, origin, link=_itself(at, place, host))

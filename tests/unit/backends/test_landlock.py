@@ -313,6 +313,23 @@ def test_root_becomes_somebody_else_in_a_view_of_its_own() -> None:
     assert {b"/tmp", b"/dev/shm"} <= beneath
 
 
+def test_what_is_denied_below_a_private_directory_of_root_stays_denied() -> None:
+    """A rule on /tmp would hold for what shows through it as well."""
+    below = plan(grants=(read("/tmp"),), hidden=(hidden("/tmp/work/secret"),), cwd="/usr")
+    order = made(below.replace(grants=()), uid=FIRST_UNUSED)
+    assert b"/tmp" not in {path for path, _, _ in order.rules}
+    assert b"/tmp" in {path for path, _, _ in order.empty}
+    variables = dict(item.split(b"=", 1) for item in order.environment)
+    assert variables[b"TMPDIR"] in order.scratch
+    assert (variables[b"TMPDIR"], kernel.bits(kernel.WRITE, "fs"), 0) in order.rules
+    assert (b"beneath", b"/tmp") not in order.sockets
+
+
+def test_sockets_in_what_is_only_read_are_the_hosts() -> None:
+    order = made(plan(grants=(read("/usr"), write("/usr/share"))), uid=FIRST_UNUSED)
+    assert {(b"never", b"/usr"), (b"beneath", b"/usr/share"), (b"beneath", b"/tmp")} <= set(order.sockets)
+
+
 def test_steps_say_what_the_instructions_do() -> None:
     backend = Landlock()
     backend._found = found(uid=FIRST_UNUSED, hides=True)

@@ -12,6 +12,7 @@ seen; the mount table inside shows the paths of what was granted.
 
 from __future__ import annotations
 
+import _thread
 import os
 
 from ...errors import BackendUnavailable, StaddleError
@@ -37,6 +38,7 @@ _CAPABILITIES = {"CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_ADMIN": 21}
 _known: dict[tuple[str | int, ...], Probe] = {}
 #: The self-tests under way.
 _begun: dict[tuple[str | int, ...], Canary] = {}
+_probing = _thread.allocate_lock()
 
 
 def begin_probe() -> None:
@@ -59,19 +61,13 @@ class Bwrap:
         """Start the self-test, so that it runs while the caller does something else."""
         found = self._find()
         if isinstance(found, Starter):
-            self._begin(found)
+            with _probing:
+                self._begin(found)
 
     def probe(self) -> Probe:
         """Whether a real sandbox confines as it must. Tried once per process and bwrap."""
         found = self._find()
-        if isinstance(found, Probe):
-            return found
-        self._begin(found)
-        key = _key(found)
-        canary = _begun.pop(key, None)
-        if canary is not None:
-            _known[key] = self._judged(found, *canary.outcome())
-        return _known[key]
+        return found if isinstance(found, Probe) else self._probed(found)
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
         """What of `plan` bwrap does not hold on this host."""
@@ -87,10 +83,14 @@ class Bwrap:
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
         """The command as bwrap will confine it. Raises when bwrap was not seen to confine."""
-        self.begin_probe()
-        layout, self._layout = self._laid_out(plan), None  # the next start looks at the host anew
-        prepared = launch(self._starter(), plan, layout, command)
-        probe = self.probe()
+        starter = self._starter()
+        with _probing:
+            self._begin(starter)
+        layout = self._laid_out(plan)
+        if plan.hidden or plan.guards:
+            self._layout = None  # the next start looks at the host anew
+        prepared = launch(starter, plan, layout, command)
+        probe = self._probed(starter)
         if not probe.usable:
             prepared.close()
             if prepared.status is not None:
@@ -100,10 +100,23 @@ class Bwrap:
 
     # How.
 
+    def _probed(self, found: Starter) -> Probe:
+        key = _key(found)
+        with _probing:  # whoever comes second waits for the answer of the first
+            self._begin(found)
+            canary = _begun.pop(key, None)
+            if canary is not None:
+                _known[key] = self._judged(found, *canary.outcome())
+            return _known[key]
+
     def _laid_out(self, plan: Plan) -> Layout:
-        if self._layout is None or self._layout[0] is not plan:
-            self._layout = (plan, lay_out(plan, Host()))
-        return self._layout[1]
+        # One backend serves every thread: decide on what was read once, never on the attribute.
+        known = self._layout
+        if known is not None and (known[0] is plan or _laid_out_alike(known[0], plan)):
+            return known[1]
+        layout = lay_out(plan, Host())
+        self._layout = (plan, layout)
+        return layout
 
     def _starter(self) -> Starter:
         found = self._find()
@@ -136,7 +149,8 @@ class Bwrap:
             from ...linux.idmaps import unused_id_here
             from ...linux.process import capabilities
 
-            missing = [name for name, bit in _CAPABILITIES.items() if not capabilities()[0] >> bit & 1]
+            effective, _, _ = capabilities()
+            missing = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
             if missing:
                 return self._unusable(
                     f"root lacks the capabilities {', '.join(missing)}: the sandbox would run as root",
@@ -182,6 +196,13 @@ class Bwrap:
 
     def _unusable(self, why: str, fix: str = "", version: str = "") -> Probe:
         return Probe(self.name, usable=False, why=why, fix=fix, version=version)
+
+
+def _laid_out_alike(one: Plan, other: Plan) -> bool:
+    """Whether the layout of one is the other's too: made without a look at the host, of the same parts."""
+    parts = ("grants", "links", "texts", "scratch", "sockets")
+    simple = not (one.hidden or one.guards or other.hidden or other.guards)
+    return simple and all(getattr(one, part) == getattr(other, part) for part in parts)
 
 
 def _key(found: Starter) -> tuple[str | int, ...]:

@@ -15,6 +15,7 @@ import os
 from ...errors import PolicyNotEnforceable
 from ...linux import landlock as kernel
 from ...linux import process, seccomp
+from ...policy.paths import upward
 from ..base import Launch, Step
 from . import rules, shortfalls
 from .layout import Layout, parent_for_private
@@ -72,8 +73,7 @@ class Landlock:
         found = self._findings()
         uid = stranger(found.uid)
         layout, seen = self._place(plan, uid)
-        # Private directories that are where the plan says: only a mount can do that.
-        mounted = [path for path, _, _ in seen.empty if _is_scratch(plan, path)] if seen else []
+        mounted = _granted_in_place(plan, seen) if seen else []
         granted = self._rules(plan, layout, mounted, can_mount=seen is not None)
         kept, _ = kernel.weaken(kernel.EVERYTHING, found.abi)
         net = kept if plan.network.mode == "deny" else kept - kernel.TCP
@@ -118,7 +118,7 @@ class Landlock:
         from .root import view
 
         seen = view(plan, uid, plan.identity.home)
-        layout = Layout.of(plan, "/tmp", token, but=[path for path, _, _ in seen.empty])
+        layout = Layout.of(plan, "/tmp", token, but=_granted_in_place(plan, seen))
         return layout, view(plan, uid, layout.place(plan.identity.home))
 
     def _rules(self, plan: Plan, layout: Layout, mounted: list[str], *, can_mount: bool) -> list[rules.Rule]:
@@ -134,8 +134,16 @@ class Landlock:
         return granted + rules.for_private([*layout.directories()[1:], *mounted])
 
 
-def _is_scratch(plan: Plan, path: str) -> bool:
-    return any(item.path == path for item in plan.scratch)
+def _granted_in_place(plan: Plan, seen: View) -> list[str]:
+    """Private directories that are where the plan says: only a mount can do that.
+
+    A rule on one holds for everything below, grants that show through it included. What is
+    only read there is mounted read-only; but what is denied there would be allowed again, so
+    then another directory stands in for it.
+    """
+    mounted = {path for path, _, _ in seen.empty}
+    denied = {up for item in plan.hidden for up in upward(item.path)}
+    return [item.path for item in plan.scratch if item.path in mounted and item.path not in denied]
 
 
 def _profile(plan: Plan) -> str:
@@ -161,4 +169,6 @@ def _sockets(plan: Plan, layout: Layout, mounted: Iterable[str]) -> tuple[tuple[
     rows = [(b"beneath", path) for path in beneath]
     rows += [(b"exactly", socket.path) for socket in plan.sockets]
     rows += [(b"never", item.path) for item in plan.hidden]
+    # A grant that shows through a private directory is the host's.
+    rows += [(b"never", grant.path) for grant in plan.grants if grant.access == "read"]
     return tuple((kind, os.fsencode(path)) for kind, path in rows)

@@ -42,6 +42,14 @@ _PATIENCE = 20.0
 _CAPABILITIES = {"CAP_CHOWN": 0, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SETPCAP": 8, "CAP_SYS_ADMIN": 21}
 
 
+#: A word of a problem, and what to do about it.
+_FIXES = {
+    "mount namespace": "run staddle as an ordinary user, who needs none, or allow root to make one",
+    "filter": "run staddle outside of what filters its system calls, or start the container with "
+    "--security-opt seccomp=unconfined",
+}
+
+
 class Findings(Value):
     """What was found out. `uid` is who root's command will be, -1 for everybody else."""
 
@@ -68,7 +76,8 @@ def find_out(name: str) -> Findings:
         if problem and "processes cannot be hidden" in problem:
             hides = False  # a container covers parts of /proc, so no new one may be mounted
             problem = _attempt(abi, uid, hides)
-        return Findings(Probe(name, not problem, problem, version=f"ABI {abi}"), abi, uid, hides)
+        fix = next((fix for word, fix in _FIXES.items() if word in problem), "")
+        return Findings(Probe(name, not problem, problem, fix, f"ABI {abi}"), abi, uid, hides)
     except (OSError, StaddleError) as error:
         return Findings(Probe(name, False, str(error)))
 

@@ -13,7 +13,7 @@ import stat
 
 from ..._value import Value
 from ...policy import system
-from ...policy.paths import KERNEL_TREES, above, covers
+from ...policy.paths import KERNEL_TREES, above, covers, upward
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ def _obstacle(
     for directory in reversed(list(above(path))):
         if directory in empty or directory == "/":
             continue
-        found = os.lstat(directory)
-        around = max((place for place in (*trees, *empty) if covers(place, directory)), key=len, default="")
+        around = next((place for place in upward(directory) if place in trees or place in empty), "")
         if around in empty:
             continue  # we make the way there ourselves
+        found = os.lstat(directory)
         owned = around in trees and trees[around][0] == found.st_uid
         if not owned and not found.st_mode & stat.S_IXOTH:
             return directory

@@ -11,12 +11,13 @@ import os
 
 from ..._value import Value
 from ...linux.landlock import FILES, READ, WRITE
+from ...policy.paths import above
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ...policy.plan import Grant, Plan
+    from ...policy.plan import Plan
 
 #: Each costs the kernel and us a few microseconds at every start.
 MOST_RULES = 2000
@@ -52,29 +53,32 @@ def for_grants(plan: Plan, private: Iterable[str] = ()) -> list[Rule]:
     """The rules for the plan's grants. `private` are directories that a grant must not show either."""
     denied = {item.path: item.kind == "directory" for item in plan.hidden}
     denied |= dict.fromkeys(private, True)
+    obstacles = _Denied(denied)
     rules: list[Rule] = []
     for grant in plan.grants:
-        below = _below(grant.path, denied)
-        if grant.access == "write" or not below:
+        if grant.access == "write" or grant.path not in obstacles.above:
             rules.append(Rule(grant.path, WRITE if grant.access == "write" else READ, grant.origin))
-        else:
-            rules += _around(grant, below)
+            continue
+        for count, rule in enumerate(_siblings(grant.path, obstacles, grant.origin), 1):
+            if count > MOST_RULES:
+                raise TooMany(grant.path)
+            rules.append(rule)
     return rules
 
 
-def _around(grant: Grant, denied: dict[str, bool]) -> list[Rule]:
-    rules: list[Rule] = []
-    # A directory that can be listed lets everything below it be listed, so where a denied
-    # directory is below, nothing on the way to it can be.
-    for rule in _siblings(grant.path, denied, grant.origin):
-        rules.append(rule)
-        if len(rules) > MOST_RULES:
-            raise TooMany(grant.path)
-    return rules
+class _Denied:
+    """Denied paths, and the directories that lead to them, looked up at once however many there are."""
+
+    def __init__(self, denied: dict[str, bool]) -> None:
+        self.paths = denied.keys()
+        self.above = {up for path in denied for up in above(path)}
+        #: A directory that can be listed lets everything below it be listed, so where a denied
+        #: directory is below, nothing on the way to it can be.
+        self.unlistable = {up for path, is_directory in denied.items() if is_directory for up in above(path)}
 
 
-def _siblings(directory: str, denied: dict[str, bool], origin: str) -> Iterator[Rule]:
-    if not any(denied.values()):
+def _siblings(directory: str, denied: _Denied, origin: str) -> Iterator[Rule]:
+    if directory not in denied.unlistable:
         yield Rule(directory, frozenset({"read_dir"}), origin, optional=True)
     try:
         with os.scandir(directory) as entries:
@@ -84,17 +88,12 @@ def _siblings(directory: str, denied: dict[str, bool], origin: str) -> Iterator[
         return  # nothing in it can be read anyway
     for name in names:
         path = os.path.join(directory, name)
-        if path in denied:
+        if path in denied.paths:
             continue
-        if below := _below(path, denied):
-            yield from _siblings(path, below, origin)
+        if path in denied.above:
+            yield from _siblings(path, denied, origin)
         else:
             yield Rule(path, READ, origin, optional=True)
-
-
-def _below(path: str, denied: dict[str, bool]) -> dict[str, bool]:
-    start = path.rstrip("/") + "/"
-    return {item: is_directory for item, is_directory in denied.items() if item.startswith(start)}
 
 
 def for_system(plan: Plan, *, can_mount: bool) -> list[Rule]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...linux import landlock as kernel
-from ...policy.paths import covers
+from ...policy.paths import Ancestry
 from ..base import Gap
 from . import rules
 
@@ -109,8 +109,8 @@ def _of_the_plan(plan: Plan, *, can_mount: bool) -> Iterator[Gap]:
     for name in ("memory", "cpu", "processes", "disk"):
         if getattr(plan.limits, name) is not None:
             yield Gap(f"limits.{name}", f"Landlock cannot limit {name}", f"leave limits.{name} out")
-    writable = [grant.path for grant in plan.grants if grant.access == "write"]
-    below = [item.path for item in plan.hidden if any(covers(path, item.path) for path in writable)]
+    writable = Ancestry({grant.path for grant in plan.grants if grant.access == "write"})
+    below = [item.path for item in plan.hidden if writable.at_or_above(item.path) is not None]
     if below:
         yield Gap(
             "deny",
@@ -121,7 +121,7 @@ def _of_the_plan(plan: Plan, *, can_mount: bool) -> Iterator[Gap]:
         yield _documented(
             "deny", "that a denied path exists can be seen; it can be neither read, listed nor written"
         )
-    shared = [item.path for item in plan.scratch if any(covers(path, item.path) for path in writable)]
+    shared = [item.path for item in plan.scratch if writable.at_or_above(item.path) is not None]
     if shared and not can_mount:
         yield Gap(
             "tmp", f"{_some(shared)} is below a writable path and not private", "grant less for writing"

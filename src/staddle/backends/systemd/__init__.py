@@ -76,9 +76,10 @@ class Systemd:
         from ..bwrap.host import Host
         from ..bwrap.layout import lay_out
 
-        if self._layout is None or self._layout[0] is not plan:
-            self._layout = (plan, lay_out(plan, Host()))
-        return self._layout[1]
+        known = self._layout  # read once: every thread has the same backend
+        if known is None or known[0] is not plan:
+            known = self._layout = (plan, lay_out(plan, Host()))
+        return known[1]
 
     def _manager(self) -> Manager:
         found = manager.find()
