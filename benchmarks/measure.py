@@ -28,11 +28,17 @@ def interleaved(jobs: dict[str, Callable[[], object]], rounds: int = 30) -> dict
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for number in range(rounds + 1):
         for name, job in jobs.items():
-            began = time.perf_counter()
-            job()
+            seconds = timed(job)
             if number:
-                times[name].append(time.perf_counter() - began)
+                times[name].append(seconds)
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def timed(job: Callable[[], object]) -> float:
+    """The seconds that `job` takes."""
+    began = time.perf_counter()
+    job()
+    return time.perf_counter() - began
 
 
 def spawn(argv: list[str], env: dict[str, str] | None = None) -> None:

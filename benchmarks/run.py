@@ -8,12 +8,13 @@ import sys
 # A cache that cannot be written makes every start compile anew; measure what users have.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+import environment
 import foundation
 
 
 def main() -> int:
     missed = 0
-    for group in foundation.CLAIMS:
+    for group in (*foundation.CLAIMS, *environment.CLAIMS):
         print(group.__name__)
         for claim in group():
             print(f"  {claim}")

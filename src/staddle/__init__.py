@@ -14,40 +14,57 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .backends.base import Enforcement, Gap
     from .diagnosis import doctor
+    from .environment import CommandResult, ExecutionEnvironment, LocalEnvironment
     from .errors import PolicyNotEnforceable, StaddleError
     from .events import Event
+    from .jail.jail import Jail, RunOpts, new_jail
+    from .jail.workspace import Workspace
     from .policy import Limits, Network, Plan, Policy
     from .wrapping import WrappedCommand, wrap
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CommandResult",
     "Enforcement",
     "Event",
+    "ExecutionEnvironment",
     "Gap",
+    "Jail",
     "Limits",
+    "LocalEnvironment",
     "Network",
     "Plan",
     "Policy",
     "PolicyNotEnforceable",
+    "RunOpts",
     "StaddleError",
+    "Workspace",
     "WrappedCommand",
     "doctor",
+    "new_jail",
     "wrap",
 ]
 
 _HOME = {
+    "CommandResult": "environment",
     "Enforcement": "backends.base",
     "Event": "events",
+    "ExecutionEnvironment": "environment",
     "Gap": "backends.base",
+    "Jail": "jail.jail",
     "Limits": "policy",
+    "LocalEnvironment": "environment",
     "Network": "policy",
     "Plan": "policy",
     "Policy": "policy",
     "PolicyNotEnforceable": "errors",
+    "RunOpts": "jail.jail",
     "StaddleError": "errors",
+    "Workspace": "jail.workspace",
     "WrappedCommand": "wrapping",
     "doctor": "diagnosis",
+    "new_jail": "jail.jail",
     "wrap": "wrapping",
 }
 

@@ -7,9 +7,21 @@
     ├── BackendError
     │   ├── UnknownBackend         no backend of that name
     │   ├── BackendUnavailable     it exists, but cannot confine anything here
+    │   │   └── LandlockUnavailable this kernel has no Landlock, or too old a one
     │   └── LaunchFailed           the confinement could not be set up; the command did not start
     ├── AlreadyWrapped             wrap() of a wrapped command, or a second start of one
+    ├── PathNotAllowed             a file beneath the working directory that may not be touched this way
+    ├── CommandEnded               a command that did not come to its own end; carries what it printed
+    │   ├── CommandTimeout         its time was up
+    │   └── CommandCancelled       somebody asked for its end
     ├── CommandNotFound            no such program in the sandbox's view
+    ├── CommandFailed              a captured command ended with an error
+    │   └── CommandTimedOut        its time was up, and it was ended
+    ├── WorkspaceError             a workspace that is not there, or not in the state for this
+    │   └── WorkspaceBusy          another process has claimed it
+    ├── GitError
+    │   ├── GitRefused             git was not asked: the repository could make it do harm
+    │   └── GitFailed              git was asked and said no
     └── UsageError                 the command line says something we do not understand
 
 A failing command is a result, never an exception. Every error says what happened, why,
@@ -21,6 +33,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .backends.base import Gap
+    from .environment.contract import CommandResult
 
 
 class StaddleError(Exception):
@@ -67,6 +80,10 @@ class BackendUnavailable(BackendError):
     """This backend cannot confine anything on this host."""
 
 
+class LandlockUnavailable(BackendUnavailable):
+    """The kernel has no Landlock, or one too old to hold writable_paths."""
+
+
 class LaunchFailed(BackendError):
     """The confinement could not be set up, so the command did not start."""
 
@@ -75,10 +92,74 @@ class AlreadyWrapped(StaddleError):
     """The command is confined already, or its one start has been used."""
 
 
+class PathNotAllowed(StaddleError):
+    """The path stays beneath its directory, but no rule allows what was asked. Nothing was changed."""
+
+
+class CommandEnded(StaddleError):
+    """The command was ended before its own end, and everything it started with it.
+
+    `result` is what it had printed until then; None only where nobody collected it.
+    """
+
+    def __init__(
+        self, what: str, *, why: str = "", fix: str = "", result: CommandResult | None = None
+    ) -> None:
+        super().__init__(what, why=why, fix=fix)
+        self.result = result
+
+
+class CommandTimeout(CommandEnded):
+    """The command was ended because its time was up."""
+
+
+class CommandCancelled(CommandEnded):
+    """The command was ended because somebody asked for it."""
+
+
 class CommandNotFound(StaddleError):
     """The program is not there, or the policy hides it. `status` is what a shell would say."""
 
     def __init__(self, what: str, *, why: str = "", fix: str = "", status: int = 127) -> None:
+        super().__init__(what, why=why, fix=fix)
+        self.status = status
+
+
+class CommandFailed(StaddleError):
+    """A command whose output was wanted ended with an error. `status` is what a shell would say."""
+
+    def __init__(
+        self, what: str, *, why: str = "", fix: str = "", status: int = 1, output: bytes = b""
+    ) -> None:
+        super().__init__(what, why=why, fix=fix)
+        self.status = status
+        self.output = output
+
+
+class CommandTimedOut(CommandFailed):
+    """The time was up, and the command was ended with everything it had started."""
+
+
+class WorkspaceError(StaddleError):
+    """A workspace that is not there, or cannot do this now."""
+
+
+class WorkspaceBusy(WorkspaceError):
+    """Another process has claimed this workspace."""
+
+
+class GitError(StaddleError):
+    """Something with a git repository."""
+
+
+class GitRefused(GitError):
+    """Git was not started: what is in the repository could make it do harm."""
+
+
+class GitFailed(GitError):
+    """Git ended with an error. `status` is its exit status."""
+
+    def __init__(self, what: str, *, why: str = "", fix: str = "", status: int = 1) -> None:
         super().__init__(what, why=why, fix=fix)
         self.status = status
 

@@ -44,3 +44,37 @@ class HeadTail:
         if self._tail_size and len(self._tail) > self._tail_size:
             return bytes(self._head + self._tail[-self._tail_size :])
         return bytes(self._head + self._tail)
+
+
+class Tail:
+    """Keeps the last `limit` bytes of a stream, and counts what went before.
+
+    For an agent's tools: what a failing command said last is what matters. Nothing is
+    dropped up to exactly `limit` bytes; None keeps all.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._kept = bytearray()
+        self.total = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
+        self.total += len(data)
+        if self._limit is None:
+            self._kept += data
+        elif len(data) >= self._limit:
+            self._kept[:] = data[len(data) - self._limit :]
+        else:
+            self._kept += data
+            if len(self._kept) > 2 * self._limit:  # cut rarely: a cut moves the whole tail
+                del self._kept[: -self._limit]
+
+    @property
+    def dropped(self) -> int:
+        """How many bytes at the beginning were not kept."""
+        return 0 if self._limit is None else max(0, self.total - self._limit)
+
+    def value(self) -> bytes:
+        """What was kept."""
+        return bytes(self._kept[max(0, len(self._kept) - (self.total - self.dropped)) :])

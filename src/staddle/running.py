@@ -11,11 +11,14 @@ from .output import HeadTail
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterable
-    from typing import Any
+    from collections.abc import Callable, Iterable
+    from typing import Any, Literal, TypeVar
 
     from .backends.base import Launch
+    from .output import Tail
     from .policy.limits import Limits
+
+    Kept = TypeVar("Kept", HeadTail, Tail)
 
 #: How long a launcher gets to end its command after SIGTERM, before SIGKILL.
 GRACE = 5.0
@@ -114,18 +117,18 @@ def complete(
     try:
         process = start(launch, **kwargs)
         try:
-            out, err, timed_out = _see_through(process, _encoded(input), seconds, limits.output)
+            out, err, ending = see_through(process, _encoded(input), seconds, lambda: HeadTail(limits.output))
         except BaseException:
             end(process)
             raise
-        failure = _never_started(launch, status) if process.returncode > 0 else None
+        failure = never_started(launch, status) if process.returncode > 0 else None
     finally:
         if status is not None:
             os.close(status)
-    if failure and not timed_out:
+    if failure and not ending:
         raise LaunchFailed("the command did not start", why=failure)
     stdout, stderr = (_decoded(kept, as_text, encoding, errors) for kept in (out, err))
-    if timed_out:
+    if ending:
         raise subprocess.TimeoutExpired(list(launch.argv), seconds or 0.0, output=stdout, stderr=stderr)
     done = subprocess.CompletedProcess(list(launch.argv), process.returncode, stdout, stderr)
     if check:
@@ -133,20 +136,27 @@ def complete(
     return done
 
 
-def _see_through(
-    process: subprocess.Popen[Any], data: bytes | None, seconds: float | None, bound: int | None
-) -> tuple[HeadTail | None, HeadTail | None, bool]:
-    """Feed stdin, collect bounded output, wait. True as the last value: the time was up and it was ended."""
+def see_through(
+    process: subprocess.Popen[Any],
+    data: bytes | None,
+    seconds: float | None,
+    keep: Callable[[], Kept],
+    *,
+    cancelled: Callable[[], bool] = lambda: False,
+    look_every: float = 0.25,
+) -> tuple[Kept | None, Kept | None, Literal["", "timeout", "cancelled"]]:
+    """Feed stdin, collect bounded output, wait. The last value says why it was ended, if it was.
+
+    `keep` makes the buffer of a stream; `cancelled` is asked every `look_every` seconds.
+    """
     import selectors
     import subprocess
 
     deadline = None if seconds is None else time.monotonic() + seconds
-    kept: dict[Any, HeadTail] = {
-        s: HeadTail(bound) for s in (process.stdout, process.stderr) if s is not None
-    }
+    kept: dict[Any, Kept] = {s: keep() for s in (process.stdout, process.stderr) if s is not None}
     unsent = memoryview(data or b"")
     ended_at: float | None = None
-    timed_out = False
+    ending: Literal["", "timeout", "cancelled"] = ""
     with selectors.DefaultSelector() as selector:
         for stream in kept:
             selector.register(stream, selectors.EVENT_READ)
@@ -158,15 +168,19 @@ def _see_through(
                 ended_at = time.monotonic()  # what still holds the pipes gets a moment, not for ever
             limit = ended_at + 0.5 if ended_at is not None else deadline
             left = None if limit is None else limit - time.monotonic()
+            if ended_at is None and cancelled():
+                ending = "cancelled"
+                end(process)
+                continue
             if left is not None and left <= 0:
                 if ended_at is None:
-                    timed_out = True
+                    ending = "timeout"
                     end(process)
                     continue
                 break
             # Popen has no descriptor to wait on, so a launcher that ends while a stray holds
             # the pipes is noticed by looking every quarter second.
-            for key, _ in selector.select(0.25 if left is None else min(left, 0.25)):
+            for key, _ in selector.select(look_every if left is None else min(left, look_every)):
                 file: Any = key.fileobj
                 if file is process.stdin:
                     unsent = _send(file, unsent)
@@ -180,12 +194,19 @@ def _see_through(
     for stream in (process.stdin, *kept):
         if stream is not None:
             stream.close()
-    try:
-        process.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        timed_out = True
-        end(process)
-    return kept.get(process.stdout), kept.get(process.stderr), timed_out
+    while not ending:  # it closed its streams and goes on
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            process.wait(look_every if left is None else min(left, look_every))
+            break
+        except subprocess.TimeoutExpired:
+            if cancelled():
+                ending = "cancelled"
+            elif deadline is not None and time.monotonic() >= deadline:
+                ending = "timeout"
+            if ending:
+                end(process)
+    return kept.get(process.stdout), kept.get(process.stderr), ending
 
 
 def _send(file: Any, unsent: memoryview) -> memoryview:
@@ -197,7 +218,7 @@ def _send(file: Any, unsent: memoryview) -> memoryview:
         return unsent[len(unsent) :]
 
 
-def _never_started(launch: Launch, status: int | None) -> str | None:
+def never_started(launch: Launch, status: int | None) -> str | None:
     """The launcher's own word that the command never ran, if it said so."""
     if status is None:
         return None

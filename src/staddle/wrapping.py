@@ -143,8 +143,9 @@ def _checked(argv: Sequence[str]) -> list[str]:
 def is_wrapped(argv: Sequence[str]) -> bool:
     """Whether `argv` is a command line that `wrap` made."""
     words = [os.fsdecode(item) for item in argv[:24] if isinstance(item, str | bytes)]
-    helper = os.path.join(os.path.dirname(__file__), "helper", "__main__.py")
-    if helper in words:
+    here = os.path.dirname(__file__)
+    launchers = ("helper/__main__.py", "backends/seatbelt_launcher.py")
+    if any(os.path.join(here, launcher) in words for launcher in launchers):
         return True
     return any(
         os.path.basename(word) == "bwrap"

@@ -10,7 +10,7 @@ from typing import Any
 from staddle.backends.base import Launch
 from staddle.backends.bwrap import Bwrap
 from staddle.policy.plan import Grant, Link, Plan, Scratch, Variable
-from tests.unit.backends.bwrap_plans import WHY, plan
+from tests.unit.layout.plans import WHY, plan
 
 BWRAP = Bwrap()
 ROOT = os.geteuid() == 0

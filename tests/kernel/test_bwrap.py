@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Link, Socket, Text, Variable
 from tests.kernel.bwrap_runs import BWRAP, PYTHON, ROOT, WHY, Ran, python, run, shell, started, system, tree
-from tests.unit.backends.bwrap_plans import guard, hidden, read, write
+from tests.unit.layout.plans import guard, hidden, read, write
 
 ODD = [
     "with space",
@@ -136,6 +138,31 @@ def test_nothing_can_be_kept_in_a_hidden_directory(tmp_path: Path) -> None:
     wanted = system(grants=(write(str(tmp_path)),), hidden=(hidden(f"{tmp_path}/s"),))
     shell(wanted, f"chmod 700 {tmp_path}/s; head -c 100000 /dev/zero > {tmp_path}/s/x")
     assert tree(tmp_path) == {"s": None}
+
+
+def test_directories_on_the_way_to_a_grant_in_a_private_directory_take_no_files() -> None:
+    """What was written there would be gone without a word. Also when the view is built by us."""
+    place = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        out = place / "project/out"
+        out.mkdir(parents=True)
+        for number in range(60):
+            (out / str(number)).touch()
+        (place / "project/beside").touch()
+        many = tuple(hidden(f"{out}/{number}", "file") for number in range(60))
+        for hides in ((), many):
+            wanted = system(grants=(write(str(out)),), hidden=hides, cwd=str(place))
+            ran = shell(
+                wanted,
+                "for d in . project; do stat -c %a $d; echo x > $d/new; mkdir $d/new; mv project $d/moved;"
+                "done; rmdir project; ls -A . project; echo kept > project/out/kept; echo > /tmp/new;"
+                "ls /tmp/new",
+            )
+            assert ran.out.split() == ["555", "555", ".:", "project", "project:", "out", "/tmp/new"], ran.err
+            assert ran.err.count("Permission denied") >= 4
+            assert (out / "kept").read_text() == "kept\n"
+    finally:
+        shutil.rmtree(place)
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -506,7 +533,9 @@ def test_no_descriptors_left_is_a_sentence_and_leaves_none_open(tmp_path: Path) 
     run(system(), "/bin/true")
     before = len(os.listdir("/proc/self/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 2, hard))
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 2, hard))
     try:
         with pytest.raises(LaunchFailed):
             BWRAP.prepare(system(grants=(write(str(tmp_path)),)), ("/bin/true",))

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from staddle.backends import bwrap as module
-from staddle.backends.bwrap import Bwrap, canary, programs
+from staddle.backends import canary, programs
+from staddle.backends.bwrap import Bwrap
 from staddle.errors import BackendUnavailable, LaunchFailed
 from tests.kernel.bwrap_runs import Ran, system
-from tests.unit.backends.bwrap_plans import read
+from tests.unit.layout.plans import read
 
 HERE = Path(__file__).parent
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from staddle.backends.bwrap.host import Host
-from staddle.backends.bwrap.layout import lay_out
+from staddle.layout.from_plan import lay_out
+from staddle.layout.host import Host
 from staddle.policy.plan import Plan
 from tests.kernel.bwrap_runs import PYTHON, run, system
-from tests.unit.backends.bwrap_plans import guard, hidden, read, scratch, write
+from tests.unit.layout.plans import guard, hidden, read, scratch, write
 
 # Tries to read and to write every file, and to create one in every directory.
 TRY = """

@@ -10,7 +10,7 @@ import pytest
 
 from staddle.policy.plan import Plan
 from tests.kernel.bwrap_runs import shell, system
-from tests.unit.backends.bwrap_plans import hidden, read, write
+from tests.unit.layout.plans import hidden, read, write
 
 MANY = 1000
 

@@ -108,6 +108,36 @@ def test_directories_of_any_name_can_be_granted(sandbox: Sandbox, name: str) -> 
     assert os.path.isdir(outside + b"/made")
 
 
+def test_directories_on_the_way_to_a_grant_in_a_private_directory_take_no_files(sandbox: Sandbox) -> None:
+    """What was written there would be gone without a word."""
+    place = f"/tmp/way-{time.monotonic_ns()}"
+    out = f"{place}/project/out"
+    sandbox.unconfined(["mkdir", "-p", out])
+    text = (
+        "for d in . project; do stat -c %a $d; echo x > $d/new; mkdir $d/new; mv project $d/moved; done; rmdir project; "
+        "ls -A . project; echo kept > project/out/kept; echo > /tmp/new && ls /tmp/new"
+    )
+    done = sandbox.run(["sh", "-c", text], write=[out], cwd=place)
+    assert done.stdout.split() == b"555 555 .: project project: out /tmp/new".split(), done
+    assert done.stderr.count(b"Permission denied") >= 4
+    assert sandbox.unconfined(["cat", f"{out}/kept"]).stdout == b"kept\n"
+
+
+def test_a_write_grant_in_a_system_directory_is_held_or_refused(sandbox: Sandbox) -> None:
+    """As root its owner must be translated, which the overlay that this machine stands on cannot."""
+    place = f"/opt/granted-{time.monotonic_ns()}"
+    outside = sandbox.machine.outside(place)
+    outside.mkdir(parents=True)
+    if sandbox.user:
+        os.chown(outside, sandbox.machine.uid, sandbox.machine.gid)
+    done = sandbox.run(["touch", "kept"], write=[place], cwd=place)
+    if sandbox.user:
+        assert (outside / "kept").exists(), done
+    else:
+        assert (done.returncode, done.stdout) == (125, b"")
+        assert "cannot translate owners" in done.stderr.decode()
+
+
 def test_what_it_makes_belongs_to_who_started_it(sandbox: Sandbox) -> None:
     place = sandbox.place()
     assert sandbox.run(["sh", "-c", "echo x > f; stat -c %U f"], write=[place], cwd=place).stdout == b"user\n"

@@ -25,7 +25,10 @@ HEAVY = [
 
 
 def loaded_by(code: str) -> set[str]:
-    script = f"import sys; sys.path.insert(0, {SRC!r}); before = set(sys.modules); {code}; print(*set(sys.modules) - before)"
+    script = (
+        f"import sys; sys.path.insert(0, {SRC!r}); before = set(sys.modules); {code};"
+        "print(*set(sys.modules) - before)"
+    )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True
     )

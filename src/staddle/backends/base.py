@@ -34,7 +34,7 @@ PROTECTIONS: dict[str, str] = {
     "guard": "protected names below a writable path cannot be changed",
     "tmp": "/tmp, /dev/shm and the home directory are private and gone afterwards",
     "network": "the network is exactly what the policy says",
-    "sockets": "no UNIX socket of the host can be reached but those the policy names",
+    "sockets": "no UNIX socket of the host can be reached but those granted by name or with their directory",
     "processes": "no process of the host can be seen",
     "signals": "no process of the host can be signalled, traced or slowed down",
     "ipc": "no shared memory, semaphore or message queue of the host can be reached",

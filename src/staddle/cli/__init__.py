@@ -9,6 +9,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import NoReturn
 
 #: What we answer when we, not the command, are the reason that it did not run.
 OURS = 125
@@ -70,6 +71,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         return _complain(error)
+
+
+def command() -> NoReturn:
+    """The `staddle` command: `main`, and an end without the interpreter taking itself apart first."""
+    status = main()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        status = status or OURS  # whoever read our output is gone
+    os._exit(status)
 
 
 def _complain(error: Exception) -> int:

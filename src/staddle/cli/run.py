@@ -172,6 +172,8 @@ def _say_gaps(enforced: Enforcement) -> None:
 
 
 def _say_violations(events: tuple[Event, ...]) -> None:
+    if not events:
+        return
     from ..display import shown
 
     for event in events:

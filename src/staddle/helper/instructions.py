@@ -11,26 +11,22 @@ The helper does whatever is asked, always in this order, and nothing that is not
 Without `supervise` the helper itself becomes the command. Landlock is used when any of
 `handled_fs`, `handled_net`, `scoped` is not zero, the filter when it is not empty.
 
-On the descriptor, a value is one letter and its content: `i` and eight bytes, `b`, a
-length and that many bytes, `l`, a count and that many values. Instructions are one list,
-in the order of the fields. Whatever does not fit exactly is refused.
+On the descriptor they are one record (see `wire`). Whatever does not fit exactly is refused.
 """
 
 from __future__ import annotations
 
-import struct
-
 from .._value import Value
+from . import wire
+from .wire import Malformed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from .wire import Shape
+
+__all__ = ["MAGIC", "Instructions", "Malformed", "decode", "encode"]
 
 MAGIC = b"staddle-instructions-1\n"
-
-
-class Malformed(ValueError):
-    """These bytes are not instructions."""
 
 
 class Instructions(Value):
@@ -85,8 +81,7 @@ class Instructions(Value):
     internet: int = 0
 
 
-#: What each field must look like: a type, a list of one shape, or a row of shapes.
-_SHAPES: dict[str, Any] = {
+_SHAPES: dict[str, Shape] = {
     "argv": [bytes],
     "environment": [bytes],
     "directory": bytes,
@@ -116,34 +111,19 @@ _SHAPES: dict[str, Any] = {
 
 def encode(instructions: Instructions) -> bytes:
     """The bytes for the descriptor. Raises Malformed for what decode would refuse."""
-    values = tuple(getattr(instructions, name) for name in _SHAPES)
     _check(instructions)
-    out = [MAGIC]
-    _write(values, out)
-    return b"".join(out)
+    return wire.encode(MAGIC, tuple(getattr(instructions, name) for name in _SHAPES))
 
 
 def decode(data: bytes) -> Instructions:
     """The instructions in `data`, or Malformed. Never a guess."""
-    if not data.startswith(MAGIC):
-        raise Malformed("they do not begin as instructions do")
-    try:
-        values, end = _read(data, len(MAGIC), depth=0)
-    except (struct.error, IndexError) as error:
-        raise Malformed("they are cut short") from error
-    if end != len(data):
-        raise Malformed("something follows them")
-    if not isinstance(values, tuple) or len(values) != len(_SHAPES):
-        raise Malformed("they have too few or too many fields")
-    instructions = Instructions(*values)
+    instructions = Instructions(*wire.decode(MAGIC, data, len(_SHAPES)))
     _check(instructions)
     return instructions
 
 
 def _check(instructions: Instructions) -> None:
-    for name, shape in _SHAPES.items():
-        if not _fits(getattr(instructions, name), shape):
-            raise Malformed(f"{name} is not what it should be")
+    wire.check(instructions, _SHAPES)
     if not instructions.argv:
         raise Malformed("there is no command")
     for name in ("argv", "environment"):
@@ -177,47 +157,3 @@ def _paths(instructions: Instructions) -> list[bytes]:
         *(row[0] for row in instructions.rules),
         *(row[1] for row in instructions.sockets),
     ]
-
-
-def _fits(value: object, shape: Any) -> bool:
-    if isinstance(shape, list):
-        return isinstance(value, tuple) and all(_fits(item, shape[0]) for item in value)
-    if isinstance(shape, tuple):
-        return (
-            isinstance(value, tuple)
-            and len(value) == len(shape)
-            and all(_fits(item, inner) for item, inner in zip(value, shape, strict=True))
-        )
-    return type(value) is shape or (shape is int and type(value) is bool)
-
-
-def _write(value: object, out: list[bytes]) -> None:
-    if isinstance(value, bytes):
-        out.append(struct.pack("<cI", b"b", len(value)))
-        out.append(value)
-    elif isinstance(value, tuple):
-        out.append(struct.pack("<cI", b"l", len(value)))
-        for item in value:
-            _write(item, out)
-    else:
-        out.append(struct.pack("<cq", b"i", value))
-
-
-def _read(data: bytes, at: int, depth: int) -> tuple[Any, int]:
-    kind = data[at : at + 1]
-    if kind == b"i":
-        return struct.unpack_from("<q", data, at + 1)[0], at + 9
-    (count,) = struct.unpack_from("<I", data, at + 1)
-    at += 5
-    if kind == b"b":
-        if at + count > len(data):
-            raise IndexError
-        return data[at : at + count], at + count
-    # The deepest that means anything: instructions, a field, its rows.
-    if kind != b"l" or depth > 2:
-        raise Malformed(f"there is no value of kind {kind!r} at {at - 5}")
-    items = []
-    for _ in range(count):
-        item, at = _read(data, at, depth + 1)
-        items.append(item)
-    return tuple(items), at

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import _socket
 import os
-import resource
 import select
 import struct
 
+from ..layout.operations import Bind
+from ..layout.owners import needs_translation
 from ..linux import mounts, process, userns
 from ..linux.syscalls import call
 from . import confine, unit_orders, unit_view
@@ -57,7 +58,7 @@ def _unit(control: _socket.socket) -> int:
     stdio, orders = _receive(control)
     process.block_signals((*PASSED_ON, process.SIGCHLD))
     _check_unit(orders)
-    translations = _translations(orders)
+    translations = _translations(orders) if orders.stranger >= 0 else {}
     if orders.stranger < 0:
         _be_in_a_user_namespace(orders)
     call("unshare", userns.CLONE_NEWPID)
@@ -120,21 +121,18 @@ def _translations(orders: unit_orders.Orders) -> dict[tuple[int, int], int]:
     from ..linux import idmaps
 
     made: dict[tuple[int, int], int] = {}
-    for _, path, flags, *_ in orders.view:
-        if flags & unit_orders.TRANSLATED:
+    for operation in orders.operations():
+        if not isinstance(operation, Bind) or operation.again:
+            continue
+        if needs_translation(operation.path, operation.writable):
             try:
-                status = os.lstat(path)
+                status = os.lstat(operation.path)
             except FileNotFoundError:
                 continue  # optional, or refused when it is to be shown
             owner = (status.st_uid, status.st_gid)
             if owner not in made:
                 made[owner] = idmaps.translation(*owner, orders.stranger)
     return made
-
-
-def _open_files(soft: int) -> None:
-    """How many descriptors we may have: every granted tree is one until it is mounted."""
-    process.set_rlimits({process.RLIMIT_NOFILE: (soft, process.UNLIMITED)})
 
 
 def _be_in_a_user_namespace(orders: unit_orders.Orders) -> None:
@@ -195,10 +193,7 @@ def _first(
     call("unshare", mounts.CLONE_NEWNS | userns.CLONE_NEWUTS | userns.CLONE_NEWCGROUP)
     mounts.mount(None, "/", flags=mounts.MS_REC | mounts.MS_PRIVATE)
     call("sethostname", orders.host, len(orders.host))
-    usual = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    _open_files(process.UNLIMITED)
-    unit_view.build(orders.view, orders.stranger, translations)
-    _open_files(usual)
+    unit_view.build(orders.operations(), orders.stranger, translations)
     if orders.stranger >= 0:
         process.become(orders.stranger, orders.stranger)
         process.dumpable(True)  # changing ids took /proc/self away from us

@@ -9,22 +9,17 @@ on a command line.
 from __future__ import annotations
 
 from .._value import Value
-from .instructions import Malformed, _fits, _read, _write
+from ..layout.rows import decoded
+from . import wire
+from .wire import Malformed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from ..layout.operations import Operation
+    from ..layout.rows import Row
+    from .wire import Shape
 
 MAGIC = b"staddle-unit-orders-1\n"
-
-#: Operations on the view, in the words of `backends.bwrap.operations`.
-BIND, EMPTY, MASK, FILE, LINK, DEVICES, PROCESSES, SEAL = (
-    *(b"bind", b"empty", b"mask", b"file"),
-    *(b"link", b"devices", b"processes", b"seal"),
-)
-KINDS = frozenset({BIND, EMPTY, MASK, FILE, LINK, DEVICES, PROCESSES, SEAL})
-#: Flags of an operation.
-WRITABLE, BELOW, AGAIN, OPTIONAL, TRANSLATED = 1, 2, 4, 8, 16
 
 
 class Orders(Value):
@@ -36,9 +31,8 @@ class Orders(Value):
     #: The descriptor on which the client tells a failure, and the process that asked for all this.
     status: int
     launcher: int
-    #: (kind, path, flags, mode, size, data): mode and size for EMPTY, data for FILE (its content)
-    #: and LINK (its target).
-    view: tuple[tuple[bytes, bytes, int, int, int, bytes], ...]
+    #: The operations that make the view, as `layout.rows` has them.
+    view: tuple[Row, ...]
     #: Who the command is inside, and the machine's name there.
     uid: int
     gid: int
@@ -52,8 +46,12 @@ class Orders(Value):
     #: `Instructions`, encoded.
     command: bytes
 
+    def operations(self) -> tuple[Operation, ...]:
+        """The operations that make the view."""
+        return decoded(self.view)
 
-_SHAPES: dict[str, Any] = {
+
+_SHAPES: dict[str, Shape] = {
     "starter": [bytes],
     "starter_environment": [bytes],
     "status": int,
@@ -72,34 +70,21 @@ _SHAPES: dict[str, Any] = {
 def encode(orders: Orders) -> bytes:
     """The bytes for the memory file. Raises Malformed for what decode would refuse."""
     _check(orders)
-    out = [MAGIC]
-    _write(tuple(getattr(orders, name) for name in _SHAPES), out)
-    return b"".join(out)
+    return wire.encode(MAGIC, tuple(getattr(orders, name) for name in _SHAPES))
 
 
 def decode(data: bytes) -> Orders:
     """The orders in `data`, or Malformed."""
-    import struct
-
-    if not data.startswith(MAGIC):
-        raise Malformed("they do not begin as orders do")
-    try:
-        values, end = _read(data, len(MAGIC), depth=0)
-    except (struct.error, IndexError) as error:
-        raise Malformed("they are cut short") from error
-    if end != len(data) or not isinstance(values, tuple) or len(values) != len(_SHAPES):
-        raise Malformed("they have too few or too many fields")
-    orders = Orders(*values)
+    orders = Orders(*wire.decode(MAGIC, data, len(_SHAPES)))
     _check(orders)
     return orders
 
 
 def _check(orders: Orders) -> None:
-    for name, shape in _SHAPES.items():
-        if not _fits(getattr(orders, name), shape):
-            raise Malformed(f"{name} is not what it should be")
+    wire.check(orders, _SHAPES)
     if not orders.starter or not orders.starter[0].startswith(b"/"):
         raise Malformed("there is nothing to start the unit with")
-    for kind, path, *_ in orders.view:
-        if kind not in KINDS or not path.startswith(b"/") or b"\0" in path:
-            raise Malformed(f"there is no operation {kind!r} at {path!r}")
+    try:
+        orders.operations()
+    except ValueError as error:
+        raise Malformed(str(error)) from None

@@ -147,6 +147,8 @@ def _make_way(path: bytes, content: bytes | None) -> None:
 
 
 def _make_directories(path: bytes) -> None:
-    for end in range(1, len(path)):
-        if path[end : end + 1] == b"/" and not os.path.lexists(path[:end]):
-            os.mkdir(path[:end], 0o755)
+    """Make what leads to `path`, as far as it is not there."""
+    parent = path.rpartition(b"/")[0]
+    if parent and not os.path.lexists(parent):
+        _make_directories(parent)
+        os.mkdir(parent, 0o755)

@@ -23,8 +23,8 @@ LAST_SIGNAL = 64
 RLIMIT_FSIZE, RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_MEMLOCK, RLIMIT_NICE, RLIMIT_RTPRIO = 1, 4, 7, 8, 13, 14
 UNLIMITED = -1
 
-_PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 1, 3, 4
-_PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 23, 24, 28
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 24, 28
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
 _CAPABILITY_VERSION_3 = 0x20080522
 #: noroot, no ambient raise, and every switch locked as it is.
@@ -48,13 +48,11 @@ def no_new_privs() -> None:
 def empty_bounding_set() -> None:
     """Nothing this process or its children do can bring a capability back. Needs CAP_SETPCAP."""
     _prctl(_PR_SET_SECUREBITS, _SECUREBITS)
-    for capability in range(64):
-        try:
-            if _prctl(_PR_CAPBSET_READ, capability):
-                _prctl(_PR_CAPBSET_DROP, capability)
-        except OSError as error:
-            if error.errno == errno.EINVAL:
-                return  # past the last one this kernel knows
+    try:
+        for capability in range(64):
+            _prctl(_PR_CAPBSET_DROP, capability)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # EINVAL: past the last one this kernel knows
             raise
 
 

@@ -167,13 +167,24 @@ def _from_preset(policy: Policy, bearings: Bearings, host: Host) -> Iterator[Rul
                     yield Rule(field, place, origin)
     else:
         home = bearings.home if denied else ""
-    for path in denied:
+    for path in _there(denied, home):
         at = absolute(path, "", home)
-        if not os.path.lexists(at):  # nearly all: not worth remembering each of their parents
-            continue
         place = host.find(at)
         if place.path != "/" and place.kind not in ("missing", "unreadable", "circle"):
             yield Rule("deny", place, origin, link=_itself(at, place, host))
+
+
+def _there(paths: Iterable[str], home: str) -> Iterator[str]:
+    """Those of a preset's paths that exist. Nearly none does: one look at the home rules most of them out."""
+    try:
+        names = frozenset(os.listdir(home)) if home else frozenset()
+    except OSError:
+        names = None
+    for path in paths:
+        if names is not None and path.startswith("~/") and path[2:].partition("/")[0] not in names:
+            continue
+        if os.path.lexists(absolute(path, "", home)):
+            yield path
 
 
 def _itself(path: str, place: Place, host: Host) -> str:

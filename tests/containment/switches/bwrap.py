@@ -13,8 +13,8 @@ def _trust_bwrap() -> None:
     from staddle.backends.base import Probe
     from staddle.backends.bwrap import Bwrap
 
-    Bwrap.begin_probe = lambda self: None  # type: ignore[method-assign]
-    Bwrap.probe = lambda self: Probe("bwrap", usable=True)  # type: ignore[method-assign]
+    Bwrap._begin = lambda self, found: None  # type: ignore[method-assign]
+    Bwrap._probed = lambda self, found: Probe("bwrap", usable=True)  # type: ignore[method-assign]
 
 
 def _words(change: Callable[[list[str]], list[str]]) -> Patch:
@@ -60,9 +60,9 @@ def _operations(change: Callable[[Any], list[Any]]) -> Patch:
     def off() -> None:
         from staddle import backends
         from staddle.backends import bwrap
-        from staddle.backends.bwrap import layout
+        from staddle.layout import from_plan
 
-        original = layout.lay_out
+        original = from_plan.lay_out
 
         def lay_out(plan: Any, view: Any) -> Any:
             made = original(plan, view)
@@ -70,7 +70,7 @@ def _operations(change: Callable[[Any], list[Any]]) -> Patch:
             assert tuple(changed) != made.operations, "this switch takes nothing away any more"
             return made.replace(operations=tuple(changed))
 
-        bwrap.lay_out = layout.lay_out = lay_out
+        bwrap.lay_out = from_plan.lay_out = lay_out
         backends._made.clear()
         _trust_bwrap()
 
@@ -87,7 +87,7 @@ def _kind(operation: Any) -> str:
 
 def _host_directory(path: str) -> Patch:
     """The host's own directory in place of a private one."""
-    from staddle.backends.bwrap.operations import Bind
+    from staddle.layout.operations import Bind
 
     return _operations(
         lambda operation: (

@@ -134,7 +134,7 @@ SWITCHES: dict[str, Switch] = {
         ("read-environment-of-the-first-process", "enter-the-root-of-the-first-process"),
         edits=(
             Edit("helper/systemd_unit.py", "    process.dumpable(False)\n", ""),
-            Edit("helper/unit_view.py", ', options="hidepid=2"', ""),
+            Edit("layout/building.py", '"hidepid=2"', '""'),
         ),
     ),
     "end with the parent": Switch(

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from staddle.backends.bwrap import arguments, rlimits
-from staddle.backends.bwrap.descriptors import Descriptors
-from staddle.backends.bwrap.launching import failure, filter_profile
-from staddle.backends.bwrap.operations import Bind, Devices, Empty, File, Mask, Processes, Seal, Symlink
+from staddle.backends.bwrap.launching import failure
+from staddle.backends.descriptors import Descriptors
 from staddle.errors import LaunchFailed, PolicyNotEnforceable
+from staddle.layout.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Variable
-from tests.unit.backends.bwrap_plans import WHY, plan, read, write
+from tests.unit.layout.plans import WHY, plan
 
 
 def words(*operations: object, by_descriptor: bool = False) -> list[str]:
@@ -86,6 +86,20 @@ def test_operations_in_their_order(tmp_path: Path) -> None:
     ]
 
 
+def test_a_directory_on_the_way_is_made_once_with_its_mode() -> None:
+    made = words(
+        Empty("/tmp", 0o1777, 9, WHY),
+        Directory("/tmp/a", 0o555, WHY),
+        Directory("/tmp/a/b", 0o555, WHY),
+        Symlink("/tmp/a/b/l", "x", WHY),
+    )
+    assert made == [
+        *("--perms", "1777", "--size", "9", "--tmpfs", "/tmp"),
+        *("--perms", "0555", "--dir", "/tmp/a", "--perms", "0555", "--dir", "/tmp/a/b"),
+        *("--symlink", "x", "/tmp/a/b/l"),
+    ]
+
+
 def test_what_is_shown_is_handed_over_by_descriptor(tmp_path: Path) -> None:
     give = Descriptors()
     made = list(
@@ -132,11 +146,6 @@ def test_arguments_are_separated_by_nul_and_may_be_anything_else() -> None:
         arguments.packed(["x"] * 9001)
 
 
-def test_setuid_files_are_refused_where_the_host_is_written() -> None:
-    assert filter_profile(plan(grants=(read("/r"),))) == "namespaces"
-    assert filter_profile(plan(grants=(read("/r"), write("/w")))) == "namespaces-nosuid"
-
-
 def test_no_limit_is_above_what_we_have() -> None:
     endless = (1 << 64) - 1
     assert "--core=1:1" in rlimits.outside(lambda _: endless)
@@ -158,15 +167,3 @@ def test_no_limit_is_above_what_we_have() -> None:
 )
 def test_the_launchers_word_on_whether_the_command_ran(said: bytes, started: bool) -> None:
     assert (failure(said) is None) is started
-
-
-def test_a_descriptor_is_never_one_of_the_standard_three() -> None:
-    saved = os.dup(0)
-    os.close(0)
-    give = Descriptors()
-    try:
-        assert give.holding(b"x") > 2
-    finally:
-        give.close()
-        os.dup2(saved, 0)
-        os.close(saved)

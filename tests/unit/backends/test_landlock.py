@@ -134,6 +134,17 @@ def test_files_of_etc_are_the_hosts_own_but_for_the_machine() -> None:
     assert "/etc" not in paths
 
 
+def test_an_etc_of_its_own_is_one_rule_unless_something_is_denied_in_it() -> None:
+    def below_etc(of: Plan) -> set[str]:
+        return {rule.path for rule in rules.for_system(of, can_mount=True) if rule.path.startswith("/etc")}
+
+    assert below_etc(plan(texts=(PASSWD, GROUP))) == {"/etc"}
+    assert below_etc(plan(texts=(PASSWD, GROUP), hidden=(hidden("/etc/ssl/private"),))) == {
+        "/etc/passwd",
+        "/etc/group",
+    }
+
+
 # Private directories.
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from staddle.backends.bwrap.layout import lay_out
 from staddle.backends.systemd import delegation, description, orders, shortfalls, unit
 from staddle.backends.systemd.manager import Manager, Obstacle, find
 from staddle.helper import unit_orders
 from staddle.helper.instructions import decode
+from staddle.layout.from_plan import lay_out
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Plan, Text, Variable
-from tests.unit.backends.bwrap_plans import DictHost, guard, hidden, plan, read, scratch, write
+from tests.unit.layout.plans import DictHost, guard, hidden, plan, read, scratch, write
 
 USER = Manager("user", "/usr/bin/systemd-run", {"XDG_RUNTIME_DIR": "/run/user/1000"})
 ROOT = Manager("system", "/usr/bin/systemd-run", {}, 0x70000001)
@@ -117,39 +117,12 @@ def test_orders_survive_the_way() -> None:
     assert any(row[1] == os.fsencode(ODD + "\udcff") for row in said.view)
 
 
-def test_each_kind_of_operation_has_its_row() -> None:
-    made = plan(
-        grants=(write("/w"), read("/r")),
-        guards=(guard("/w/d/.git"),),
-        hidden=(hidden("/r/file", "file"), hidden("/w/h")),
-        texts=(Text("/etc/t", b"text", "test"),),
-        scratch=(scratch("/tmp", 0o1777, 4096),),
-    )
-    rows = {row[1]: row for row in asked(made).view if row[0] != unit_orders.SEAL}
-    kind = {path: row[0] for path, row in rows.items()}
-    assert kind[b"/w"] == kind[b"/r"] == kind[b"/w/d/.git"] == kind[b"/w/d"] == unit_orders.BIND
-    flags = {path: row[2] for path, row in rows.items()}
-    assert flags[b"/w"] == unit_orders.WRITABLE
-    assert flags[b"/r"] == 0
-    assert flags[b"/w/d"] == unit_orders.WRITABLE | unit_orders.AGAIN | unit_orders.BELOW  # pinned
-    assert flags[b"/w/d/.git"] == unit_orders.AGAIN | unit_orders.BELOW
-    assert rows[b"/r/file"][:3] == (unit_orders.MASK, b"/r/file", unit_orders.BELOW)
-    assert rows[b"/w/h"][0] == unit_orders.EMPTY
-    assert rows[b"/w/h"][3] == 0
-    assert rows[b"/etc/t"] == (unit_orders.FILE, b"/etc/t", 0, 0, 0, b"text")
-    assert rows[b"/tmp"][3:5] == (0o1777, 4096)
-    assert b"/proc/1" not in rows  # nobody sees it there
-    assert {unit_orders.DEVICES, unit_orders.PROCESSES} <= set(kind.values())
-
-
-def test_as_root_owners_are_translated_but_not_those_of_the_system() -> None:
-    made = plan(grants=(write("/root/w"), read("/usr"), read("/home/u")))
-    flags = {row[1]: row[2] for row in asked(made, ROOT).view if row[0] == unit_orders.BIND}
-    assert flags[b"/root/w"] & unit_orders.TRANSLATED
-    assert flags[b"/home/u"] & unit_orders.TRANSLATED
-    assert not flags[b"/usr"] & unit_orders.TRANSLATED
-    assert asked(made, ROOT).stranger == ROOT.stranger
-    assert not any(row[2] & unit_orders.TRANSLATED for row in asked(made).view)
+def test_the_unit_is_told_the_operations_of_the_layout_but_those_it_does_not_need() -> None:
+    made = plan(grants=(write("/w"), read("/r")), guards=(guard("/w/d/.git"),), scratch=(scratch("/tmp"),))
+    wanted = [op.replace(origin="") for op in lay_out(made, DictHost()).operations if op.path != "/proc/1"]
+    for found in (USER, ROOT):
+        assert list(asked(made, found).operations()) == wanted
+        assert asked(made, found).stranger == found.stranger
 
 
 def test_the_filter_and_the_limits_are_those_of_the_plan() -> None:
@@ -232,6 +205,14 @@ def test_the_steps_name_everything_and_no_secret() -> None:
     assert "no account has" in told
 
 
+def test_as_root_it_says_whose_owner_is_translated() -> None:
+    made = plan(grants=(write("/root/w"), write("/opt/w"), read("/usr"), read("/home/u")))
+    for found, translated in ((USER, set()), (ROOT, {"/root/w", "/opt/w", "/home/u"})):
+        steps = description.steps(made, lay_out(made, DictHost()), found)
+        told = {step.action.split()[1] for step in steps if "its owner shown as" in step.action}
+        assert told == translated
+
+
 # The manager.
 
 
@@ -251,7 +232,7 @@ def host(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from staddle.backends.bwrap import programs
+    from staddle.backends import programs
 
     monkeypatch.setattr(programs, "_problem", lambda *_: "")
 

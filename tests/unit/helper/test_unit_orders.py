@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from staddle.helper.instructions import Malformed
 from staddle.helper.systemd_client import _Client
 from staddle.helper.systemd_unit import _is_bounded
-from staddle.helper.unit_orders import BIND, MAGIC, Orders, decode, encode
+from staddle.helper.unit_orders import MAGIC, Orders, decode, encode
+from staddle.helper.wire import Malformed
+from staddle.layout.rows import BIND
 
 
 def orders(**fields: Any) -> Orders:

@@ -1,8 +1,8 @@
 """bubblewrap: a fresh root with only what the plan names, in namespaces of its own.
 
     probe      finds bwrap, checks it, and runs a harmless command in a real sandbox
-    layout     plan -> operations (pure)
-    staging    as root, or with very many mounts: the operations carried out by us
+    version    which bwrap it is
+    staging    as root, or with very many mounts: the view built by us (see `layout`)
     launching  operations -> argv and descriptors
 
 What it does not do, by nature: a UNIX socket in a granted directory can be connected to,
@@ -16,20 +16,21 @@ import _thread
 import os
 
 from ...errors import BackendUnavailable, StaddleError
+from ...layout.from_plan import lay_out
+from ...layout.host import Host
+from .. import programs
 from ..base import Launch, Probe, Step
-from . import programs
-from .host import Host
+from . import version
 from .launching import Starter, launch
-from .layout import lay_out
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...layout.from_plan import Layout
     from ...policy.plan import Plan
     from ..base import Gap
-    from .canary import Canary
-    from .layout import Layout
+    from ..canary import Canary
 
 _INSTALL = "apt-get install bubblewrap (or dnf, pacman, apk, zypper)"
 _CAPABILITIES = {"CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_ADMIN": 21}
@@ -132,11 +133,11 @@ class Bwrap:
             return self._unusable(f"bubblewrap is not installed: {where}", _INSTALL)
         if bwrap.problem:
             return self._unusable(bwrap.problem, f"reinstall it: {_INSTALL}")
-        able = programs.describe(bwrap.path, bwrap.identity)
-        if programs.is_old(able.version):
-            oldest = ".".join(map(str, programs.OLDEST))
-            version = able.version or "of unknown version"
-            return self._unusable(f"{bwrap.path} is {version}, and {oldest} is needed", "update bubblewrap")
+        able = version.describe(bwrap.path, bwrap.identity)
+        if version.is_old(able.version):
+            oldest = ".".join(map(str, version.OLDEST))
+            found = able.version or "of unknown version"
+            return self._unusable(f"{bwrap.path} is {found}, and {oldest} is needed", "update bubblewrap")
         tools = {}
         for name in ("prlimit", "nsenter"):
             tool = programs.find(name)
@@ -176,7 +177,7 @@ class Bwrap:
         key = _key(found)
         if key in _known or key in _begun:
             return
-        from . import canary
+        from .. import canary
 
         nonce = os.urandom(8).hex()
         plan = canary.plan(nonce)
@@ -186,13 +187,13 @@ class Bwrap:
             _known[key] = self._unusable(f"its self-test could not be started: {error}")
 
     def _judged(self, found: Starter, problem: str, message: str) -> Probe:
-        version = programs.describe(found.bwrap, found.identity).version
+        number = version.describe(found.bwrap, found.identity).version
         if not problem:
-            return Probe(self.name, usable=True, version=version)
+            return Probe(self.name, usable=True, version=number)
         from .diagnosis import diagnose
 
         why, fix = diagnose(found, problem, message)
-        return self._unusable(why, fix, version)
+        return self._unusable(why, fix, number)
 
     def _unusable(self, why: str, fix: str = "", version: str = "") -> Probe:
         return Probe(self.name, usable=False, why=why, fix=fix, version=version)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 
 from ...errors import LaunchFailed, PolicyNotEnforceable
-from .descriptors import check_place
-from .operations import Bind, Devices, Empty, File, Mask, Processes, Seal, Symlink
+from ...layout.host import check_place
+from ...layout.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ...layout.operations import Operation
     from ...policy.plan import Plan
-    from .descriptors import Descriptors
-    from .operations import Operation
+    from ..descriptors import Descriptors
 
 #: bwrap gives up at this many (MAX_ARGS in bubblewrap.c).
 _MOST = 9000
@@ -52,7 +52,7 @@ def filesystem(operations: Iterable[Operation], give: Descriptors, *, by_descrip
     """
     made = {"/", "/dev", "/proc"}
     for operation in operations:
-        if isinstance(operation, Symlink) or (
+        if isinstance(operation, Symlink | Directory) or (
             isinstance(operation, Bind | Empty | File) and not operation.below
         ):
             yield from _directories_above(operation.path, made)
@@ -63,6 +63,9 @@ def filesystem(operations: Iterable[Operation], give: Descriptors, *, by_descrip
                 check_place(operation.path, directory=True)
             size = ("--size", str(operation.size)) if operation.size > 0 else ()
             yield from ("--perms", f"{operation.mode:04o}", *size, "--tmpfs", operation.path)
+            made.add(operation.path)
+        elif isinstance(operation, Directory):
+            yield from ("--perms", f"{operation.mode:04o}", "--dir", operation.path)
             made.add(operation.path)
         elif isinstance(operation, Mask):
             check_place(operation.path, directory=False)

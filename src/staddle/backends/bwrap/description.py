@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from ...display import shown
+from ...layout.operations import Bind
+from ...layout.owners import needs_translation
 from ..base import Step
-from . import arguments, rlimits, scoping, staging
-from .launching import filter_profile, is_staged
-from .operations import Bind
+from ..filters import filter_profile, filter_steps
+from . import arguments, rlimits, scoping
+from .launching import is_staged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...layout.from_plan import Layout
     from ...policy.plan import Plan
     from .launching import Starter
-    from .layout import Layout
 
 _OURS = "bwrap"
 
@@ -34,14 +36,14 @@ def steps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Step]:
     for operation in layout.operations:
         owner = ""
         if stranger is not None and isinstance(operation, Bind) and not operation.again:
-            translated = staging.needs_translation(operation.path, operation.writable)
+            translated = needs_translation(operation.path, operation.writable)
             owner = ", its owner as the sandbox's user" if translated else ""
         yield Step(f"{operation}{owner}", operation.origin)
     yield Step(f"working directory {shown(plan.cwd)}", "plan")
     for variable in plan.variables:
         value = "(secret)" if variable.secret else shown(variable.value)
         yield Step(f"variable {shown(variable.name)}={value}", variable.origin)
-    yield Step(f"system call filter {filter_profile(plan)!r}", _OURS)
+    yield from filter_steps(filter_profile(plan))
     for option in rlimits.inside(plan.limits, rlimits.hard_limit):
         yield Step(f"resource limit {option.removeprefix('--').split(':')[0]}", "limits")
 

@@ -16,19 +16,20 @@ import os
 
 from ..._value import Value
 from ...errors import LaunchFailed
+from ...layout.operations import Bind, File, Mask
 from ...linux.seccomp import program
 from ..base import Launch
+from ..descriptors import Descriptors
+from ..filters import filter_profile
 from . import arguments, rlimits
-from .descriptors import Descriptors
-from .operations import Bind, File, Mask
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...layout.from_plan import Layout
+    from ...layout.operations import Operation
     from ...policy.plan import Plan
-    from .layout import Layout
-    from .operations import Operation
 
 #: bwrap reads the whole mount table for each of these; from here on building the view ourselves is faster.
 _MANY_MOUNTS = 48
@@ -60,14 +61,9 @@ def is_staged(layout: Layout, stranger: int | None) -> bool:
         return True
     if stranger is None:
         return False
-    from .staging import needs_translation
+    from ...layout.owners import needs_translation
 
     return any(needs_translation(op.path, op.writable) for op in binds)
-
-
-def filter_profile(plan: Plan) -> str:
-    """The system call filter: no setuid files where the host's directories can be written."""
-    return "namespaces-nosuid" if any(grant.access == "write" for grant in plan.grants) else "namespaces"
 
 
 def launch(starter: Starter, plan: Plan, layout: Layout, command: Sequence[str]) -> Launch:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from ..base import Gap
-from . import scoping
-from .operations import Bind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...layout.from_plan import Layout
     from ...policy.plan import Plan
     from .launching import Starter
-    from .layout import Layout
 
 _NOT_YET = ("memory", "cpu", "processes", "disk")
 _FILES = ("file_size", "open_files")
@@ -32,13 +30,8 @@ def gaps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Gap]:
         yield Gap(
             "network", f"bwrap cannot hold {what}: it has all of the network or none", "use Network.deny()"
         )
-    if mode == "open" and not scoping.prefix():
-        yield Gap(
-            "sockets",
-            "with the network open, abstract UNIX sockets of the host can be reached on this kernel",
-            "deny the network, or use Linux 6.12 or newer",
-            documented=True,
-        )
+    if mode == "open":
+        yield from _abstract_sockets()
     for name in _NOT_YET:
         if getattr(plan.limits, name) is not None:
             yield Gap(f"limits.{name}", f"bwrap cannot limit {name}", f"leave limits.{name} out")
@@ -50,16 +43,19 @@ def gaps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Gap]:
                 f"grant {starter.prlimit}, or leave limits.{name} out",
             )
     if starter.stranger is not None:
-        yield from _root(layout, starter.stranger)
+        from ...layout.owners import unwritable_grants
 
-
-def _root(layout: Layout, stranger: int) -> Iterator[Gap]:
-    from . import staging
-
-    for operation in layout.operations:
-        if not isinstance(operation, Bind) or operation.again or not operation.writable:
-            continue
-        why = staging.untranslatable(operation.path, stranger)
-        if why:
-            error = staging.unwritable(operation.path, why)
+        for error in unwritable_grants(layout.operations, starter.stranger):
             yield Gap("write", f"{error.what}: {error.why}", error.fix)
+
+
+def _abstract_sockets() -> Iterator[Gap]:
+    from . import scoping  # only where it matters
+
+    if not scoping.prefix():
+        yield Gap(
+            "sockets",
+            "with the network open, abstract UNIX sockets of the host can be reached on this kernel",
+            "deny the network, or use Linux 6.12 or newer",
+            documented=True,
+        )

@@ -17,6 +17,7 @@ from ...linux import landlock as kernel
 from ...linux import process, seccomp
 from ...policy.paths import upward
 from ..base import Launch, Step
+from ..filters import landlock_profile
 from . import rules, shortfalls
 from .layout import Layout, parent_for_private
 from .probing import Findings, find_out, stranger
@@ -103,7 +104,7 @@ class Landlock:
                 (os.fsencode(rule.path), kernel.bits(rule.rights & kept, "fs"), int(rule.optional))
                 for rule in granted
             ),
-            filter=seccomp.program(_profile(plan)),
+            filter=seccomp.program(landlock_profile(plan)),
             brokered=1,
             sockets=_sockets(plan, layout, mounted),
             internet=int(plan.network.mode == "open"),
@@ -144,12 +145,6 @@ def _granted_in_place(plan: Plan, seen: View) -> list[str]:
     mounted = {path for path, _, _ in seen.empty}
     denied = {up for item in plan.hidden for up in upward(item.path)}
     return [item.path for item in plan.scratch if item.path in mounted and item.path not in denied]
-
-
-def _profile(plan: Plan) -> str:
-    profile = "landlock-open" if plan.network.mode == "open" else "landlock"
-    # Only a host directory outlives the run; in a private one such a file helps nobody.
-    return profile + ("-nosuid" if any(grant.access == "write" for grant in plan.grants) else "")
 
 
 def _rlimits(plan: Plan) -> tuple[tuple[int, int, int], ...]:

@@ -6,6 +6,7 @@ import os
 
 from ...linux import landlock as kernel
 from ..base import Step
+from ..filters import filter_steps, landlock_profile
 from .rules import names
 
 TYPE_CHECKING = False
@@ -41,7 +42,7 @@ def steps(plan: Plan, granted: list[Rule], seen: View | None, order: Instruction
             b"never": "never connect to",
         }
         found.append(Step(f"{words[kind]} {os.fsdecode(path)}", "sockets"))
-    found.append(Step("load the system call filter; connect() is made by the supervisor", "landlock"))
+    found += filter_steps(landlock_profile(plan))
     where = os.fsdecode(order.directory)
     return (*found, Step(f"start the command in {where} with only the plan's variables", "landlock"))
 

@@ -11,7 +11,7 @@ import os
 
 from ..._value import Value
 from ...linux.landlock import FILES, READ, WRITE
-from ...policy.paths import above
+from ...policy.paths import above, covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,6 +105,9 @@ def for_system(plan: Plan, *, can_mount: bool) -> list[Rule]:
     rules.append(Rule("/proc", PROC, "system"))
     if not can_mount and any(item.path == "/dev/shm" for item in plan.scratch):
         rules.append(Rule("/dev/shm", SHARED_MEMORY, "shared memory", optional=True))
+    if can_mount and not any(covers("/etc", item.path) for item in plan.hidden):
+        # All of it was made for this run. (A rule above something denied would allow it again.)
+        return [*rules, Rule("/etc", frozenset({"read_file", "read_dir"}), "system")]
     for text in plan.texts:
         if not can_mount and text.path == "/etc/machine-id":
             continue  # which machine this is, is nobody's business

@@ -31,8 +31,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...layout.from_plan import Layout
     from ...policy.plan import Plan
-    from ..bwrap.layout import Layout
     from .manager import Manager
 
 #: The first version with everything that is used here (PrivateIPC=). Run with 252.
@@ -73,8 +73,8 @@ class Systemd:
         return launch(plan, self._laid_out(plan), self._manager(), command)
 
     def _laid_out(self, plan: Plan) -> Layout:
-        from ..bwrap.host import Host
-        from ..bwrap.layout import lay_out
+        from ...layout.from_plan import lay_out
+        from ...layout.host import Host
 
         known = self._layout  # read once: every thread has the same backend
         if known is None or known[0] is not plan:
@@ -103,7 +103,7 @@ class Systemd:
     def _canary(self) -> str:
         """What is wrong with a real unit of ours, empty when all is well."""
         from ...running import complete
-        from ..bwrap import canary
+        from .. import canary
 
         nonce = os.urandom(8).hex()
         plan = canary.plan(nonce)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from ...display import shown
+from ...layout.operations import Bind
+from ...layout.owners import needs_translation
 from ..base import Step
-from ..bwrap import staging
-from ..bwrap.launching import filter_profile
-from ..bwrap.operations import Bind, Empty
+from ..filters import filter_profile, filter_steps
 from . import unit
-from .orders import rlimits
+from .orders import needed, rlimits
 from .shortfalls import scopes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...layout.from_plan import Layout
     from ...policy.plan import Plan
-    from ..bwrap.layout import Layout
     from .manager import Manager
 
 _OURS = "systemd"
@@ -31,13 +31,11 @@ def steps(plan: Plan, layout: Layout, found: Manager) -> Iterator[Step]:
     yield Step(
         "inside the unit: see that the properties hold, then make pid, mount and host name namespaces", _OURS
     )
-    for operation in layout.operations:
-        if isinstance(operation, Empty) and operation.path == "/proc/1":
-            continue
+    for operation in needed(layout):
         text = str(operation)
-        shown_anew = isinstance(operation, Bind) and not operation.again
-        if shown_anew and found.stranger >= 0 and staging.needs_translation(operation.path):
-            text += ", its owner shown as the sandbox's user"
+        if found.stranger >= 0 and isinstance(operation, Bind) and not operation.again:
+            translated = needs_translation(operation.path, operation.writable)
+            text += ", its owner shown as the sandbox's user" if translated else ""
         yield Step(text, operation.origin)
     yield Step("leave the old root for good", _OURS)
     if found.stranger >= 0:
@@ -56,4 +54,4 @@ def steps(plan: Plan, layout: Layout, found: Manager) -> Iterator[Step]:
     yield Step("no capability, no_new_privs", _OURS)
     if scopes():
         yield Step(f"Landlock keeps within the sandbox: {', '.join(sorted(scopes()))}", _OURS)
-    yield Step(f"system call filter {filter_profile(plan)!r}", _OURS)
+    yield from filter_steps(filter_profile(plan))

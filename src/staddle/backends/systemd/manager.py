@@ -6,7 +6,7 @@ import os
 
 from ..._value import Value
 from ...linux.userns import Obstacle, observe, obstacle
-from ..bwrap import programs
+from .. import programs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

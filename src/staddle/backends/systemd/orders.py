@@ -9,12 +9,12 @@ from ...helper import starting, unit_orders
 from ...helper.instructions import Instructions
 from ...helper.instructions import encode as encode_instructions
 from ...helper.status import sentence
+from ...layout import rows
 from ...linux import landlock, process
 from ...linux.seccomp import program
 from ..base import Launch
-from ..bwrap import operations, staging
-from ..bwrap.descriptors import Descriptors
-from ..bwrap.launching import filter_profile
+from ..descriptors import Descriptors
+from ..filters import filter_profile
 from . import unit
 from .shortfalls import scopes
 
@@ -22,13 +22,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ...layout.from_plan import Layout
+    from ...layout.operations import Operation
     from ...policy.limits import Limits
     from ...policy.plan import Plan
-    from ..bwrap.layout import Layout
-    from ..bwrap.operations import Operation
     from .manager import Manager
-
-    Row = tuple[bytes, bytes, int, int, int, bytes]
 
 
 def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -> Launch:
@@ -78,7 +76,7 @@ def orders(
         starter_environment=tuple(os.fsencode(f"{key}={value}") for key, value in environment.items()),
         status=status,
         launcher=os.getpid(),
-        view=tuple(rows(layout.operations, translated=found.stranger >= 0)),
+        view=rows.encoded(needed(layout)),
         uid=who.uid,
         gid=who.gid,
         host=os.fsencode(who.host),
@@ -119,38 +117,9 @@ def rlimits(limits: Limits) -> Iterator[tuple[str, int, int]]:
         yield "nofile", process.RLIMIT_NOFILE, limits.open_files
 
 
-def rows(wanted: Sequence[Operation], *, translated: bool) -> Iterator[Row]:
-    """The operations as the process inside takes them."""
-    for item in wanted:
-        path = os.fsencode(item.path)
-        below = unit_orders.BELOW if getattr(item, "below", False) else 0
-        if isinstance(item, operations.Bind):
-            yield unit_orders.BIND, path, below | _bind_flags(item, translated), 0, 0, b""
-        elif isinstance(item, operations.Empty):
-            # /proc shows our first process to nobody: there is nothing to hide.
-            if item.path != "/proc/1":
-                yield unit_orders.EMPTY, path, below, item.mode, item.size, b""
-        elif isinstance(item, operations.Mask):
-            yield unit_orders.MASK, path, unit_orders.BELOW, 0, 0, b""
-        elif isinstance(item, operations.File):
-            yield unit_orders.FILE, path, below, 0, 0, item.content
-        elif isinstance(item, operations.Symlink):
-            yield unit_orders.LINK, path, 0, 0, 0, os.fsencode(item.target)
-        elif isinstance(item, operations.Devices):
-            yield unit_orders.DEVICES, path, 0, 0, 0, b""
-        elif isinstance(item, operations.Processes):
-            yield unit_orders.PROCESSES, path, 0, 0, 0, b""
-        else:
-            yield unit_orders.SEAL, path, 0, 0, 0, b""
-
-
-def _bind_flags(item: operations.Bind, translated: bool) -> int:
-    flags = unit_orders.WRITABLE if item.writable else 0
-    flags |= unit_orders.AGAIN if item.again else 0
-    flags |= unit_orders.OPTIONAL if item.optional else 0
-    if translated and not item.again and staging.needs_translation(item.path):
-        flags |= unit_orders.TRANSLATED
-    return flags
+def needed(layout: Layout) -> list[Operation]:
+    """The operations for a unit: our /proc shows its first process to nobody, there is nothing to hide."""
+    return [operation for operation in layout.operations if operation.path != "/proc/1"]
 
 
 def _helper(role: str, *words: str) -> tuple[str, ...]:

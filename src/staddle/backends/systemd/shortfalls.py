@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ...linux import landlock
 from ..base import Gap
-from ..bwrap import staging
-from ..bwrap.operations import Bind
 from .delegation import controllers
 from .unit import bounds
 
@@ -13,8 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...layout.from_plan import Layout
     from ...policy.plan import Plan
-    from ..bwrap.layout import Layout
     from .manager import Manager
 
 _LIMITS = {"memory": "memory", "cpu": "cpu", "pids": "processes"}
@@ -31,7 +29,10 @@ def gaps(plan: Plan, layout: Layout, found: Manager) -> Iterator[Gap]:
     yield from _network(plan)
     yield from _limits(plan, found)
     if found.stranger >= 0:
-        yield from _owners(layout, found.stranger)
+        from ...layout.owners import unwritable_grants
+
+        for error in unwritable_grants(layout.operations, found.stranger):
+            yield Gap("write", f"{error.what}: {error.why}", error.fix)
 
 
 def _network(plan: Plan) -> Iterator[Gap]:
@@ -67,15 +68,3 @@ def _limits(plan: Plan, found: Manager) -> Iterator[Gap]:
             )
     if plan.limits.disk is not None:
         yield Gap("limits.disk", "systemd cannot limit how much is written", "leave limits.disk out")
-
-
-def _owners(layout: Layout, stranger: int) -> Iterator[Gap]:
-    """As root: what cannot be shown as belonging to the id that the command runs as."""
-    for operation in layout.operations:
-        if not isinstance(operation, Bind) or operation.again or not operation.writable:
-            continue
-        if staging.needs_translation(operation.path):
-            why = staging.untranslatable(operation.path, stranger)
-            if why:
-                error = staging.unwritable(operation.path, why)
-                yield Gap("write", f"{error.what}: {error.why}", error.fix)

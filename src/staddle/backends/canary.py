@@ -1,6 +1,6 @@
 """The self-test: a harmless command in a real sandbox that tells what it finds around it.
 
-A bwrap that runs nothing, runs the command as it is, or leaves out any part of the
+A launcher that runs nothing, runs the command as it is, or leaves out any part of the
 confinement is found out by what the command reads of itself.
 """
 
@@ -10,14 +10,13 @@ import os
 import select
 import time
 
-from ...policy.limits import Limits
-from ...policy.network import Network
-from ...policy.plan import Grant, Identity, Link, Plan, Scratch, Variable
-from .launching import failure
+from ..policy.limits import Limits
+from ..policy.network import Network
+from ..policy.plan import Grant, Identity, Link, Plan, Scratch, Variable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..base import Launch
+    from .base import Launch
 
 _SIGKILL, _SIGPIPE = 9, 13  # the signal module costs as much as half an interpreter
 _READ = ("status", "uid_map", "net/dev", "mountinfo", "environ")
@@ -80,10 +79,10 @@ def wrong(said: bytes, nonce: str) -> str:
 
 
 class Canary:
-    """A self-test under way."""
+    """A self-test under way: it runs beside us, and is asked for later."""
 
     def __init__(self, launch: Launch, nonce: str) -> None:
-        self._status = launch.status
+        self._status, self._failure = launch.status, launch.failure
         self._nonce = nonce
         self._output, out = os.pipe2(os.O_CLOEXEC)
         self._errors, err = os.pipe2(os.O_CLOEXEC)
@@ -111,7 +110,7 @@ class Canary:
                 os.close(fd)
 
     def outcome(self) -> tuple[str, str]:
-        """What is wrong with the sandbox, and bwrap's own message. Both empty when all is well."""
+        """What is wrong with the sandbox, and the launcher's own message. Both empty when all is well."""
         said, message = self._listen()
         try:
             _, status = os.waitpid(self._pid, 0)
@@ -122,7 +121,7 @@ class Canary:
             told = os.read(self._status, 4096)
             os.close(self._status)
         problem = wrong(said, self._nonce)
-        if not problem and (status or failure(told) is not None):
+        if not problem and (status or self._failure(told) is not None):
             problem = "it did not report how the command ended"
         return problem, message.decode(errors="replace").strip()
 

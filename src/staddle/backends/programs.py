@@ -10,16 +10,10 @@ from __future__ import annotations
 import os
 import stat
 
-from ..._value import Value
+from .._value import Value
 
 #: Where programs are looked for, in this order.
 DIRECTORIES: tuple[str, ...] = ("/usr/bin", "/usr/local/bin", "/bin")
-
-#: The first version that can forbid user namespaces inside (--disable-userns).
-OLDEST = (0, 8, 0)
-
-
-_described: dict[tuple[int, ...], Bubblewrap] = {}
 
 
 class Program(Value):
@@ -28,13 +22,6 @@ class Program(Value):
     path: str
     identity: tuple[int, ...] = ()
     problem: str = ""
-
-
-class Bubblewrap(Value):
-    """What an installed bwrap is able to do, as far as its own text tells."""
-
-    version: str
-    mounts_descriptors: bool
 
 
 def find(name: str, directories: tuple[str, ...] | None = None) -> Program | None:
@@ -75,62 +62,3 @@ def _overflow() -> int:
             return int(file.read())
     except (OSError, ValueError):
         return 65534
-
-
-def describe(path: str, identity: tuple[int, ...] = ()) -> Bubblewrap:
-    """Version and abilities of the bwrap at `path`, read from the file: a tenth of starting it.
-
-    A file that does not have them in its text (a script around it) is asked instead. Told
-    the file's `identity`, it is read once per process.
-    """
-    if identity not in _described:
-        _described[identity] = _describe(path)
-    return _described[identity] if identity else _described.pop(identity)
-
-
-def _describe(path: str) -> Bubblewrap:
-    with open(path, "rb") as file:
-        text = file.read(1 << 20)
-    version = _version(text)
-    if not version:
-        text = _ask(path, "--version") + _ask(path, "--help")
-        version = _version(text)
-    return Bubblewrap(version, b"--ro-bind-fd" in text)
-
-
-def is_old(version: str) -> bool:
-    """Whether this version, or a text that is none, is older than what we need."""
-    numbers = version.split(".")
-    if not all(number.isdigit() for number in numbers):
-        return True
-    return tuple(int(number) for number in numbers) < OLDEST
-
-
-def _version(text: bytes) -> str:
-    mark = b"bubblewrap "
-    at = text.find(mark)
-    while at >= 0:
-        word = text[at + len(mark) : at + len(mark) + 16]
-        digits = word[: len(word) - len(word.lstrip(b"0123456789."))]
-        if digits[:1].isdigit() and b"." in digits:
-            return digits.decode().rstrip(".")
-        at = text.find(mark, at + 1)
-    return ""
-
-
-def _ask(path: str, question: str) -> bytes:
-    import subprocess
-
-    try:
-        answer = subprocess.run(
-            [path, question],
-            env={},
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=5,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return b""
-    return answer.stdout[: 1 << 20]

@@ -11,14 +11,17 @@ something hidden. The region says what an item has to do there:
   appears there later stays invisible, and a thousand mounts become a few.
 * A denied name that is missing in a writable region cannot be held: only something placed
   there could stop its creation, and nothing of ours is ever placed in the user's tree.
+* What is shown below a private directory needs directories in between. They have the names of
+  the host's but are not them, so they take no files: what was written there would be lost
+  without a word. The private home is the exception: programs expect to write all over it.
 """
 
 from __future__ import annotations
 
-from ..._value import Value
-from ...errors import PolicyNotEnforceable
-from ...policy.plan import Grant, Guard, Hidden, Link, Plan, Scratch, Socket, Text
-from .operations import Bind, Devices, Empty, File, Mask, Processes, Seal, Symlink
+from .._value import Value
+from ..errors import PolicyNotEnforceable
+from ..policy.plan import Grant, Guard, Hidden, Link, Plan, Scratch, Socket, Text
+from .operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,13 +34,16 @@ if TYPE_CHECKING:
     RegionKind: TypeAlias = Literal["own", "read", "write", "hidden", "link", "processes"]
     Region: TypeAlias = tuple[str, RegionKind]
 
-_OURS = "bwrap"
+#: Where the operations of every sandbox come from.
+_OURS = "sandbox"
 #: Files of /proc that tell about the host: the launcher's keys, timers and symbols.
 PROC_MASKS = ("/proc/keys", "/proc/key-users", "/proc/timer_list", "/proc/kallsyms")
 #: A directory that somebody denied: no room in it, should its owner open it up.
 _HIDDEN_SIZE = 4096
 _ROOT_SIZE = 1 << 20
 _SHM_SIZE = 1 << 30
+#: A directory in between may be looked into and passed, by its owner too.
+_WAY = 0o555
 #: Below this many denied files, a directory is not worth rebuilding; above, it is too large to.
 _REBUILD_FROM, _REBUILD_TO = 8, 512
 
@@ -78,7 +84,7 @@ def lay_out(plan: Plan, view: View) -> Layout:
     """The operations for `plan` on the host that `view` shows."""
     items = _items(plan)
     rebuilt, unheld = _rebuild(items, view) if plan.hidden else ([], [])
-    writer = _Writer(view)
+    writer = _Writer(view, frozenset(s.path for s in plan.scratch if s.path != plan.identity.home))
     root_size = _ROOT_SIZE + sum(len(text.content) + 4096 for text in plan.texts)
     writer.add(Empty("/", 0o755, root_size, _OURS))
     for item, region in _visit([*items, *rebuilt]):
@@ -210,12 +216,17 @@ def _nearest_directory(path: str, within: str, view: View) -> str | None:
 
 
 class _Writer:
-    """Turns items into operations, each pinned where it could be moved away."""
+    """Turns items into operations, each pinned where it could be moved away.
 
-    def __init__(self, view: View) -> None:
+    `private` are the directories of ours in which nothing is written by mistake.
+    """
+
+    def __init__(self, view: View, private: frozenset[str]) -> None:
         self.operations: list[Operation] = []
         self._view = view
+        self._private = private
         self._pinned: set[str] = set()
+        self._ways: set[str] = set()
 
     def add(self, operation: Operation) -> None:
         self.operations.append(operation)
@@ -238,6 +249,8 @@ class _Writer:
             return
         if around == "write":
             self._pin(item.path, root, item.origin)
+        elif around == "own" and root in self._private:
+            self._lead_to(item.path, root, item.origin)
         self.add(operation)
         if isinstance(item, Processes):
             self._mask_processes()
@@ -272,14 +285,12 @@ class _Writer:
         return Symlink(item.path, item.target, item.origin) if own else None
 
     def _pin(self, path: str, root: str, origin: str) -> None:
-        above = []
-        directory = _parent(path)
-        while directory != root and _covers(root, directory) and directory not in self._pinned:
-            above.append(directory)
-            directory = _parent(directory)
-        for directory in reversed(above):
-            self._pinned.add(directory)
+        for directory in _between(root, path, self._pinned):
             self.add(Bind(directory, True, origin, below=True, again=True))
+
+    def _lead_to(self, path: str, root: str, origin: str) -> None:
+        for directory in _between(root, path, self._ways):
+            self.add(Directory(directory, _WAY, origin))
 
     def _mask_processes(self) -> None:
         for path in PROC_MASKS:
@@ -293,6 +304,17 @@ def _hide(item: Hidden, below: bool) -> Operation | None:
     if item.kind == "directory":
         return Empty(item.path, 0, _HIDDEN_SIZE, item.origin, below)
     return Mask(item.path, item.origin) if item.kind == "file" else None
+
+
+def _between(root: str, path: str, seen: set[str]) -> list[str]:
+    """The directories below `root` and above `path` that are not in `seen`, parents first; now they are."""
+    found = []
+    directory = _parent(path)
+    while directory != root and _covers(root, directory) and directory not in seen:
+        found.append(directory)
+        directory = _parent(directory)
+    seen.update(found)
+    return found[::-1]
 
 
 def _covers(ancestor: str, path: str) -> bool:

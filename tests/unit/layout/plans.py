@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from staddle.backends.bwrap.host import Entry
+from staddle.layout.host import Entry
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Grant, Guard, Hidden, Identity, Plan, Scratch

@@ -1,12 +1,14 @@
-"""What the layout must know about the host's directories. Reads, never follows a link."""
+"""The host's directories, as the layout sees them. Reads, never follows a link."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
-from ..._value import Value
-from ...linux.openat2 import open_without_symlinks
+from .._value import Value
+from ..errors import LaunchFailed
+from ..linux.openat2 import open_without_symlinks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
         def searchable(self, path: str) -> bool:
             """Whether names in this directory can be reached at all."""
+
+
+_CHANGED = "if it moved on purpose, try again; otherwise see what else is changing it"
 
 
 class Entry(Value):
@@ -78,3 +83,35 @@ class Host:
 
 def _kind(mode: int) -> Kind:
     return "directory" if stat.S_ISDIR(mode) else "link" if stat.S_ISLNK(mode) else "file"
+
+
+def open_named(path: str) -> int:
+    """Open what is at `path` to mount or check it; LaunchFailed when it is not as it was planned."""
+    try:
+        return open_without_symlinks(path, os.O_PATH)
+    except OSError as error:
+        if error.errno == errno.ENOSYS:
+            raise LaunchFailed(
+                "paths cannot be opened without following links",
+                why="the kernel is older than 5.6, or a filter around this process hides openat2",
+                fix="run staddle outside that sandbox",
+            ) from None
+        why = "there is a link in it now" if error.errno == errno.ELOOP else (error.strerror or "").lower()
+        raise LaunchFailed(
+            f"{path!r} is not as it was when the policy was compiled", why=why, fix=_CHANGED
+        ) from None
+
+
+def check_place(path: str, *, directory: bool) -> None:
+    """Nothing may be created at this place of the host: it must be there, of that kind, without links."""
+    descriptor = open_named(path)
+    try:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) != directory:
+            kind = "directory" if directory else "file"
+            raise LaunchFailed(
+                f"{path!r} is not as it was when the policy was compiled",
+                why=f"it is no longer a {kind}",
+                fix=_CHANGED,
+            )
+    finally:
+        os.close(descriptor)

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from staddle.backends.bwrap.layout import Layout, lay_out
-from staddle.backends.bwrap.operations import Bind, Devices, Empty, File, Mask, Processes, Seal, Symlink
 from staddle.errors import PolicyNotEnforceable
+from staddle.layout.from_plan import Layout, lay_out
+from staddle.layout.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
 from staddle.policy.plan import Link, Plan, Socket, Text
-from tests.unit.backends.bwrap_plans import WHY, DictHost, guard, hidden, plan, read, scratch, write
+from tests.unit.layout.plans import WHY, DictHost, guard, hidden, plan, read, scratch, write
 
 
 def laid_out(host: DictHost | None = None, **fields: object) -> Layout:
@@ -39,7 +39,7 @@ def test_what_proc_tells_of_the_host_is_masked_where_it_exists() -> None:
     host = DictHost({"/proc/keys": None})
     assert [op.path for op in laid_out(host).operations if isinstance(op, Mask)] == ["/proc/keys"]
     hiding = [op for op in laid_out(host).operations if op.path == "/proc/1"]
-    assert hiding == [Empty("/proc/1", 0, 4096, "bwrap")]
+    assert hiding == [Empty("/proc/1", 0, 4096, "sandbox")]
 
 
 def test_grants_links_texts_and_sockets_in_the_fresh_root() -> None:
@@ -90,6 +90,43 @@ def test_a_private_directory_covers_a_grant_and_a_grant_below_it_shows() -> None
         Empty("/tmp", 0o1777, 1 << 20, WHY, below=True),
         Bind("/tmp/w", True, WHY),
     ]
+
+
+def test_directories_on_the_way_to_a_grant_in_a_private_directory_take_no_files() -> None:
+    layout = laid_out(
+        grants=(write("/tmp/work/project/out"), read("/tmp/work/in")),
+        scratch=(scratch("/tmp"),),
+        texts=(Text("/tmp/work/project/t", b"", WHY),),
+        sockets=(Socket("/tmp/s/socket", True, WHY),),
+    )
+    assert of_plan(layout) == [
+        Empty("/tmp", 0o1777, 1 << 20, WHY),
+        Directory("/tmp/s", 0o555, WHY),
+        Bind("/tmp/s/socket", False, WHY, optional=True),
+        Directory("/tmp/work", 0o555, WHY),
+        Bind("/tmp/work/in", False, WHY),
+        Directory("/tmp/work/project", 0o555, WHY),
+        Bind("/tmp/work/project/out", True, WHY),
+        File("/tmp/work/project/t", b"", WHY),
+    ]
+
+
+def test_a_private_directory_in_a_private_directory_begins_anew() -> None:
+    layout = laid_out(grants=(read("/tmp/a/b/c/d"),), scratch=(scratch("/tmp"), scratch("/tmp/a/b")))
+    assert [op.path for op in of_plan(layout) if isinstance(op, Directory)] == ["/tmp/a", "/tmp/a/b/c"]
+
+
+def test_the_private_home_stays_writable_all_over() -> None:
+    """Programs write below ~/.config and ~/.local as they like; something is granted there often."""
+    home = "/home/user"
+    layout = laid_out(grants=(read(f"{home}/.config/tool"),), scratch=(scratch(home),))
+    assert not [op for op in of_plan(layout) if isinstance(op, Directory)]
+
+
+def test_elsewhere_the_directories_on_the_way_are_sealed_with_what_they_are_in() -> None:
+    layout = laid_out(grants=(read("/data/a/b"),))
+    assert of_plan(layout) == [Bind("/data/a/b", False, WHY)]
+    assert isinstance(layout.operations[-1], Seal)
 
 
 def test_a_guard_is_read_only_and_every_directory_above_it_is_pinned() -> None:

@@ -10,8 +10,8 @@ created there: the path must exist, as it was when the plan was made, with no li
 
 from __future__ import annotations
 
-from ..._value import Value
-from ...display import shown
+from .._value import Value
+from ..display import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,6 +52,17 @@ class Empty(Value):
         if not self.mode:
             return f"hide the directory {shown(self.path)}"
         return f"empty directory {shown(self.path)} (mode {self.mode:04o}, at most {self.size} bytes)"
+
+
+class Directory(Value):
+    """A directory of ours, on the way to something inside a private directory."""
+
+    path: str
+    mode: int
+    origin: str
+
+    def __str__(self) -> str:
+        return f"directory {shown(self.path)} (mode {self.mode:04o}), on the way to what is shown below it"
 
 
 class Mask(Value):
@@ -118,4 +129,4 @@ class Seal(Value):
 
 
 if TYPE_CHECKING:
-    Operation: TypeAlias = Bind | Empty | Mask | File | Symlink | Devices | Processes | Seal
+    Operation: TypeAlias = Bind | Empty | Directory | Mask | File | Symlink | Devices | Processes | Seal

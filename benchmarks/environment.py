@@ -1,0 +1,60 @@
+"""What an agent's tools cost, against the plain ones."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+from measure import Claim, interleaved, ms, timed
+from staddle import LocalEnvironment, Policy, wrap
+from staddle.environment.globs import Glob, GlobSet
+
+
+def file_tools() -> list[Claim]:
+    content, times = "x" * 4096, 200
+    with tempfile.TemporaryDirectory() as place, LocalEnvironment(place, ["docs/**", "*.md"]) as env:
+        os.mkdir(os.path.join(place, "docs"))
+
+        def plain() -> None:
+            for number in range(times):
+                with open(f"{place}/docs/plain{number % 20}", "w") as file:
+                    file.write(content)
+
+        def safe() -> None:
+            for number in range(times):
+                env.write_file(f"docs/safe{number % 20}", content)
+
+        took = interleaved({"plain": plain, "safe": safe}, rounds=15)
+    detail = f"{ms(took['safe'] / times)} against {ms(took['plain'] / times)}"
+    return [Claim("a safe write of 4 KB / open().write()", took["safe"] / took["plain"], 4, detail)]
+
+
+def globs() -> list[Claim]:
+    many = GlobSet(
+        Glob(text)
+        for n in range(2500)
+        for text in (f"d{n}/out.md", f"d{n}/**", f"x{n}*.md", f"e{n}/**/*.t{n}")
+    )
+    paths = [f"e{n}/a/b{n}/file{n}.py" for n in range(10_000)]
+    seconds = timed(lambda: [many.matches(path) for path in paths])
+    return [Claim("10,000 globs x 10,000 paths, seconds", seconds, 2, "")]
+
+
+def commands() -> list[Claim]:
+    found = []
+    for backend in ("bwrap", "landlock"):
+        with tempfile.TemporaryDirectory() as place, LocalEnvironment(place, backend=backend) as env:
+            policy = Policy.agent().with_read(place).with_write(place)
+
+            def wrapped(policy: Policy = policy, place: str = place, backend: str = backend) -> None:
+                wrap(["true"], policy, backend=backend, cwd=place).run(capture_output=True)
+
+            took = interleaved({"wrap": wrapped, "tool": lambda env=env: env.exec_command("true")}, rounds=20)
+        detail = f"{ms(took['tool'])} against {ms(took['wrap'])}"
+        found.append(
+            Claim(f'exec_command("true") / wrap, {backend}', took["tool"] / took["wrap"], 1.2, detail)
+        )
+    return found
+
+
+CLAIMS = (file_tools, globs, commands)

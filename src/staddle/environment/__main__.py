@@ -1,0 +1,13 @@
+"""The program that `wrap_bash_command` puts before a command: see `jail.run_jail_exec`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == "__main__":
+    # Appended: nothing that lies beside the package can stand in for the standard library.
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    from staddle.environment.jail import run_jail_exec
+
+    sys.exit(run_jail_exec(sys.argv[1:]))

@@ -1,0 +1,307 @@
+"""Files beneath an open directory: read, write, remove, make, list, and never anywhere else.
+
+Everything here runs with our own rights in a tree that an agent can change while we look at
+it. So nothing is opened by a whole path twice, no link is followed, and what is written
+appears by a rename beside its name, in a directory that we hold open. The kernel refuses
+what leads out (openat2); its refusals become errors in `translated`, the one place for that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ..errors import PathEscape, PathNotAllowed, PolicyError
+from ..linux.openat2 import open_beneath
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Self
+
+    AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY
+
+
+def relative(path: AnyPath) -> str:
+    """`path` in its one spelling. PathEscape for what is absolute or climbs, before any look at the disk."""
+    text = os.fsdecode(path)
+    if text.startswith("/"):
+        raise PathEscape(
+            f"{text!r} is an absolute path",
+            why="files are named relative to the working directory",
+            fix=f"say {os.path.basename(text) or '.'!r} if it lies there",
+        )
+    parts = [part for part in text.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise PathEscape(f"{text!r} has a .. in it", why="it could leave the working directory")
+    if "\0" in text:
+        raise PolicyError(f"{text!r} has a NUL in it", why="no path can hold one")
+    if not parts or text.endswith(("/", "/.")):
+        raise PathNotAllowed(f"{text!r} names a directory, not a file", fix="name a file")
+    return "/".join(parts)
+
+
+def translated(error: OSError, path: str) -> Exception:
+    """What the kernel's refusal means. Ordinary errors stay Python's own."""
+    if error.errno in (errno.EXDEV, errno.ELOOP):
+        return PathEscape(
+            f"{path!r} leads through a link or out of the working directory",
+            why=os.strerror(error.errno),
+            fix="name the real file",
+        )
+    if error.errno == errno.EAGAIN:
+        return PathNotAllowed(
+            f"{path!r} could not be looked up safely", why="the tree was changed meanwhile", fix="try again"
+        )
+    if error.errno == errno.ENOSYS:
+        return PathNotAllowed(
+            f"{path!r} cannot be opened safely here",
+            why="this kernel has no openat2, or a filter hides it",
+            fix="use Linux 5.6 or newer",
+        )
+    return OSError(error.errno, os.strerror(error.errno or 0), path)
+
+
+def open_checked(root: int, path: str, flags: int) -> int:
+    """open_beneath, with refusals as our errors."""
+    try:
+        return open_beneath(root, path, flags)
+    except OSError as error:
+        raise translated(error, path) from None
+
+
+def read(root: int, path: str, limit: int) -> bytes:
+    """The bytes of a regular file of at most `limit` bytes."""
+    _regular(root, path)
+    # It may be another thing by now: not blocking on it, and asking again what it is.
+    fd = open_checked(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    with open(fd, "rb") as file:
+        _refuse_special(os.fstat(fd).st_mode, path)
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit} bytes", path)
+    return data
+
+
+def make_directories(root: int, path: str, mode: int = 0o755) -> int:
+    """Make `path` and what is missing above it; a descriptor of it (O_PATH), the caller's to close."""
+    try:
+        return open_beneath(root, path or ".", _DIRECTORY)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise translated(error, path) from None
+    here = os.dup(root)
+    try:
+        for name in path.split("/"):
+            try:
+                below = open_beneath(here, name, _DIRECTORY)
+            except FileNotFoundError:
+                try:
+                    os.mkdir(name, mode, dir_fd=here)
+                except FileExistsError:
+                    pass  # somebody was quicker; the next line sees what they made
+                below = open_beneath(here, name, _DIRECTORY)
+            os.close(here)
+            here = below
+        return here
+    except OSError as error:
+        os.close(here)
+        raise translated(error, path) from None
+
+
+def remove(root: int, path: str) -> None:
+    """Remove a file, or a link itself. What a link leads to is never touched."""
+    parent, _, name = path.rpartition("/")
+    directory = open_checked(root, parent or ".", _DIRECTORY)
+    try:
+        os.unlink(name, dir_fd=directory)
+    except OSError as error:
+        raise translated(error, path) from None
+    finally:
+        os.close(directory)
+
+
+class PendingFile:
+    """A file being written. It takes its name, whole, when it is closed, or never.
+
+    As a context manager it is dropped when the block raises. Other hard links of what had
+    the name before keep their old content.
+    """
+
+    def __init__(
+        self, directory: int, name: str, path: str, mode: int, before: os.stat_result | None
+    ) -> None:
+        self._directory, self._name, self._path = directory, name, path
+        self._temporary = f".staddle-{os.urandom(8).hex()}.tmp"
+        try:
+            self._fd, self._named = _unnamed(directory, self._temporary, mode & 0o777)
+        except BaseException as error:
+            os.close(directory)
+            if isinstance(error, OSError):
+                raise translated(error, path) from None
+            raise
+        try:
+            if before is not None:
+                _take_over(self._fd, before)
+        except BaseException:
+            self.discard()
+            raise
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Add all of `data`."""
+        if self._fd < 0:
+            raise ValueError("the file has been closed")
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._fd, left) :]
+        return len(data)
+
+    def fileno(self) -> int:
+        """The descriptor that is written to."""
+        return self._fd
+
+    def close(self) -> None:
+        """Give it its name. After `discard` or a second time, nothing."""
+        if self._fd < 0:
+            return
+        try:
+            if not self._named:
+                self._named = True
+                here = f"/proc/self/fd/{self._fd}"
+                os.link(here, self._temporary, dst_dir_fd=self._directory, follow_symlinks=True)
+            fd, self._fd = self._fd, -1
+            os.close(fd)  # first: some file systems report here that the disk was full
+            os.rename(self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        except OSError as error:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+            self._drop()
+            raise translated(error, self._path) from None
+        os.close(self._directory)
+
+    def discard(self) -> None:
+        """Forget what was written."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._drop()
+
+    def _drop(self) -> None:
+        try:
+            if self._named:
+                os.unlink(self._temporary, dir_fd=self._directory)
+        except OSError:
+            pass  # the directory is gone, and the file with it
+        os.close(self._directory)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.discard()
+
+
+def _unnamed(directory: int, name: str, mode: int) -> tuple[int, bool]:
+    """(a new file, whether it had to have the name). Without one it is gone when we are killed."""
+    flags = os.O_WRONLY | os.O_CLOEXEC
+    try:
+        return os.open(".", flags | os.O_TMPFILE, mode, dir_fd=directory), False
+    except OSError:
+        pass  # not every file system has these; if there is another reason, a named one will tell
+    return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=directory), True
+
+
+def pending(root: int, path: str, mode: int = 0o644) -> PendingFile:
+    """A file to be written at `path`; directories above it are made. What stands there must be a file."""
+    before = _writable_target(root, path)
+    parent, _, name = path.rpartition("/")
+    return PendingFile(make_directories(root, parent), name, path, mode, before)
+
+
+def _writable_target(root: int, path: str) -> os.stat_result | None:
+    """What is there already: a regular file that we may write, or nothing. Anything else is refused."""
+    try:
+        _regular(root, path)
+        fd = open_checked(root, path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except FileNotFoundError:
+        return None
+    try:
+        found = os.fstat(fd)
+        _refuse_special(found.st_mode, path)
+        return found
+    finally:
+        os.close(fd)
+
+
+def _regular(root: int, path: str) -> None:
+    """Look without opening: a device may act, and a pipe may wait, when it is opened."""
+    fd = open_checked(root, path, os.O_PATH)
+    try:
+        _refuse_special(os.fstat(fd).st_mode, path)
+    finally:
+        os.close(fd)
+
+
+def _refuse_special(mode: int, path: str) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(mode):
+        raise PathNotAllowed(f"{path!r} is not a regular file", why="it is a pipe, a socket or a device")
+
+
+def _take_over(fd: int, before: os.stat_result) -> None:
+    """The new file has the permissions, and as far as we may give it away the owner, of the old one."""
+    ours = os.fstat(fd)
+    if (before.st_uid, before.st_gid) != (ours.st_uid, ours.st_gid):
+        try:
+            os.fchown(fd, before.st_uid, before.st_gid)
+        except PermissionError:
+            pass
+        ours = os.fstat(fd)
+    mode = before.st_mode & 0o777  # set-user-ID was for the old content
+    if ours.st_mode & 0o7777 != mode:
+        os.fchmod(fd, mode)
+
+
+def walk(root: int, start: str, enter: Callable[[str], bool]) -> Iterator[tuple[str, bool]]:
+    """(path, is a directory) for files and directories below `start`, one directory open at a time.
+
+    Links and special files are left out, as nothing here would open them. A directory that
+    is gone, replaced or closed to us when its turn comes holds nothing.
+    """
+    todo = [start]
+    while todo:
+        directory = todo.pop()
+        try:
+            fd = open_beneath(root, directory or ".", os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            continue
+        try:
+            with os.scandir(fd) as entries:
+                found = [
+                    (entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries if _is_plain(entry)
+                ]
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+        for name, is_directory in sorted(found):
+            path = f"{directory}/{name}" if directory else name
+            yield path, is_directory
+            if is_directory and enter(path):
+                todo.append(path)
+
+
+def _is_plain(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)

@@ -1,0 +1,74 @@
+"""What an agent's tools need of the place they work in, wherever that is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from .._value import Value
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Mapping, Sequence
+
+    from ..events import Event
+
+
+class CommandResult(Value):
+    """What a command printed and how it ended.
+
+    Of a stream that was too long the end is kept, `…_truncated` says so and
+    `…_bytes_dropped` how much of its beginning is gone. Killed by signal N is exit code
+    128+N. `violations` are protected names that appeared while it ran.
+    """
+
+    stdout: str
+    stderr: str
+    exit_code: int
+    stdout_truncated: bool = False
+    stdout_bytes_dropped: int = 0
+    stderr_truncated: bool = False
+    stderr_bytes_dropped: int = 0
+    violations: tuple[Event, ...] = ()
+
+
+@runtime_checkable
+class ExecutionEnvironment(Protocol):
+    """Files and commands below one directory. Paths are relative to it."""
+
+    @property
+    def working_dir(self) -> str:
+        """The directory, absolute."""
+
+    def read_file(self, path: str) -> str:
+        """The content of a file."""
+
+    def write_file(self, path: str, content: str) -> None:
+        """Put `content` at `path`, whole or not at all; directories above it are made."""
+
+    def remove_file(self, path: str) -> None:
+        """Remove a file."""
+
+    def exec_command(
+        self,
+        command: str,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        *,
+        cancel: threading.Event | None = None,
+    ) -> CommandResult:
+        """Run a program to its end. CommandTimeout and CommandCancelled carry what it had printed."""
+
+    def exec_command_with_limit(
+        self,
+        command: str,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        output_limit: int = 0,
+        env: Mapping[str, str] | None = None,
+        *,
+        cancel: threading.Event | None = None,
+    ) -> CommandResult:
+        """The same, keeping at most the last `output_limit` bytes of each stream."""
+
+    def glob(self, pattern: str) -> list[str]:
+        """The files and directories that `pattern` names, sorted."""

@@ -1,0 +1,183 @@
+"""The grammar of writable_paths, and sets of such globs that stay quick when they are many.
+
+    out.md            that file
+    *.md  a/?[0-9]    wildcards within one segment
+    docs/**           docs and all below it
+    **/notes.txt      at any depth
+    docs/**/*.md      below docs, at any depth
+
+What could point out of the working directory is a PathEscape, what has no meaning a plain
+PolicyError; nothing is ever repaired into something wider.
+"""
+
+from __future__ import annotations
+
+from ..errors import PathEscape, PolicyError
+from .segments import Segment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+DEEP = "**"
+
+
+class Glob:
+    """One parsed glob: `head`, and if `deep` any number of segments, then `tail`."""
+
+    __slots__ = ("deep", "head", "tail", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        parts = _parts(text)
+        self.deep = DEEP in parts
+        cut = parts.index(DEEP) if self.deep else len(parts)
+        self.head = tuple(Segment(part) for part in parts[:cut])
+        self.tail = tuple(Segment(part) for part in parts[cut + 1 :])
+        if self.deep and any(segment.literal is None for segment in self.head):
+            raise PolicyError(f"{text!r} has a wildcard before **", fix="write one glob for each directory")
+        if any(segment.literal == ".." for segment in (*self.head, *self.tail)):
+            raise _escape(text, "it has a .. segment")
+        if any(segment.literal == "." for segment in (*self.head, *self.tail)):
+            raise PolicyError(f"{text!r} has a quoted . as a segment", why="no file has that name")
+
+    @property
+    def literal(self) -> str | None:
+        """The one path it names, if it has no wildcard."""
+        names = [segment.literal for segment in self.head]
+        return None if self.deep or None in names else "/".join(name or "" for name in names)
+
+    @property
+    def prefix(self) -> str:
+        """The directory that holds everything it can match; empty for the working directory itself."""
+        names: list[str] = []
+        for segment in self.head if self.deep else self.head[:-1]:
+            if segment.literal is None:
+                break
+            names.append(segment.literal)
+        return "/".join(names)
+
+    def matches(self, path: str) -> bool:
+        """Whether it names the normalised relative `path`."""
+        names = path.split("/")
+        if not self.deep:
+            return len(names) == len(self.head) and _fit(self.head, names)
+        if len(names) < len(self.head) + len(self.tail):
+            return False
+        return _fit(self.head, names[: len(self.head)]) and _fit(
+            self.tail, names[len(names) - len(self.tail) :]
+        )
+
+
+def _fit(segments: Iterable[Segment], names: Iterable[str]) -> bool:
+    return all(segment.matches(name) for segment, name in zip(segments, names, strict=True))
+
+
+def _parts(text: str) -> list[str]:
+    """The segments of a well-formed glob. `.` and doubled slashes mean nothing and are dropped."""
+    if not isinstance(text, str):
+        raise PolicyError(f"{text!r} is not a glob", why="it is not a string")
+    if text.startswith(("/", "~")):
+        raise _escape(text, "it is not relative to the working directory")
+    if text.startswith("\\") or (
+        len(text) > 1 and text[1] == ":" and text[0].isascii() and text[0].isalpha()
+    ):
+        raise _escape(text, "it is an absolute path of Windows")
+    parts = [part for part in text.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise _escape(text, "it has a .. segment")
+    if not text.strip() or not parts:
+        raise PolicyError(f"the glob {text!r} is empty", why="it names nothing", fix="say ** for everything")
+    if "\0" in text:
+        raise PolicyError(f"{text!r} has a NUL in it", why="no name can hold one")
+    if "{" in text or "}" in text:
+        raise PolicyError(
+            f"{text!r} has a brace", why="alternatives are not supported", fix="write two globs"
+        )
+    if any(DEEP in part and part != DEEP for part in parts):
+        raise PolicyError(f"{text!r} has ** glued to text", fix="let ** stand between slashes")
+    if parts.count(DEEP) > 1:
+        raise PolicyError(f"{text!r} has more than one **", fix="write one glob for each case")
+    return parts
+
+
+def _escape(text: str, why: str) -> PathEscape:
+    return PathEscape(
+        f"the glob {text!r} could leave the working directory", why=why, fix="write it relative to that"
+    )
+
+
+class GlobSet:
+    """Many globs, asked at once: the cost grows with the path, and hardly with their number."""
+
+    def __init__(self, globs: Iterable[Glob]) -> None:
+        self.globs = tuple(globs)
+        self._flat: dict[int, _Node] = {}
+        self._deep: dict[str, dict[int, _Node]] = {}
+        for glob in self.globs:
+            if glob.deep:
+                self._deep.setdefault(glob.prefix, {}).setdefault(len(glob.tail), _Node()).add(glob.tail)
+            else:
+                self._flat.setdefault(len(glob.head), _Node()).add(glob.head)
+        self.literals = frozenset(glob.literal for glob in self.globs if glob.literal is not None)
+
+    def matches(self, path: str) -> bool:
+        """Whether any of them names the normalised relative `path`."""
+        if path in self.literals:
+            return True
+        names = path.split("/")
+        flat = self._flat.get(len(names))
+        if flat is not None and flat.spells(names):
+            return True
+        for cut in range(len(names) + 1) if self._deep else ():
+            for length, node in self._deep.get("/".join(names[:cut]), {}).items():
+                if length <= len(names) - cut and node.spells(names[len(names) - length :]):
+                    return True
+        return False
+
+
+class _Node:
+    """A place in a tree of segments. Wildcards are found by the characters they begin and end with."""
+
+    __slots__ = ("literal", "shapes", "whole", "wild")
+
+    def __init__(self) -> None:
+        self.whole = False
+        self.literal: dict[str, _Node] = {}
+        self.wild: dict[tuple[str, str], list[tuple[Segment, _Node]]] = {}
+        self.shapes: set[tuple[int, int]] = set()
+
+    def add(self, segments: tuple[Segment, ...]) -> None:
+        node = self
+        for segment in segments:
+            node = node._below(segment)
+        node.whole = True
+
+    def _below(self, segment: Segment) -> _Node:
+        if segment.literal is not None:
+            return self.literal.setdefault(segment.literal, _Node())
+        self.shapes.add((len(segment.prefix), len(segment.suffix)))
+        same = self.wild.setdefault((segment.prefix, segment.suffix), [])
+        for known, node in same:
+            if known.text == segment.text:
+                return node
+        same.append((segment, _Node()))
+        return same[-1][1]
+
+    def spells(self, names: list[str]) -> bool:
+        nodes = [self]
+        for name in names:
+            nodes = [below for node in nodes for below in node._after(name)]
+            if not nodes:
+                return False
+        return any(node.whole for node in nodes)
+
+    def _after(self, name: str) -> Iterator[_Node]:
+        exact = self.literal.get(name)
+        if exact is not None:
+            yield exact
+        for front, back in self.shapes:
+            if front + back <= len(name):
+                for segment, node in self.wild.get((name[:front], name[len(name) - back :]), ()):
+                    if segment.matches(name):
+                        yield node

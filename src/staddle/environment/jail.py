@@ -1,0 +1,108 @@
+"""Commands bounded by writable_paths with Landlock alone, for code that starts them itself.
+
+    argv = wrap_bash_command(["bash", "-c", "make"], "/src/project", ["build/**"])
+    subprocess.run(argv)
+
+The command line goes through a small program of ours that confines itself and becomes the
+command; `run_jail_exec` is that program. What may be written is in its arguments and not in
+its environment, so nothing that the command inherits tells it or widens it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..display import shown
+from ..errors import CommandNotFound, LandlockUnavailable, PolicyError, StaddleError
+from ..linux import landlock
+from . import writable
+from .local import LocalEnvironment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .beneath import AnyPath
+
+#: Truncating and moving between directories are held from here on (Linux 6.2).
+OLDEST_ABI = 3
+ARGUMENTS, CONFINEMENT, EXEC = 2, 3, 4
+
+
+def probe_landlock() -> None:
+    """LandlockUnavailable unless this kernel's Landlock can hold writable_paths. Changes nothing."""
+    abi = landlock.abi()
+    if abi < OLDEST_ABI:
+        raise LandlockUnavailable(
+            "Landlock cannot hold writable_paths here",
+            why=landlock.why_not() or f"it is version {abi} and version {OLDEST_ABI} is needed",
+            fix="use Linux 6.2 or newer with Landlock switched on, or another backend",
+        )
+
+
+def wrap_bash_command(cmd: Sequence[str], anchor: AnyPath, writable_paths: Iterable[str]) -> list[str]:
+    """The argument list that runs `cmd` bounded by the globs below `anchor`; refuses bad globs now."""
+    if isinstance(cmd, str | bytes) or not cmd:
+        raise PolicyError(
+            "a command is a list of arguments", fix=f'wrong: {cmd!r}  right: ["bash", "-c", "..."]'
+        )
+    globs = writable.parse(writable_paths).globs
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
+    # A glob that reads like the separator is spelled so that it does not.
+    words = [f"./{glob.text}" if glob.text == "--" else glob.text for glob in globs]
+    return [
+        sys.executable,
+        "-I",
+        "-S",
+        program,
+        "--",
+        os.path.abspath(os.fsdecode(anchor)),
+        *words,
+        "--",
+        *cmd,
+    ]
+
+
+def run_jail_exec(args: Sequence[str]) -> int:
+    """Become the command of `-- ANCHOR GLOB... -- COMMAND ARG...`, confined. Returns only when that fails.
+
+    2: the arguments make no sense; 3: it could not be confined; 4: it could not be started.
+    """
+    try:
+        anchor, globs, command = _parsed(list(args))
+        environment = LocalEnvironment(anchor, globs, backend="landlock")
+    except (PolicyError, OSError) as error:
+        return _said(error, ARGUMENTS)
+    try:
+        probe_landlock()
+        wrapped = environment.wrapped(command)
+    except CommandNotFound as error:
+        return _said(error, EXEC)
+    except (StaddleError, OSError) as error:
+        return _said(error, CONFINEMENT)
+    launch = wrapped.launch()
+    try:
+        for fd in launch.pass_fds:
+            os.set_inheritable(fd, True)
+        if launch.status is not None:
+            # Never read: the helper's own exit status says the same.
+            os.set_inheritable(launch.status, True)
+        os.chdir(launch.cwd)
+        os.execve(launch.argv[0], launch.argv, launch.env)  # noqa: S606 - this is what we are for
+    except OSError as error:
+        return _said(error, EXEC)
+
+
+def _parsed(args: list[str]) -> tuple[str, list[str], list[str]]:
+    if args[:1] != ["--"] or "--" not in args[2:]:
+        raise PolicyError("usage: -- ANCHOR GLOB... -- COMMAND ARG...")
+    cut = args.index("--", 2)
+    if not args[cut + 1 :]:
+        raise PolicyError("there is no command after the second --")
+    return args[1], args[2:cut], args[cut + 1 :]
+
+
+def _said(error: Exception, code: int) -> int:
+    sys.stderr.write(f"staddle: {shown(str(error))}\n")
+    return code

@@ -1,0 +1,294 @@
+"""An agent's file and command tools on this machine, kept in one directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from ..backends import choose
+from ..backends.base import Enforcement
+from ..errors import BackendUnavailable, CommandCancelled, CommandNotFound, PathNotAllowed, PolicyError
+from ..linux.openat2 import open_without_symlinks
+from ..policy import Policy
+from ..policy.compiler import compile
+from ..policy.paths import covers
+from ..policy.protected import protected_name
+from ..view import find_program
+from ..wrapping import WrappedCommand, wrap
+from . import beneath, commands, shell, writable
+from .beneath import relative
+from .contract import CommandResult
+from .globs import Glob
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import IO, Literal, Self
+
+    from ..backends.base import Gap
+    from .beneath import AnyPath, PendingFile
+
+#: The largest file that read_file returns: what an agent made may be a terabyte of holes.
+MOST_READ = 64 << 20
+
+
+class LocalEnvironment:
+    """Reads, writes and runs below `working_dir`, and nowhere else.
+
+    With `writable_paths` only what the globs name can be written: exactly that by the file
+    tools, and by commands what `limits()` says. Without it, the whole directory. Commands are
+    confined by `policy` (default `Policy.agent()`) on `backend`; when that cannot be had,
+    `on_unavailable="refuse"` does not start them, and "record" starts them with what there
+    is and says so in `enforced`.
+
+    Hooks, all off by default: `command_wrapper` turns the argument list into the one to be
+    confined, `write_opener(path, mode)` returns the binary file to write to, and
+    `remover(path)` removes. They are asked after every check, with an absolute path.
+    """
+
+    def __init__(
+        self,
+        working_dir: AnyPath,
+        writable_paths: Iterable[str] | None = None,
+        *,
+        policy: Policy | None = None,
+        backend: str = "auto",
+        on_unavailable: Literal["refuse", "record"] = "refuse",
+        command_wrapper: Callable[[list[str]], Sequence[str]] | None = None,
+        write_opener: Callable[[str, int], IO[bytes] | PendingFile] | None = None,
+        remover: Callable[[str], None] | None = None,
+    ) -> None:
+        self._root = -1
+        if on_unavailable not in ("refuse", "record"):
+            raise PolicyError(f"on_unavailable is {on_unavailable!r}", fix="say 'refuse' or 'record'")
+        self._globs = None if writable_paths is None else writable.parse(writable_paths)
+        self._path = os.path.realpath(os.fsdecode(working_dir), strict=True)
+        self._policy = (policy or Policy.agent()).with_read(self._path)
+        self._hidden = tuple(item.path for item in compile(self._policy, cwd=self._path).hidden)
+        self._backend, self._record = backend, on_unavailable == "record"
+        self._command_wrapper, self._write_opener, self._remover = command_wrapper, write_opener, remover
+        # Held for as long as we live: whatever is put at its path later, this is where we work.
+        self._root = open_without_symlinks(self._path, os.O_PATH | os.O_DIRECTORY)
+
+    @property
+    def working_dir(self) -> str:
+        """The directory, absolute and without links."""
+        return self._path
+
+    def read_file(self, path: AnyPath, *, limit: int = MOST_READ) -> str:
+        """The content of a file. Bytes that are not UTF-8 survive a read and a write (surrogateescape)."""
+        name = relative(path)
+        self._refuse_hidden(name)
+        return beneath.read(self._root, name, limit).decode("utf-8", "surrogateescape")
+
+    def write_file(self, path: AnyPath, content: str) -> None:
+        """Put `content` at `path`, whole or not at all; directories above it are made.
+
+        What is refused leaves nothing behind, not even a directory.
+        """
+        name = relative(path)
+        self._refuse_unwritable(name)
+        data = content.encode("utf-8", "surrogateescape")
+        if self._write_opener is not None:
+            with self._write_opener(os.path.join(self._path, name), 0o644) as hooked:
+                hooked.write(data)
+            return
+        with beneath.pending(self._root, name) as file:
+            file.write(data)
+
+    def remove_file(self, path: AnyPath) -> None:
+        """Remove a file; a link is removed itself."""
+        name = relative(path)
+        self._refuse_unwritable(name)
+        if self._remover is not None:
+            self._remover(os.path.join(self._path, name))
+        else:
+            beneath.remove(self._root, name)
+
+    def glob(self, pattern: str) -> list[str]:
+        """The files and directories that `pattern` names, sorted. The grammar is that of writable_paths."""
+        self._refuse_closed()
+        glob = Glob(pattern)
+        depth = len(glob.head)
+
+        def enter(path: str) -> bool:
+            return not self._is_hidden(path) and (glob.deep or path.count("/") + 1 < depth)
+
+        try:
+            os.close(beneath.open_checked(self._root, glob.prefix or ".", os.O_PATH | os.O_DIRECTORY))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        found = [path for path, _ in beneath.walk(self._root, glob.prefix, enter)]
+        if glob.prefix:
+            found.append(glob.prefix)  # `docs/**` names docs too
+        return sorted(path for path in found if glob.matches(path) and not self._is_hidden(path))
+
+    def exec_command(
+        self,
+        command: str,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        *,
+        cancel: threading.Event | None = None,
+    ) -> CommandResult:
+        """Run a program to its end; no shell looks at it. Its output is bounded by the policy's limit.
+
+        A non-zero exit is a result. CommandTimeout and CommandCancelled (when `cancel` is
+        set) carry what it had printed. Whatever it started is dead afterwards, always.
+        """
+        return self.exec_command_with_limit(command, args, timeout, cancel=cancel)
+
+    def exec_command_with_limit(
+        self,
+        command: str,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        output_limit: int = 0,
+        env: Mapping[str, str] | None = None,
+        *,
+        cancel: threading.Event | None = None,
+    ) -> CommandResult:
+        """The same, with the last `output_limit` bytes of each stream kept, and `env` added inside.
+
+        A limit of zero or less is the policy's.
+        """
+        if isinstance(args, str | bytes):
+            raise PolicyError(
+                "args is a list of arguments, not one string", fix=f"wrong: {args!r}  right: [{args!r}]"
+            )
+        limits = self._policy.limits
+        allowed = commands.seconds(timeout, limits.timeout)
+        wrapped = self.wrapped([command, *args], env)
+        if cancel is not None and cancel.is_set():
+            wrapped.close()
+            raise CommandCancelled(
+                "the command was cancelled before it started", result=CommandResult("", "", 128 + 9)
+            )
+        return commands.run(wrapped, allowed, output_limit if output_limit > 0 else limits.output, cancel)
+
+    def wrapped(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> WrappedCommand:
+        """The command, confined as `exec_command` would run it, not started."""
+        self._refuse_closed()
+        asked = list(argv)
+        if self._command_wrapper is not None:
+            asked = list(self._command_wrapper(asked))
+        policy, written = self._for_commands(make=True)
+        try:
+            made = self._wrap(asked, policy, self._backend, env)
+        except BackendUnavailable:
+            if not self._record:
+                raise
+            made = self._wrap(asked, policy, "native", env)
+        try:
+            shell.refuse_strangers(made.plan, written)
+            if made.backend == "native":
+                _find_anywhere(made, asked[0])
+            else:
+                find_program(made.plan, asked[0])
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _wrap(
+        self, argv: list[str], policy: Policy, backend: str, env: Mapping[str, str] | None
+    ) -> WrappedCommand:
+        if backend == "native":
+            argv = ["setsid", *argv]  # a session of its own, by which all of it is found at the end
+        return wrap(argv, policy, backend=backend, cwd=self._path, env=env, best_effort=self._record)
+
+    def _for_commands(self, *, make: bool) -> tuple[Policy, list[str]]:
+        """The policy for the next command, and what it adds to be written; `make` what is missing of that."""
+        shell.refuse_replaced(self._root, self._path)
+        names = [""] if self._globs is None else shell.grants(self._root, self._globs, make=make)
+        written = [os.path.join(self._path, name) if name else self._path for name in names]
+        return self._policy.with_write(*written), written
+
+    @property
+    def enforced(self) -> Enforcement:
+        """What will really hold for the next command, and every gap, those of `limits()` included."""
+        self._refuse_closed()
+        plan = compile(self._for_commands(make=False)[0], cwd=self._path)
+        try:
+            _, held = choose(plan, self._backend, best_effort=self._record)
+        except BackendUnavailable:
+            if not self._record:
+                raise
+            _, held = choose(plan, "native", best_effort=True)
+        return Enforcement.of(held.backend, (*held.gaps, *self.limits()), held.why)
+
+    def limits(self) -> tuple[Gap, ...]:
+        """Where commands may write more than `writable_paths` names. The file tools may not."""
+        return () if self._globs is None else shell.limits(self._root, self._globs)
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<LocalEnvironment {self._path!r}>"
+
+    def _refuse_closed(self) -> None:
+        if self._root < 0:
+            raise ValueError("this environment has been closed")
+
+    def _is_hidden(self, name: str) -> bool:
+        path = os.path.join(self._path, name)
+        return any(covers(hidden, path) for hidden in self._hidden)
+
+    def _refuse_hidden(self, name: str) -> None:
+        self._refuse_closed()
+        if self._is_hidden(name):  # as a command would see it: it is not there
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+    def _refuse_unwritable(self, name: str) -> None:
+        """Decide before the disk is touched, so that a refusal leaves nothing."""
+        self._refuse_hidden(name)
+        if self._globs is not None:
+            if name in self._globs.literals:
+                return  # named in full: also what is protected was meant
+            if not self._globs.matches(name):
+                raise PathNotAllowed(
+                    f"{name!r} may not be written",
+                    why="no glob of writable_paths names it",
+                    fix="write elsewhere, or add it there",
+                )
+        guarded = _protected(name, self._policy.unprotect)
+        if guarded is not None:
+            raise PathNotAllowed(
+                f"{name!r} may not be written",
+                why=f"{guarded} is a protected name: other programs run what it says",
+                fix=f"name it in writable_paths in full, or say unprotect=[{guarded!r}] in the policy",
+            )
+
+
+def _find_anywhere(wrapped: WrappedCommand, program: str) -> None:
+    """CommandNotFound as a confined command would say it, where nothing is hidden."""
+    import shutil
+
+    at = os.path.join(wrapped.plan.cwd, program) if "/" in program else program
+    if shutil.which(at, path=wrapped.env.get("PATH", os.defpath)) is None:
+        raise CommandNotFound(f"there is no program {program!r}")
+
+
+def _protected(name: str, unprotect: Sequence[str]) -> str | None:
+    """The protected name that `name` is, or lies in."""
+    parts = name.split("/")
+    for count in range(1, len(parts) + 1):
+        found = protected_name("/" + "/".join(parts[:count]))
+        if found is not None and found not in unprotect:
+            return found
+    # As a file, `.git` sends git to another repository.
+    return ".git" if parts[-1].lower() == ".git" and ".git" not in unprotect else None

@@ -1,0 +1,110 @@
+"""What a command may write, when files may be written by globs.
+
+The kernel knows files and directories, not patterns. A glob that names a file which is there
+becomes that file; every other becomes the directory that holds all it can match. Where that
+is more than the glob says, `limits` says so.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ..backends.base import Gap
+from ..errors import PathEscape
+from ..linux.openat2 import open_beneath, open_without_symlinks
+from . import beneath
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..policy.plan import Plan
+    from .globs import Glob, GlobSet
+
+
+def grants(root: int, globs: GlobSet, *, make: bool) -> list[str]:
+    """What to let a command write, relative to `root`. Missing directories are made, or left out."""
+    found: set[str] = set()
+    for glob in globs.globs:
+        kind = _kind(root, glob.literal) if glob.literal is not None else "missing"
+        if kind == "file":
+            found.add(glob.literal or "")
+        elif kind == "missing":
+            if make:
+                os.close(beneath.make_directories(root, glob.prefix))
+            elif glob.prefix and _kind(root, glob.prefix) == "missing":
+                continue
+            found.add(glob.prefix)
+        # A directory where the glob names a file: nothing there may be written, by nobody.
+    return sorted(found)
+
+
+def limits(root: int, globs: GlobSet) -> tuple[Gap, ...]:
+    """Where commands may write more than the globs say, and the file tools not."""
+    return tuple(_gap(glob) for glob in globs.globs if not _is_exact(root, glob))
+
+
+def _is_exact(root: int, glob: Glob) -> bool:
+    if glob.literal is None:
+        return glob.deep and not glob.tail
+    return _kind(root, glob.literal) != "missing"
+
+
+def _gap(glob: Glob) -> Gap:
+    where = f"everything in {glob.prefix!r}" if glob.prefix else "everything in the working directory"
+    return Gap(
+        "write",
+        f"commands may write {where}, not only {glob.text!r}; the file tools are exact",
+        "name whole directories (docs/**), or files that exist",
+        documented=True,
+    )
+
+
+def _kind(root: int, path: str) -> str:
+    try:
+        fd = open_beneath(root, path, os.O_PATH)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return "missing"
+        raise beneath.translated(error, path) from None
+    try:
+        return "file" if stat.S_ISREG(os.fstat(fd).st_mode) else "other"
+    finally:
+        os.close(fd)
+
+
+def refuse_strangers(plan: Plan, asked: Iterable[str]) -> None:
+    """Refuse a plan in which one of these write grants leads elsewhere, through a link made meanwhile.
+
+    Backends open what a plan names without following links, so what passes here stays true.
+    """
+    origins = {f"write {path!r}": path for path in asked}
+    for grant in plan.grants:
+        if origins.get(grant.origin, grant.path) != grant.path:
+            raise PathEscape(
+                f"{origins[grant.origin]!r} leads to {grant.path!r}",
+                why="a link was put in its way",
+                fix="remove the link",
+            )
+
+
+def refuse_replaced(root: int, path: str) -> None:
+    """Refuse when `path` is no longer the directory that `root` is open on."""
+    try:
+        fd = open_without_symlinks(path, os.O_PATH | os.O_DIRECTORY)
+    except OSError as error:
+        raise PathEscape(
+            f"the working directory {path!r} is gone", why=os.strerror(error.errno or 0)
+        ) from None
+    try:
+        there, ours = os.fstat(fd), os.fstat(root)
+    finally:
+        os.close(fd)
+    if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
+        raise PathEscape(
+            f"the working directory {path!r} was replaced",
+            why="it is not the directory this environment was made for",
+            fix="make a new environment",
+        )

@@ -1,0 +1,319 @@
+"""The one place that runs git on a tree that a sandbox could have touched.
+
+Git runs commands that a repository names: hooks, a file system monitor, filters, pagers,
+editors, transports, aliases, helpers for keys and logins. A list of all of them to switch
+off is never complete, so ours is the other way round: git gets a git directory of *our own*
+(`build`), outside of what any sandbox can write. Its config is ours, it has no hooks, no
+attributes, no logs, and an index of ours. From the real repository it sees only data, by
+link: the objects, the refs, the patterns of `info/exclude`. What a sandbox left in the
+repository's own config is not read, whatever it is called.
+
+What is left: attributes in the tree (they can only pick drivers from a config that has
+none), other repositories nested in the tree (only commands that never look into them are
+used, see `COMMANDS`) and links in the object and ref directories (`Git.check` refuses).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ..backends.programs import DIRECTORIES, find
+from ..errors import GitFailed, GitRefused
+from ..policy.gitconfig import parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+#: What may be run. Each reads or writes objects, refs and our index; none starts another
+#: program or a git in a nested repository with the options that `run` adds. `git add` and
+#: `git status` on submodules do, with a clean environment: `-c` does not reach it.
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "cat-file": (),
+    "check-ref-format": (),
+    "checkout-index": (),
+    "commit-tree": ("--no-gpg-sign",),
+    "diff": ("--no-ext-diff", "--no-textconv", "--ignore-submodules=all", "--no-color"),
+    "diff-files": ("--no-ext-diff", "--no-textconv", "--ignore-submodules=all", "--no-color"),
+    "diff-tree": ("--no-ext-diff", "--no-textconv", "--ignore-submodules=all", "--no-color"),
+    "fsck": ("--no-dangling", "--no-progress"),
+    "log": ("--no-ext-diff", "--no-textconv", "--ignore-submodules=all", "--no-color", "--no-show-signature"),
+    "ls-files": (),
+    "ls-tree": (),
+    "merge-base": (),
+    "read-tree": ("--no-recurse-submodules",),
+    "rev-list": (),
+    "rev-parse": (),
+    "show": (
+        "--no-ext-diff",
+        "--no-textconv",
+        "--ignore-submodules=all",
+        "--no-color",
+        "--no-show-signature",
+    ),
+    "status": ("--ignore-submodules=all", "--no-renames"),
+    "update-index": (),
+    "update-ref": ("--no-deref",),
+    "write-tree": (),
+}
+#: Said again on every command line, should a config ever reach git by another way.
+PINNED = (
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.untrackedCache=false",
+    "core.attributesFile=/dev/null",
+    "core.excludesFile=/dev/null",
+    "core.alternateRefsCommand=true",
+    "core.askPass=true",
+    "core.editor=true",
+    "core.gitProxy=true",
+    "core.pager=cat",
+    "core.sshCommand=false",
+    "commit.gpgSign=false",
+    "credential.helper=",
+    "diff.ignoreSubmodules=all",
+    "gc.auto=0",
+    "gpg.program=false",
+    "gpg.ssh.program=false",
+    "gpg.x509.program=false",
+    "log.showSignature=false",
+    "maintenance.auto=false",
+    "protocol.allow=never",
+    "protocol.ext.allow=never",
+    "protocol.file.allow=never",
+    "safe.bareRepository=explicit",
+    "sequence.editor=true",
+    "submodule.recurse=false",
+    # A written history of commits, or an index over packs, could tell another story than the objects.
+    "core.commitGraph=false",
+    "core.multiPackIndex=false",
+    "pack.useBitmaps=false",
+)
+ENVIRONMENT = {
+    "PATH": ":".join(DIRECTORIES),
+    "HOME": "/nonexistent",
+    "LC_ALL": "C",
+    "GIT_ALLOW_PROTOCOL": "none",
+    "GIT_ASKPASS": "true",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_SYSTEM": "/dev/null",
+    "GIT_EDITOR": "true",
+    "GIT_LITERAL_PATHSPECS": "1",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_PAGER": "cat",
+    "GIT_PROTOCOL_FROM_USER": "0",
+    "GIT_SSH_COMMAND": "false",
+    "GIT_TERMINAL_PROMPT": "0",
+    "SSH_ASKPASS": "true",
+}
+_ALTERNATES = "objects/info/alternates"
+#: Seconds that one call may take: a hostile tree can be made slow, not endless.
+PATIENCE = 600.0
+#: Keys of a repository's config that are data, and the values that they may have.
+_SWITCH = ("true", "false")
+_DATA = {
+    "core.filemode": _SWITCH,
+    "core.symlinks": _SWITCH,
+    "core.ignorecase": _SWITCH,
+    "core.precomposeunicode": _SWITCH,
+    "core.autocrlf": (*_SWITCH, "input"),
+    "core.eol": ("lf", "crlf", "native"),
+    "extensions.objectformat": ("sha1", "sha256"),
+}
+#: Extensions that change nothing about what we read.
+_HARMLESS = ("objectformat", "worktreeconfig", "noop", "partialclone", "preciousobjects")
+
+
+def locate(repository: str) -> tuple[str, str]:
+    """(git directory, common directory) of the repository or worktree at `repository`, links resolved."""
+    top = os.path.realpath(repository)
+    directory = os.path.join(top, ".git")
+    if os.path.isfile(directory):
+        said = text(directory)
+        directory = os.path.join(top, said.removeprefix("gitdir:").strip()) if said[:7] == "gitdir:" else ""
+    elif not os.path.isdir(directory):
+        directory = top
+    directory = os.path.realpath(directory)
+    common = os.path.realpath(os.path.join(directory, text(f"{directory}/commondir").strip() or "."))
+    if not all(os.path.isdir(f"{common}/{name}") for name in ("objects", "refs")) or not head(directory):
+        raise GitRefused(f"{repository!r} is not a git repository", fix="name one that has a commit")
+    return directory, common
+
+
+def build(where: str, git_directory: str, common: str) -> Git:
+    """A git directory of ours at `where` (new), through which the repository's data can be reached.
+
+    `where` must be out of reach of every sandbox. HEAD is the one of `git_directory`.
+    """
+    config = _config(common)
+    os.makedirs(f"{where}/info", mode=0o700)
+    for name in ("objects", "refs", "packed-refs", "shallow", "info/exclude"):
+        os.symlink(f"{common}/{name}", f"{where}/{name}")
+    _write(f"{where}/config", config)
+    _write(f"{where}/alternates-then", text(f"{common}/{_ALTERNATES}"))
+    git = Git(where, common)
+    git.point_head(head(git_directory))
+    return git
+
+
+class Git:
+    """Git calls through a git directory that `build` made."""
+
+    def __init__(self, directory: str, common: str, tree: str | None = None) -> None:
+        self.directory, self.common, self.tree = directory, common, tree
+
+    def run(
+        self, command: str, *arguments: str, data: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> bytes:
+        """What `git command arguments` prints. GitFailed when git says no, GitRefused before it is asked."""
+        import subprocess
+
+        from ..backends.base import Launch
+        from ..policy.limits import Limits
+        from ..running import complete
+
+        if command not in COMMANDS:
+            raise GitRefused(
+                f"git {command} is not run on a tree that a sandbox could have touched",
+                why="it may start other programs",
+                fix=f"use one of {', '.join(COMMANDS)}",
+            )
+        self.check()
+        settings = [word for pin in PINNED for word in ("-c", pin)]
+        argv = (_program(), "--no-pager", *settings, command, *COMMANDS[command], *arguments)
+        variables = {**(env or {}), **ENVIRONMENT, "GIT_DIR": self.directory}
+        if self.tree is not None:
+            variables["GIT_WORK_TREE"] = self.tree
+        try:
+            done = complete(
+                Launch(argv, variables, self.tree or "/"),
+                Limits(timeout=PATIENCE, output=None),
+                input=data,
+                capture_output=True,
+            )
+        except subprocess.TimeoutExpired:
+            raise GitFailed(f"git {command} was ended", why=f"it took more than {PATIENCE:g} s") from None
+        if done.returncode:
+            said = done.stderr[-2000:].decode("utf-8", "backslashreplace").strip()
+            raise GitFailed(
+                f"git {command} ended with {done.returncode}", why=repr(said), status=done.returncode
+            )
+        output: bytes = done.stdout
+        return output
+
+    def check(self) -> None:
+        """Refuse a repository whose data leads elsewhere: git would write there with our rights."""
+        for path in self._places():
+            try:
+                mode = os.lstat(path).st_mode
+            except OSError:
+                continue
+            if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                raise GitRefused(
+                    f"{path!r} is neither a directory nor a file",
+                    why="git would follow it out of the repository, and a sandbox could have put it there",
+                    fix="look at it, and put the real thing back",
+                )
+
+        if text(f"{self.common}/{_ALTERNATES}") != text(f"{self.directory}/alternates-then"):
+            raise GitRefused(
+                f"'{self.common}/{_ALTERNATES}' has changed",
+                why="git would take objects from wherever it says",
+                fix="put back what it was, or remove the workspace and make a new one",
+            )
+
+    def _places(self) -> Iterator[str]:
+        """What git writes to, or reads as a whole, on our behalf."""
+        common = self.common
+        yield from (
+            f"{common}/{name}"
+            for name in ("packed-refs", "shallow", "info", "info/exclude", "logs", "worktrees")
+        )
+        for name in ("objects", "refs"):
+            yield f"{common}/{name}"
+            with os.scandir(f"{common}/{name}") as entries:
+                yield from (entry.path for entry in entries)
+        yield f"{common}/{_ALTERNATES}"
+        pending = [f"{common}/refs/heads"]
+        while pending:  # the branches only: they are what we write
+            try:
+                with os.scandir(pending.pop()) as entries:
+                    for entry in entries:
+                        yield entry.path
+                        if entry.is_dir(follow_symlinks=False):
+                            pending.append(entry.path)
+            except OSError:
+                continue
+
+    def point_head(self, target: str) -> None:
+        """Let our own HEAD be `target`: `ref: refs/heads/name`, or an object name."""
+        _write(f"{self.directory}/HEAD", target + "\n")
+
+
+def head(git_directory: str) -> str:
+    """What HEAD says there: `ref: refs/...`, an object name, or "" for anything else. Runs nothing."""
+    said = text(f"{git_directory}/HEAD").strip()
+    if said.startswith("ref:"):
+        name = said.removeprefix("ref:").strip()
+        return f"ref: {name}" if name.startswith("refs/") and ".." not in name and name.isprintable() else ""
+    return said if len(said) in (40, 64) and all(letter in "0123456789abcdef" for letter in said) else ""
+
+
+def _config(common: str) -> str:
+    """Our config: of the repository's own, only data that decides how files are read."""
+    kept = {}
+    for section, key, value in parse(text(f"{common}/config")):
+        name, said = f"{section}.{key}", value.lower()
+        if section == "extensions" and key not in _HARMLESS:
+            raise GitRefused(
+                f"the repository uses the git extension {key!r}",
+                why="staddle does not know how to read it safely",
+                fix="use a repository without it",
+            )
+        if name in _DATA and said in _DATA[name]:
+            kept[name] = said
+    version = 1 if "extensions.objectformat" in kept else 0
+    lines = [f"[core]\n\trepositoryformatversion = {version}\n\tbare = false\n\tlogAllRefUpdates = false\n"]
+    for name, said in kept.items():
+        section, _, key = name.partition(".")
+        lines.append(f"[{section}]\n\t{key} = {said}\n")
+    return "".join(lines)
+
+
+def _program() -> str:
+    program = find("git")
+    if program is None or program.problem:
+        raise GitRefused(
+            "git cannot be used",
+            why=program.problem if program else f"it is in none of {', '.join(DIRECTORIES)}",
+            fix="install the system's git",
+        )
+    return program.path
+
+
+def text(path: str) -> str:
+    """The text of a small regular file that a sandbox may have written; "" when it is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW)
+    except OSError:
+        return ""
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return ""
+        return os.read(descriptor, 1 << 20).decode("utf-8", "surrogateescape")
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: str, text: str) -> None:
+    """Whole or not at all."""
+    with open(f"{path}.new", "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)
+    os.replace(f"{path}.new", path)

@@ -1,0 +1,129 @@
+"""Making and removing a git worktree by hand, as gitrepository-layout(5) describes it.
+
+`git worktree add` would run hooks and filters that an earlier agent may have left. The user's
+git knows the result as one of its worktrees.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..errors import GitFailed, GitRefused, WorkspaceError
+from . import record as records
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .git import Git
+
+
+def fill(git: Git, directory: str, made: tuple[str, str, str], base: str) -> None:
+    """Everything of a new workspace; the record comes last, so that what has one is whole."""
+    name, repository, branch = made
+    try:
+        git.run("check-ref-format", f"refs/heads/{branch}")
+        possible = not branch.startswith("-")  # every git command would take it for an option
+    except GitFailed:
+        possible = False
+    if not possible:
+        raise WorkspaceError(f"{branch!r} cannot be the name of a branch")
+    try:
+        found = git.run("rev-parse", "--verify", "--end-of-options", f"{base}^{{commit}}")
+    except GitFailed as error:
+        raise WorkspaceError(f"the base {base!r} is no commit of {repository!r}", why=error.why) from None
+    commit = found.decode().split()[-1]
+    try:
+        git.run("update-ref", f"refs/heads/{branch}", commit, "0" * len(commit))
+    except GitFailed as error:
+        raise WorkspaceError(
+            f"the branch {branch!r} cannot be made", why=error.why, fix="choose another name"
+        ) from None
+    try:
+        git.point_head(f"ref: refs/heads/{branch}")
+        git.tree = tree = f"{directory}/tree"
+        admin = admin_directory(git.common, name)
+        _make_admin(admin)
+        os.makedirs(f"{git.common}/logs", exist_ok=True)  # git makes it at the first commit of anybody
+        os.mkdir(tree)
+        for path, said in (
+            (f"{admin}/gitdir", f"{tree}/.git"),
+            (f"{admin}/commondir", "../.."),
+            (f"{admin}/HEAD", f"ref: refs/heads/{branch}"),
+            (f"{tree}/.git", f"gitdir: {admin}"),
+        ):
+            with open(path, "x", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(said + "\n")
+        git.run("read-tree", commit)
+        git.run("checkout-index", "--all", "--index")
+        install_index(f"{git.directory}/index", admin)
+        now = time.time()
+        records.write(
+            directory, records.Record(name, repository, git.common, branch, commit, "prepared", now, now)
+        )
+    except BaseException:
+        git.run("update-ref", "-d", f"refs/heads/{branch}", commit)
+        raise
+
+
+def admin_directory(common: str, name: str) -> str:
+    """Where the repository keeps what belongs to this worktree alone."""
+    return f"{common}/worktrees/staddle-{name}"
+
+
+def _make_admin(admin: str) -> None:
+    """Make it, although whoever removes the last other worktree takes the directory above it away."""
+    for attempt in range(20):
+        try:
+            return os.makedirs(admin)
+        except FileNotFoundError:
+            if attempt == 19:
+                raise
+    return None
+
+
+def install_index(source: str, admin: str) -> None:
+    """Give the worktree our index. The directory is the agent's, so by descriptor and under a new name."""
+    import secrets
+
+    from ..linux.openat2 import open_without_symlinks
+
+    try:
+        directory = open_without_symlinks(admin, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise GitRefused(f"{admin!r} cannot be written", why=error.strerror or str(error)) from None
+    try:
+        name = f"index.{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with (
+            open(source, "rb") as ours,
+            open(os.open(name, flags, 0o644, dir_fd=directory), "wb") as theirs,
+        ):
+            theirs.write(ours.read())
+        os.rename(name, "index", src_dir_fd=directory, dst_dir_fd=directory)
+    finally:
+        os.close(directory)
+
+
+def erase(directory: str, common: str, name: str) -> None:
+    """Remove the worktree from the disk and the repository. For whoever has the claim; follows no link."""
+    import shutil
+
+    admin = admin_directory(common, name)
+    if os.path.islink(admin):
+        os.unlink(admin)
+    _open_up(admin)
+    shutil.rmtree(admin, ignore_errors=True)
+    try:
+        os.rmdir(f"{common}/worktrees")  # as git does when the last one goes
+    except OSError:
+        pass
+    _open_up(directory)
+    shutil.rmtree(directory)
+
+
+def _open_up(directory: str) -> None:
+    """Undo a `chmod 000` of the agent, which would keep us, its owner, from removing what is below."""
+    for place, names, _ in os.walk(directory):
+        for name in names:
+            if not os.path.islink(f"{place}/{name}"):
+                os.chmod(f"{place}/{name}", 0o700)  # before the walk goes on into it

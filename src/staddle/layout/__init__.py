@@ -1,0 +1,11 @@
+"""The sandbox's view of the filesystem, whoever starts it: what it consists of, and how it is made.
+
+    from_plan    plan -> operations, in order (pure)
+    host         what that must know about the host, and opening what it names
+    operations   the operations themselves: plain values that can be printed
+    rows         the operations as plain rows, for a process that is told about them
+    owners       run by root: whose files are shown as the sandbox's own
+    building     operations -> mounts of our own, in a namespace that is ours alone
+
+A launcher that mounts by itself (bwrap) takes the operations as they are.
+"""

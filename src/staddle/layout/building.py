@@ -1,0 +1,334 @@
+"""Making the view with mounts of our own.
+
+One builder for whoever may mount: root's thread, an ordinary user's child in a user
+namespace, the first process of a sandbox. They differ in where the tree is attached, whose
+the things in it are, and in which operations they leave to somebody else; not in how a path
+is opened, or in where something may be created.
+
+Everything is named by descriptor and looked up without following a link. Nothing is ever
+created in a file system that is not ours, and nothing can be left behind: all of it is gone
+with the mount namespace.
+
+Who imports this imports all of it: it may run where no file of ours can be read any more.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ..errors import LaunchFailed
+from ..linux import mounts
+from ..linux.openat2 import open_beneath
+from .host import open_named
+from .operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
+from .owners import needs_translation, translate, unwritable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias, TypeVar
+
+    from .operations import Operation
+
+    _Kind = TypeVar("_Kind", bound=Operation)
+
+    #: By owner and group: a user namespace that shows them as the sandbox's user, None where there is none.
+    Translation: TypeAlias = Callable[[int, int], int | None]
+
+#: Where the tree is attached while it is built: any directory will do.
+_PLACES = ("/mnt", "/media", "/srv", "/boot", "/opt", "/var/cache", "/home", "/run", "/tmp")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS = {
+    "ptmx": "pts/ptmx",
+    "fd": "/proc/self/fd",
+    "stdin": "fd/0",
+    "stdout": "fd/1",
+    "stderr": "fd/2",
+}
+_DEVICES_SIZE = 1 << 20
+_COVER = ".staddle-cover"
+
+_PLAIN = mounts.MS_NOSUID | mounts.MS_NODEV
+_NOSUID, _NODEV, _RDONLY = mounts.ATTR_NOSUID, mounts.ATTR_NODEV, mounts.ATTR_RDONLY
+
+
+def place_for(operations: Sequence[Operation]) -> str:
+    """A directory of the host to build in, if possible one that nothing is shown from."""
+    shown = [operation.path for operation in operations if isinstance(operation, Bind)]
+    there = [place for place in _PLACES if os.path.isdir(place) and not os.path.islink(place)]
+    for place in there:
+        if not any(path == place or path.startswith(place + "/") for path in shown):
+            return place
+    if not there:
+        raise not_built(f"this host has none of the directories {', '.join(_PLACES)}")
+    return there[0]
+
+
+def not_built(why: str) -> LaunchFailed:
+    """The one thing that goes wrong here."""
+    return LaunchFailed("the sandbox's view of the filesystem could not be built", why=why)
+
+
+class Builder:
+    """Carries out operations on a tree that is attached at `place`.
+
+    Runs with the right to mount, in a mount namespace that nobody else is in.
+
+    `owner` has the private directories (-1: whoever we are). With `handed_on`, a launcher that
+    runs as `owner` goes on in the tree, and so has everything that is made in it. `translation`
+    is given where the owners of what is shown must be translated to the sandbox's user.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        *,
+        owner: int = -1,
+        handed_on: bool = False,
+        translation: Translation | None = None,
+    ) -> None:
+        self._place, self._owner, self._handed_on = place, owner, handed_on
+        self._translation = translation
+        self._root = -1
+        self._own: set[int] = set()  # the file systems that we made: only there may anything be created
+        self._opened: list[int] = []  # during one operation
+        self._latest: tuple[str, int] | None = None  # the last directory that something was made in
+        self._taken: dict[Bind, int | None] = {}  # of the host, before the tree is attached
+
+    def build(self, operations: Sequence[Operation]) -> None:
+        """Carry out `operations`, the first of which is the root. LaunchFailed when one cannot be."""
+        umask = os.umask(0)  # of nobody else: with a mount namespace, a thread gets a umask of its own
+        try:
+            for operation in operations:
+                if isinstance(operation, Bind) and not operation.again and self._meets(operation.path):
+                    self._attempt(operation, self._take)
+            for operation in operations:
+                self._attempt(operation, self._carry_out)
+        finally:
+            os.umask(umask)
+            self._covered("/")
+            self._opened += [fd for fd in (self._root, *self._taken.values()) if fd is not None and fd >= 0]
+            self._close()
+
+    def _attempt(self, operation: _Kind, step: Callable[[_Kind], None]) -> None:
+        try:
+            step(operation)
+        except OSError as error:
+            link = error.errno == errno.ELOOP
+            why = "there is a link in it now" if link else error.strerror or str(error)
+            raise not_built(f"{operation.path!r}: {why}") from None
+        finally:
+            self._close()
+
+    def _meets(self, path: str) -> bool:
+        """Whether the tree, once attached, would cover `path` or appear below it: then take it before."""
+        place = self._place
+        return path == place or path.startswith(place + "/") or place.startswith(path + "/")
+
+    def _take(self, operation: Bind) -> None:
+        self._taken[operation] = self._of_the_host(operation)
+        self._opened.clear()  # it stays open
+
+    def _carry_out(self, operation: Operation) -> None:
+        if isinstance(operation, Bind):
+            self._bind(operation)
+        elif isinstance(operation, Empty):
+            self._empty(operation)
+        elif isinstance(operation, Directory):
+            self._make(*self._parent(operation.path), operation.mode)
+        elif isinstance(operation, Mask):
+            # A device that cannot be opened: no device can be on this mount.
+            self._attach(self._clone(open_named("/dev/null"), _NOSUID | _NODEV | _RDONLY), operation.path)
+        elif isinstance(operation, File):
+            self._file(operation)
+        elif isinstance(operation, Symlink):
+            parent, name = self._parent(operation.path)
+            os.symlink(operation.target, name, dir_fd=parent)
+        elif isinstance(operation, Devices):
+            self._devices(operation.path)
+        elif isinstance(operation, Processes):
+            self._processes(operation.path)
+        elif isinstance(operation, Seal):
+            mounts.set_attributes(self._existing(operation.path), _RDONLY, recursive=False)
+
+    # What is shown of the host.
+
+    def _bind(self, operation: Bind) -> None:
+        if operation.again:
+            # What is seen there already, with owners translated or not, gets a mount of its own.
+            target = self._existing(operation.path)
+            mounts.attach(self._clone(os.dup(target), 0 if operation.writable else _RDONLY), target)
+            return
+        if operation in self._taken:
+            tree = self._taken.pop(operation)
+            self._opened += [] if tree is None else [tree]
+        else:
+            tree = self._of_the_host(operation)
+        if tree is not None:
+            self._attach(tree, operation.path, below=operation.below)
+
+    def _of_the_host(self, operation: Bind) -> int | None:
+        """A detached copy of what a grant names; None when it is optional and gone."""
+        try:
+            source = open_named(operation.path)
+        except LaunchFailed:
+            if operation.optional:
+                return None
+            raise
+        status = os.fstat(source)
+        tree = self._clone(source, _NOSUID | _NODEV | (0 if operation.writable else _RDONLY))
+        if self._translation is not None and needs_translation(operation.path, operation.writable):
+            try:
+                namespace = self._translation(status.st_uid, status.st_gid)
+                if namespace is not None:
+                    translate(tree, namespace)
+            except OSError as error:
+                # Read-only it is shown as anybody sees it: less, never more.
+                if operation.writable:
+                    raise unwritable(operation.path, error.strerror or str(error)) from None
+        return tree
+
+    def _clone(self, source: int, attributes: int) -> int:
+        """A detached copy of the mounts at `source`, which is closed."""
+        try:
+            tree = mounts.clone_tree(source)
+        finally:
+            os.close(source)
+        self._opened.append(tree)
+        if attributes:
+            mounts.set_attributes(tree, attributes)
+        return tree
+
+    def _attach(self, tree: int, path: str, *, below: bool = True) -> None:
+        directory = stat.S_ISDIR(os.fstat(tree).st_mode)
+        mounts.attach(tree, self._target(path, directory=directory, below=below))
+        self._covered(path)
+
+    # What is ours.
+
+    def _empty(self, operation: Empty) -> None:
+        path, mode = operation.path, operation.mode
+        options = f"mode={mode:04o}"
+        if operation.size > 0:
+            options += f",size={operation.size}"
+        if self._owner >= 0 and mode and (self._handed_on or path != "/"):
+            options += f",uid={self._owner},gid={self._owner}"
+        if path == "/":
+            mounts.mount("tmpfs", self._place, "tmpfs", flags=_PLAIN, options=options)
+            self._root = os.open(self._place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        else:
+            self._mount("tmpfs", path, _PLAIN, options, below=operation.below)
+        mounted = self._existing(path)
+        if mode:
+            self._own.add(os.fstat(mounted).st_dev)
+        else:  # hidden: not even its owner changes the mode of a read-only file system
+            mounts.set_attributes(mounted, _RDONLY, recursive=False)
+
+    def _file(self, operation: File) -> None:
+        if not operation.below:
+            self._write(*self._parent(operation.path), operation.content)
+            return
+        # Over the host's file: made in our root, and without a name once it is a mount.
+        self._write(self._root, _COVER, operation.content)
+        tree = self._clone(open_beneath(self._root, _COVER, os.O_PATH), _NOSUID | _NODEV | _RDONLY)
+        self._attach(tree, operation.path)
+        os.unlink(_COVER, dir_fd=self._root)
+
+    def _write(self, parent: int, name: str, content: bytes) -> None:
+        options = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = os.open(name, options, 0o444, dir_fd=parent)
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            if self._handed_on and self._owner >= 0:
+                os.fchown(fd, self._owner, self._owner)
+        finally:
+            os.close(fd)
+
+    def _devices(self, path: str) -> None:
+        self._empty(Empty(path, 0o755, _DEVICES_SIZE, ""))
+        for name in _DEVICES:
+            self._attach(self._clone(open_named(f"/dev/{name}"), _NOSUID), f"{path}/{name}", below=False)
+        quiet = mounts.MS_NOSUID | mounts.MS_NOEXEC
+        self._mount("devpts", f"{path}/pts", quiet, "newinstance,ptmxmode=0666,mode=620")
+        directory = self._existing(path)
+        for name, target in _DEVICE_LINKS.items():
+            os.symlink(target, name, dir_fd=directory)
+
+    def _processes(self, path: str) -> None:
+        # Processes that may not be looked into, ourselves first of all, do not exist here.
+        self._mount("proc", path, _PLAIN | mounts.MS_NOEXEC, "hidepid=2")
+
+    def _mount(self, kind: str, path: str, flags: int, options: str, *, below: bool = False) -> None:
+        target = self._target(path, directory=True, below=below)
+        mounts.mount(kind, mounts.path_of(target), kind, flags=flags, options=options)
+        self._covered(path)
+
+    # Where.
+
+    def _existing(self, path: str) -> int:
+        """What is at `path` in the tree, through no link."""
+        found = open_beneath(self._root, path.lstrip("/") or ".", os.O_PATH)
+        self._opened.append(found)
+        return found
+
+    def _target(self, path: str, *, directory: bool, below: bool) -> int:
+        """The place to mount on; made if it is in a directory of ours, never in one of the host."""
+        if not below:
+            parent, name = self._parent(path)
+            try:
+                if directory:
+                    self._make(parent, name, 0o755)
+                else:
+                    os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=parent))
+            except FileExistsError:
+                pass
+        found = self._existing(path)
+        if stat.S_ISDIR(os.fstat(found).st_mode) != directory:
+            wrong = errno.ENOTDIR if directory else errno.EISDIR
+            raise OSError(wrong, os.strerror(wrong))
+        return found
+
+    def _parent(self, path: str) -> tuple[int, str]:
+        """The directory of ours that `path` is in, made with all above it that are missing; and its name."""
+        above, _, name = path.rpartition("/")
+        if self._latest is None or self._latest[0] != above:
+            found = self._directory(above)
+            self._covered("/")
+            self._latest = (above, os.dup(found))
+        return self._latest[1], name
+
+    def _directory(self, path: str) -> int:
+        missing: list[str] = []
+        while True:
+            try:
+                found = self._existing(path)
+                break
+            except FileNotFoundError:
+                path, _, last = path.rpartition("/")
+                missing.append(last)
+        if os.fstat(found).st_dev not in self._own:
+            raise not_built(f"{path!r} is the host's: nothing is made in the user's tree")
+        for name in reversed(missing):
+            self._make(found, name, 0o755)
+            found = open_beneath(found, name, os.O_PATH)
+            self._opened.append(found)
+        return found
+
+    def _make(self, parent: int, name: str, mode: int) -> None:
+        os.mkdir(name, mode, dir_fd=parent)
+        if self._handed_on and self._owner >= 0:
+            os.chown(name, self._owner, self._owner, dir_fd=parent, follow_symlinks=False)
+
+    def _covered(self, path: str) -> None:
+        """What was at and below `path` is not seen any more: do not go on in it."""
+        if self._latest is not None and f"{self._latest[0]}/".startswith(f"{path.rstrip('/')}/"):
+            os.close(self._latest[1])
+            self._latest = None
+
+    def _close(self) -> None:
+        while self._opened:
+            os.close(self._opened.pop())

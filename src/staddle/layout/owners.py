@@ -1,0 +1,74 @@
+"""Run by root: whose files are shown as the sandbox's own.
+
+The sandbox is never root, it runs as an id that nobody has. What it is granted is shown
+through mounts that translate the owner to that id; only root can make those, and not every
+filesystem takes part.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import PolicyNotEnforceable
+from ..linux import mounts
+from .host import open_named
+from .operations import Bind
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from .operations import Operation
+
+#: Shown to root's sandbox as anybody sees them: what only root may read there stays root's.
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix", "/snap")
+
+
+def needs_translation(path: str, writable: bool = False) -> bool:
+    """Whether this path is shown to root's sandbox with its owner translated."""
+    return writable or not any(path == place or path.startswith(place + "/") for place in SYSTEM)
+
+
+def translate(tree: int, user_namespace: int) -> None:
+    """Show the detached `tree` with owners as `user_namespace` has them. OSError: its filesystem cannot."""
+    try:
+        mounts.map_ids(tree, user_namespace)
+    except OSError:
+        # Something mounted below cannot be translated: that part is shown as anybody sees it.
+        mounts.map_ids(tree, user_namespace, recursive=False)
+
+
+def unwritable_grants(operations: Iterable[Operation], stranger: int) -> Iterator[PolicyNotEnforceable]:
+    """What is to be written and cannot be shown as belonging to `stranger`. Tries it; changes nothing."""
+    for operation in operations:
+        if isinstance(operation, Bind) and operation.writable and not operation.again:
+            why = _untranslatable(operation.path, stranger)
+            if why:
+                yield unwritable(operation.path, why)
+
+
+def unwritable(path: str, why: str) -> PolicyNotEnforceable:
+    """Root's sandbox is not root, and this filesystem cannot show its files as anybody else's."""
+    return PolicyNotEnforceable(
+        f"{path!r} cannot be made writable for a sandbox that root starts",
+        why=f"its filesystem cannot translate owners ({why}), and the sandbox never runs as root",
+        fix="run staddle as the user who owns it, or use a directory on ext4, xfs, btrfs or tmpfs",
+    )
+
+
+def _untranslatable(path: str, stranger: int) -> str:
+    from ..linux.idmaps import translation  # not in the process that only carries out
+
+    source = open_named(path)
+    try:
+        tree = mounts.clone_tree(source)
+        try:
+            status = os.fstat(source)
+            translate(tree, translation(status.st_uid, status.st_gid, stranger))
+        finally:
+            os.close(tree)
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        os.close(source)
+    return ""

@@ -1,0 +1,58 @@
+"""`staddle doctor` says what a run then really gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from staddle import backends, doctor
+from staddle.backends.base import PROTECTIONS
+from tests.cli.staddle_command import staddle
+
+
+def test_it_names_every_backend_and_the_one_a_run_uses(tmp_path: Path) -> None:
+    done = staddle("doctor", cwd=tmp_path)
+    assert done.returncode == 0
+    for name in backends.NAMES:
+        assert name in done.stdout
+    assert "`staddle run` uses bwrap" in done.stdout
+
+
+def test_what_it_says_is_what_a_run_gets(tmp_path: Path) -> None:
+    found = json.loads(staddle("doctor", "--json", cwd=tmp_path).stdout)
+    report = json.loads(staddle("run", "--json", "--", "true", cwd=tmp_path).stdout)
+    assert report["backend"] == found["auto"]
+    assert report["enforced"]["held"] == found["backends"][found["auto"]]["enforces"]
+    for name in ("bwrap", "landlock"):
+        report = json.loads(staddle("run", "--json", "--backend", name, "--", "true", cwd=tmp_path).stdout)
+        assert report["enforced"]["held"] == found["backends"][name]["enforces"]
+        assert report["enforced"]["gaps"] == found["backends"][name]["gaps"]
+
+
+def test_what_cannot_be_used_says_why_and_what_to_do(tmp_path: Path) -> None:
+    found = json.loads(staddle("doctor", "--json", cwd=tmp_path).stdout)
+    for name, entry in found["backends"].items():
+        if not entry["usable"]:
+            assert entry["why"], name
+            assert entry["fix"], name
+            done = staddle("run", "--backend", name, "--", "true", cwd=tmp_path)
+            assert done.returncode == 125
+            assert entry["why"] in done.stderr
+
+
+def test_the_library_says_the_same() -> None:
+    found = doctor()
+    assert found.can_confine
+    assert found.auto == "bwrap"
+    held = {finding.probe.backend: finding.held for finding in found.findings}
+    assert held["bwrap"] == tuple(PROTECTIONS)
+    assert held["native"] == ()
+
+
+@pytest.mark.parametrize("words", [["--jsno"], ["now"]])
+def test_bad_input_is_a_sentence(words: list[str], tmp_path: Path) -> None:
+    done = staddle("doctor", *words, cwd=tmp_path)
+    assert done.returncode == 125
+    assert done.stderr.startswith("staddle: ")

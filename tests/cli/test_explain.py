@@ -1,0 +1,100 @@
+"""`staddle explain` prints what a run would do, line by line with the reason, and runs nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from staddle.linux.seccomp import describe
+from tests.cli.staddle_command import environment, staddle
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    for name in ("out", "secret", "data"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out/.git").mkdir()
+    (tmp_path / "out/.git/config").write_text("[core]\n")
+    return tmp_path
+
+
+WORDS = [
+    "--read",
+    "data",
+    "--write",
+    "out",
+    "--deny",
+    "secret",
+    "--env",
+    "API_TOKEN=hunter2",
+    "--env",
+    "MODE=fast",
+]
+
+
+def test_every_part_of_the_plan_is_there_with_its_origin(place: Path) -> None:
+    done = staddle("explain", *WORDS, "--", "touch", "marker", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert not (place / "marker").exists()
+    lines = done.stdout.splitlines()
+    for path, origin in ((f"{place}/out", "write 'out'"), (f"{place}/secret (directory)", "deny 'secret'")):
+        assert any(path in line and origin in line for line in lines), path
+    for part in (
+        f"{place}/out/.git/config",
+        "MODE=fast",
+        "timeout 30",
+        "network:",
+        "deny",
+        "command: touch marker",
+    ):
+        assert part in done.stdout
+    assert "hunter2" not in done.stdout
+    assert "API_TOKEN=(hidden)" in done.stdout
+
+
+@pytest.mark.parametrize("backend", ["bwrap", "landlock"])
+def test_every_filtered_call_is_listed(backend: str, place: Path) -> None:
+    done = staddle("explain", "--backend", backend, "--read", "data", "--", "true", cwd=place)
+    profile = "namespaces" if backend == "bwrap" else "landlock"
+    for row in describe(profile):
+        assert ", ".join(row.calls) in done.stdout
+
+
+def test_the_same_as_data(place: Path) -> None:
+    report = json.loads(staddle("explain", "--json", *WORDS, "--", "true", cwd=place).stdout)
+    plan = report["plan"]
+    assert report["backend"] == "bwrap"
+    assert report["command"] == ["true"]
+    assert {"path": f"{place}/out", "access": "write", "directory": True, "origin": "write 'out'"} in plan[
+        "grants"
+    ]
+    assert [item["path"] for item in plan["hidden"]] == [f"{place}/secret"]
+    assert {v["name"]: v["value"] for v in plan["variables"]}["API_TOKEN"] is None
+    assert "hunter2" not in json.dumps(report)
+    assert report["steps"]
+    assert report["gaps"] == []
+
+
+def test_what_would_be_refused_says_so_and_why(place: Path) -> None:
+    done = staddle("explain", "--memory", "1G", "--", "true", cwd=place)
+    assert done.returncode == 0
+    assert "this run would be refused" in done.stdout
+    assert "memory" in done.stdout
+    named = staddle("explain", "--backend", "bwrap", "--memory", "1G", "--", "true", cwd=place)
+    assert "cannot be enforced here" in named.stdout
+
+
+def test_hostile_names_are_shown_harmless(place: Path) -> None:
+    nasty = place / "\x1b]0;owned\x07\x1b[2J\u202e"
+    nasty.mkdir()
+    done = staddle("explain", "--write", str(nasty), "--", "true", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert "\u202e" not in done.stdout
+
+
+def test_host_variables_do_not_show(place: Path) -> None:
+    done = staddle("explain", "--", "true", cwd=place, env={**environment(), "HOST_SECRET": "hunter2"})
+    assert "hunter2" not in done.stdout

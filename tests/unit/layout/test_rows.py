@@ -1,0 +1,43 @@
+"""Operations survive being told to another process."""
+
+from __future__ import annotations
+
+import pytest
+
+from staddle.layout import rows
+from staddle.layout.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
+
+EVERY = (
+    Empty("/", 0o755, 4096, ""),
+    Bind("/w", True, ""),
+    Bind("/r\udcff\n", False, "", below=True),
+    Bind("/w/.git", False, "", below=True, again=True),
+    Bind("/run/s", False, "", optional=True),
+    Empty("/tmp", 0o1777, 7, "", below=True),
+    Directory("/tmp/a", 0o555, ""),
+    Mask("/r/secret", ""),
+    File("/etc/hosts", b"\xff\0", ""),
+    File("/etc/passwd", b"", "", below=True),
+    Symlink("/bin", "usr/bin\udcff", ""),
+    Devices("/dev", ""),
+    Processes("/proc", ""),
+    Seal("/", ""),
+)
+
+
+def test_each_arrives_as_it_was() -> None:
+    assert rows.decoded(rows.encoded(EVERY)) == EVERY
+
+
+def test_where_it_comes_from_stays_here() -> None:
+    (row,) = rows.encoded([Mask("/a", "a secret rule")])
+    assert row == (rows.MASK, b"/a", 0, 0, 0, b"")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [(b"remove", b"/a", 0, 0, 0, b""), (rows.BIND, b"a", 0, 0, 0, b""), (rows.BIND, b"/a\0", 0, 0, 0, b"")],
+)
+def test_nonsense_is_refused(row: tuple[bytes, bytes, int, int, int, bytes]) -> None:
+    with pytest.raises(ValueError, match=r"operation|path"):
+        rows.decoded([row])
