@@ -22,6 +22,10 @@ INSIDE = 1000  # what that user is called in namespaces of his own
 NAMESPACES = 0x1000_0000 | 0x0002_0000 | 0x2000_0000 | 0x0400_0000 | 0x0800_0000 | 0x4000_0000
 
 
+#: Read now: a child that has become nobody may not be able to enter the directory of this tree.
+PROGRAMS = {profile: seccomp.program(profile) for profile in seccomp.PROFILES}
+
+
 class Killed(Exception):
     """The child ended by a signal."""
 
@@ -65,7 +69,7 @@ def in_child(function: Callable[[], Any]) -> Any:
 def confine(profile: str | None, flags: int = 0) -> int:
     """Put this process under the filter; None is the control without one."""
     LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    return 0 if profile is None else seccomp.load(seccomp.program(profile), flags)
+    return 0 if profile is None else seccomp.load(PROGRAMS[profile], flags)
 
 
 def under(profile: str | None, function: Callable[[], Any]) -> Any:

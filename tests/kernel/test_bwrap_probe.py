@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from tests.kernel.bwrap_runs import Ran, system
 from tests.unit.layout.plans import read
 
 HERE = Path(__file__).parent
+SRC = HERE.parents[1] / "src"
 
 #: Says it is bubblewrap and starts the real one, without one of its options.
 MUTANT = """#!/usr/bin/python3 -IS
@@ -182,19 +184,19 @@ def test_it_runs_beside_us_once_begun() -> None:
     assert module._begun == {}
 
 
-def cause(*traits: str, before: str = "") -> str:
+def cause(*traits: str, before: str = "", source: Path = SRC) -> str:
     """Why bwrap is unusable on a host with these traits."""
     script = f"{before}\nfrom staddle.backends.bwrap import Bwrap\n"
     script += "p = Bwrap().probe()\nprint(p.usable, p.why, p.fix, sep='|')"
-    root = HERE.parents[1]
     done = subprocess.run(
         [sys.executable, str(HERE / "other_hosts.py"), *traits, "--", sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(root / "src")},
+        env={**os.environ, "PYTHONPATH": str(source)},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+    assert done.stdout.count("|") == 2, done.stderr
     usable, why, fix = done.stdout.strip().split("|")
     assert usable == "False", done.stderr
     assert fix
@@ -225,7 +227,11 @@ for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_m
     open("/proc/self/" + name, "w").write(text)
 open("/proc/sys/user/max_user_namespaces", "w").write("0")
 """
-    assert "user.max_user_namespaces is 0" in cause(before=before)
+    # Somebody else asks, who may not be able to enter the directory of this tree.
+    with tempfile.TemporaryDirectory() as copy:
+        os.chmod(copy, 0o755)
+        source = shutil.copytree(SRC, Path(copy) / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        assert "user.max_user_namespaces is 0" in cause(before=before, source=source)
 
 
 @pytest.mark.needs_root
@@ -236,7 +242,7 @@ def test_root_that_cannot_become_nobody_is_told_why(lost: str) -> None:
             *("setpriv", f"--bounding-set=-{lost}", sys.executable, "-c"),
             "from staddle.backends.bwrap import Bwrap; p = Bwrap().probe(); print(p.usable, p.why)",
         ],
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src")},
+        env={**os.environ, "PYTHONPATH": str(SRC)},
         capture_output=True,
         text=True,
         timeout=60,

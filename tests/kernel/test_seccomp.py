@@ -21,6 +21,7 @@ from staddle.linux.seccomp.language import NOTIFY
 from staddle.linux.seccomp.rules import KERNEL_SURFACE, RULES
 from tests.kernel.seccomp_child import (
     INSIDE,
+    PROGRAMS,
     Killed,
     answers,
     become_ordinary,
@@ -243,7 +244,7 @@ def test_without_a_pid_namespace_no_other_process_of_the_user_is_limited_or_slow
 def test_a_filter_needs_no_new_privs() -> None:
     def load_only() -> None:
         become_ordinary()
-        seccomp.load(seccomp.program("namespaces"))
+        seccomp.load(PROGRAMS["namespaces"])
 
     with pytest.raises(OSError, match="was not loaded: no_new_privs is not set") as caught:
         in_child(load_only)
@@ -309,7 +310,7 @@ def with_another_thread(start: bool, flags: int) -> str:
     thread.start()
     done.wait()
     try:
-        seccomp.load(seccomp.program("namespaces"), flags)
+        seccomp.load(PROGRAMS["namespaces"], flags)
     except OSError as error:
         tried.append(f"{errno.errorcode[error.errno or 0]}: {error.strerror}")
     go.set()

@@ -14,7 +14,7 @@ import pytest
 from seccompy.notify import Listener, pidfd_getfd, pidfd_open
 
 from staddle.linux import seccomp, syscalls
-from tests.kernel.seccomp_child import confine, under
+from tests.kernel.seccomp_child import PROGRAMS, confine, under
 
 supervised = pytest.mark.parametrize(
     "profile", [name for name in seccomp.PROFILES if name.startswith("landlock")]
@@ -113,7 +113,7 @@ def test_without_a_supervisor_nothing_connects(profile: str, tmp_path: Path) -> 
 def test_nobody_inside_can_answer_in_the_supervisors_place(profile: str) -> None:
     def take_over() -> int:
         try:
-            seccomp.load(seccomp.program(profile), seccomp.NEW_LISTENER)
+            seccomp.load(PROGRAMS[profile], seccomp.NEW_LISTENER)
         except OSError as error:
             return error.errno or 0
         return 0

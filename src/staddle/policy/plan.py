@@ -138,6 +138,8 @@ class Plan(Value):
             return "read"
         scratch, granted = self._covering(path)
         written = max((len(g.path) for g in granted if g.access == "write"), default=0)
+        if scratch and not granted and self._on_the_way(path, scratch):
+            return "read"
         if written or (scratch and not granted):
             # A write grant inside a guarded directory was given for itself, and opens it again.
             guarded = max((len(g.path) for g in self.guards if covers(g.path, path)), default=0)
@@ -147,6 +149,18 @@ class Plan(Value):
     def shows(self, path: str) -> bool:
         """Whether what the host has at `path` can be seen inside; a scratch directory shows nothing."""
         return not any(covers(item.path, path) for item in self.hidden) and bool(self._covering(path)[1])
+
+    def _on_the_way(self, path: str, scratch: int) -> bool:
+        """Whether `path` is in a directory that is there only because a grant lies below it.
+
+        Nothing can be written there: it would be gone with the private directory, unnoticed. In
+        the private home, where programs make directories of their own, it can.
+        """
+        home = len(self.identity.home)
+        if scratch == home and covers(self.identity.home, path):
+            return False
+        first = path[: scratch + 1] + path[scratch + 1 :].partition("/")[0]
+        return len(path) > scratch and any(covers(first, g.path) and g.path != first for g in self.grants)
 
     def _covering(self, path: str) -> tuple[int, list[Grant]]:
         """The length of the innermost scratch directory around `path`, and the grants that hold there."""
