@@ -39,7 +39,10 @@ class Lifeline:
         """What we started has ended: end what is left of the group, the shell at least."""
         if self.group:
             os.close(self._held)
-            os.waitpid(self.group, 0)
+            try:
+                os.waitpid(self.group, 0)
+            except ChildProcessError:
+                pass  # the program around us reaps every child itself
             self.group = 0
 
     def __enter__(self) -> Self:

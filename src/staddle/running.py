@@ -6,6 +6,7 @@ import os
 import time
 
 from .errors import LaunchFailed, PolicyError
+from .lifeline import Lifeline
 from .output import HeadTail
 
 TYPE_CHECKING = False
@@ -29,7 +30,7 @@ _OURS = (
 )
 
 
-def start(launch: Launch, **kwargs: Any) -> subprocess.Popen[Any]:
+def start(launch: Launch, *, group: int | None = None, **kwargs: Any) -> subprocess.Popen[Any]:
     """Start `launch` as a Popen. Takes what Popen takes, but for what confines the command."""
     import subprocess
 
@@ -42,7 +43,12 @@ def start(launch: Launch, **kwargs: Any) -> subprocess.Popen[Any]:
                     fix="give cwd and env to wrap(), and grant paths in the policy",
                 )
         process: subprocess.Popen[Any] = subprocess.Popen(
-            launch.argv, env=launch.env, cwd=launch.cwd, pass_fds=launch.pass_fds, **kwargs
+            launch.argv,
+            env=launch.env,
+            cwd=launch.cwd,
+            pass_fds=launch.pass_fds,
+            process_group=group,
+            **kwargs,
         )
         streams = (process.stdin, process.stdout, process.stderr)
         give_pipes(launch.uid, (0, 1, 2, *(stream.fileno() for stream in streams if stream is not None)))
@@ -114,8 +120,10 @@ def complete(
     if input is not None:
         kwargs["stdin"] = subprocess.PIPE
     status = launch.status
+    # A launcher that relays signals looks after its own end.
+    lifeline = None if launch.relays else Lifeline()
     try:
-        process = start(launch, **kwargs)
+        process = start(launch, group=None if lifeline is None else lifeline.group, **kwargs)
         try:
             out, err, ending = see_through(process, _encoded(input), seconds, lambda: HeadTail(limits.output))
         except BaseException:
@@ -125,6 +133,8 @@ def complete(
     finally:
         if status is not None:
             os.close(status)
+        if lifeline is not None:
+            lifeline.close()
     if failure and not ending:
         raise LaunchFailed("the command did not start", why=failure)
     stdout, stderr = (_decoded(kept, as_text, encoding, errors) for kept in (out, err))

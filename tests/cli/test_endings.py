@@ -155,6 +155,7 @@ def test_sigkill_at_any_moment_of_the_start_leaves_nothing(tmp_path: Path, marke
         process.kill()
         process.communicate()
     assert gone(marker)
+    assert gone("/proc/self/uid_map")  # nor anything of the self-test that runs beside it
 
 
 def test_thirty_six_runs_in_one_directory(tmp_path: Path, backend: str) -> None:

@@ -10,6 +10,7 @@ import os
 import select
 import time
 
+from ..lifeline import Lifeline
 from ..policy.limits import Limits
 from ..policy.network import Network
 from ..policy.plan import Grant, Identity, Link, Plan, Scratch, Variable
@@ -90,12 +91,14 @@ class Canary:
         actions = [(os.POSIX_SPAWN_DUP2, source, to) for source, to in ((null, 0), (out, 1), (err, 2))]
         # Onto itself: open in the child, and in no other that a thread may be starting now.
         actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in launch.pass_fds]
+        self._lifeline = None if launch.relays else Lifeline()
         try:
             self._pid = os.posix_spawn(
                 launch.argv[0],
                 launch.argv,
                 launch.env,
                 file_actions=actions,
+                setpgroup=0 if self._lifeline is None else self._lifeline.group,
                 setsigmask=(),
                 setsigdef=(_SIGPIPE,),
             )
@@ -103,6 +106,7 @@ class Canary:
             for fd in (self._output, self._errors, self._status):
                 if fd is not None:
                     os.close(fd)
+            self._let_go()
             raise
         finally:
             launch.close()
@@ -116,6 +120,7 @@ class Canary:
             _, status = os.waitpid(self._pid, 0)
         except ChildProcessError:
             status = 0  # the program around us reaps every child itself
+        self._let_go()
         told = b""
         if self._status is not None:
             told = os.read(self._status, 4096)
@@ -124,6 +129,10 @@ class Canary:
         if not problem and (status or self._failure(told) is not None):
             problem = "it did not report how the command ended"
         return problem, message.decode(errors="replace").strip()
+
+    def _let_go(self) -> None:
+        if self._lifeline is not None:
+            self._lifeline.close()
 
     def _listen(self) -> tuple[bytes, bytes]:
         deadline = time.monotonic() + _PATIENCE
