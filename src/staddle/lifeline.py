@@ -10,10 +10,6 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Self
-
 _SHELL = "/bin/sh"
 _WAIT = "read line; kill -9 0"
 
@@ -44,9 +40,3 @@ class Lifeline:
             except ChildProcessError:
                 pass  # the program around us reaps every child itself
             self.group = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
