@@ -36,8 +36,15 @@ def globs() -> list[Claim]:
         for text in (f"d{n}/out.md", f"d{n}/**", f"x{n}*.md", f"e{n}/**/*.t{n}")
     )
     paths = [f"e{n}/a/b{n}/file{n}.py" for n in range(10_000)]
-    seconds = timed(lambda: [many.matches(path) for path in paths])
-    return [Claim("10,000 globs x 10,000 paths, seconds", seconds, 2, "")]
+    # The hardest: nothing to tell them apart by before they are tried, and stars in every place.
+    alike = GlobSet(Glob(text) for n in range(5000) for text in (f"*/a/*n{n}*/*", f"**/*[a-f]*{n}*z*"))
+    star = Glob("*a" * 40 + "b")
+    long, longer = (timed(lambda text="a" * size: star.matches(text)) for size in (20_000, 40_000))
+    return [
+        Claim("10,000 globs x 10,000 paths, seconds", timed(lambda: [many.matches(p) for p in paths]), 2, ""),
+        Claim("the same, all alike", timed(lambda: [alike.matches(p) for p in paths]), 2, ""),
+        Claim("forty stars, a name twice as long", longer / long, 3, f"{ms(longer)} against {ms(long)}"),
+    ]
 
 
 def commands() -> list[Claim]:

@@ -10,11 +10,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import environment
 import foundation
+import session
 
 
 def main() -> int:
     missed = 0
-    for group in (*foundation.CLAIMS, *environment.CLAIMS):
+    for group in (*foundation.CLAIMS, *environment.CLAIMS, *session.CLAIMS):
         print(group.__name__)
         for claim in group():
             print(f"  {claim}")

@@ -1,8 +1,10 @@
 """staddle: a computer for an AI agent that it cannot hurt you with.
 
-    from staddle import Policy, wrap
+    from staddle import Policy, Sandbox, wrap
 
-    wrap(["pytest", "-q"], Policy.agent().with_read(".")).run()
+    wrap(["pytest", "-q"], Policy.agent().with_read(".")).run()     # one command
+    with Sandbox(workspace=".") as sb:                              # a shell that remembers
+        sb.run("cd src && pytest -q").check()
 
 The names below are the public ones. Each is loaded on first use, so that importing
 staddle costs next to nothing, touches nothing and loads nothing third-party.
@@ -20,11 +22,16 @@ if TYPE_CHECKING:
     from .jail.jail import Jail, RunOpts, new_jail
     from .jail.workspace import Workspace
     from .policy import Limits, Network, Plan, Policy
+    from .session.asynchronous import AsyncSandbox
+    from .session.pool import Pool
+    from .session.result import Reason, Result
+    from .session.sandbox import Sandbox
     from .wrapping import WrappedCommand, wrap
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncSandbox",
     "CommandResult",
     "Enforcement",
     "Event",
@@ -37,7 +44,11 @@ __all__ = [
     "Plan",
     "Policy",
     "PolicyNotEnforceable",
+    "Pool",
+    "Reason",
+    "Result",
     "RunOpts",
+    "Sandbox",
     "StaddleError",
     "Workspace",
     "WrappedCommand",
@@ -47,6 +58,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "AsyncSandbox": "session.asynchronous",
     "CommandResult": "environment",
     "Enforcement": "backends.base",
     "Event": "events",
@@ -59,7 +71,11 @@ _HOME = {
     "Plan": "policy",
     "Policy": "policy",
     "PolicyNotEnforceable": "errors",
+    "Pool": "session.pool",
+    "Reason": "session.result",
+    "Result": "session.result",
     "RunOpts": "jail.jail",
+    "Sandbox": "session.sandbox",
     "StaddleError": "errors",
     "Workspace": "jail.workspace",
     "WrappedCommand": "wrapping",

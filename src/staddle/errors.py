@@ -15,10 +15,23 @@
     │   ├── CommandTimeout         its time was up
     │   └── CommandCancelled       somebody asked for its end
     ├── CommandNotFound            no such program in the sandbox's view
-    ├── CommandFailed              a captured command ended with an error
+    ├── CommandRefused             a command that a rule speaks against; nothing was started
+    ├── CommandNotUnderstood       a script that cannot be read, so that no rule can be held against it
+    ├── ExtraMissing               a part of staddle that needs a package which is not installed
+    ├── CommandFailed              a captured or checked command ended with an error
     │   └── CommandTimedOut        its time was up, and it was ended
+    ├── InvalidCall                an argument that no command can have: a NUL, a negative time
+    ├── SessionError
+    │   ├── SandboxClosed          it was closed, and nothing runs in it any more
+    │   │   └── SandboxLost        it ended by itself: something killed it
+    │   ├── SessionBusy            it waits for the very caller who asks
+    │   └── PoolExhausted          no sandbox became free in time
     ├── WorkspaceError             a workspace that is not there, or not in the state for this
     │   └── WorkspaceBusy          another process has claimed it
+    ├── LayerError                 something with what a sandbox changed, or with where that is kept
+    │   ├── CommitRefused          nothing was written: conflicts, or names that need a second look
+    │   ├── CommitFailed           the host said no on the way; everything was put back
+    │   └── ArchiveRefused         a file that is no archive of a layer, or one that means harm
     ├── GitError
     │   ├── GitRefused             git was not asked: the repository could make it do harm
     │   └── GitFailed              git was asked and said no
@@ -34,6 +47,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .backends.base import Gap
     from .environment.contract import CommandResult
+    from .layers.review import Conflict, Held
+    from .session.result import Result
 
 
 class StaddleError(Exception):
@@ -125,19 +140,83 @@ class CommandNotFound(StaddleError):
         self.status = status
 
 
-class CommandFailed(StaddleError):
-    """A command whose output was wanted ended with an error. `status` is what a shell would say."""
+class CommandRefused(StaddleError):
+    """A rule speaks against this command. Nothing was started.
+
+    `program` is what would have been run ("" where only the run would show it), `owner` the
+    tool that does this instead, `reason` the rule's.
+    """
 
     def __init__(
-        self, what: str, *, why: str = "", fix: str = "", status: int = 1, output: bytes = b""
+        self,
+        what: str,
+        *,
+        why: str = "",
+        fix: str = "",
+        program: str = "",
+        owner: str = "",
+        reason: str = "",
+    ) -> None:
+        super().__init__(what, why=why, fix=fix)
+        self.program, self.owner, self.reason = program, owner, reason
+
+
+class CommandNotUnderstood(StaddleError):
+    """A script that is no bash, or more than is read. Nothing was started."""
+
+
+class ExtraMissing(StaddleError, ImportError):
+    """Something that the base install does not bring. `fix` says how to install it."""
+
+
+class CommandFailed(StaddleError):
+    """A command that was to succeed ended with an error. `status` is what a shell would say.
+
+    `result` is the whole of it where it ran in a session.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        why: str = "",
+        fix: str = "",
+        status: int = 1,
+        output: bytes = b"",
+        result: Result | None = None,
     ) -> None:
         super().__init__(what, why=why, fix=fix)
         self.status = status
         self.output = output
+        self.result = result
 
 
 class CommandTimedOut(CommandFailed):
     """The time was up, and the command was ended with everything it had started."""
+
+
+class InvalidCall(StaddleError, ValueError):
+    """An argument that no command can have. Nothing was started."""
+
+
+class SessionError(StaddleError):
+    """Something with a sandbox and its shells, as opposed to a command in one."""
+
+
+class SandboxClosed(SessionError):
+    """The sandbox, session or pool was closed: nothing can be run in it any more."""
+
+
+class SandboxLost(SandboxClosed):
+    """The sandbox ended without being asked: something killed it, or the host took it away."""
+
+
+class SessionBusy(SessionError):
+    """The session is in use by the caller itself: waiting for it would wait for ever."""
+
+
+class PoolExhausted(SessionError, TimeoutError):
+    """No sandbox of the pool became free within the time."""
 
 
 class WorkspaceError(StaddleError):
@@ -146,6 +225,34 @@ class WorkspaceError(StaddleError):
 
 class WorkspaceBusy(WorkspaceError):
     """Another process has claimed this workspace."""
+
+
+class LayerError(StaddleError):
+    """Something with what a sandbox changed, or with where that is kept."""
+
+
+class CommitRefused(LayerError):
+    """Nothing was written. `conflicts` changed on the host meanwhile, `held` needs allow_protected."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        why: str = "",
+        fix: str = "",
+        conflicts: tuple[Conflict, ...] = (),
+        held: tuple[Held, ...] = (),
+    ) -> None:
+        super().__init__(what, why=why, fix=fix)
+        self.conflicts, self.held = conflicts, held
+
+
+class CommitFailed(LayerError):
+    """The host refused a step. What had been done was put back."""
+
+
+class ArchiveRefused(LayerError):
+    """A file that is no archive of a layer, a damaged one, or one that means harm. Nothing was made of it."""
 
 
 class GitError(StaddleError):

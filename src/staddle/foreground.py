@@ -18,6 +18,7 @@ from .signals import SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import Any, Literal, Protocol
 
     from .backends.base import Launch
@@ -99,9 +100,11 @@ class _Attended:
                 ours.append(write)
         give_pipes(launch.uid, (0, 1, 2, *self._relayed))
         os.chdir(launch.cwd)
-        for fd in launch.pass_fds:
-            os.set_inheritable(fd, True)
         try:
+            if launch.here is not None and len(os.listdir("/proc/self/task")) == 1:
+                return launch.here(as_spawned(self._group, actions))
+            for fd in launch.pass_fds:
+                os.set_inheritable(fd, True)
             return os.posix_spawn(
                 launch.argv[0],
                 launch.argv,
@@ -231,6 +234,20 @@ class _Attended:
 
             # The command had our terminal as a stream and may have changed its modes.
             termios.tcsetattr(0, termios.TCSADRAIN, self._modes)
+
+
+def as_spawned(group: int, actions: Sequence[tuple[int, int, int]]) -> Callable[[], None]:
+    """What a child does to be as posix_spawn would have made it; of its `actions` there are only DUP2.
+
+    Signals are left as they are here, held back: one that comes early must not get lost.
+    """
+
+    def prepare() -> None:
+        os.setpgid(0, group)
+        for _, source, target in actions:
+            os.dup2(source, target)
+
+    return prepare
 
 
 def pass_on(pid: int, number: int, *, relays: bool) -> None:

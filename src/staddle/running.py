@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from .errors import LaunchFailed, PolicyError
+from .errors import CommandCancelled, LaunchFailed, PolicyError
 from .lifeline import Lifeline
 from .output import HeadTail
 
@@ -104,9 +104,14 @@ def complete(
     encoding: str | None = None,
     errors: str | None = None,
     universal_newlines: bool | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
     **kwargs: Any,
 ) -> subprocess.CompletedProcess[Any]:
-    """As `subprocess.run`, with the policy's timeout and output bound, and LaunchFailed when nothing ran."""
+    """As `subprocess.run`, with the policy's timeout and output bound, and LaunchFailed when nothing ran.
+
+    `cancelled` is asked four times a second; once it says yes everything is ended, and
+    CommandCancelled raised.
+    """
     import subprocess
 
     as_text = bool(text or encoding or errors or universal_newlines)
@@ -125,7 +130,9 @@ def complete(
     try:
         process = start(launch, group=None if lifeline is None else lifeline.group, **kwargs)
         try:
-            out, err, ending = see_through(process, _encoded(input), seconds, lambda: HeadTail(limits.output))
+            out, err, ending = see_through(
+                process, _encoded(input), seconds, lambda: HeadTail(limits.output), cancelled=cancelled
+            )
         except BaseException:
             end(process)
             raise
@@ -137,6 +144,8 @@ def complete(
             lifeline.close()
     if failure and not ending:
         raise LaunchFailed("the command did not start", why=failure)
+    if ending == "cancelled":
+        raise CommandCancelled("the command was cancelled", why="somebody asked for its end")
     stdout, stderr = (_decoded(kept, as_text, encoding, errors) for kept in (out, err))
     if ending:
         raise subprocess.TimeoutExpired(list(launch.argv), seconds or 0.0, output=stdout, stderr=stderr)

@@ -54,7 +54,7 @@ class _Descriptor:
 
 
 class _WakeUp:
-    """The same by the signal module (macOS)."""
+    """The same by the signal module (macOS, or where other threads run)."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._numbers = tuple(numbers)
@@ -93,3 +93,8 @@ class _WakeUp:
 def waiting(numbers: Iterable[int]) -> _Descriptor | _WakeUp:
     """These signals as something to wait for, in the way that this system has."""
     return _Descriptor(numbers) if sys.platform == "linux" else _WakeUp(numbers)
+
+
+def waiting_among_threads(numbers: Iterable[int]) -> _WakeUp:
+    """The same in a program with more threads than one: a signal may meet any of them."""
+    return _WakeUp(numbers)

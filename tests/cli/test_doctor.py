@@ -17,7 +17,7 @@ def test_it_names_every_backend_and_the_one_a_run_uses(tmp_path: Path) -> None:
     assert done.returncode == 0
     for name in backends.NAMES:
         assert name in done.stdout
-    assert "`staddle run` uses bwrap" in done.stdout
+    assert "`staddle run` uses namespaces" in done.stdout
 
 
 def test_what_it_says_is_what_a_run_gets(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_what_it_says_is_what_a_run_gets(tmp_path: Path) -> None:
     report = json.loads(staddle("run", "--json", "--", "true", cwd=tmp_path).stdout)
     assert report["backend"] == found["auto"]
     assert report["enforced"]["held"] == found["backends"][found["auto"]]["enforces"]
-    for name in ("bwrap", "landlock"):
+    for name in ("namespaces", "bwrap", "landlock"):
         report = json.loads(staddle("run", "--json", "--backend", name, "--", "true", cwd=tmp_path).stdout)
         assert report["enforced"]["held"] == found["backends"][name]["enforces"]
         assert report["enforced"]["gaps"] == found["backends"][name]["gaps"]
@@ -45,9 +45,9 @@ def test_what_cannot_be_used_says_why_and_what_to_do(tmp_path: Path) -> None:
 def test_the_library_says_the_same() -> None:
     found = doctor()
     assert found.can_confine
-    assert found.auto == "bwrap"
+    assert found.auto == "namespaces"
     held = {finding.probe.backend: finding.held for finding in found.findings}
-    assert held["bwrap"] == tuple(PROTECTIONS)
+    assert held["namespaces"] == held["bwrap"] == tuple(PROTECTIONS)
     assert held["native"] == ()
 
 

@@ -22,7 +22,7 @@ def wait_for(path: Path, within: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture(params=["bwrap", "landlock"])
+@pytest.fixture(params=["namespaces", "bwrap", "landlock"])
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -25,7 +25,7 @@ def test_streams_pass_through(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("from stdin\n", "to-stderr\n")
 
 
-@pytest.mark.parametrize("backend", ["bwrap", "landlock"])
+@pytest.mark.parametrize("backend", ["namespaces", "bwrap", "landlock"])
 def test_streams_can_be_opened_by_name(backend: str, tmp_path: Path) -> None:
     script = "echo out > /dev/stdout; echo err > /dev/stderr; cat /dev/stdin"
     done = staddle("run", "--backend", backend, "-c", script, input="in\n", cwd=tmp_path)

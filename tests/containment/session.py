@@ -114,7 +114,7 @@ def _command(world: World, asked: dict[str, Any]) -> list[str]:
 class _Surroundings:
     gaps: list[dict[str, Any]]
 
-    def start(self, command: list[str], **streams: Any) -> subprocess.Popen[bytes]:
+    def start(self, command: list[str], **streams: Any) -> Any:
         raise NotImplementedError
 
 
@@ -140,7 +140,13 @@ class _Sandbox(_Surroundings):
 
             switch_off(backend, switched_off)
 
-    def start(self, command: list[str], **streams: Any) -> subprocess.Popen[bytes]:
+    def start(self, command: list[str], **streams: Any) -> Any:
+        if self._backend == "session":
+            from .in_session import Started
+
+            started = Started(command, self._policy, self._directory, streams)
+            self.gaps = [gap.as_dict() for gap in started.sandbox.decided.enforced.gaps]
+            return started
         from staddle import wrap
 
         wrapped = wrap(

@@ -108,14 +108,18 @@ def untouched(backend: str) -> dict[str, Any]:
     return checks.in_a_process(arguments, around=namespaces.same_user())
 
 
-@pytest.mark.parametrize("backend", ["bwrap", "landlock"])
+#: Those that run in namespaces of the test's own; systemd has a machine.
+HERE = ("namespaces", "bwrap", "landlock")
+
+
+@pytest.mark.parametrize("backend", HERE)
 def test_nothing_is_red_with_every_protection_on(backend: str) -> None:
     made = untouched(backend)
     red = {name: verdict(made, name) for name in BATCH if ATTACKS[name].protection not in gaps_of(made)}
     assert {name: found for name, found in red.items() if found != "refused"} == {}
 
 
-@pytest.mark.parametrize(("backend", "name"), cases(("bwrap", "landlock"), WHO))
+@pytest.mark.parametrize(("backend", "name"), cases(HERE, WHO))
 def test_a_check_turns_red_without(backend: str, name: str) -> None:
     source = edited(backend, name)
 

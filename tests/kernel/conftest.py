@@ -1,4 +1,4 @@
-"""A private systemd for the tests that need one, started when the first of a file asks."""
+"""A private systemd, started when the first test of a file asks; one backend after the other."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.kernel.fresh_roots import BACKENDS, CHOICE
 from tests.kernel.private_systemd import PrivateSystemd
 from tests.kernel.systemd_sandbox import Sandbox, boot
 
@@ -24,3 +25,10 @@ def sandbox(machine: PrivateSystemd, request: pytest.FixtureRequest) -> Iterator
     made = Sandbox(machine, request.param == "user")
     yield made
     assert made.units() == [], "a unit was left behind"
+
+
+@pytest.fixture(params=list(BACKENDS))
+def fresh_root(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """One backend with a fresh root after the other, for `tests.kernel.fresh_roots`."""
+    monkeypatch.setenv(CHOICE, request.param)
+    return str(request.param)

@@ -22,6 +22,7 @@ NUMBERS = {
         "unshare": 272,
         "clone3": 435,
         "landlock_create_ruleset": 444,
+        "mount_setattr": 442,
         "seccomp": 317,
         "prctl": 157,
     },
@@ -30,6 +31,7 @@ NUMBERS = {
         "unshare": 97,
         "clone3": 435,
         "landlock_create_ruleset": 444,
+        "mount_setattr": 442,
         "seccomp": 277,
         "prctl": 167,
     },
@@ -141,6 +143,8 @@ def main() -> None:
             no_namespaces()
         elif name == "no-landlock":
             refuse("landlock_create_ruleset", errno.ENOSYS if value != "disabled" else errno.EOPNOTSUPP)
+        elif name == "no-mount-attributes":  # Linux before 5.12
+            refuse("mount_setattr", errno.ENOSYS)
         elif name == "no-seccomp-filters":
             no_filters()
         elif name == "masked-proc":

@@ -17,7 +17,7 @@ from staddle.backends import bwrap as module
 from staddle.backends import canary, programs
 from staddle.backends.bwrap import Bwrap
 from staddle.errors import BackendUnavailable, LaunchFailed
-from tests.kernel.bwrap_runs import Ran, system
+from tests.kernel.fresh_roots import Ran, system
 from tests.unit.layout.plans import read
 
 HERE = Path(__file__).parent
@@ -177,9 +177,9 @@ def test_the_answer_is_kept_and_a_new_file_is_tried_anew(open_path: Path) -> Non
 
 def test_it_runs_beside_us_once_begun() -> None:
     module._known.clear()
-    module.begin_probe()
+    Bwrap().begin_probe()
     assert len(module._begun) == 1
-    module.begin_probe()
+    Bwrap().begin_probe()
     assert Bwrap().probe().usable
     assert module._begun == {}
 

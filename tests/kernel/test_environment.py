@@ -30,6 +30,7 @@ from staddle.errors import (
     CommandNotFound,
     CommandTimeout,
     LandlockUnavailable,
+    LaunchFailed,
     PathEscape,
     PathNotAllowed,
     PolicyError,
@@ -161,12 +162,10 @@ def test_a_timeout_ends_the_whole_tree_and_carries_what_was_printed(place: Path,
 @every
 def test_what_runs_in_the_background_ends_with_the_command(place: Path, backend: str) -> None:
     mark = f"{97_000 + os.getpid() % 1000}.125"
-    begun = time.monotonic()
     result = LocalEnvironment(place, backend=backend).exec_command(
         "sh", ["-c", f"sleep {mark} & echo done"], 60
     )
     assert (result.exit_code, result.stdout) == (0, "done\n")
-    assert time.monotonic() - begun < 20
     assert gone(mark)
 
 
@@ -258,8 +257,38 @@ def test_bad_arguments_are_refused(place: Path) -> None:
         env.exec_command("sh", "-c true")
     with pytest.raises(PolicyError):
         env.exec_command("", [])
-    with pytest.raises(PolicyError):
-        env.exec_command("echo", ["a\0b"])
+    for word in ("a\0b", "\ud800"):
+        with pytest.raises(PolicyError):
+            env.exec_command("echo", [word])
+    for limit in (True, "5", 1.5, None):
+        with pytest.raises(PolicyError):
+            env.exec_command_with_limit("true", output_limit=limit)  # type: ignore[arg-type]
+    for path in ("\ud800", "a\0b"):
+        with pytest.raises(PolicyError):
+            env.read_file(path)
+        with pytest.raises(PolicyError):
+            env.write_file(path, "x")
+    assert os.listdir(place) == []
+
+
+@every
+def test_arguments_arrive_as_they_are_whatever_they_look_like(place: Path, backend: str) -> None:
+    (place / "--bind").write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
+    (place / "--bind").chmod(0o755)
+    env = LocalEnvironment(place, backend=backend)
+    odd = ["", "--", "-c", "--bind", "a\nb", "$(touch x)", "\x1b[2J", "'", "x" * 100_000]
+    assert env.exec_command("./--bind", odd).stdout == "".join(f"<{word}>" for word in odd)
+    bytes_too = env.exec_command("sh", ["-c", 'printf %s "$1" | od -An -tx1', "sh", "\udcff\udcfe"])
+    assert bytes_too.stdout.split() == ["ff", "fe"]
+    assert os.listdir(place) == ["--bind"]
+
+
+@every
+def test_a_command_that_is_too_long_says_so(place: Path, backend: str) -> None:
+    env = LocalEnvironment(place, backend=backend)
+    for args in (["x" * 200_000], ["x" * 1000] * 3000):
+        with pytest.raises(LaunchFailed, match="too long"):
+            env.exec_command("echo", args)
 
 
 def test_many_commands_at_once(place: Path) -> None:

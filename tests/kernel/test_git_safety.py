@@ -38,6 +38,10 @@ def everything(workspace: Workspace) -> None:
         workspace.inspect,
         lambda: workspace.commit_all("what is left"),
         workspace.diff,
+        lambda: workspace.diff(uncommitted=True),
+        lambda: workspace.diff(uncommitted=True, stat=True),
+        workspace.log,
+        workspace.worth_a_look,
         workspace.publishable,
         workspace.changed_paths,
         lambda: workspace.remove(force=True),
@@ -143,6 +147,18 @@ def test_it_is_the_git_directory_of_our_own_that_holds(world: World) -> None:
     workspace._git.run("diff")
     assert world.fired.exists()
     assert own != workspace._git.directory
+
+
+def test_a_link_to_another_repository_is_shown_and_not_entered(world: World) -> None:
+    workspace = make(world)
+    next(plant for plant in PLANTS if plant.name == "a submodule").put(world)
+    world.fired.unlink(missing_ok=True)
+    assert b"+Subproject commit" in workspace.diff()
+    assert b"+Subproject commit" in workspace.diff(uncommitted=True)
+    assert [item.path for item in workspace.worth_a_look()] == ["nested"]
+    assert not world.fired.exists()
+    world.fall_for_it("diff", "--submodule=diff", workspace.base)  # control
+    assert world.fired.exists()
 
 
 def test_an_alias_or_a_program_on_the_path_is_no_command(

@@ -1,71 +1,30 @@
-"""A scripted agent in a real jail: it works, it tries to leave something behind, it is ended."""
+"""A scripted agent in a real jail: it works, and what it tries beyond that stays without effect."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
-from staddle.errors import CommandFailed, CommandTimedOut, WorkspaceBusy
+from staddle.errors import CommandCancelled, CommandFailed
 from staddle.jail.jail import RunOpts, new_jail
 from staddle.jail.workspace import Workspace
 from tests.kernel.git_plants import World
-
-BACKENDS = ("bwrap", "landlock")
-SOURCE = str(Path(__file__).parents[2] / "src")
+from tests.kernel.jail_agent import Doors, Ways, leave, reached, reached_outside
+from tests.kernel.jail_runs import BACKENDS, agent, appears, healthy, make_world
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    home = tmp_path / "home"
-    (home / ".ssh").mkdir(parents=True)
-    (home / ".ssh/id").write_text("private key\n")
-    (home / ".claude").mkdir()
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("STADDLE_WORKSPACES", str(tmp_path / "data"))
-    return World(tmp_path)
+    return make_world(tmp_path, monkeypatch)
 
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
-
-
-def agent(world: World, script: str, **options: object) -> RunOpts:
-    workspace = Workspace.create(str(world.repository))
-    return RunOpts(workspace, ["bash", "-c", script], **{"timeout": 60.0, **options})  # type: ignore[arg-type]
-
-
-def healthy(world: World) -> bool:
-    return world.git("fsck", "--full", "--strict", where=world.repository) == b""
-
-
-def processes_with(mark: str) -> list[int]:
-    """Those whose command line or environment holds `mark`, as far as we may look."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal() and int(entry) != os.getpid():
-            for name in ("cmdline", "environ"):
-                try:
-                    if mark.encode() in Path(f"/proc/{entry}/{name}").read_bytes():
-                        found.append(int(entry))
-                except OSError:
-                    continue
-    return found
-
-
-def gone(mark: str) -> bool:
-    deadline = time.monotonic() + 10
-    while processes_with(mark) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not processes_with(mark)
 
 
 def test_an_agent_edits_and_commits(world: World, backend: str) -> None:
@@ -147,9 +106,11 @@ def test_the_home_other_workspaces_and_its_own_record_are_out_of_reach(world: Wo
         "echo '{}' > ../workspace.json; test -w ~/.claude && echo config; true",
     )
     said = new_jail(backend).run_capture(opts)
-    # Landlock makes no view: the home is a directory elsewhere, without the agent's configuration.
-    assert said == (b"config\n" if backend == "bwrap" else b"")
-    assert sorted(os.listdir(opts.workspace.directory)) == ["claim", "git", "tree", "workspace.json"]
+    # Without a view, as Landlock has none for an ordinary user, the home is a directory elsewhere.
+    assert said == (b"" if backend == "landlock" and os.geteuid() else b"config\n")
+    assert sorted(os.listdir(opts.workspace.directory)) == [
+        *("claim", "git", "journal.jsonl", "tree", "workspace.json"),
+    ]
     assert opts.workspace.status == "stopped"
 
 
@@ -167,31 +128,116 @@ def test_stdin_is_not_connected_stderr_passes_and_the_status_is_told(
     assert jail.run(opts.replace(command=("bash", "-c", "kill -9 $$"))) == 137
 
 
+def test_git_works_inside(world: World, backend: str) -> None:
+    script = """
+        set -ex
+        echo 1 >> file.txt; git stash -q; git stash pop -q; git commit -qam one
+        git commit -q --amend -m 'one again'; git tag mark; git branch other
+        git switch -q -c side; echo s > s; git add s; git commit -qm side; git switch -q -
+        echo m > m; git add m; git commit -qm m; git merge -q --no-edit side
+        git switch -q -c pick main; echo p > p; git add p; git commit -qm p; git switch -q -
+        git cherry-pick pick; git revert --no-edit HEAD
+        git reset -q --hard HEAD~2; git rebase -q mark; git notes add -m note; git reflog > /dev/null
+        git checkout -q --detach; git checkout -q -; git restore -q file.txt; git clean -fdq
+        git format-patch -q -1; git apply --check -R 0001-*; git rm -q --cached m; git reset -q
+        git log -p > /dev/null; git blame file.txt; git grep one; git archive HEAD > /dev/null
+        git worktree list; git submodule status; git fsck --strict; git describe --all
+    """
+    opts = agent(world, script)
+    assert new_jail(backend).run(opts) == 0
+    assert opts.workspace.inspect() == ()
+    assert healthy(world)
+
+
+def test_the_repository_and_the_workspaces_may_lie_in_the_home(
+    world: World, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STADDLE_WORKSPACES")
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    home = Path(os.environ["HOME"])
+    world.init(home / "code/project")
+    (home / "code/secret").write_text("not for it\n")
+    workspace = Workspace.create(str(home / "code/project"))
+    assert workspace.path.startswith(f"{home}/.local/share/staddle/workspaces/")
+    script = "echo x > x; git add x; git commit -qm x; cat ../../../../../../code/secret ~/code/secret; pwd"
+    opts = RunOpts(workspace, ["bash", "-c", script], timeout=60)
+    assert new_jail(backend).run_capture(opts).decode() == f"{workspace.path}\n"
+    assert [subject for _, subject in workspace.log()] == ["x"]
+    workspace.remove()
+
+
 def test_any_byte_of_a_variable_arrives(world: World, backend: str) -> None:
     value = os.fsdecode(bytes(range(1, 256))) + "$HOME `id` $(id) \"'\\ %s"
     opts = agent(world, 'printf %s "$ODD"', env=[f"ODD={value}"])
     assert new_jail(backend).run_capture(opts) == os.fsencode(value)
 
 
+def test_it_cannot_leave(world: World, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Workspace.create(str(world.repository))
+    home, bus = world.top / "home", world.top / "runtime/bus"
+    sockets = [
+        *(home / ".gnupg/S.gpg-agent", world.top / "ssh-agent", world.top / "docker.sock"),
+        *(bus, world.top / "runtime/systemd/private"),
+    ]
+    abstract = f"@staddle-test-{os.urandom(6).hex()}"
+    hook = world.common / "hooks/pre-commit"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(bus.parent))
+    monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", f"unix:path={bus}")
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(world.top / "ssh-agent"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the user")
+    ways: Ways = [
+        ("a secret of the home", "read", str(home / ".ssh/id")),
+        ("another workspace", "read", f"{other.path}/file.txt"),
+        ("the record of another", "read", f"{other.directory}/workspace.json"),
+        ("the repository's own tree", "read", str(world.repository / "file.txt")),
+        ("a hook", "add", str(hook)),
+        ("the repository's config", "change", str(world.common / "config")),
+        *((f"the socket {path.name}", "connect", os.path.relpath(path)) for path in sockets),
+        ("an abstract socket", "connect", abstract),
+        *(
+            (f"the variable {name}", "variable", name)
+            for name in (
+                "DBUS_SESSION_BUS_ADDRESS",
+                "XDG_RUNTIME_DIR",
+                "SSH_AUTH_SOCK",
+                "AWS_SECRET_ACCESS_KEY",
+            )
+        ),
+    ]
+    with Doors(*sockets, abstract):
+        # Socket names are short, and relative to where the command starts: the tree, or here.
+        opts = agent(world, "")
+        inside = [
+            (name, way, os.path.relpath(os.path.abspath(place), opts.workspace.path))
+            if way == "connect" and place[0] != "@"
+            else (name, way, place)
+            for name, way, place in ways
+        ]
+        said = new_jail(backend).run_capture(opts.replace(command=tuple(leave(inside))))
+        assert reached(said) == []
+        assert not hook.exists()
+        assert reached_outside(ways) == [name for name, _, _ in ways]
+
+
 def test_the_key_is_on_no_command_line_and_in_no_environment_but_the_commands(
     world: World, backend: str
 ) -> None:
     key = f"sk-{os.urandom(12).hex()}"
-    opts = agent(
-        world, 'printf %s "$ANTHROPIC_API_KEY" | sha256sum > key; touch ready; exec sleep 30', api_key=key
-    )
+    cancel = threading.Event()
+    script = 'printf %s "$ANTHROPIC_API_KEY" | sha256sum > key; touch ready; exec sleep 30'
+    opts = agent(world, script, api_key=key, cancel=cancel, env=[f"OTHER_TOKEN={key}"])
+    endings: list[object] = []
 
     def run() -> None:
-        with pytest.raises(CommandTimedOut):
-            new_jail(backend).run(opts.replace(timeout=5.0))
+        try:
+            endings.append(new_jail(backend).run(opts))
+        except CommandCancelled as error:
+            endings.append(str(error))
 
     runner = threading.Thread(target=run)
     runner.start()
     try:
-        ready = Path(opts.workspace.path, "ready")
-        while not ready.exists() and runner.is_alive():
-            time.sleep(0.02)
-        assert ready.exists()
+        assert appears(Path(opts.workspace.path, "ready"))
         holders, told = [], []
         for entry in filter(str.isdecimal, os.listdir("/proc")):
             try:
@@ -206,90 +252,59 @@ def test_the_key_is_on_no_command_line_and_in_no_environment_but_the_commands(
         # As root everything can be looked into; the command itself must be found, and only it.
         assert holders in ([b"sleep\x0030\0"], []) if os.geteuid() else holders == [b"sleep\x0030\0"]
     finally:
+        cancel.set()
         runner.join(30)
+    assert len(endings) == 1
+    assert key not in str(endings)
     for place, _, names in os.walk(world.top):
         for name in names:
             if os.path.isfile(f"{place}/{name}"):
                 assert key.encode() not in Path(place, name).read_bytes()
 
 
-def test_a_timeout_ends_the_whole_tree(world: World, backend: str) -> None:
-    mark = f"mark-{os.urandom(6).hex()}"
-    endless = "trap '' TERM INT HUP; while :; do sleep 1; done"
-    script = f'(setsid sh -c "{endless}" {mark} &); {endless}'
-    opts = agent(world, script, timeout=1.5)
-    start = time.monotonic()
-    with pytest.raises(CommandTimedOut):
-        new_jail(backend).run(opts)
-    assert time.monotonic() - start < 15
-    assert gone(mark)
-    assert opts.workspace.status == "failed"
-    assert new_jail(backend).run(opts.replace(command=("true",))) == 0
-    assert opts.workspace.status == "stopped"
-    assert healthy(world)
+def test_the_journal_tells_what_happened_without_secrets(world: World, backend: str) -> None:
+    key = f"sk-{os.urandom(12).hex()}"
+    opts = agent(world, f"mkdir .vscode; : {key}; exit 3", api_key=key, env=[f"MY_TOKEN={key}x", "PLAIN=1"])
+    assert new_jail(backend).run(opts) == 3
+    created, began, ended = opts.workspace.journal()
+    assert (created.what, began.what, ended.what) == ("created", "began", "ended")
+    assert began.facts["backend"] == backend
+    assert began.facts["variables"] == ["MY_TOKEN", "PLAIN"]
+    assert began.facts["command"][2] == "mkdir .vscode; : (hidden); exit 3"
+    assert (ended.facts["status"], ended.facts["reason"]) == (3, "exited")
+    assert ".vscode" in ended.facts["violations"][0]
+    journal = Path(opts.workspace.directory, "journal.jsonl")
+    assert key not in journal.read_text()
+    assert journal.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_when_the_caller_is_ended_so_is_the_agent(world: World, backend: str, how: signal.Signals) -> None:
-    mark = f"mark-{os.urandom(6).hex()}"
-    workspace = Workspace.create(str(world.repository))
-    code = (
-        "import sys; from staddle.jail.jail import *; from staddle.jail.workspace import Workspace;"
-        "new_jail(sys.argv[1]).run(RunOpts(Workspace.load(sys.argv[2]),"
-        "['sh', '-c', 'touch ready; while :; do sleep 1; done', sys.argv[3]]))"
-    )
-    caller = subprocess.Popen(
-        [sys.executable, "-c", code, backend, workspace.path, mark],
-        env={**os.environ, "PYTHONPATH": SOURCE},
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + 30
-        while not Path(workspace.path, "ready").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert workspace.status == "running"
-        with pytest.raises(WorkspaceBusy):
-            new_jail(backend).run(RunOpts(workspace, ["true"]))
-        caller.send_signal(how)
-        assert caller.wait(20) != 0
-    finally:
-        caller.kill()
-        caller.wait()
-    assert gone(mark)
-    assert workspace.status == "failed"
-    assert new_jail(backend).run(RunOpts(workspace, ["true"], timeout=30.0)) == 0
+def test_branches_of_others_that_it_moves_are_told(world: World, backend: str) -> None:
+    other = Workspace.create(str(world.repository))
+    for name in ("packed", "kept", "gone"):
+        world.git("branch", name, where=world.repository)
+    world.git("pack-refs", "--all", where=world.repository)
+    world.git("branch", "loose", where=world.repository)
+    was = world.git("rev-parse", "main", where=world.repository).decode().strip()
+    script = """
+        echo x > x; git add x; git commit -qm x; git tag mine; git stash -q; set -e
+        for name in packed loose; do git update-ref refs/heads/$name HEAD; done
+    """
+    opts = agent(world, script)
+    with new_jail(backend).visit(opts) as visit:
+        done = visit.command.run()
+        world.git("update-ref", f"refs/heads/{other.branch}", f"{was}~1", where=world.repository)
+        world.git("branch", "-q", "-D", "gone", where=world.repository)
+        visit.ended(done.returncode)
+    assert [event.what for event in visit.events] == [
+        f"refs/heads/{name}" for name in ("gone", "loose", "packed")
+    ]
+    assert all(was in event.rule and was in event.allow for event in visit.events)
 
 
-def test_twenty_workspaces_of_one_repository_at_once(world: World) -> None:
-    answers: dict[int, object] = {}
-
-    def work(number: int) -> None:
-        try:
-            opts = agent(
-                world,
-                f"set -e; for i in {number}-1 {number}-2 {number}-3; do"
-                "    echo $i >> mine; git add mine; git commit -qm $i; done;"
-                "git branch --show-current; echo rest > rest",
-            )
-            said = new_jail(BACKENDS[number % 2]).run_capture(opts).decode().strip()
-            assert said == opts.workspace.branch
-            assert opts.workspace.commit_all("rest")
-            answers[number] = opts.workspace
-        except BaseException as error:
-            answers[number] = error
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-    for number in range(20):
-        workspace = answers[number]
-        assert isinstance(workspace, Workspace), workspace
-        log = world.git("log", "--format=%s", f"main..{workspace.branch}", where=world.repository)
-        assert log.decode().split() == ["rest", f"{number}-3", f"{number}-2", f"{number}-1"]
-        assert workspace.publishable()
-    assert healthy(world)
-    for item in Workspace.list():
-        item.remove()
-    assert world.git("worktree", "list", where=world.repository).count(b"\n") == 1
+def test_what_is_refused_leaves_the_workspace_as_it_was(world: World, backend: str) -> None:
+    opts = agent(world, "true")
+    with pytest.raises(Exception, match="NUL"):
+        new_jail(backend).run(opts.replace(command=("a\0b",)))
+    assert opts.workspace.status == "prepared"
+    assert opts.workspace.journal()[-1].what == "refused"
+    assert new_jail(backend).run(opts) == 0

@@ -13,7 +13,7 @@ from tests.kernel.programs import IDENTITY, SCRIPTS, SERVE, sample_wheel, script
 VENV = Path(sys.executable).parent.parent
 
 
-@pytest.mark.parametrize("backend", ["bwrap", "landlock"])
+@pytest.mark.parametrize("backend", ["namespaces", "bwrap", "landlock"])
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_program_works(name: str, backend: str, tmp_path: Path) -> None:
     work = tmp_path / "work place"
@@ -27,7 +27,7 @@ def test_program_works(name: str, backend: str, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("backend", ["bwrap"])
+@pytest.mark.parametrize("backend", ["namespaces", "bwrap"])
 def test_commits_work_where_the_host_repository_is_protected(backend: str, tmp_path: Path) -> None:
     """The workspace is a clone and a worktree of it: commits go through, config and hooks do not change."""
     import subprocess

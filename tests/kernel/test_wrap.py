@@ -20,7 +20,7 @@ from staddle.errors import (
 )
 from staddle.wrapping import is_wrapped
 
-BACKENDS = ["bwrap", "landlock"]
+BACKENDS = ["namespaces", "bwrap", "landlock"]
 confined = pytest.mark.parametrize("backend", BACKENDS)
 
 
@@ -193,7 +193,7 @@ def test_what_cannot_be_held_is_an_error_and_best_effort_records_it() -> None:
 
 def test_auto_says_which_and_why() -> None:
     wrapped = wrap(["true"], Policy.agent())
-    assert wrapped.backend == "bwrap"
+    assert wrapped.backend == "namespaces"
     assert wrapped.enforced.why
     assert wrapped.enforced.gaps == ()
     wrapped.close()

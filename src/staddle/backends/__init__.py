@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 #: Every backend by name, strongest first: the order in which `auto` tries them.
 _CLASSES = {
+    "namespaces": ("namespaces", "Namespaces"),
     "bwrap": ("bwrap", "Bwrap"),
     "systemd": ("systemd", "Systemd"),
     "landlock": ("landlock", "Landlock"),
@@ -36,6 +37,20 @@ def get(name: str) -> Backend:
         module, cls = _CLASSES[name]
         _made[name] = getattr(__import__(f"staddle.backends.{module}", fromlist=[cls]), cls)()
     return _made[name]
+
+
+def begin_probe(name: str) -> None:
+    """Have the backend that `name` would try first find out about this host without being waited for."""
+    backend = get(candidates()[0] if name == "auto" else name)
+    begin = getattr(backend, "begin_probe", None)
+    if begin is not None:
+        begin()
+
+
+def doubt(name: str) -> bool:
+    """A start by this backend has failed: whether that is because it cannot confine. Then choose again."""
+    doubted = getattr(get(name), "doubt", None)
+    return doubted is not None and doubted()
 
 
 def candidates() -> tuple[str, ...]:

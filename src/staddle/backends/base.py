@@ -85,6 +85,9 @@ class Launch(Value):
     kept for the start: call it once the process is started, or will not be. It never raises.
     `uid` is who the command will be on the host where that is not the caller (root's sandbox
     is nobody): a pipe made for its streams must belong to it, or it cannot open /dev/stdout.
+    `here`, where there is one, starts the same as a child of this process instead of `argv`:
+    for a small program of ours with a single thread. It calls its argument in the child
+    before anything else, and returns the child's pid.
     """
 
     argv: tuple[str, ...]
@@ -96,6 +99,7 @@ class Launch(Value):
     relays: bool = False
     close: Callable[[], None] = lambda: None
     uid: int | None = None
+    here: Callable[[Callable[[], None]], int] | None = None
 
 
 class Enforcement(Value):

@@ -84,6 +84,8 @@ class Canary:
 
     def __init__(self, launch: Launch, nonce: str) -> None:
         self._status, self._failure = launch.status, launch.failure
+        #: Why the command was not started, once there is an outcome: what the launcher said about it.
+        self.not_started = ""
         self._nonce = nonce
         self._output, out = os.pipe2(os.O_CLOEXEC)
         self._errors, err = os.pipe2(os.O_CLOEXEC)
@@ -126,7 +128,9 @@ class Canary:
             told = os.read(self._status, 4096)
             os.close(self._status)
         problem = wrong(said, self._nonce)
-        if not problem and (status or self._failure(told) is not None):
+        sentence = self._failure(told)
+        self.not_started = sentence or ""
+        if not problem and (status or sentence is not None):
             problem = "it did not report how the command ended"
         return problem, message.decode(errors="replace").strip()
 

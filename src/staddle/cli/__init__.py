@@ -16,8 +16,10 @@ OURS = 125
 
 _COMMANDS = {
     "run": "run a command, a script or a file confined",
+    "shell": "work in a confined shell, on this terminal or from a pipe",
     "explain": "print what a run would be allowed, line by line, and run nothing",
     "doctor": "show what this host can enforce, and how to get the rest",
+    "jail": "let a coding agent work on a git worktree, and review what it did",
 }
 
 _HELP = """\
@@ -30,6 +32,7 @@ usage: staddle COMMAND [options] ...
   staddle run -- pytest -q                 the current directory readable, no network, your home hidden
   staddle run --write out -- make          the same, and ./out may be written
   staddle run -c 'ls | wc -l'              a line of shell
+  staddle shell                            look around in there yourself
   staddle explain --write out -- make      what that would allow, and why
   staddle doctor                           what this host can enforce
 

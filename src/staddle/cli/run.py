@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ..errors import CommandNotFound, StaddleError, UsageError
+from ..errors import CommandNotFound, LaunchFailed, StaddleError, UsageError
 from .options import Option, Parsed, help_rows, parse
 from .settings import RUNNING, policy_from
 
@@ -47,20 +47,28 @@ def main(words: Sequence[str]) -> int:
     if parsed.on("help"):
         print(_HELP.format(options=help_rows(_OPTIONS)), end="")
         return 0
-    if parsed.one("backend") in (None, "auto", "bwrap"):
-        # The self-test of bwrap runs beside us while we read the policy.
-        from ..backends.bwrap import begin_probe
+    from ..backends import begin_probe, doubt
 
-        begin_probe()
     try:
+        begin_probe(parsed.one("backend") or "auto")
         wrapped, plan = confined(parsed)
     except CommandNotFound as error:
         return _refuse(parsed, error, error.status)
     except StaddleError as error:
         return _refuse(parsed, error, 125)
-    _say_gaps(wrapped.enforced)
-    if parsed.on("json"):
-        return _as_json(wrapped, plan)
+    say_gaps(wrapped.enforced)
+    here = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    try:
+        return _as_json(wrapped, plan) if parsed.on("json") else _attended(parsed, wrapped, plan)
+    except LaunchFailed:
+        if not doubt(wrapped.backend):
+            raise
+    # Nothing was started, and the backend is known now not to work here: choose again.
+    os.fchdir(here)
+    return main(words)
+
+
+def _attended(parsed: Parsed, wrapped: WrappedCommand, plan: Plan) -> int:
     from ..foreground import attend
 
     outcome = attend(
@@ -69,11 +77,11 @@ def main(words: Sequence[str]) -> int:
         cap=plan.limits.output if parsed.on("output-cap") else None,
     )
     if outcome.reason == "timeout":
-        _say(f"ended after {plan.limits.timeout:g} s; --timeout gives it more")
+        say(f"ended after {plan.limits.timeout:g} s; --timeout gives it more")
     for name, count in zip(("output", "error"), outcome.dropped, strict=True):
         if count:
-            _say(f"{count} bytes of standard {name} were dropped; --output-cap lets more through")
-    _say_violations(wrapped.violations())
+            say(f"{count} bytes of standard {name} were dropped; --output-cap lets more through")
+    say_violations(wrapped.violations())
     return outcome.status
 
 
@@ -153,7 +161,7 @@ def _refuse(parsed: Parsed, error: StaddleError, status: int) -> int:
     if not parsed.on("json"):
         from ..display import shown
 
-        _say(shown(str(error)))
+        say(shown(str(error)))
         return status
     import json
 
@@ -163,22 +171,25 @@ def _refuse(parsed: Parsed, error: StaddleError, status: int) -> int:
     return status
 
 
-def _say_gaps(enforced: Enforcement) -> None:
+def say_gaps(enforced: Enforcement) -> None:
+    """What will not hold, where that is not what the backend is known for."""
     for gap in enforced.gaps:
         if not gap.documented or enforced.backend == "native":
-            _say(f"not enforced ({gap.protection}): {gap.why}")
+            say(f"not enforced ({gap.protection}): {gap.why}")
         if enforced.backend == "native":
             break
 
 
-def _say_violations(events: tuple[Event, ...]) -> None:
+def say_violations(events: tuple[Event, ...]) -> None:
+    """What a person should look at after a run."""
     if not events:
         return
     from ..display import shown
 
     for event in events:
-        _say(f"{shown(event.what)}: {event.rule}; {event.allow}")
+        say(f"{shown(event.what)}: {event.rule}; {event.allow}")
 
 
-def _say(sentence: str) -> None:
+def say(sentence: str) -> None:
+    """One line of ours, beside what the command prints."""
     print(f"staddle: {sentence}", file=sys.stderr, flush=True)

@@ -19,9 +19,7 @@ RUNNING = (
     Option("socket", "PATH", "let the UNIX socket PATH be connected to (repeatable)", many=True),
     Option("network", "MODE", "deny (default), open, loopback, loopback=PORT,... or allow"),
     Option("allow", "HOST[:PORT]", "allow this host; implies --network allow (repeatable)", many=True),
-    Option(
-        "backend", "NAME", "auto (default), bwrap, systemd, landlock, seatbelt or native (no confinement)"
-    ),
+    Option("backend", "NAME", "auto (default), namespaces, bwrap, systemd, landlock, seatbelt or native"),
     Option("timeout", "SECONDS", "end the command after this time: 90, 2m, none (default: the policy's, 30)"),
     Option("memory", "SIZE", "limit memory, as in 512M"),
     Option("cpu", "CORES", "limit processor time to this many cores, as in 1.5"),
@@ -39,23 +37,51 @@ RUNNING = (
 
 def policy_from(parsed: Parsed) -> tuple[Policy, str | None]:
     """The policy that the options say, and the directory to start in; None: where compile says."""
-    workspace = os.path.abspath(parsed.one("workspace") or os.getcwd())
-    if not os.path.isdir(workspace):
-        raise UsageError(f"the workspace {workspace!r} is not a directory", fix="name one that exists")
-    mode = parsed.one("mode") or "readonly"
-    if mode not in ("readonly", "bind"):
-        raise UsageError(f"there is no mode {mode!r}", fix="choose readonly or bind")
-    file = parsed.one("policy")
-    policy = Policy.from_file(file, workspace=workspace) if file else Policy.agent()
-    start: str | None = workspace
+    workspace, mode = _workspace(parsed, ("readonly", "bind"))
+    policy = _policy(parsed, workspace)
     try:
-        policy = policy.with_write(workspace) if mode == "bind" else policy.with_read(workspace)
+        granted = policy.with_write(workspace) if mode == "bind" else policy.with_read(workspace)
     except PolicyError:
         # /, /tmp and the like cannot be granted. Who asked for it must know; who merely stands
         # there gets the private one, or the private home.
         if parsed.on("workspace") or mode == "bind":
             raise
-        start = None
+        return policy, None
+    return granted, workspace
+
+
+def session_from(parsed: Parsed) -> tuple[Policy, str | None, str]:
+    """(policy, workspace, mode) of a session. No workspace: an empty one, gone with the session."""
+    workspace, mode = _workspace(parsed, ("readonly", "bind", "overlay"))
+    policy = _policy(parsed, workspace)
+    try:
+        policy.with_read(workspace)
+    except PolicyError:
+        if parsed.on("workspace") or parsed.on("mode"):
+            raise
+        return policy, None, mode
+    return policy, workspace, mode
+
+
+def _workspace(parsed: Parsed, modes: tuple[str, ...]) -> tuple[str, str]:
+    workspace = os.path.abspath(parsed.one("workspace") or os.getcwd())
+    if not os.path.isdir(workspace):
+        raise UsageError(f"the workspace {workspace!r} is not a directory", fix="name one that exists")
+    mode = parsed.one("mode") or "readonly"
+    if mode not in modes:
+        raise UsageError(f"there is no mode {mode!r}", fix=f"choose {', '.join(modes[:-1])} or {modes[-1]}")
+    return workspace, mode
+
+
+def _policy(parsed: Parsed, workspace: str) -> Policy:
+    """What the options say, but for the workspace itself."""
+    file = parsed.one("policy")
+    policy = Policy.from_file(file, workspace=workspace) if file else Policy.agent()
+    return asked_of(policy, parsed)
+
+
+def asked_of(policy: Policy, parsed: Parsed) -> Policy:
+    """`policy`, and what the options ask for beyond it."""
     policy = policy.with_read(*parsed.many("read")).with_write(*parsed.many("write"))
     policy = policy.with_deny(*parsed.many("deny")).with_sockets(*parsed.many("socket"))
     policy = policy.with_pass_env(*parsed.many("pass-env")).with_env(**_variables(parsed.many("env")))
@@ -63,7 +89,7 @@ def policy_from(parsed: Parsed) -> tuple[Policy, str | None]:
     if network is not None:
         policy = policy.with_network(network)
     limits = _limits(parsed)
-    return (policy.with_limits(**limits) if limits else policy), start
+    return policy.with_limits(**limits) if limits else policy
 
 
 def _variables(given: list[str]) -> dict[str, str]:

@@ -12,13 +12,16 @@ from .writable import validate_writable_paths
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .asynchronous import AsyncLocalEnvironment
+    from .rules import CommandRules, Rule
 
 __all__ = [
     "AsyncLocalEnvironment",
     "CommandResult",
+    "CommandRules",
     "ExecutionEnvironment",
     "LocalEnvironment",
     "PendingFile",
+    "Rule",
     "open_for_write",
     "probe_landlock",
     "run_jail_exec",
@@ -29,10 +32,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """The asynchronous face on first use: asyncio takes longer to load than all the rest."""
-    if name != "AsyncLocalEnvironment":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .asynchronous import AsyncLocalEnvironment
+_LATER = {"AsyncLocalEnvironment": "asynchronous", "CommandRules": "rules", "Rule": "rules"}
 
-    return AsyncLocalEnvironment
+
+def __getattr__(name: str) -> object:
+    """What few need, on first use: asyncio alone takes longer to load than all the rest."""
+    home = _LATER.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(__import__(f"{__name__}.{home}", fromlist=[name]), name)

@@ -39,6 +39,10 @@ def relative(path: AnyPath) -> str:
         raise PathEscape(f"{text!r} has a .. in it", why="it could leave the working directory")
     if "\0" in text:
         raise PolicyError(f"{text!r} has a NUL in it", why="no path can hold one")
+    try:
+        os.fsencode(text)
+    except UnicodeError:
+        raise PolicyError(f"{text!r} is no path", why="it has half a character in it") from None
     if not parts or text.endswith(("/", "/.")):
         raise PathNotAllowed(f"{text!r} names a directory, not a file", fix="name a file")
     return "/".join(parts)

@@ -6,16 +6,20 @@ import os
 import signal
 import subprocess
 
+from ..display import shown
 from ..errors import CommandCancelled, CommandTimeout, LaunchFailed, PolicyError
 from ..linux import tree
 from ..output import Tail
+from ..redaction import RedactedTail
 from ..running import end, never_started, see_through, start
 from .contract import CommandResult
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Iterable
 
+    from ..redaction import Secrets
     from ..wrapping import WrappedCommand
 
 #: How often a cancellation is looked for.
@@ -31,10 +35,38 @@ def seconds(timeout: object, from_policy: float | None) -> float | None:
     return timeout
 
 
+def size(limit: object, from_policy: int | None) -> int | None:
+    """How much of a stream is kept: what was asked for, else the policy's."""
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise PolicyError(f"output_limit is {limit!r}", why="it is not a number of bytes")
+    return limit if limit > 0 else from_policy
+
+
+def words(argv: Iterable[str | bytes | os.PathLike[str]]) -> list[str]:
+    """The argument list as text that can be handed to a program."""
+    found = [os.fsdecode(word) for word in argv]
+    for word in found:
+        try:
+            os.fsencode(word)
+        except UnicodeError:
+            raise PolicyError(
+                f"the argument {word!r} cannot be passed to a program", why="it has half a character in it"
+            ) from None
+    return found
+
+
 def run(
-    wrapped: WrappedCommand, timeout: float | None, output_limit: int | None, cancel: threading.Event | None
+    wrapped: WrappedCommand,
+    timeout: float | None,
+    output_limit: int | None,
+    cancel: threading.Event | None,
+    secrets: Secrets,
 ) -> CommandResult:
     """Run it to its end, or to ours. Everything it started is dead when this returns or raises."""
+
+    def keep() -> Tail:
+        return RedactedTail(output_limit, secrets.values) if secrets.values else Tail(output_limit)
+
     launch = wrapped.launch()
     try:
         process = start(
@@ -45,7 +77,7 @@ def run(
                 process,
                 None,
                 timeout,
-                lambda: Tail(output_limit),
+                keep,
                 cancelled=cancel.is_set if cancel is not None else lambda: False,
                 look_every=0.25 if cancel is None else _LOOK_EVERY,
             )
@@ -59,9 +91,11 @@ def run(
     finally:
         if launch.status is not None:
             os.close(launch.status)
+    result = _result(process.returncode, out, err, wrapped, secrets)
     if failure:
-        raise LaunchFailed("the command did not start", why=failure)
-    result = _result(process.returncode, out, err, wrapped)
+        # Nothing of the command's ran, so this is the launcher's own word.
+        said = shown(result.stderr.strip()[-500:])
+        raise LaunchFailed("the command did not start", why=f"{failure}: {said}" if said else failure)
     if ending == "timeout":
         raise CommandTimeout(f"the command was ended after {timeout:g} seconds", result=result)
     if ending == "cancelled":
@@ -69,17 +103,20 @@ def run(
     return result
 
 
-def _result(status: int, out: Tail | None, err: Tail | None, wrapped: WrappedCommand) -> CommandResult:
+def _result(
+    status: int, out: Tail | None, err: Tail | None, wrapped: WrappedCommand, secrets: Secrets
+) -> CommandResult:
     out, err = out or Tail(0), err or Tail(0)
+    stdout, stderr = out.value(), err.value()  # before anything is counted: this ends the stream
     return CommandResult(
-        stdout=out.value().decode("utf-8", "replace"),
-        stderr=err.value().decode("utf-8", "replace"),
+        stdout=stdout.decode("utf-8", "replace"),
+        stderr=stderr.decode("utf-8", "replace"),
         exit_code=status if status >= 0 else 128 - status,
         stdout_truncated=out.dropped > 0,
         stdout_bytes_dropped=out.dropped,
         stderr_truncated=err.dropped > 0,
         stderr_bytes_dropped=err.dropped,
-        violations=wrapped.violations(),
+        violations=tuple(secrets.event(event) for event in wrapped.violations()),
     )
 
 

@@ -13,11 +13,12 @@ PolicyError; nothing is ever repaired into something wider.
 from __future__ import annotations
 
 from ..errors import PathEscape, PolicyError
+from .automaton import Automaton
 from .segments import Segment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 DEEP = "**"
 
@@ -112,13 +113,13 @@ class GlobSet:
 
     def __init__(self, globs: Iterable[Glob]) -> None:
         self.globs = tuple(globs)
-        self._flat: dict[int, _Node] = {}
-        self._deep: dict[str, dict[int, _Node]] = {}
+        self._flat: dict[int, _Alike] = {}
+        self._deep: dict[str, dict[int, _Alike]] = {}
         for glob in self.globs:
             if glob.deep:
-                self._deep.setdefault(glob.prefix, {}).setdefault(len(glob.tail), _Node()).add(glob.tail)
-            else:
-                self._flat.setdefault(len(glob.head), _Node()).add(glob.head)
+                self._deep.setdefault(glob.prefix, {}).setdefault(len(glob.tail), _Alike()).add(glob.tail)
+            elif glob.literal is None:
+                self._flat.setdefault(len(glob.head), _Alike()).add(glob.head)
         self.literals = frozenset(glob.literal for glob in self.globs if glob.literal is not None)
 
     def matches(self, path: str) -> bool:
@@ -127,57 +128,64 @@ class GlobSet:
             return True
         names = path.split("/")
         flat = self._flat.get(len(names))
-        if flat is not None and flat.spells(names):
+        if flat is not None and flat.spells(path):
             return True
         for cut in range(len(names) + 1) if self._deep else ():
-            for length, node in self._deep.get("/".join(names[:cut]), {}).items():
-                if length <= len(names) - cut and node.spells(names[len(names) - length :]):
+            for length, tails in self._deep.get("/".join(names[:cut]), {}).items():
+                if length <= len(names) - cut and tails.spells("/".join(names[len(names) - length :])):
                     return True
         return False
 
 
-class _Node:
-    """A place in a tree of segments. Wildcards are found by the characters they begin and end with."""
+class _Alike:
+    """Globs of the same number of segments. Those that begin and end alike are one machine."""
 
-    __slots__ = ("literal", "shapes", "whole", "wild")
+    __slots__ = ("fronts", "literals", "machines")
 
     def __init__(self) -> None:
-        self.whole = False
-        self.literal: dict[str, _Node] = {}
-        self.wild: dict[tuple[str, str], list[tuple[Segment, _Node]]] = {}
-        self.shapes: set[tuple[int, int]] = set()
+        self.literals: set[str] = set()
+        self.machines: dict[str, dict[str, _Machine]] = {}
+        #: How long what they begin with can be, and for each beginning the same of the end.
+        self.fronts: dict[int, dict[str, set[int]]] = {}
 
     def add(self, segments: tuple[Segment, ...]) -> None:
-        node = self
+        tokens: list[object] = []
         for segment in segments:
-            node = node._below(segment)
-        node.whole = True
+            tokens += [("=", "/"), *segment.tokens] if tokens else segment.tokens
+        plain = [token[1] if isinstance(token, tuple) else None for token in tokens]
+        wild = [place for place, char in enumerate(plain) if char is None]
+        if not wild:
+            self.literals.add("".join(char or "" for char in plain))
+            return
+        front = "".join(char or "" for char in plain[: wild[0]])
+        back = "".join(char or "" for char in plain[wild[-1] + 1 :])
+        self.fronts.setdefault(len(front), {}).setdefault(front, set()).add(len(back))
+        machine = self.machines.setdefault(front, {}).setdefault(back, _Machine())
+        machine.patterns.append(tokens[wild[0] : wild[-1] + 1])
 
-    def _below(self, segment: Segment) -> _Node:
-        if segment.literal is not None:
-            return self.literal.setdefault(segment.literal, _Node())
-        self.shapes.add((len(segment.prefix), len(segment.suffix)))
-        same = self.wild.setdefault((segment.prefix, segment.suffix), [])
-        for known, node in same:
-            if known.text == segment.text:
-                return node
-        same.append((segment, _Node()))
-        return same[-1][1]
+    def spells(self, text: str) -> bool:
+        if text in self.literals:
+            return True
+        size = len(text)
+        for front, begun in self.fronts.items():
+            for back in begun.get(text[:front], ()) if front <= size else ():
+                if front + back <= size:
+                    machine = self.machines[text[:front]].get(text[size - back :])
+                    if machine is not None and machine.matches(text[front : size - back]):
+                        return True
+        return False
 
-    def spells(self, names: list[str]) -> bool:
-        nodes = [self]
-        for name in names:
-            nodes = [below for node in nodes for below in node._after(name)]
-            if not nodes:
-                return False
-        return any(node.whole for node in nodes)
 
-    def _after(self, name: str) -> Iterator[_Node]:
-        exact = self.literal.get(name)
-        if exact is not None:
-            yield exact
-        for front, back in self.shapes:
-            if front + back <= len(name):
-                for segment, node in self.wild.get((name[:front], name[len(name) - back :]), ()):
-                    if segment.matches(name):
-                        yield node
+class _Machine:
+    """An automaton that is made when it is first asked."""
+
+    __slots__ = ("made", "patterns")
+
+    def __init__(self) -> None:
+        self.patterns: list[list[object]] = []
+        self.made: Automaton | None = None
+
+    def matches(self, text: str) -> bool:
+        if self.made is None:
+            self.made = Automaton(self.patterns)
+        return self.made.matches(text)

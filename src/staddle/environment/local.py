@@ -7,12 +7,21 @@ import os
 
 from ..backends import choose
 from ..backends.base import Enforcement
-from ..errors import BackendUnavailable, CommandCancelled, CommandNotFound, PathNotAllowed, PolicyError
+from ..errors import (
+    BackendUnavailable,
+    CommandCancelled,
+    CommandNotFound,
+    PathNotAllowed,
+    PolicyError,
+    StaddleError,
+)
 from ..linux.openat2 import open_without_symlinks
 from ..policy import Policy
 from ..policy.compiler import compile
-from ..policy.paths import covers
+from ..policy.environment import checked_name
+from ..policy.paths import covers, several
 from ..policy.protected import protected_name
+from ..redaction import Secrets, secret_values
 from ..view import find_program
 from ..wrapping import WrappedCommand, wrap
 from . import beneath, commands, shell, writable
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
 
     from ..backends.base import Gap
     from .beneath import AnyPath, PendingFile
+    from .rules import CommandRules
 
 #: The largest file that read_file returns: what an agent made may be a terabyte of holes.
 MOST_READ = 64 << 20
@@ -42,6 +52,10 @@ class LocalEnvironment:
     `on_unavailable="refuse"` does not start them, and "record" starts them with what there
     is and says so in `enforced`.
 
+    `rules` tell an agent which commands to leave to others, before they start; what holds is
+    the confinement. `secrets` names variables whose values are taken out of output, events and
+    errors, besides those whose names look like it.
+
     Hooks, all off by default: `command_wrapper` turns the argument list into the one to be
     confined, `write_opener(path, mode)` returns the binary file to write to, and
     `remover(path)` removes. They are asked after every check, with an absolute path.
@@ -55,6 +69,8 @@ class LocalEnvironment:
         policy: Policy | None = None,
         backend: str = "auto",
         on_unavailable: Literal["refuse", "record"] = "refuse",
+        rules: CommandRules | None = None,
+        secrets: Iterable[str] = (),
         command_wrapper: Callable[[list[str]], Sequence[str]] | None = None,
         write_opener: Callable[[str, int], IO[bytes] | PendingFile] | None = None,
         remover: Callable[[str], None] | None = None,
@@ -62,6 +78,10 @@ class LocalEnvironment:
         self._root = -1
         if on_unavailable not in ("refuse", "record"):
             raise PolicyError(f"on_unavailable is {on_unavailable!r}", fix="say 'refuse' or 'record'")
+        if rules is not None:
+            rules.ready()
+        self._rules = rules
+        self._secrets = frozenset(checked_name(name, "secrets") for name in several(secrets, "secrets"))
         self._globs = None if writable_paths is None else writable.parse(writable_paths)
         self._path = os.path.realpath(os.fsdecode(working_dir), strict=True)
         self._policy = (policy or Policy.agent()).with_read(self._path)
@@ -159,18 +179,26 @@ class LocalEnvironment:
             )
         limits = self._policy.limits
         allowed = commands.seconds(timeout, limits.timeout)
-        wrapped = self.wrapped([command, *args], env)
-        if cancel is not None and cancel.is_set():
-            wrapped.close()
-            raise CommandCancelled(
-                "the command was cancelled before it started", result=CommandResult("", "", 128 + 9)
-            )
-        return commands.run(wrapped, allowed, output_limit if output_limit > 0 else limits.output, cancel)
+        kept = commands.size(output_limit, limits.output)
+        secrets = self._secrets_with(env)
+        try:
+            wrapped = self.wrapped(commands.words((command, *args)), env)
+            if cancel is not None and cancel.is_set():
+                wrapped.close()
+                raise CommandCancelled(
+                    "the command was cancelled before it started", result=CommandResult("", "", 128 + 9)
+                )
+            return commands.run(wrapped, allowed, kept, cancel, secrets)
+        except StaddleError as error:
+            secrets.strip(error)
+            raise
 
     def wrapped(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> WrappedCommand:
         """The command, confined as `exec_command` would run it, not started."""
         self._refuse_closed()
         asked = list(argv)
+        if self._rules is not None:
+            self._rules.check(asked)
         if self._command_wrapper is not None:
             asked = list(self._command_wrapper(asked))
         policy, written = self._for_commands(make=True)
@@ -204,6 +232,12 @@ class LocalEnvironment:
         names = [""] if self._globs is None else shell.grants(self._root, self._globs, make=make)
         written = [os.path.join(self._path, name) if name else self._path for name in names]
         return self._policy.with_write(*written), written
+
+    def _secrets_with(self, env: Mapping[str, str] | None) -> Secrets:
+        """What a command would be given that nobody should see, when `env` is added."""
+        passed = {name: os.environ[name] for name in self._policy.pass_env if name in os.environ}
+        added = env if hasattr(env, "items") else {}
+        return Secrets(secret_values((passed, self._policy.env, added or {}), self._secrets))
 
     @property
     def enforced(self) -> Enforcement:

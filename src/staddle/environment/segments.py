@@ -32,17 +32,13 @@ class Class:
 class Segment:
     """A parsed segment. `literal` is its one spelling when it has no wildcard, else None."""
 
-    __slots__ = ("literal", "prefix", "suffix", "text", "tokens")
+    __slots__ = ("literal", "text", "tokens")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.tokens = tuple(_tokens(text))
         plain = [token[1] if isinstance(token, tuple) else None for token in self.tokens]
-        wild = [place for place, char in enumerate(plain) if char is None]
-        self.literal = None if wild else "".join(char or "" for char in plain)
-        #: What every match begins and ends with.
-        self.prefix = "".join(char or "" for char in plain[: wild[0]]) if wild else ""
-        self.suffix = "".join(char or "" for char in plain[wild[-1] + 1 :]) if wild else ""
+        self.literal = None if None in plain else "".join(char or "" for char in plain)
 
     def matches(self, name: str) -> bool:
         """Whether the whole of `name` is spelled by this segment."""

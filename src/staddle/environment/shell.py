@@ -19,6 +19,7 @@ from . import beneath
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Literal
 
     from ..policy.plan import Plan
     from .globs import Glob, GlobSet
@@ -28,16 +29,18 @@ def grants(root: int, globs: GlobSet, *, make: bool) -> list[str]:
     """What to let a command write, relative to `root`. Missing directories are made, or left out."""
     found: set[str] = set()
     for glob in globs.globs:
-        kind = _kind(root, glob.literal) if glob.literal is not None else "missing"
-        if kind == "file":
-            found.add(glob.literal or "")
-        elif kind == "missing":
-            if make:
-                os.close(beneath.make_directories(root, glob.prefix))
-            elif glob.prefix and _kind(root, glob.prefix) == "missing":
-                continue
+        if glob.literal is not None:
+            kind = _kind(root, glob.literal)
+            if kind == "file":
+                found.add(glob.literal)
+            if kind != "missing":
+                continue  # a directory where the glob names a file: nothing there may be written, by nobody
+        kind = _kind(root, glob.prefix)
+        if kind == "missing" and make:
+            os.close(beneath.make_directories(root, glob.prefix))
+            kind = "directory"
+        if kind == "directory" or (kind == "file" and _is_whole(glob)):
             found.add(glob.prefix)
-        # A directory where the glob names a file: nothing there may be written, by nobody.
     return sorted(found)
 
 
@@ -47,9 +50,14 @@ def limits(root: int, globs: GlobSet) -> tuple[Gap, ...]:
 
 
 def _is_exact(root: int, glob: Glob) -> bool:
-    if glob.literal is None:
-        return glob.deep and not glob.tail
-    return _kind(root, glob.literal) != "missing"
+    if _is_whole(glob) or (glob.literal is not None and _kind(root, glob.literal) != "missing"):
+        return True
+    return _kind(root, glob.prefix) in ("file", "blocked")  # then it can match nothing
+
+
+def _is_whole(glob: Glob) -> bool:
+    """Whether it names its prefix and all below: `docs/**`."""
+    return glob.deep and not glob.tail
 
 
 def _gap(glob: Glob) -> Gap:
@@ -62,17 +70,21 @@ def _gap(glob: Glob) -> Gap:
     )
 
 
-def _kind(root: int, path: str) -> str:
+def _kind(root: int, path: str) -> Literal["file", "directory", "missing", "blocked"]:
+    """What stands there; "blocked" for a pipe or the like, or a file where a directory would have to be."""
     try:
-        fd = open_beneath(root, path, os.O_PATH)
+        fd = open_beneath(root, path or ".", os.O_PATH)
     except OSError as error:
         if error.errno == errno.ENOENT:
             return "missing"
+        if error.errno == errno.ENOTDIR:
+            return "blocked"
         raise beneath.translated(error, path) from None
     try:
-        return "file" if stat.S_ISREG(os.fstat(fd).st_mode) else "other"
+        mode = os.fstat(fd).st_mode
     finally:
         os.close(fd)
+    return "file" if stat.S_ISREG(mode) else "directory" if stat.S_ISDIR(mode) else "blocked"
 
 
 def refuse_strangers(plan: Plan, asked: Iterable[str]) -> None:

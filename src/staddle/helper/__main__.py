@@ -6,8 +6,9 @@ WHERE is the number of a descriptor, or the path of a file, with the instruction
 2 (arguments), 3 (the confinement failed) or 4 (the command could not be exec'd) when the
 command did not start, and otherwise as the command does.
 
-The systemd backend starts the same program in two other roles: `systemd-client DESCRIPTOR`,
-which stands for a unit, and `systemd-unit`, the process in it.
+Other backends start the same program in other roles: `namespaces DESCRIPTOR`, which makes the
+sandbox itself; `systemd-client DESCRIPTOR`, which stands for a unit, and `systemd-unit`, the
+process in it.
 
 Started for every confined command, so nothing is imported but what is needed.
 """
@@ -23,7 +24,15 @@ def main() -> None:
     gc.disable()  # half a millisecond of looking for garbage in freshly loaded code
     # Appended: nothing that lies beside the package can stand in for the standard library.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    if sys.argv[1:2] == ["systemd-client"]:
+    if sys.argv[1:2] == ["namespaces"]:
+        from staddle.helper import namespaces
+
+        namespaces.main(sys.argv[2:])
+    elif sys.argv[1:2] == ["zygote"]:
+        from staddle.zygote import zygote
+
+        zygote.main(sys.argv[2:])
+    elif sys.argv[1:2] == ["systemd-client"]:
         from staddle.helper import systemd_client
 
         systemd_client.main(sys.argv[2:])

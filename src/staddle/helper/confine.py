@@ -113,6 +113,8 @@ def become_command(
         listener = _load_filter(instructions)
         if instructions.brokered:
             _checked("the filter has no supervisor", process.send_descriptor, broker, listener)
+        if not process.is_filtered():
+            raise NotStarted(CONFINEMENT, "the system call filter was loaded, but is not on")
     process.default_signals()
     if open_files:  # last: so few may be allowed that we could not have done the rest
         _checked("limits cannot be set", process.set_rlimits, {process.RLIMIT_NOFILE: open_files})
@@ -164,7 +166,7 @@ def _exec(instructions: Instructions) -> NoReturn:
             if failure is None or error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 failure = error
     why = os.strerror(failure.errno or 0) if failure else "it has no name"
-    raise NotStarted(EXEC, f"{os.fsdecode(instructions.argv[0])!r} cannot be run: {why}")
+    raise NotStarted(EXEC, f"{os.fsdecode(instructions.argv[0])!r} cannot be run: {why}") from failure
 
 
 def places(name: bytes, path: bytes) -> list[bytes]:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import select
 
 from ..linux import process
-from . import confine, scratch, supervise
-from .instructions import Instructions, Malformed, decode
+from . import caller, confine, scratch, supervise
+from .instructions import Instructions, decode
 from .status import ARGUMENTS, CONFINEMENT, NotStarted, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
-
-#: More than a thousand paths of the longest kind need; a larger file is not ours.
-_LONGEST = 64 << 20
 
 
 def jail_exec(words: list[str]) -> NoReturn:
@@ -79,34 +75,9 @@ def _become(instructions: Instructions) -> None:
 
 
 def _die_with(parent: int, instructions: Instructions, status: int) -> None:
-    """Be told when the process that started us ends; notice when it did before we asked."""
-    if not instructions.launcher:
-        return
-    number = supervise.ORPHANED if instructions.supervise else process.SIGKILL
-    process.death_signal(number)
-    if os.getppid() != parent or (parent != instructions.launcher and _is_deserted(instructions, status)):
-        raise NotStarted(CONFINEMENT, "the process that started this has ended")
-
-
-def _is_deserted(instructions: Instructions, status: int) -> bool:
-    """Whether our parent is one that took us over: who asked is gone, and nobody holds the other end."""
-    if instructions.launcher == os.getpid():
-        return False  # it became us
-    try:
-        os.kill(instructions.launcher, 0)
-    except ProcessLookupError:
-        return _is_broken(status)
-    except OSError:
-        pass
-    return False
-
-
-def _is_broken(status: int) -> bool:
-    if status < 0:
-        return False
-    poll = select.poll()
-    poll.register(status, 0)
-    return bool(poll.poll(0))
+    if instructions.launcher:
+        number = supervise.ORPHANED if instructions.supervise else process.SIGKILL
+        caller.die_with(parent, instructions.launcher, status, number)
 
 
 def _read(where: str) -> Instructions:
@@ -115,14 +86,7 @@ def _read(where: str) -> Instructions:
             fd = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         else:
             fd = int(where)
-        size = os.fstat(fd).st_size
-        if size > _LONGEST:
-            raise Malformed("they are too long")
-        data = bytearray()
-        while chunk := os.pread(fd, size + 1 - len(data), len(data)):
-            data += chunk
-        os.close(fd)
-        return decode(bytes(data))
+        return decode(caller.contents(fd))
     except (OSError, ValueError) as error:
         raise NotStarted(ARGUMENTS, f"there are no instructions at {where!r}: {error}") from None
 

@@ -14,8 +14,8 @@ from .status import sentence
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
 
 
-def command(where: str) -> tuple[str, ...]:
-    """The helper's command line. `where` is a descriptor's number or the absolute path of a file."""
+def command(role: str, *where: str) -> tuple[str, ...]:
+    """The helper's command line in one of its roles, with the number of a descriptor or a file's path."""
     if not sys.executable:
         raise LaunchFailed(
             "the helper cannot be started",
@@ -24,7 +24,7 @@ def command(where: str) -> tuple[str, ...]:
         )
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
     # The real interpreter: a virtual environment's link would only make it look for packages.
-    return (os.path.realpath(sys.executable), "-I", "-S", program, "jail-exec", where)
+    return (os.path.realpath(sys.executable), "-I", "-S", program, role, *where)
 
 
 def launch(instructions: Instructions, *, relays: bool = True) -> Launch:
@@ -40,7 +40,7 @@ def launch(instructions: Instructions, *, relays: bool = True) -> Launch:
     try:
         complete = instructions.replace(status=b"%d" % write, launcher=os.getpid())
         _write_all(file, encode(complete))
-        argv = command(str(file))
+        argv = command("jail-exec", str(file))
     except BaseException:
         close()
         os.close(read)

@@ -16,6 +16,16 @@ class NotStarted(Exception):
         self.code = code
 
 
+def not_started(error: BaseException) -> NotStarted:
+    """What went wrong, as the reason that the command was not started."""
+    if isinstance(error, NotStarted):
+        return error
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {os.fsdecode(error.filename)!r}" if error.filename else ""
+        return NotStarted(CONFINEMENT, f"{error.strerror}{where}")
+    return NotStarted(CONFINEMENT, f"{type(error).__name__}: {error}")
+
+
 def written(code: int, why: str) -> bytes:
     """What is written to the status descriptor: short enough to arrive in one piece."""
     return f"{code} {why}".encode("utf-8", "backslashreplace")[:2048]

@@ -16,9 +16,10 @@ import struct
 import time
 
 from ..linux import process
-from . import unit_orders
+from . import caller, unit_orders
+from .inside import PASSED_ON
 from .status import ARGUMENTS, CONFINEMENT, NotStarted, tell
-from .systemd_unit import ENDED, FAILED, LONGEST, ORDERS, PASSED_ON, SIGNAL, STARTED
+from .systemd_unit import ENDED, FAILED, LONGEST, ORDERS, SIGNAL, STARTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,11 +69,7 @@ def _descriptor(words: list[str]) -> int:
 
 def _orders(file: int) -> unit_orders.Orders:
     try:
-        size = os.fstat(file).st_size
-        data = bytearray()
-        while chunk := os.pread(file, size + 1 - len(data), len(data)):
-            data += chunk
-        return unit_orders.decode(bytes(data))
+        return unit_orders.decode(caller.contents(os.dup(file)))
     except (OSError, ValueError) as error:
         raise NotStarted(ARGUMENTS, f"there are no orders in descriptor {file}: {error}") from None
 
@@ -88,7 +85,7 @@ class _Client:
         self._code: int | None = None
         process.block_signals(PASSED_ON)
         self._signals = process.signal_descriptor(PASSED_ON)
-        self._die_with_the_caller()
+        caller.die_with(os.getppid(), orders.launcher, orders.status)
         self._control, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         self._words, words = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._words, False)
@@ -97,12 +94,6 @@ class _Client:
         os.close(words)
         self._ended = process.pidfd_open(self._starter)
         self._hand_over(file)
-
-    def _die_with_the_caller(self) -> None:
-        parent = os.getppid()
-        process.death_signal(process.SIGKILL)
-        if os.getppid() != parent or (self._orders.launcher != parent and _is_broken(self._orders.status)):
-            raise NotStarted(CONFINEMENT, "the process that started this has ended")
 
     def _start(self, stdin: int, output: int) -> int:
         us = os.getpid()
@@ -218,9 +209,3 @@ def _is_open(fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _is_broken(status: int) -> bool:
-    poll = select.poll()
-    poll.register(status, 0)
-    return bool(poll.poll(0))

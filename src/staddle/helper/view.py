@@ -55,7 +55,7 @@ def _build(instructions: Instructions) -> None:
             if _innermost(path, places) in empty:
                 _make_way(path, None if path in empty or _is_directory(trees[path]) else b"")
             if path in empty:
-                _mount_empty(path, *empty[path])
+                _mount_empty(path, *empty[path], instructions.uid)
             if path in trees:
                 _attach(path, trees[path])
         for path, content in instructions.texts:
@@ -112,10 +112,12 @@ def _clone(path: bytes, owner: int, group: int, stranger: int, read_only: bool) 
     return tree
 
 
-def _mount_empty(path: bytes, mode: int, size: int) -> None:
+def _mount_empty(path: bytes, mode: int, size: int, stranger: int) -> None:
     fd = open_without_symlinks(os.fsdecode(path), os.O_PATH | os.O_DIRECTORY)
     try:
         options = f"mode={mode:o}" + (f",size={size}" if size > 0 else "")
+        if not mode & 0o005:  # nobody but its owner may enter it, as a home: that must be who works there
+            options += f",uid={stranger},gid={stranger}"
         mounts.mount("tmpfs", mounts.path_of(fd), "tmpfs", flags=_QUIET, options=options)
     finally:
         os.close(fd)

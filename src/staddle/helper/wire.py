@@ -47,18 +47,19 @@ def decode(magic: bytes, data: bytes, count: int) -> tuple[Any, ...]:
 def check(record: object, shapes: Mapping[str, Shape]) -> None:
     """Malformed unless every field of `record` has its shape."""
     for name, shape in shapes.items():
-        if not _fits(getattr(record, name), shape):
+        if not fits(getattr(record, name), shape):
             raise Malformed(f"{name} is not what it should be")
 
 
-def _fits(value: object, shape: Shape) -> bool:
+def fits(value: object, shape: Shape) -> bool:
+    """Whether a value has this shape."""
     if isinstance(shape, list):
-        return isinstance(value, tuple) and all(_fits(item, shape[0]) for item in value)
+        return isinstance(value, tuple) and all(fits(item, shape[0]) for item in value)
     if isinstance(shape, tuple):
         return (
             isinstance(value, tuple)
             and len(value) == len(shape)
-            and all(_fits(item, inner) for item, inner in zip(value, shape, strict=True))
+            and all(fits(item, inner) for item, inner in zip(value, shape, strict=True))
         )
     return type(value) is shape or (shape is int and type(value) is bool)
 

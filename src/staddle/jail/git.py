@@ -296,7 +296,7 @@ def _program() -> str:
     return program.path
 
 
-def text(path: str) -> str:
+def text(path: str, most: int = 1 << 20) -> str:
     """The text of a small regular file that a sandbox may have written; "" when it is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW)
@@ -305,7 +305,7 @@ def text(path: str) -> str:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return ""
-        return os.read(descriptor, 1 << 20).decode("utf-8", "surrogateescape")
+        return os.read(descriptor, most).decode("utf-8", "surrogateescape")
     except OSError:
         return ""
     finally:

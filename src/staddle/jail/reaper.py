@@ -20,12 +20,17 @@ RETENTION = {"published": 24 * HOUR, "failed": 72 * HOUR}
 
 
 def reap(
-    retention: Mapping[str, float] = RETENTION, *, root: str | None = None, now: float | None = None
+    retention: Mapping[str, float] = RETENTION,
+    *,
+    root: str | None = None,
+    now: float | None = None,
+    dry_run: bool = False,
 ) -> tuple[str, ...]:
     """Remove what has been in its state for longer than `retention` says; the paths that went.
 
     Branches stay, so that nothing that was committed is lost. What is claimed is not touched.
     A directory without a readable record is what a crash left, and goes like a failed one.
+    With `dry_run` nothing goes; the paths are those that would.
     """
     unknown = set(retention) - set(records.TRANSITIONS)
     if unknown:
@@ -38,7 +43,8 @@ def reap(
         try:
             with records.Claim(directory):
                 if _is_due(directory, retention, moment):
-                    _remove(directory)
+                    if not dry_run:
+                        _remove(directory)
                     gone.append(directory)
         except (WorkspaceBusy, OSError):
             continue  # in use, or gone meanwhile

@@ -3,6 +3,7 @@
     <data>/staddle/workspaces/<name>/tree            the worktree: all that the agent sees and writes
                                     /git             our own git directory for it (see `git`)
                                     /workspace.json  the record
+                                    /journal.jsonl   what happened, without secrets
                                     /claim           locked while somebody uses it
 
 See `worktree` for how the tree is made and removed.
@@ -14,9 +15,11 @@ import os
 
 from ..errors import GitFailed, WorkspaceError
 from . import git as safe_git
+from . import journal, worktree
 from . import record as records
-from . import worktree
+from .index import Index
 from .planted import Planted, look
+from .review import WITH_REPOSITORIES, worth_a_look
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,6 +80,7 @@ class Workspace:
             except BaseException:
                 worktree.erase(directory, common, name)
                 raise
+            journal.append(directory, "created", repository=made[1], branch=made[2], base=base)
         return cls(directory)
 
     @classmethod
@@ -95,6 +99,25 @@ class Workspace:
                 fix="name the tree or the directory of one, or say root=",
             )
         return cls(directory)
+
+    @classmethod
+    def find(cls, name: str, *, root: str | None = None) -> Workspace:
+        """The workspace that a person means: by its name, the beginning of it, its branch, or its path."""
+        known = cls.list(root=root)
+        exact = [item for item in known if name in (item.name, item.branch)]
+        found = exact or [item for item in known if name and item.name.startswith(name)]
+        if len(found) == 1:
+            return found[0]
+        if not found and ("/" in name or name in (".", "..")) and os.path.isdir(name):
+            return cls.load(name, root=root)
+        if found:
+            several = ", ".join(f"{item.name} ({item.repository})" for item in found)
+            raise WorkspaceError(f"{name!r} can mean several workspaces", why=several, fix="say more of it")
+        raise WorkspaceError(
+            f"there is no workspace {name!r}",
+            why=f"{data_directory(root)!r} holds {', '.join(item.name for item in known) or 'none'}",
+            fix="make one with Workspace.create (`staddle jail create`)",
+        )
 
     @classmethod
     def list(cls, *, root: str | None = None) -> tuple[Workspace, ...]:
@@ -118,6 +141,10 @@ class Workspace:
         """What is known about it now."""
         return records.read(self.directory)
 
+    def journal(self) -> tuple[journal.Entry, ...]:
+        """What happened to it, oldest first. Commands may hold an agent's words: escape them."""
+        return journal.read(self.directory)
+
     def claim(self) -> records.Claim:
         """Take it, until the claim is released or this process ends. WorkspaceBusy when it is taken."""
         return records.Claim(self.directory)
@@ -129,6 +156,10 @@ class Workspace:
             record = record.moved_to("failed")  # whoever ran it is gone: the claim is ours
         records.write(self.directory, record.moved_to(state))
 
+    def unlock(self) -> None:
+        """Remove the locks that a killed git left. For whoever has the claim, while nothing runs in it."""
+        worktree.unlock(self.common, self.name, self.branch)
+
     def publish(self) -> None:
         """Record that its branch has been taken over. Only what is `publishable`."""
         with self.claim():
@@ -139,19 +170,36 @@ class Workspace:
                     fix="commit_all() what is left, and look at inspect()",
                 )
             self.move_to("published")
+            journal.append(self.directory, "published", branch=self.branch, commit=self.tip())
 
     def tip(self) -> str:
         """The commit its branch is at."""
         return self._git.run("rev-parse", "--verify", f"refs/heads/{self.branch}^{{commit}}").decode().strip()
 
-    def diff(self) -> bytes:
-        """What the branch changed since its base, as git shows it. The bytes are the agent's: escape them."""
-        return self._git.run("diff", "--no-renames", self.base, self.tip())
+    def log(self) -> tuple[tuple[str, str], ...]:
+        """(commit, subject) of what is new on the branch, newest first, at most 100. The agent's words."""
+        said = self._git.run("log", "-100", "--format=%H%x00%s", "-z", f"{self.base}..{self.tip()}")
+        fields = said.decode("utf-8", "surrogateescape").split("\0")
+        return tuple(zip(fields[0::2], fields[1::2], strict=False))
+
+    def diff(self, *, uncommitted: bool = False, stat: bool = False) -> bytes:
+        """What the branch changed since its base, as git shows it. The bytes are the agent's: escape them.
+
+        With `uncommitted` also what the tree holds beyond the branch; with `stat` only how much.
+        """
+        options = ["--stat=120"] if stat else []
+        if not uncommitted:
+            return self._git.run("diff", "--no-renames", WITH_REPOSITORIES, *options, self.base, self.tip())
+        with Index(self._git, only_looking=True) as index:
+            index.read(self.tip())
+            index.take(index.differing())
+            return index.against(self.base, *options)
 
     def changed_paths(self) -> tuple[str, ...]:
         """What differs in the tree from the branch and is not ignored; not what is in nested repositories."""
-        self._read_tip()
-        return tuple(sorted({*self._tracked_changes(), *self._untracked()}))
+        with Index(self._git) as index:
+            index.read(self.tip())
+            return tuple(sorted(set(index.differing())))
 
     def has_uncommitted_changes(self) -> bool:
         """Whether the tree differs from its branch. The agent's index is not asked: it could say anything."""
@@ -163,13 +211,11 @@ class Workspace:
         No hook, filter or signature is run. Nested repositories are left out, see `inspect`.
         """
         self._refuse_unfinished()
-        tip = self._read_tip()
-        paths = b"\0".join(os.fsencode(path) for path in (*self._tracked_changes(), *self._untracked()))
-        if paths:
-            self._git.run(
-                "update-index", "--add", "--remove", "--replace", "-z", "--stdin", data=paths + b"\0"
-            )
-        tree = self._git.run("write-tree").decode().strip()
+        tip = self.tip()
+        with Index(self._git) as index:
+            index.read(tip)
+            index.take(index.differing())
+            tree = index.tree()
         if tree == self._git.run("rev-parse", "--verify", f"{tip}^{{tree}}").decode().strip():
             return None
         made = self._git.run(
@@ -178,6 +224,7 @@ class Workspace:
         commit = made.decode().strip()
         self._git.run("update-ref", f"refs/heads/{self.branch}", commit, tip)
         worktree.install_index(f"{self.directory}/git/index", self.admin)
+        journal.append(self.directory, "committed", commit=commit)
         return commit
 
     def publishable(self) -> bool:
@@ -195,6 +242,10 @@ class Workspace:
         """What lies in the repository and the tree that would make git, an editor or a shell run commands."""
         return look(self.common, self.admin, self.path, self.branch)
 
+    def worth_a_look(self) -> tuple[Planted, ...]:
+        """What its commits made executable, links that lead out of the tree, and other repositories."""
+        return worth_a_look(self._git, self.base, self.tip())
+
     def remove(self, *, force: bool = False) -> None:
         """Remove the worktree; the branch stays. Uncommitted changes are only dropped with `force`."""
         with self.claim():
@@ -207,34 +258,6 @@ class Workspace:
 
     def __repr__(self) -> str:
         return f"<Workspace {self.name} on {self.branch!r}>"
-
-    def _read_tip(self) -> str:
-        """Let our index be what the branch holds, keeping what it knows about unchanged files."""
-        tip = self.tip()
-        try:
-            self._git.run("read-tree", "-m", tip)
-        except GitFailed:
-            self._git.run("read-tree", "--reset", tip)
-        try:
-            self._git.run("update-index", "-q", "--refresh")
-        except GitFailed:
-            pass  # says that files differ; that is what we ask about next
-        return tip
-
-    def _tracked_changes(self) -> Iterator[str]:
-        links = {
-            entry.partition(b"\t")[2]
-            for entry in self._git.run("ls-files", "-s", "-z").split(b"\0")
-            if entry.startswith(b"160000 ")
-        }
-        for path in set(self._git.run("ls-files", "-m", "-d", "-z").split(b"\0")):
-            if path and path not in links:
-                yield os.fsdecode(path)
-
-    def _untracked(self) -> Iterator[str]:
-        listed = self._git.run("ls-files", "-o", "--exclude-standard", "-z")
-        # A name that ends with a slash is another repository. It is not ours to open.
-        yield from (os.fsdecode(path) for path in listed.split(b"\0") if path and not path.endswith(b"/"))
 
     def _refuse_unfinished(self) -> None:
         if safe_git.head(self.admin) != f"ref: refs/heads/{self.branch}":

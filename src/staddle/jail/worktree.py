@@ -11,6 +11,7 @@ import time
 
 from ..errors import GitFailed, GitRefused, WorkspaceError
 from . import record as records
+from .index import Index
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,8 +54,9 @@ def fill(git: Git, directory: str, made: tuple[str, str, str], base: str) -> Non
         ):
             with open(path, "x", encoding="utf-8", errors="surrogateescape") as file:
                 file.write(said + "\n")
-        git.run("read-tree", commit)
-        git.run("checkout-index", "--all", "--index")
+        with Index(git) as index:
+            index.read(commit)
+            index.check_out()
         install_index(f"{git.directory}/index", admin)
         now = time.time()
         records.write(
@@ -102,6 +104,30 @@ def install_index(source: str, admin: str) -> None:
         os.rename(name, "index", src_dir_fd=directory, dst_dir_fd=directory)
     finally:
         os.close(directory)
+
+
+def unlock(common: str, name: str, branch: str) -> None:
+    """Remove the locks of a git that was killed: in the worktree's own git directory, and on its branch.
+
+    For whoever has the claim, while nothing runs in it. Both directories were the agent's, so by
+    descriptor and through no link. Locks on what is not its own may be somebody else's, and stay.
+    """
+    from ..linux.openat2 import open_without_symlinks
+
+    upper, _, last = f"{common}/refs/heads/{branch}".rpartition("/")
+    for place, names in ((admin_directory(common, name), None), (upper, (f"{last}.lock",))):
+        try:
+            directory = open_without_symlinks(place, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            continue  # not there, or not what it was: `inspect` and the next git call tell
+        try:
+            for entry in names or [entry for entry in os.listdir(directory) if entry.endswith(".lock")]:
+                try:
+                    os.unlink(entry, dir_fd=directory)
+                except OSError:
+                    continue  # there is none
+        finally:
+            os.close(directory)
 
 
 def erase(directory: str, common: str, name: str) -> None:

@@ -27,7 +27,7 @@ from .owners import needs_translation, translate, unwritable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import TypeAlias, TypeVar
 
     from .operations import Operation
@@ -56,7 +56,7 @@ _NOSUID, _NODEV, _RDONLY = mounts.ATTR_NOSUID, mounts.ATTR_NODEV, mounts.ATTR_RD
 
 def place_for(operations: Sequence[Operation]) -> str:
     """A directory of the host to build in, if possible one that nothing is shown from."""
-    shown = [operation.path for operation in operations if isinstance(operation, Bind)]
+    shown = [operation.outside for operation in operations if isinstance(operation, Bind)]
     there = [place for place in _PLACES if os.path.isdir(place) and not os.path.islink(place)]
     for place in there:
         if not any(path == place or path.startswith(place + "/") for path in shown):
@@ -71,6 +71,51 @@ def not_built(why: str) -> LaunchFailed:
     return LaunchFailed("the sandbox's view of the filesystem could not be built", why=why)
 
 
+def take(operation: Bind, translation: Translation | None = None, *, private: bool = False) -> int | None:
+    """A detached copy of what a grant names; None when it is optional and gone.
+
+    With `private`, what is mounted on the host later does not appear in it: for a tree that is
+    not taken in a mount namespace of its own.
+    """
+    try:
+        source = open_named(operation.outside)
+    except LaunchFailed:
+        if operation.optional:
+            return None
+        raise
+    try:
+        status = os.fstat(source)
+        tree = mounts.clone_tree(source)
+    finally:
+        os.close(source)
+    try:
+        attributes = _NOSUID | _NODEV | (0 if operation.writable else _RDONLY)
+        mounts.set_attributes(tree, attributes, private=private)
+        if translation is not None and needs_translation(operation.outside, operation.writable):
+            _show_as_ours(tree, operation, lambda: translation(status.st_uid, status.st_gid))
+    except BaseException:
+        os.close(tree)
+        raise
+    return tree
+
+
+def _show_as_ours(tree: int, operation: Bind, translation: Callable[[], int | None]) -> None:
+    try:
+        namespace = translation()
+        if namespace is not None:
+            translate(tree, namespace)
+    except OSError as error:
+        # Read-only it is shown as anybody sees it: less, never more.
+        if operation.writable:
+            raise unwritable(operation.outside, error.strerror or str(error)) from None
+
+
+def mount_processes(target: str) -> None:
+    """Mount a /proc of the pid namespace we are in, at a path without links."""
+    # Processes that may not be looked into, ourselves first of all, do not exist here.
+    mounts.mount("proc", target, "proc", flags=_PLAIN | mounts.MS_NOEXEC, options="hidepid=2")
+
+
 class Builder:
     """Carries out operations on a tree that is attached at `place`.
 
@@ -78,7 +123,8 @@ class Builder:
 
     `owner` has the private directories (-1: whoever we are). With `handed_on`, a launcher that
     runs as `owner` goes on in the tree, and so has everything that is made in it. `translation`
-    is given where the owners of what is shown must be translated to the sandbox's user.
+    is given where the owners of what is shown must be translated to the sandbox's user. `taken`
+    are trees that somebody else has opened, who could (None: it is optional and gone).
     """
 
     def __init__(
@@ -88,6 +134,7 @@ class Builder:
         owner: int = -1,
         handed_on: bool = False,
         translation: Translation | None = None,
+        taken: Mapping[Bind, int | None] | None = None,
     ) -> None:
         self._place, self._owner, self._handed_on = place, owner, handed_on
         self._translation = translation
@@ -95,14 +142,26 @@ class Builder:
         self._own: set[int] = set()  # the file systems that we made: only there may anything be created
         self._opened: list[int] = []  # during one operation
         self._latest: tuple[str, int] | None = None  # the last directory that something was made in
-        self._taken: dict[Bind, int | None] = {}  # of the host, before the tree is attached
+        self._taken = dict(taken or {})  # of the host, before the tree is attached
+
+    @classmethod
+    def extending(
+        cls, place: str, *, owner: int = -1, taken: Mapping[Bind, int | None] | None = None
+    ) -> Builder:
+        """A builder that goes on in the tree at `place`, in whose file system places have been left."""
+        builder = cls(place, owner=owner, taken=taken)
+        builder._root = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        builder._own.add(os.fstat(builder._root).st_dev)
+        return builder
 
     def build(self, operations: Sequence[Operation]) -> None:
         """Carry out `operations`, the first of which is the root. LaunchFailed when one cannot be."""
         umask = os.umask(0)  # of nobody else: with a mount namespace, a thread gets a umask of its own
         try:
             for operation in operations:
-                if isinstance(operation, Bind) and not operation.again and self._meets(operation.path):
+                if not isinstance(operation, Bind) or operation.again or operation in self._taken:
+                    continue
+                if self._meets(operation.outside):
                     self._attempt(operation, self._take)
             for operation in operations:
                 self._attempt(operation, self._carry_out)
@@ -170,24 +229,8 @@ class Builder:
             self._attach(tree, operation.path, below=operation.below)
 
     def _of_the_host(self, operation: Bind) -> int | None:
-        """A detached copy of what a grant names; None when it is optional and gone."""
-        try:
-            source = open_named(operation.path)
-        except LaunchFailed:
-            if operation.optional:
-                return None
-            raise
-        status = os.fstat(source)
-        tree = self._clone(source, _NOSUID | _NODEV | (0 if operation.writable else _RDONLY))
-        if self._translation is not None and needs_translation(operation.path, operation.writable):
-            try:
-                namespace = self._translation(status.st_uid, status.st_gid)
-                if namespace is not None:
-                    translate(tree, namespace)
-            except OSError as error:
-                # Read-only it is shown as anybody sees it: less, never more.
-                if operation.writable:
-                    raise unwritable(operation.path, error.strerror or str(error)) from None
+        tree = take(operation, self._translation)
+        self._opened += [] if tree is None else [tree]
         return tree
 
     def _clone(self, source: int, attributes: int) -> int:
@@ -259,8 +302,8 @@ class Builder:
             os.symlink(target, name, dir_fd=directory)
 
     def _processes(self, path: str) -> None:
-        # Processes that may not be looked into, ourselves first of all, do not exist here.
-        self._mount("proc", path, _PLAIN | mounts.MS_NOEXEC, "hidepid=2")
+        mount_processes(mounts.path_of(self._target(path, directory=True, below=False)))
+        self._covered(path)
 
     def _mount(self, kind: str, path: str, flags: int, options: str, *, below: bool = False) -> None:
         target = self._target(path, directory=True, below=below)

@@ -25,10 +25,10 @@ from .operations import Bind, Devices, Directory, Empty, File, Mask, Processes, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Literal, TypeAlias
 
-    from .host import Entry, View
+    from .host import Entry, Kind, View
     from .operations import Operation
 
     RegionKind: TypeAlias = Literal["own", "read", "write", "hidden", "link", "processes"]
@@ -65,6 +65,23 @@ class _Rebuilt(Value):
 class _Kept(Value):
     path: str
     origin: str
+    source: str = ""
+
+
+class _Elsewhere:
+    """The host as it is seen where something is shown under another name."""
+
+    def __init__(self, view: View, outside: Callable[[str], str]) -> None:
+        self._view, self.outside = view, outside
+
+    def kind(self, path: str) -> Kind | None:
+        return self._view.kind(self.outside(path))
+
+    def entries(self, path: str) -> tuple[Entry, ...]:
+        return self._view.entries(self.outside(path))
+
+    def searchable(self, path: str) -> bool:
+        return self._view.searchable(self.outside(path))
 
 
 # At one path the first of these decides, and those after it find themselves in its region.
@@ -82,6 +99,8 @@ if TYPE_CHECKING:
 
 def lay_out(plan: Plan, view: View) -> Layout:
     """The operations for `plan` on the host that `view` shows."""
+    if any(grant.source for grant in plan.grants):
+        view = _Elsewhere(view, plan.outside)
     items = _items(plan)
     rebuilt, unheld = _rebuild(items, view) if plan.hidden else ([], [])
     writer = _Writer(view, frozenset(s.path for s in plan.scratch if s.path != plan.identity.home))
@@ -191,17 +210,19 @@ def _rebuild(items: list[_Item], view: View) -> tuple[list[_Item], list[Hidden]]
             unheld += missing[directory]
             continue
         rebuilt.append(_Rebuilt(directory, cause[0].origin))
-        rebuilt += _entries(directory, [e for e in kept if _join(directory, e.name) not in scratch], cause[0])
+        seen = [e for e in kept if _join(directory, e.name) not in scratch]
+        outside = view.outside(directory) if isinstance(view, _Elsewhere) else directory
+        rebuilt += _entries(directory, outside, seen, cause[0])
     return rebuilt, unheld
 
 
-def _entries(directory: str, kept: list[Entry], cause: Hidden) -> Iterator[_Item]:
+def _entries(directory: str, outside: str, kept: list[Entry], cause: Hidden) -> Iterator[_Item]:
     for entry in kept:
-        path = _join(directory, entry.name)
+        path, source = _join(directory, entry.name), _join(outside, entry.name)
         if entry.kind == "link":
             yield Link(path, entry.target, cause.origin)
         else:
-            yield _Kept(path, cause.origin)
+            yield _Kept(path, cause.origin, source if source != path else "")
 
 
 def _nearest_directory(path: str, within: str, view: View) -> str | None:
@@ -267,10 +288,10 @@ class _Writer:
             return item
         if isinstance(item, Grant):
             if own or (around == "read" and item.access == "write"):
-                return Bind(item.path, item.access == "write", item.origin, below)
+                return Bind(item.path, item.access == "write", item.origin, below, source=item.source)
             return None
         if isinstance(item, _Kept):
-            return Bind(item.path, False, item.origin, optional=True) if own else None
+            return Bind(item.path, False, item.origin, optional=True, source=item.source) if own else None
         if isinstance(item, _Rebuilt):
             return Empty(item.path, 0o755, _ROOT_SIZE, item.origin, below)
         if isinstance(item, Guard):

@@ -23,6 +23,7 @@ class Bind(Value):
 
     `again` means that it is visible already and only gets a mount of its own: a mount point
     cannot be renamed, removed or replaced. `optional` ones are left out when they are gone.
+    `source` is what the host calls it, where that is something else.
     """
 
     path: str
@@ -31,12 +32,19 @@ class Bind(Value):
     below: bool = False
     again: bool = False
     optional: bool = False
+    source: str = ""
+
+    @property
+    def outside(self) -> str:
+        """The path of what is shown, on the host."""
+        return self.source or self.path
 
     def __str__(self) -> str:
         if self.again and self.writable:
             return f"pin {shown(self.path)} so that it cannot be moved or replaced"
         verb = "protect" if self.again else "show"
-        return f"{verb} {shown(self.path)} ({'read and write' if self.writable else 'read-only'})"
+        what = f"{shown(self.source)} at {shown(self.path)}" if self.source else shown(self.path)
+        return f"{verb} {what} ({'read and write' if self.writable else 'read-only'})"
 
 
 class Empty(Value):

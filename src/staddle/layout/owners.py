@@ -42,9 +42,9 @@ def unwritable_grants(operations: Iterable[Operation], stranger: int) -> Iterato
     """What is to be written and cannot be shown as belonging to `stranger`. Tries it; changes nothing."""
     for operation in operations:
         if isinstance(operation, Bind) and operation.writable and not operation.again:
-            why = _untranslatable(operation.path, stranger)
+            why = _untranslatable(operation.outside, stranger)
             if why:
-                yield unwritable(operation.path, why)
+                yield unwritable(operation.outside, why)
 
 
 def unwritable(path: str, why: str) -> PolicyNotEnforceable:

@@ -52,7 +52,7 @@ def _encoded(item: Operation) -> Row:
             *((WRITABLE, item.writable), (BELOW, item.below)),
             *((AGAIN, item.again), (OPTIONAL, item.optional)),
         )
-        return BIND, path, sum(flag for flag, on in flags if on), 0, 0, b""
+        return BIND, path, sum(flag for flag, on in flags if on), 0, 0, os.fsencode(item.source)
     if isinstance(item, Empty):
         return EMPTY, path, BELOW if item.below else 0, item.mode, item.size, b""
     if isinstance(item, Directory):
@@ -70,7 +70,10 @@ def _decoded(row: Row) -> Operation:
         raise ValueError(f"{name!r} is not an absolute path")
     path, below = os.fsdecode(name), bool(flags & BELOW)
     if kind == BIND:
-        return Bind(path, bool(flags & WRITABLE), "", below, bool(flags & AGAIN), bool(flags & OPTIONAL))
+        if data and (not data.startswith(b"/") or b"\0" in data):
+            raise ValueError(f"{data!r} is not an absolute path")
+        again, optional = bool(flags & AGAIN), bool(flags & OPTIONAL)
+        return Bind(path, bool(flags & WRITABLE), "", below, again, optional, os.fsdecode(data))
     if kind == EMPTY:
         return Empty(path, mode, size, "", below)
     if kind == DIRECTORY:

@@ -54,6 +54,20 @@ def unused_id_here() -> int | None:
     return _mine[pid]
 
 
+def unused_ids_here(count: int = 1 << 16) -> tuple[int, int]:
+    """(first, how many) ids that are no account's: `count` if there are so many, else one, else none.
+
+    For this process, the same every time.
+    """
+    first = FIRST_UNUSED + os.getpid() % 0x7000 * count
+    with open("/proc/self/uid_map") as uids, open("/proc/self/gid_map") as gids:
+        maps = (uids.read(), gids.read())
+    if all(_exists(text, first) and _exists(text, first + count - 1) for text in maps):
+        return first, count
+    one = unused_id_here()
+    return (-1, 0) if one is None else (one, 1)
+
+
 def extents(owner: int, stranger: int) -> tuple[tuple[int, int, int], ...]:
     """The lines of an id map that shows `owner` as `stranger` and everybody below it as they are.
 

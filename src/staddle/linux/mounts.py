@@ -63,9 +63,18 @@ def attach(tree: int, target: int) -> None:
     call("move_mount", tree, b"", target, b"", _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH)
 
 
-def set_attributes(tree: int, attributes: int, *, recursive: bool = True) -> None:
-    """Add ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV to the mount at `tree`, and to those below it."""
-    _mount_setattr(tree, attributes, 0, recursive)
+def set_attributes(tree: int, attributes: int, *, recursive: bool = True, private: bool = False) -> None:
+    """Add ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV to the mount at `tree`, and to those below it.
+
+    With `private`, mounts made elsewhere do not propagate to it any more.
+    """
+    _mount_setattr(tree, attributes, 0, recursive, MS_PRIVATE if private else 0)
+
+
+def clear_attributes(tree: int, attributes: int) -> None:
+    """Take these away from the mount at `tree`, and from no other."""
+    attr = _ATTR.pack(0, attributes, 0, 0)
+    call("mount_setattr", tree, b"", _AT_EMPTY_PATH, attr, _ATTR.size)
 
 
 def map_ids(tree: int, user_namespace: int, *, recursive: bool = True) -> None:
@@ -77,8 +86,10 @@ def map_ids(tree: int, user_namespace: int, *, recursive: bool = True) -> None:
     _mount_setattr(tree, ATTR_IDMAP, user_namespace, recursive)
 
 
-def _mount_setattr(tree: int, attributes: int, user_namespace: int, recursive: bool) -> None:
-    attr = _ATTR.pack(attributes, 0, 0, user_namespace)
+def _mount_setattr(
+    tree: int, attributes: int, user_namespace: int, recursive: bool, propagation: int = 0
+) -> None:
+    attr = _ATTR.pack(attributes, 0, propagation, user_namespace)
     flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
     call("mount_setattr", tree, b"", flags, attr, _ATTR.size)
 

@@ -23,12 +23,13 @@ LAST_SIGNAL = 64
 RLIMIT_FSIZE, RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_MEMLOCK, RLIMIT_NICE, RLIMIT_RTPRIO = 1, 4, 7, 8, 13, 14
 UNLIMITED = -1
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_GET_SECCOMP = 1, 4, 21
 _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 24, 28
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
 _CAPABILITY_VERSION_3 = 0x20080522
-#: noroot, no ambient raise, and every switch locked as it is.
-_SECUREBITS = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7
+#: noroot, no ambient raise, and every switch locked as it is, but for keeping capabilities over a
+#: change of ids: there are none to keep, and programs that ask for it (setpriv, ping) give up if refused.
+_SECUREBITS = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 6 | 1 << 7
 _SIG_BLOCK, _SIG_UNBLOCK, _SIG_SETMASK = 0, 1, 2
 _O_CLOEXEC = 0o2000000
 
@@ -67,10 +68,20 @@ def drop_capabilities() -> None:
     except OSError as error:
         if error.errno != errno.EPERM:
             raise
+    clear_capabilities()
+
+
+def clear_capabilities() -> None:
+    """No effective, permitted, inheritable or ambient capability; the bounding set stays as it is."""
     _prctl(_PR_CAP_AMBIENT, 4)  # clear all
     call("capset", struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24))
     if any(capabilities()):
         raise OSError(errno.EPERM, "capabilities are left after dropping them all")
+
+
+def is_filtered() -> bool:
+    """Whether a system call filter is on."""
+    return _prctl(_PR_GET_SECCOMP) == 2
 
 
 def capabilities() -> tuple[int, int, int]:
@@ -208,11 +219,14 @@ def ignored_signals() -> frozenset[int]:
 
 
 def default_signals() -> None:
-    """What exec leaves as it is: no signal ignored, none held back, as a new program expects."""
+    """No signal ignored, none held back, as a new program expects; those that arrived meanwhile do it now.
+
+    None handled either: an interpreter's own handler would take one that was meant for the program.
+    """
     action = bytes(32)  # SIG_DFL, no flags, empty mask: all zero whatever the layout
-    ignored = _status_mask(b"SigIgn:")
+    changed = _status_mask(b"SigIgn:") | _status_mask(b"SigCgt:")
     for number in range(1, LAST_SIGNAL + 1):
-        if ignored >> (number - 1) & 1:
+        if changed >> (number - 1) & 1:
             call("rt_sigaction", number, action, None, 8)
     call("rt_sigprocmask", _SIG_SETMASK, bytes(8), None, 8)
 

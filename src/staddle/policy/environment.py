@@ -132,7 +132,7 @@ def build(
 
 def _checked_value(name: object, value: object, field: str) -> str:
     if not isinstance(value, str):
-        why = f"its value is {value!r}, not text"
+        why = f"its value is {type(value).__name__}, not text"  # not shown: it may be a secret
     elif "\0" in value:
         why = "its value has a NUL in it"
     elif not _encodable(value):

@@ -6,8 +6,8 @@
     192.0.2.7:5432               an address
     10.1.0.0/16:5432             a network
     [2001:db8::1]:443            IPv6 with a port needs brackets, a network too: [2001:db8::/32]:443
-    udp://192.0.2.53:53          UDP
-    !ads.example.com             refused, whatever else allows it
+    udp://192.0.2.53:53          UDP, which needs ports
+    !ads.example.com             refused over TCP and UDP, whatever else allows it
 
 What two programs could read differently is refused rather than guessed at: that is how
 allow lists have been passed in the past.
@@ -42,10 +42,14 @@ class Rule(Value):
         """Whether this entry speaks about `host` at `port`. What cannot be parsed matches nothing.
 
         A name never matches an address rule, nor an address a name: who resolves a name asks
-        about both.
+        about both. A refusal without `udp://` refuses both protocols.
         """
-        if protocol != self.protocol or (self.ports and port not in self.ports):
+        if protocol != self.protocol and not (self.deny and self.protocol == "tcp"):
             return False
+        return not (self.ports and port not in self.ports) and self.covers(host)
+
+    def covers(self, host: str) -> bool:
+        """Whether this entry speaks about `host` at any port and protocol."""
         try:
             asked = canonical(host)
         except PolicyError:
@@ -82,6 +86,8 @@ def parse(entry: str) -> Rule:
             raise _refused(entry, f"{scheme!r} is not a protocol", "write the host alone, or host:port")
         protocol = "udp" if scheme == "udp" else "tcp"
     host, ports = _split(rest, entry)
+    if protocol == "udp" and not ports and not deny:
+        raise _refused(entry, "UDP is allowed port by port", f"write {entry}:PORT")
     if host.startswith("*"):
         suffix = host[2:]
         if host == "*":

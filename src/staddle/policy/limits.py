@@ -7,6 +7,8 @@ from ..errors import PolicyError
 
 LARGEST = 2**63 - 1  # what the kernel's interfaces hold
 LONGEST_TIMEOUT = 2.0**31  # seconds: 68 years, and still exact in every timer we use
+MOST_CORES = float(1 << 20)
+LEAST_CORES = 0.01  # the least share that every mechanism can give; nothing could run under less
 
 #: Always powers of two, whichever way they are spelled; letters in either case.
 UNITS = {"": 1, "b": 1} | {
@@ -19,8 +21,10 @@ UNITS = {"": 1, "b": 1} | {
 class Limits(Value):
     """Upper bounds; None is no bound.
 
-    `timeout` is in seconds, `cpu` in cores (1.5 is one and a half). Sizes are bytes, given
-    as an int or as text such as "512M".
+    `timeout` is of one command, `max_lifetime` of a sandbox, and `idle` how long a sandbox may
+    be without a command; all are in seconds. `cpu` is in cores (1.5 is one and a half). Sizes
+    are bytes, given as an int or as text such as "512M". All but `timeout`, `output`,
+    `file_size` and `open_files` are of the sandbox, with everything in it.
     """
 
     timeout: float | None
@@ -31,6 +35,8 @@ class Limits(Value):
     file_size: int | None
     disk: int | None
     open_files: int | None
+    max_lifetime: float | None
+    idle: float | None
 
     def __init__(  # noqa: PLR0917 - in the order of the fields
         self,
@@ -42,16 +48,20 @@ class Limits(Value):
         file_size: int | str | None = None,
         disk: int | str | None = None,
         open_files: int | None = None,
+        max_lifetime: float | None = None,
+        idle: float | None = None,
     ) -> None:
         super().__init__(
             timeout=_decimal("timeout", timeout, LONGEST_TIMEOUT),
             memory=_size("memory", memory),
-            cpu=_decimal("cpu", cpu, float(1 << 20)),
+            cpu=_decimal("cpu", cpu, MOST_CORES, LEAST_CORES),
             processes=_count("processes", processes),
             output=_size("output", output),
             file_size=_size("file_size", file_size),
             disk=_size("disk", disk),
             open_files=_count("open_files", open_files),
+            max_lifetime=_decimal("max_lifetime", max_lifetime, LONGEST_TIMEOUT),
+            idle=_decimal("idle", idle, LONGEST_TIMEOUT),
         )
 
 
@@ -90,12 +100,12 @@ def _count(field: str, value: object) -> int | None:
     return value
 
 
-def _decimal(field: str, value: object, largest: float) -> float | None:
+def _decimal(field: str, value: object, largest: float, least: float = 0.0) -> float | None:
     if value is None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool) or _is_nan(value):
         raise PolicyError(f"limits.{field} is {value!r}", why="it is not a number", fix="give one, or None")
-    if value <= 0:
+    if value <= 0 or value < least:
         raise _too_small(field, value)
     if value > largest:
         raise PolicyError(f"limits.{field} is {value!r}", why="it is too large", fix="use None for no limit")

@@ -5,7 +5,7 @@ Nothing here touches the system. `compile` makes a plan, a backend carries it ou
 user can ask why a path is visible.
 
 Paths are absolute, have no `.`, `..` or symlink in them, and are `str` as `os.fsdecode`
-gives it: any bytes survive. A path inside is the same as outside.
+gives it: any bytes survive. A path inside is the same as outside, unless a grant says what it shows.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
 
 class Grant(Value):
-    """`path` and all below it may be read (and run), or read and written."""
+    """`path` and all below it may be read (and run), or read and written.
+
+    `source` is what the host calls it, where that is something else.
+    """
 
     path: str
     access: Literal["read", "write"]
     directory: bool
     origin: str
+    source: str = ""
 
 
 class Hidden(Value):
@@ -90,6 +94,9 @@ class Variable(Value):
     origin: str
     secret: bool = False
 
+    def __repr__(self) -> str:
+        return Value.__repr__(self.replace(value="(hidden)") if self.secret else self)
+
 
 class Identity(Value):
     """Who the command is, inside."""
@@ -145,6 +152,14 @@ class Plan(Value):
             guarded = max((len(g.path) for g in self.guards if covers(g.path, path)), default=0)
             return "read" if guarded > written else "write"
         return "read" if granted else "none"
+
+    def outside(self, path: str) -> str:
+        """What the host calls that which is seen at `path`, if anything of it is."""
+        moved = [grant for grant in self.grants if grant.source and covers(grant.path, path)]
+        if not moved:
+            return path
+        innermost = max(moved, key=lambda grant: len(grant.path))
+        return innermost.source + path[len(innermost.path) :]
 
     def shows(self, path: str) -> bool:
         """Whether what the host has at `path` can be seen inside; a scratch directory shows nothing."""

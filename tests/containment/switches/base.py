@@ -61,3 +61,15 @@ def together(*patches: Patch) -> Patch:
 def allow_everything(*_: Any, **__: Any) -> bytes:
     """A system call filter that allows everything."""
     return struct.pack("HBBI", 6, 0, 0, 0x7FFF0000)
+
+
+#: What our own helper does for every sandbox that it makes itself.
+NO_PROCESS_NAMESPACE = (
+    Edit("helper/inside.py", '        call("unshare", userns.CLONE_NEWPID)\n', ""),
+    Edit("helper/inside.py", "_be_somebody_else(asked, userns.CLONE_NEWPID)", "_be_somebody_else(asked)"),
+)
+NO_LAST_LOOK = Edit("helper/inside.py", "    last_look.around(asked)\n", "")
+OPEN_FIRST_PROCESS = (
+    Edit("helper/inside.py", "    process.dumpable(False)\n", ""),
+    Edit("layout/building.py", '"hidepid=2"', '""'),
+)

@@ -1,4 +1,4 @@
-"""The protections of the bwrap backend, one by one. Most of its view is systemd's, too."""
+"""The protections of the bwrap backend, one by one. Most of its view is that of others, too."""
 
 from __future__ import annotations
 
@@ -229,6 +229,18 @@ SWITCHES: dict[str, Switch] = {
     "core limit": Switch(_no_limits, ("dump-core",)),
     "another user than root": Switch(_starting_as_root, ("uids", "open-setting-core-pattern"), only="root"),
 }
+
+#: Those that every backend with a fresh root has in common, whoever builds it.
+VIEW = (
+    "read-only grants",
+    "guards",
+    "pins above guards and denied paths",
+    "masks of denied files",
+    "covers of denied directories",
+    "rebuilding for denied names that are missing",
+    "private /tmp",
+    "private /dev/shm",
+)
 
 #: Protections that are not switched off by themselves, and why no attack could notice.
 ALONE = {

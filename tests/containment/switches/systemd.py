@@ -6,7 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 from . import bwrap
-from .base import Edit, Patch, Switch, allow_everything, nothing, together
+from .base import (
+    NO_LAST_LOOK,
+    NO_PROCESS_NAMESPACE,
+    OPEN_FIRST_PROCESS,
+    Edit,
+    Patch,
+    Switch,
+    allow_everything,
+    nothing,
+    together,
+)
 
 
 def _orders(change: Callable[[Any], Any]) -> Patch:
@@ -61,18 +71,6 @@ def _without_property(name: str) -> Patch:
 #: So that it does not refuse to go on in a unit without its own namespaces.
 _UNCHECKED = _orders(lambda orders: orders.replace(foreign=()))
 
-#: The view is the same as bwrap's, built by our process in the unit.
-_VIEW = (
-    "read-only grants",
-    "guards",
-    "pins above guards and denied paths",
-    "masks of denied files",
-    "covers of denied directories",
-    "rebuilding for denied names that are missing",
-    "private /tmp",
-    "private /dev/shm",
-)
-
 
 def _trusting(patch: Patch) -> Patch:
     return together(patch, _orders(lambda orders: orders))
@@ -83,7 +81,7 @@ SWITCHES: dict[str, Switch] = {
         name: Switch(
             _trusting(bwrap.SWITCHES[name].off), bwrap.SWITCHES[name].notices, bwrap.SWITCHES[name].only
         )
-        for name in _VIEW
+        for name in bwrap.VIEW
     },
     "sealed root": Switch(
         _trusting(bwrap.SWITCHES["sealed root"].off),
@@ -112,14 +110,15 @@ SWITCHES: dict[str, Switch] = {
     "core limit, of the unit and the command": Switch(
         together(_without_property("LimitCORE"), _command(lambda i: i.replace(rlimits=()))), ("dump-core",)
     ),
-    "another user than root": Switch(
+    "another user than root, and the last look": Switch(
         nothing,
         ("uids",),
         only="root",
         edits=(
+            NO_LAST_LOOK,
             Edit(
-                "helper/systemd_unit.py",
-                "        process.become(orders.stranger, orders.stranger)\n        process.dumpable(True)",
+                "helper/inside.py",
+                "        process.become(asked.stranger, asked.stranger)\n        process.dumpable(True)",
                 "        process.dumpable(True)",
             ),
         ),
@@ -127,15 +126,12 @@ SWITCHES: dict[str, Switch] = {
     "process namespace": Switch(
         nothing,
         ("start", "see-a-process-of-the-host"),
-        edits=(Edit("helper/systemd_unit.py", '    call("unshare", userns.CLONE_NEWPID)\n', ""),),
+        edits=NO_PROCESS_NAMESPACE,
     ),
     "closedness of the first process": Switch(
         _command(lambda i: i.replace(scoped=0)),
         ("read-environment-of-the-first-process", "enter-the-root-of-the-first-process"),
-        edits=(
-            Edit("helper/systemd_unit.py", "    process.dumpable(False)\n", ""),
-            Edit("layout/building.py", '"hidepid=2"', '""'),
-        ),
+        edits=OPEN_FIRST_PROCESS,
     ),
     "end with the parent": Switch(
         nothing,

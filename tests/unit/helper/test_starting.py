@@ -83,8 +83,9 @@ def test_without_an_interpreter_there_is_no_helper(monkeypatch: pytest.MonkeyPat
     assert open_descriptors() == before
 
 
-def test_the_helper_loads_nothing_slow() -> None:
-    code = f"import sys; sys.path.append({str(SRC)!r}); import staddle.helper.jail_exec; print(*sys.modules)"
+@pytest.mark.parametrize("role", ["jail_exec", "namespaces", "systemd_client", "systemd_unit"])
+def test_the_helper_loads_nothing_slow(role: str) -> None:
+    code = f"import sys; sys.path.append({str(SRC)!r}); import staddle.helper.{role}; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
     )

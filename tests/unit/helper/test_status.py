@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.helper.status import CONFINEMENT, sentence, written
+from staddle.helper.status import CONFINEMENT, EXEC, NotStarted, not_started, sentence, written
 
 
 def test_silence_means_that_the_command_was_started() -> None:
@@ -29,3 +29,17 @@ def test_it_fits_into_one_write() -> None:
 @pytest.mark.parametrize("noise", [b"x", b"3", b"3 ", b"\xff\xfe", b"no number here"])
 def test_anything_else_is_a_failure_too(noise: bytes) -> None:
     assert sentence(noise)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (NotStarted(EXEC, "as it is"), "as it is"),
+        (OSError(1, "mount: Operation not permitted"), "mount: Operation not permitted"),
+        (PermissionError(13, "Permission denied", "/a"), "Permission denied: '/a'"),
+        (ValueError("odd"), "ValueError: odd"),
+    ],
+)
+def test_every_error_is_a_reason(error: BaseException, why: str) -> None:
+    assert str(not_started(error)) == why
+    assert not_started(error).code == (EXEC if isinstance(error, NotStarted) else CONFINEMENT)

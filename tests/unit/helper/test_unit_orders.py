@@ -20,6 +20,7 @@ def orders(**fields: Any) -> Orders:
         "status": 5,
         "launcher": 1,
         "view": ((BIND, b"/a\xff", 1, 0, 0, b""),),
+        "namespaces": 0x04000000,
         "uid": 1000,
         "gid": 1000,
         "host": b"sandbox",
@@ -47,6 +48,9 @@ def test_what_was_said_is_what_is_heard() -> None:
         {"view": ((b"bind", b"/a", 0),)},
         {"foreign": ((b"net", b"1"),)},
         {"uid": b"0"},
+        {"uid": 0},
+        {"gid": 0},
+        {"stranger": 0},
     ],
 )
 def test_nonsense_is_not_sent(fields: dict[str, Any]) -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from staddle import backends
-from staddle.errors import CommandFailed, CommandTimedOut, LaunchFailed, PolicyError, UnknownBackend
+from staddle.backends.base import Gap
+from staddle.errors import (
+    CommandCancelled,
+    CommandFailed,
+    CommandTimedOut,
+    LaunchFailed,
+    PolicyError,
+    PolicyNotEnforceable,
+    UnknownBackend,
+)
 from staddle.jail.jail import KEY, RunOpts, bootstrap, confinement, new_jail
 from staddle.jail.workspace import Workspace
 from staddle.policy import Network, Policy
@@ -49,7 +59,8 @@ def test_a_runner_can_be_injected(workspace: Workspace) -> None:
     assert options["backend"] == "systemd"
     assert options["cwd"] == workspace.path
     assert options["env"]["A"] == "1"
-    assert workspace.status == "failed"
+    assert workspace.status == "prepared"  # nothing ran
+    assert workspace.journal()[-1].what == "refused"
 
 
 def test_the_status_is_the_commands(workspace: Workspace) -> None:
@@ -140,3 +151,58 @@ def test_nothing_secret_is_in_the_repr(workspace: Workspace) -> None:
     shown = repr(RunOpts(workspace, ["x"], env=["A=sk-secret"], api_key="sk-secret"))
     assert "sk-secret" not in shown
     assert "'A'" in shown
+
+
+@pytest.mark.parametrize("timeout", [0, -1, True, float("nan"), "5"])
+def test_a_timeout_that_means_nothing_is_an_error(workspace: Workspace, timeout: Any) -> None:
+    with pytest.raises(PolicyError):
+        RunOpts(workspace, ["x"], timeout=timeout)
+
+
+def test_what_cancels_can_be_asked(workspace: Workspace) -> None:
+    with pytest.raises(PolicyError, match=r"threading\.Event"):
+        RunOpts(workspace, ["x"], cancel="now")  # type: ignore[arg-type]
+
+
+def test_a_cancelled_run_is_an_error_and_leaves_it_failed(workspace: Workspace) -> None:
+    cancel = threading.Event()
+    cancel.set()
+    with FakeBackend([Scripted(delay=30)]), pytest.raises(CommandCancelled):
+        new_jail("bwrap").run(RunOpts(workspace, ["agent"], cancel=cancel))
+    assert workspace.status == "failed"
+    assert workspace.journal()[-1].facts["reason"] == "cancelled"
+
+
+def test_best_effort_is_asked_for_only_when_it_is_wanted(workspace: Workspace) -> None:
+    gap = Gap("network", "not here")
+    with FakeBackend(declares=[gap]):
+        jail = new_jail("bwrap")
+        with pytest.raises(PolicyNotEnforceable):
+            jail.run(RunOpts(workspace, ["agent"]))
+        assert workspace.status == "prepared"
+        assert jail.run(RunOpts(workspace, ["agent"], best_effort=True)) == 0
+
+
+def test_a_change_in_what_the_users_agent_obeys_is_told(workspace: Workspace, tmp_path: Path) -> None:
+    config = tmp_path / "home/.claude"
+    config.mkdir()
+    (config / "settings.json").write_text("{}")
+    with FakeBackend():
+        jail = new_jail("bwrap")
+        with jail.visit(RunOpts(workspace, ["claude"], agent="claude")) as visit:
+            (config / "settings.json").write_text('{"hooks": {}}')
+            (config / "history.jsonl").write_text("its own business")
+            visit.ended(0)
+    assert [event.what for event in visit.events] == [str(config / "settings.json")]
+    assert str(config / "settings.json") in workspace.journal()[-1].facts["violations"][0]
+
+
+def test_an_error_says_no_secret(workspace: Workspace) -> None:
+    def runner(argv: list[str], policy: Policy, **options: Any) -> Any:
+        raise LaunchFailed(f"cannot start with {options['env']['MY_TOKEN']}", why="key sk-123456789")
+
+    opts = RunOpts(workspace, ["x"], env=["MY_TOKEN=tk-123456789"], api_key="sk-123456789")
+    with pytest.raises(LaunchFailed) as failure:
+        new_jail("bwrap", runner).run(opts)
+    assert "123456789" not in str(failure.value)
+    assert "123456789" not in Path(workspace.directory, "journal.jsonl").read_text()

@@ -295,6 +295,123 @@ def test_the_reaper_knows_no_other_states() -> None:
         reap({"done": 1.0})
 
 
+def test_the_reaper_can_only_say_what_it_would_do(world: World, workspace: Workspace) -> None:
+    records.write(workspace.directory, workspace.record.replace(state="failed"))
+    assert reap({"failed": 0.0}, dry_run=True) == (workspace.directory,)
+    assert Workspace.list()
+
+
+def test_it_is_found_as_a_person_means_it(
+    world: World, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Workspace.create(str(world.repository), "feature/x")
+    for said in (workspace.name, workspace.name[:11], workspace.branch, workspace.path, workspace.directory):
+        assert Workspace.find(said).name == workspace.name
+    assert Workspace.find("feature/x").name == other.name
+    monkeypatch.chdir(workspace.path)
+    assert Workspace.find(".").name == workspace.name
+    (world.tree / "feature/x").mkdir(parents=True)
+    assert Workspace.find("feature/x").name == other.name
+    with pytest.raises(WorkspaceError, match="no workspace 'nothing'"):
+        Workspace.find("nothing")
+    with pytest.raises(WorkspaceError, match="no workspace ''"):
+        Workspace.find("")
+    with pytest.raises(WorkspaceError, match="no workspace at"):
+        Workspace.find(str(world.repository))
+
+
+def test_a_beginning_that_several_share_is_an_error(
+    world: World, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import secrets
+
+    monkeypatch.setattr(secrets, "token_hex", lambda _: f"{workspace.name[:11]}!")
+    Workspace.create(str(world.repository))
+    with pytest.raises(WorkspaceError, match="several"):
+        Workspace.find(workspace.name[:5])
+    assert Workspace.find(workspace.name).name == workspace.name
+
+
+def test_the_difference_holds_what_is_not_committed_when_asked(world: World, workspace: Workspace) -> None:
+    (world.tree / "committed").write_text("one\n")
+    workspace.commit_all("one\n\nand more")
+    (world.tree / "not yet").write_text("two\n")
+    (world.tree / "other.txt").unlink()
+    (world.tree / "file.txt").write_text("changed\n")
+    assert b"+one" in workspace.diff()
+    assert b"+two" not in workspace.diff()
+    whole = workspace.diff(uncommitted=True)
+    for part in (b"+one", b"+two", b"-two", b"+changed", b"deleted file"):
+        assert part in whole
+    assert b"4 files changed" in workspace.diff(uncommitted=True, stat=True)
+    assert workspace.changed_paths() == ("file.txt", "not yet", "other.txt")  # asking changed nothing
+    assert world.git("fsck", "--strict", where=world.repository) == b""
+    ((_, subject),) = workspace.log()
+    assert subject == "one"
+
+
+def test_a_difference_can_be_asked_for_whatever_the_repository_is_called(world: World) -> None:
+    odd = world.top / os.fsdecode(b'odd:"\\\xff $x')
+    world.git("clone", "-q", "--bare", str(world.repository), str(odd))
+    made = Workspace.create(str(odd))
+    Path(made.path, "new").write_text("here\n")
+    assert b"+here" in made.diff(uncommitted=True)
+    assert not [name for name in os.listdir(f"{made.directory}/git") if "objects." in name]
+    assert world.git("fsck", "--strict", where=odd) == b""
+
+
+def test_what_is_easy_to_read_past_is_told(world: World, workspace: Workspace) -> None:
+    tree = world.tree
+    (tree / "sub").mkdir()
+    for name, target in (
+        *(("inside", "file.txt"), ("sub/up", "../file.txt"), ("abs", "/etc/passwd"), ("sub/out", "../../x")),
+        *(("back", "sub/../../x"), ("long", "x/" * 1000)),
+    ):
+        (tree / name).symlink_to(target)
+    (tree / "run").touch()
+    (tree / "run").chmod(0o755)
+    (tree / "file.txt").chmod(0o755)
+    commit = workspace.tip()
+    assert workspace.worth_a_look() == ()
+    world.git("update-index", "--add", "--cacheinfo", f"160000,{commit},module", where=tree)
+    world.git("add", "abs", "back", "file.txt", "inside", "long", "run", "sub", where=tree)
+    world.git("commit", "-qm", "all", where=tree)
+    found = {item.path: item.what for item in workspace.worth_a_look()}
+    assert set(found) == {"abs", "back", "file.txt", "module", "run", "sub/out"}
+    assert "/etc/passwd" in found["abs"]
+    for difference in (workspace.diff(), workspace.diff(uncommitted=True)):
+        assert b"+Subproject commit" in difference
+
+
+def test_only_its_own_locks_are_removed_and_through_no_link(world: World, workspace: Workspace) -> None:
+    heads = world.common / "refs/heads"
+    mine = [world.admin / "index.lock", heads / f"{workspace.branch}.lock"]
+    others = [heads / "main.lock", world.common / "packed-refs.lock", world.common / "index.lock"]
+    for path in (*mine, *others):
+        path.touch()
+    workspace.unlock()
+    assert not any(path.exists() for path in mine)
+    assert all(path.exists() for path in others)
+    victim = world.top / "victim"
+    victim.mkdir()
+    (victim / "index.lock").touch()
+    world.admin.rename(world.top / "moved")
+    world.admin.symlink_to(victim)
+    workspace.unlock()
+    assert (victim / "index.lock").exists()
+
+
+def test_what_happened_is_in_its_journal(world: World, workspace: Workspace) -> None:
+    (world.tree / "new").touch()
+    commit = workspace.commit_all("new")
+    records.write(workspace.directory, workspace.record.replace(state="stopped"))
+    workspace.publish()
+    created, committed, published = workspace.journal()
+    assert created.facts["branch"] == workspace.branch
+    assert committed.facts == {"commit": commit}
+    assert published.facts["commit"] == commit
+
+
 def test_the_place_is_the_users_data_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STADDLE_WORKSPACES", raising=False)
     monkeypatch.setenv("HOME", "/h")

@@ -23,6 +23,8 @@ def test_the_defaults_are_half_a_minute_and_a_mebibyte_of_output() -> None:
         limits.file_size,
         limits.disk,
         limits.open_files,
+        limits.max_lifetime,
+        limits.idle,
     } == {None}
 
 
@@ -86,12 +88,19 @@ def test_counts_are_positive_whole_numbers(field: str, value: object) -> None:
         Limits(**{field: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("field", ["timeout", "cpu"])
+@pytest.mark.parametrize("field", ["timeout", "cpu", "max_lifetime", "idle"])
 @pytest.mark.parametrize("value", [0, 0.0, -1, True, math.nan, math.inf, -math.inf, "30", 1e300, 10**400])
 def test_times_and_cores_are_positive_numbers(field: str, value: object) -> None:
     with pytest.raises(PolicyError) as caught:
         Limits(**{field: value})  # type: ignore[arg-type]
     assert field in caught.value.what
+
+
+@pytest.mark.parametrize("value", [0.001, 0.0099, 5e-324])
+def test_a_share_of_a_processor_that_nobody_can_give_is_an_error(value: float) -> None:
+    with pytest.raises(PolicyError):
+        Limits(cpu=value)
+    assert Limits(cpu=0.01).cpu == 0.01
 
 
 def test_none_is_no_limit_and_the_largest_size_fits() -> None:

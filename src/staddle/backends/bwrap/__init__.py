@@ -18,8 +18,10 @@ import os
 from ...errors import BackendUnavailable, StaddleError
 from ...layout.from_plan import lay_out
 from ...layout.host import Host
+from ...linux.userns import Obstacle
 from .. import programs
 from ..base import Launch, Probe, Step
+from ..strangers import stranger
 from . import version
 from .launching import Starter, launch
 
@@ -33,18 +35,12 @@ if TYPE_CHECKING:
     from ..canary import Canary
 
 _INSTALL = "apt-get install bubblewrap (or dnf, pacman, apk, zypper)"
-_CAPABILITIES = {"CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_ADMIN": 21}
 
 #: What was found out about a bwrap, by the file it was and who asked. Per process.
 _known: dict[tuple[str | int, ...], Probe] = {}
 #: The self-tests under way.
 _begun: dict[tuple[str | int, ...], Canary] = {}
 _probing = _thread.allocate_lock()
-
-
-def begin_probe() -> None:
-    """Start the self-test of the system's bwrap, to run while the caller does something else."""
-    Bwrap().begin_probe()
 
 
 class Bwrap:
@@ -145,26 +141,11 @@ class Bwrap:
                 why = tool.problem if tool else f"no {name} in {', '.join(programs.DIRECTORIES)}"
                 return self._unusable(f"{name} of util-linux is needed: {why}", "apt-get install util-linux")
             tools[name] = tool.path
-        stranger = None
-        if os.geteuid() == 0:
-            from ...linux.idmaps import unused_id_here
-            from ...linux.process import capabilities
-
-            effective, _, _ = capabilities()
-            missing = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
-            if missing:
-                return self._unusable(
-                    f"root lacks the capabilities {', '.join(missing)}: the sandbox would run as root",
-                    "run staddle as an ordinary user, or as root with all capabilities",
-                )
-            stranger = unused_id_here()
-            if stranger is None:
-                return self._unusable(
-                    "no other id exists in this user namespace: the sandbox would have to run as root",
-                    "run staddle as an ordinary user",
-                )
+        who = stranger()
+        if isinstance(who, Obstacle):
+            return self._unusable(who.why, who.fix)
         return Starter(
-            bwrap.path, bwrap.identity, able.mounts_descriptors, tools["prlimit"], tools["nsenter"], stranger
+            bwrap.path, bwrap.identity, able.mounts_descriptors, tools["prlimit"], tools["nsenter"], who
         )
 
     def _bwrap(self) -> programs.Program | None:

@@ -98,7 +98,7 @@ def _directories_above(path: str, made: set[str]) -> Iterator[str]:
 
 def _bind(operation: Bind, give: Descriptors, by_descriptor: bool) -> tuple[str, ...]:
     try:
-        source = give.naming(operation.path)
+        source = give.naming(operation.path if operation.again else operation.outside)
     except LaunchFailed:
         if operation.optional:
             return ()
@@ -106,7 +106,7 @@ def _bind(operation: Bind, give: Descriptors, by_descriptor: bool) -> tuple[str,
     how = "--bind" if operation.writable else "--ro-bind"
     if by_descriptor:
         return f"{how}-fd", str(source), operation.path
-    return how, operation.path, operation.path
+    return how, operation.outside, operation.path
 
 
 def packed(words: Iterable[str]) -> bytes:

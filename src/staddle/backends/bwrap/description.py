@@ -36,7 +36,7 @@ def steps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Step]:
     for operation in layout.operations:
         owner = ""
         if stranger is not None and isinstance(operation, Bind) and not operation.again:
-            translated = needs_translation(operation.path, operation.writable)
+            translated = needs_translation(operation.outside, operation.writable)
             owner = ", its owner as the sandbox's user" if translated else ""
         yield Step(f"{operation}{owner}", operation.origin)
     yield Step(f"working directory {shown(plan.cwd)}", "plan")

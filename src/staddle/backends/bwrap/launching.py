@@ -57,13 +57,13 @@ def is_staged(layout: Layout, stranger: int | None) -> bool:
     mounted = len(binds) + sum(
         isinstance(op, Mask) or (isinstance(op, File) and op.below) for op in operations
     )
-    if mounted > _MANY_MOUNTS or len(operations) > _MANY:
+    if mounted > _MANY_MOUNTS or len(operations) > _MANY or any(op.source for op in binds):
         return True
     if stranger is None:
         return False
     from ...layout.owners import needs_translation
 
-    return any(needs_translation(op.path, op.writable) for op in binds)
+    return any(needs_translation(op.outside, op.writable) for op in binds)
 
 
 def launch(starter: Starter, plan: Plan, layout: Layout, command: Sequence[str]) -> Launch:

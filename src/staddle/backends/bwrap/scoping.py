@@ -12,14 +12,12 @@ from __future__ import annotations
 import os
 import sys
 
-_SINCE = 6
-
 
 def prefix() -> tuple[str, ...]:
     """What to put before the launcher's command line; nothing when this host cannot hold it."""
-    from ...linux import landlock
+    from ..shortfalls import scopes_sockets
 
-    if not sys.executable or landlock.abi() < _SINCE:
+    if not sys.executable or not scopes_sockets():
         return ()
     return os.path.realpath(sys.executable), "-I", "-S", os.path.abspath(__file__), "--"
 

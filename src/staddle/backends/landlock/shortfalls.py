@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...linux import landlock as kernel
 from ...policy.paths import Ancestry
+from .. import shortfalls
 from ..base import Gap
 from . import rules
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from ...policy.plan import Plan
     from .probing import Findings
 
-_ANOTHER = "choose bwrap, which has namespaces for it"
+_ANOTHER = "choose namespaces or bwrap"
 
 
 def gaps(plan: Plan, found: Findings) -> tuple[Gap, ...]:
@@ -106,9 +107,7 @@ def _of_the_plan(plan: Plan, *, can_mount: bool) -> Iterator[Gap]:
             f"Landlock cannot hold a network of {plan.network.mode}: it has all of the network or none",
             "use Network.deny()",
         )
-    for name in ("memory", "cpu", "processes", "disk"):
-        if getattr(plan.limits, name) is not None:
-            yield Gap(f"limits.{name}", f"Landlock cannot limit {name}", f"leave limits.{name} out")
+    yield from shortfalls.limits("Landlock", plan)
     writable = Ancestry({grant.path for grant in plan.grants if grant.access == "write"})
     below = [item.path for item in plan.hidden if writable.at_or_above(item.path) is not None]
     if below:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from ...display import shown
-from ...layout.operations import Bind
-from ...layout.owners import needs_translation
 from ..base import Step
+from ..description import last, view
 from ..filters import filter_profile, filter_steps
 from . import unit
-from .orders import needed, rlimits
 from .shortfalls import scopes
 
 TYPE_CHECKING = False
@@ -31,12 +29,7 @@ def steps(plan: Plan, layout: Layout, found: Manager) -> Iterator[Step]:
     yield Step(
         "inside the unit: see that the properties hold, then make pid, mount and host name namespaces", _OURS
     )
-    for operation in needed(layout):
-        text = str(operation)
-        if found.stranger >= 0 and isinstance(operation, Bind) and not operation.again:
-            translated = needs_translation(operation.path, operation.writable)
-            text += ", its owner shown as the sandbox's user" if translated else ""
-        yield Step(text, operation.origin)
+    yield from view(layout, found.stranger >= 0)
     yield Step("leave the old root for good", _OURS)
     if found.stranger >= 0:
         yield Step(
@@ -45,13 +38,7 @@ def steps(plan: Plan, layout: Layout, found: Manager) -> Iterator[Step]:
     yield Step(
         f"be uid {plan.identity.uid} and gid {plan.identity.gid} in a user namespace of its own", _OURS
     )
-    yield Step(f"working directory {shown(plan.cwd)}", "plan")
-    for variable in plan.variables:
-        value = "(secret)" if variable.secret else shown(variable.value)
-        yield Step(f"variable {shown(variable.name)}={value}", variable.origin)
-    for name, _, most in rlimits(plan.limits):
-        yield Step(f"resource limit {name}={most}", "limits" if name in ("fsize", "nofile") else _OURS)
-    yield Step("no capability, no_new_privs", _OURS)
+    yield from last(plan, _OURS)
     if scopes():
         yield Step(f"Landlock keeps within the sandbox: {', '.join(sorted(scopes()))}", _OURS)
     yield from filter_steps(filter_profile(plan))

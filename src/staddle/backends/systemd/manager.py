@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Literal
 
-_ELSEWHERE = "choose backend='bwrap' or backend='landlock', which need no service manager"
+_ELSEWHERE = "choose backend='namespaces' or backend='landlock', which need no service manager"
 
 
 class Manager(Value):

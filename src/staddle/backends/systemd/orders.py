@@ -6,25 +6,22 @@ import os
 
 from ...errors import LaunchFailed
 from ...helper import starting, unit_orders
-from ...helper.instructions import Instructions
 from ...helper.instructions import encode as encode_instructions
 from ...helper.status import sentence
+from ...helper.surroundings import foreign
 from ...layout import rows
-from ...linux import landlock, process
-from ...linux.seccomp import program
+from ...linux import userns
 from ..base import Launch
 from ..descriptors import Descriptors
-from ..filters import filter_profile
+from ..last_steps import instructions, needed
 from . import unit
 from .shortfalls import scopes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from ...layout.from_plan import Layout
-    from ...layout.operations import Operation
-    from ...policy.limits import Limits
     from ...policy.plan import Plan
     from .manager import Manager
 
@@ -37,7 +34,7 @@ def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -
         told = give.keep(write)
         file = give.holding(unit_orders.encode(orders(plan, layout, found, command, status=told)))
         return Launch(
-            argv=_helper("systemd-client", str(file)),
+            argv=starting.command("systemd-client", str(file)),
             env=dict(starting.ENVIRONMENT),
             cwd="/",
             pass_fds=give.all(),
@@ -59,7 +56,7 @@ def orders(
     """Everything for both ends of the line."""
     name = f"staddle-{os.urandom(8).hex()}"
     starter = unit.command_line(
-        found, name, tuple(unit.properties(plan, found.scope)), _helper("systemd-unit")
+        found, name, tuple(unit.properties(plan, found.scope)), starting.command("systemd-unit")
     )
     environment = {**starting.ENVIRONMENT, **found.environment}
     try:
@@ -67,7 +64,7 @@ def orders(
     except UnicodeEncodeError:
         raise LaunchFailed(
             "systemd cannot start the helper",
-            why=f"{_helper('')[0]!r} or {starting.__file__!r} is not UTF-8, and its bus carries nothing else",
+            why=f"{starter[-5]!r} or {starting.__file__!r} is not UTF-8, and its bus carries nothing else",
             fix="install them elsewhere",
         ) from None
     who = plan.identity
@@ -77,52 +74,13 @@ def orders(
         status=status,
         launcher=os.getpid(),
         view=rows.encoded(needed(layout)),
+        # The manager makes those of the network and of IPC.
+        namespaces=userns.CLONE_NEWUTS | userns.CLONE_NEWCGROUP,
         uid=who.uid,
         gid=who.gid,
         host=os.fsencode(who.host),
         stranger=found.stranger,
-        foreign=tuple(
-            (os.fsencode(kind), os.stat(f"/proc/self/ns/{kind}").st_ino)
-            for kind in unit.namespaces(plan, found.scope)
-        ),
+        foreign=foreign(unit.namespaces(plan, found.scope)),
         bounds=tuple((os.fsencode(bound.file), bound.most) for bound in unit.bounds(plan.limits).values()),
-        command=encode_instructions(instructions(plan, command)),
+        command=encode_instructions(instructions(plan, command, scopes())),
     )
-
-
-def instructions(plan: Plan, command: Sequence[str]) -> Instructions:
-    """What the command's own process does last: limits, Landlock, the filter, exec."""
-    return Instructions(
-        argv=tuple(os.fsencode(word) for word in command),
-        environment=tuple(os.fsencode(f"{name}={value}") for name, value in plan.environment().items()),
-        directory=os.fsencode(plan.cwd),
-        rlimits=tuple((resource, most, most) for _, resource, most in rlimits(plan.limits)),
-        # Nothing outside can be named from inside; these hold where the network is shared.
-        scoped=landlock.bits(scopes(), "scope"),
-        filter=program(filter_profile(plan)),
-    )
-
-
-def rlimits(limits: Limits) -> Iterator[tuple[str, int, int]]:
-    """Name, number and value of every resource limit: those of any sandbox, then the policy's."""
-    # One byte of core is the only value that also stops a core handler, which the kernel runs as
-    # root on the host; nothing real-time, no higher priority, little pinned memory.
-    yield "core", process.RLIMIT_CORE, 1
-    yield "rtprio", process.RLIMIT_RTPRIO, 0
-    yield "nice", process.RLIMIT_NICE, 0
-    yield "memlock", process.RLIMIT_MEMLOCK, 65536
-    if limits.file_size is not None:
-        yield "fsize", process.RLIMIT_FSIZE, limits.file_size
-    if limits.open_files is not None:
-        yield "nofile", process.RLIMIT_NOFILE, limits.open_files
-
-
-def needed(layout: Layout) -> list[Operation]:
-    """The operations for a unit: our /proc shows its first process to nobody, there is nothing to hide."""
-    return [operation for operation in layout.operations if operation.path != "/proc/1"]
-
-
-def _helper(role: str, *words: str) -> tuple[str, ...]:
-    """Our helper program in another role than its usual one."""
-    *interpreter, _, _ = starting.command("")
-    return (*interpreter, role, *words)

@@ -1,0 +1,181 @@
+"""What a session costs: a command in it, making one, taking one from a pool, a flood of output."""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+
+from measure import Claim, interleaved, ms, timed
+from staddle import Pool, Sandbox
+
+_BASH = ["bash", "-c", "true"]
+_BWRAP = [
+    *(
+        "bwrap",
+        "--unshare-all",
+        "--die-with-parent",
+        "--ro-bind",
+        "/usr",
+        "/usr",
+        "--symlink",
+        "usr/bin",
+        "/bin",
+    ),
+    *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev"),
+    *("--tmpfs", "/tmp", "bash", "-c", "true"),
+]
+
+
+def _plain() -> None:
+    subprocess.run(_BASH, check=True)
+
+
+def commands() -> list[Claim]:
+    with Sandbox() as sandbox:
+        took = interleaved(
+            {
+                "plain": _plain,
+                "builtin": lambda: sandbox.run("true"),
+                "echo": lambda: sandbox.run("echo hi"),
+                "external": lambda: sandbox.run("/bin/true"),
+                "exec": lambda: sandbox.exec(["true"]),
+            },
+            rounds=300,
+        )
+    plain = took["plain"]
+
+    def claim(what: str, name: str, at_most: float) -> Claim:
+        return Claim(
+            f"{what} / bash -c true",
+            took[name] / plain,
+            at_most,
+            f"{took[name] * 1e6:.0f} µs against {ms(plain)}",
+        )
+
+    return [
+        claim("a builtin in a session", "builtin", 0.1),
+        claim("echo in a session", "echo", 0.12),
+        claim("/bin/true in a session", "external", 1.1),
+        claim("exec of an argv", "exec", 5),
+    ]
+
+
+def _first_result(**kwargs: object) -> None:
+    with Sandbox(**kwargs) as sandbox:  # type: ignore[arg-type]
+        sandbox.run("true")
+
+
+def creation() -> list[Claim]:
+    """To the first result, with time for a spare to be made; and one after the other."""
+    with tempfile.TemporaryDirectory() as place:
+        made: list[float] = []
+        bwrap: list[float] = []
+        for number in range(41):
+            time.sleep(0.06)
+            began = time.perf_counter()
+            sandbox = Sandbox(workspace=place)
+            sandbox.run("true")
+            seconds = time.perf_counter() - began
+            sandbox.close()
+            peer = timed(lambda: subprocess.run(_BWRAP, check=True))
+            if number:
+                made.append(seconds)
+                bwrap.append(peer)
+        took = interleaved(
+            {
+                "ours": lambda: _first_result(workspace=place),
+                "bwrap": lambda: subprocess.run(_BWRAP, check=True),
+            },
+            rounds=60,
+        )
+    one, other = statistics.median(made), statistics.median(bwrap)
+    return [
+        Claim(
+            "Sandbox() to the first result, a spare ready / bwrap",
+            one / other,
+            0.5,
+            f"{ms(one)} against {ms(other)}",
+        ),
+        Claim(
+            "make, run, close, without pause / bwrap",
+            took["ours"] / took["bwrap"],
+            2,
+            f"{ms(took['ours'])} against {ms(took['bwrap'])}",
+        ),
+    ]
+
+
+def pool() -> list[Claim]:
+    times: list[float] = []
+    with Pool(4) as sandboxes:
+        for _ in range(30):
+            time.sleep(0.05)
+            began = time.perf_counter()
+            sandbox = sandboxes.acquire()
+            sandbox.run("true")
+            times.append(time.perf_counter() - began)
+            sandboxes.release(sandbox)
+    median = statistics.median(times)
+    return [Claim("acquire and first result from a warm pool, ms", median * 1000, 0.3, "")]
+
+
+def flood() -> list[Claim]:
+    with Sandbox() as sandbox:
+        sandbox.run("true")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        seconds = timed(lambda: sandbox.run("head -c 100000000 /dev/zero", timeout=60))
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return [
+        Claim("100 MB of output, seconds", seconds, 1, ""),
+        Claim("memory grown by it, MB", grown, 16, ""),
+    ]
+
+
+def many() -> list[Claim]:
+    """200 sessions alive at once: the memory of all their processes, shared pages divided."""
+    before = _memory()
+    sandboxes = [Sandbox() for _ in range(200)]
+    try:
+        for sandbox in sandboxes:
+            sandbox.run("x=1")
+        each = (_memory() - before) / 200 / 1024
+    finally:
+        closers = [threading.Thread(target=sandbox.close) for sandbox in sandboxes]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join()
+    return [
+        Claim(
+            "memory of each of 200 sessions, MB", each, 2, "proportional set size, agent and shell and ours"
+        )
+    ]
+
+
+def _memory() -> int:
+    """Kilobytes of this process and all below it."""
+    parents: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+        except OSError:
+            continue
+    ours, total = {os.getpid()}, 0
+    while more := {pid for pid, parent in parents.items() if parent in ours and pid not in ours}:
+        ours |= more
+    for pid in ours:
+        try:
+            with open(f"/proc/{pid}/smaps_rollup") as file:
+                total += next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
+        except (OSError, StopIteration):
+            continue
+    return total
+
+
+CLAIMS = (commands, creation, pool, flood, many)

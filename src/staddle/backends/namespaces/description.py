@@ -1,0 +1,43 @@
+"""What will be done, in words, for `staddle explain`."""
+
+from __future__ import annotations
+
+from ..base import Step
+from ..description import last, view
+from ..filters import filter_profile, filter_steps
+from .orders import namespaces, scopes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...layout.from_plan import Layout
+    from ...policy.plan import Plan
+
+_OURS = "namespaces"
+
+
+def steps(plan: Plan, layout: Layout, stranger: int | None) -> Iterator[Step]:
+    """Each thing that is set up, in the order in which it is."""
+    if stranger is None:
+        yield from _user(plan)
+    names = ", ".join(("pid", "mnt", *namespaces(plan)))
+    yield Step(f"make namespaces ({names}) that end with whoever started this", _OURS)
+    yield Step(f"be called {plan.identity.host!r}", "plan")
+    if "net" in namespaces(plan):
+        yield Step("a network of its own, with nothing but a loopback", "plan")
+    yield from view(layout, stranger is not None)
+    yield Step("leave the old root for good", _OURS)
+    if stranger is not None:
+        yield Step(f"become uid and gid {stranger}, which no account has: root's sandbox is not root", _OURS)
+        yield from _user(plan)
+    yield Step("the first process sees that all this is so; it is hidden, reaps, passes signals on", _OURS)
+    yield from last(plan, _OURS)
+    for scope in scopes(plan):
+        yield Step(f"Landlock keeps within the sandbox: {scope}", _OURS)
+    yield from filter_steps(filter_profile(plan))
+
+
+def _user(plan: Plan) -> Iterator[Step]:
+    who = plan.identity
+    yield Step(f"be uid {who.uid} and gid {who.gid} in a user namespace of its own", _OURS)

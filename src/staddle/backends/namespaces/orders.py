@@ -1,0 +1,99 @@
+"""What the helper is told to make around the command, and the launch that starts it."""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import LaunchFailed
+from ...helper import starting, surroundings
+from ...helper.instructions import encode as encode_instructions
+from ...helper.status import sentence
+from ...layout import rows
+from ...linux import userns
+from ..base import Launch
+from ..descriptors import Descriptors
+from ..last_steps import instructions, needed
+from ..shortfalls import scopes_sockets
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ...layout.from_plan import Layout
+    from ...policy.plan import Plan
+
+#: By their names in /proc. Those of the user, the processes and the mounts come with every sandbox.
+NAMESPACES = {
+    "net": userns.CLONE_NEWNET,
+    "ipc": userns.CLONE_NEWIPC,
+    "uts": userns.CLONE_NEWUTS,
+    "cgroup": userns.CLONE_NEWCGROUP,
+}
+_ALWAYS = ("user", "pid", "mnt")
+
+
+def launch(plan: Plan, layout: Layout, stranger: int | None, command: Sequence[str]) -> Launch:
+    """The helper, ready to be started once."""
+    give = Descriptors()
+    read = -1
+    try:
+        read, write = os.pipe2(os.O_CLOEXEC)
+        told = give.keep(write)
+        asked = orders(plan, layout, stranger, command, status=told)
+        file = give.holding(surroundings.encode(asked))
+        return Launch(
+            argv=starting.command("namespaces", str(file)),
+            env=dict(starting.ENVIRONMENT),
+            cwd="/",
+            pass_fds=give.all(),
+            status=read,
+            failure=sentence,
+            relays=True,
+            close=give.close,
+            uid=stranger,
+            here=lambda prepare: _start_here(asked, prepare),
+        )
+    except BaseException as error:
+        give.close()
+        if read >= 0:
+            os.close(read)
+        if isinstance(error, OSError):
+            why = error.strerror or str(error)
+            raise LaunchFailed("the sandbox could not be prepared", why=why) from error
+        raise
+
+
+def _start_here(asked: surroundings.Surroundings, prepare: Callable[[], None]) -> int:
+    from ...helper.inside import start_here
+
+    return start_here(asked, prepare)
+
+
+def orders(
+    plan: Plan, layout: Layout, stranger: int | None, command: Sequence[str], *, status: int
+) -> surroundings.Surroundings:
+    """Everything that the helper needs to know."""
+    who = plan.identity
+    return surroundings.Surroundings(
+        status=status,
+        launcher=os.getpid(),
+        view=rows.encoded(needed(layout)),
+        namespaces=sum(NAMESPACES[name] for name in namespaces(plan)),
+        uid=who.uid,
+        gid=who.gid,
+        host=os.fsencode(who.host),
+        stranger=-1 if stranger is None else stranger,
+        foreign=surroundings.foreign((*_ALWAYS, *namespaces(plan))),
+        command=encode_instructions(instructions(plan, command, scopes(plan))),
+    )
+
+
+def namespaces(plan: Plan) -> tuple[str, ...]:
+    """The names of those to make besides: an open network is the host's."""
+    return tuple(name for name in NAMESPACES if name != "net" or plan.network.mode != "open")
+
+
+def scopes(plan: Plan) -> tuple[str, ...]:
+    """What Landlock keeps within the sandbox: abstract sockets, which belong to a network namespace."""
+    shared = plan.network.mode == "open" and scopes_sockets()
+    return ("abstract_unix_socket",) if shared else ()

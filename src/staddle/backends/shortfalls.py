@@ -1,0 +1,79 @@
+"""What several backends cannot hold of a plan, in the same words.
+
+A backend's own `shortfalls` picks from these and adds what is its alone. `who` is the backend
+as it is called in a sentence.
+"""
+
+from __future__ import annotations
+
+from .base import Gap
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from ..layout.from_plan import Layout
+    from ..policy.plan import Plan
+
+#: Limits that take control groups, or a file system of its own size.
+NEED_MORE = ("memory", "cpu", "processes", "disk")
+#: The first Landlock that can tell whose an abstract socket is.
+_SCOPES_SINCE = 6
+
+
+def of_a_fresh_root(
+    who: str, plan: Plan, layout: Layout, stranger: int | None, scopes: Callable[[], bool]
+) -> Iterator[Gap]:
+    """What a sandbox with a root and a network namespace of its own, and nothing else, does not hold.
+
+    `stranger` is the id that root's sandbox runs as; `scopes` says whether Landlock is put on
+    against abstract sockets where the network is shared.
+    """
+    yield from unheld(layout)
+    yield from all_or_nothing(who, plan)
+    if plan.network.mode == "open" and not scopes():
+        yield Gap(
+            "sockets",
+            "with the network open, abstract UNIX sockets of the host can be reached on this kernel",
+            "deny the network, or use Linux 6.12 or newer",
+            documented=True,
+        )
+    if stranger is not None:
+        from ..layout.owners import unwritable_grants
+
+        for error in unwritable_grants(layout.operations, stranger):
+            yield Gap("write", f"{error.what}: {error.why}", error.fix)
+
+
+def unheld(layout: Layout) -> Iterator[Gap]:
+    """Denied names that nothing keeps from being created."""
+    for hidden in layout.unheld:
+        yield Gap(
+            "deny",
+            f"{hidden.path!r} is denied and does not exist yet: what would be created there can be reached",
+            "deny it in a policy that does not make it writable, or create it first",
+        )
+
+
+def all_or_nothing(who: str, plan: Plan) -> Iterator[Gap]:
+    """Networks that are neither none, nor one's own loopback, nor the host's."""
+    mode, ports = plan.network.mode, plan.network.ports
+    if mode == "allow" or (mode == "loopback" and ports):
+        what = "a list of hosts" if mode == "allow" else "the host's loopback ports"
+        yield Gap(
+            "network", f"{who} cannot hold {what}: it has all of the network or none", "use Network.deny()"
+        )
+
+
+def scopes_sockets() -> bool:
+    """Whether Landlock can keep a command from the abstract sockets of others here."""
+    from ..linux import landlock  # only where it matters
+
+    return landlock.abi() >= _SCOPES_SINCE
+
+
+def limits(who: str, plan: Plan, names: Iterable[str] = NEED_MORE) -> Iterator[Gap]:
+    """Limits that `who` has no means for."""
+    for name in names:
+        if getattr(plan.limits, name) is not None:
+            yield Gap(f"limits.{name}", f"{who} cannot limit {name}", f"leave limits.{name} out")

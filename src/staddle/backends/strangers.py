@@ -1,0 +1,33 @@
+"""Run by root: who the sandbox will be instead, or why it can be nobody else."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..linux.userns import Obstacle
+
+#: What it takes to become somebody else, and to show that one the files that are granted.
+_CAPABILITIES = {"CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_ADMIN": 21}
+
+
+def stranger() -> int | Obstacle | None:
+    """An id that nobody has; None for an ordinary user, who stays who he is. Real root is never inside."""
+    if sys.platform != "linux":
+        return Obstacle("namespaces are a matter of Linux", "choose backend='seatbelt' on macOS")
+    if os.geteuid() != 0:
+        return None
+    from ..linux.idmaps import unused_id_here
+    from ..linux.process import capabilities
+
+    effective, _, _ = capabilities()
+    missing = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
+    if missing:
+        return Obstacle(
+            f"root lacks the capabilities {', '.join(missing)}: the sandbox would run as root",
+            "run staddle as an ordinary user, or as root with all capabilities",
+        )
+    return unused_id_here() or Obstacle(
+        "no other id exists in this user namespace: the sandbox would have to run as root",
+        "run staddle as an ordinary user",
+    )

@@ -1,0 +1,343 @@
+"""`staddle jail`: workspaces for coding agents, from a repository to a reviewed branch."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from ..display import shown, shown_block
+from ..errors import UsageError
+from ..jail.workspace import Workspace
+from .options import Option, Parsed, help_rows, parse
+from .settings import HELP
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..jail.planted import Planted
+
+_JSON = Option("json", "", "the same as JSON")
+
+_HELP = """\
+Let a coding agent work on a git worktree of its own, with your home hidden, and review what it did.
+
+usage: staddle jail COMMAND [options] ...
+
+{commands}
+
+WS is a workspace by its name, the beginning of it, its branch, or its path.
+
+  staddle jail create .                                          prints the name of a new one
+  staddle jail run WS --agent claude --prompt 'fix the tests' --network open --timeout 1h
+  staddle jail run WS -- make test
+  staddle jail diff WS                                           then commit, publish, rm
+
+`staddle jail COMMAND --help` lists the options of each.
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Find the command, parse its options around its workspace, do it."""
+    name = words[0] if words else "--help"
+    if name in ("--help", "-h", "help"):
+        forms = {name: row[:2] for name, row in _COMMANDS.items()}
+        rows = [forms.pop("create"), *_INSIDE.values(), *forms.values()]
+        print(_HELP.format(commands="\n".join(f"  {form:<18} {text}" for form, text in rows)), end="")
+        return 0 if words else 125
+    if name in _INSIDE:
+        return _go_in(name, words[1:])
+    if name not in _COMMANDS:
+        known = ", ".join((*_INSIDE, *_COMMANDS))
+        raise UsageError(f"staddle jail has no command {name!r}", fix=f"choose {known}")
+    form, text, options, function = _COMMANDS[name]
+    parsed = _parsed(words[1:], options, f"jail {name}")
+    if parsed.on("help"):
+        print(f"{text[0].upper()}{text[1:]}.\n\nusage: staddle jail {form}\n\n{help_rows(options)}")
+        return 0
+    return function(parsed)
+
+
+def _go_in(name: str, words: Sequence[str]) -> int:
+    from . import jail_run
+
+    options, go = {
+        "run": (jail_run.RUN_OPTIONS, jail_run.run),
+        "shell": (jail_run.SHELL_OPTIONS, jail_run.shell),
+    }[name]
+    parsed = _parsed(words, options, f"jail {name}")
+    if parsed.on("help"):
+        return jail_run.print_help(name)
+    if not parsed.words:
+        raise UsageError("no workspace is named", fix="`staddle jail ls` lists them")
+    return go(Workspace.find(parsed.words[0]), parsed.replace(words=parsed.words[1:]))
+
+
+def _parsed(words: Sequence[str], options: Sequence[Option], command: str) -> Parsed:
+    """Options before and after the first word, and never behind `--`."""
+    first = parse(words, options, command)
+    if first.dashed or not first.words:
+        return first
+    rest = parse(first.words[1:], options, command)
+    many = {option.name for option in options if option.many}
+    both = {**first.options}
+    for name, values in rest.options.items():
+        if name in both and name not in many:
+            raise UsageError(f"--{name} is given twice", why="only one value can hold")
+        both[name] = [*both.get(name, ()), *values]
+    return Parsed(both, (first.words[0], *rest.words), rest.dashed)
+
+
+def _one(parsed: Parsed) -> Workspace:
+    if len(parsed.words) != 1:
+        raise UsageError("name one workspace", fix="`staddle jail ls` lists them")
+    return Workspace.find(parsed.words[0])
+
+
+def _create(parsed: Parsed) -> int:
+    if len(parsed.words) != 1:
+        raise UsageError("name one repository", fix="staddle jail create .")
+    made = Workspace.create(parsed.words[0], parsed.one("branch"), parsed.one("base") or "HEAD")
+    if parsed.on("json"):
+        _print_json(_data(made))
+    else:
+        print(made.name)
+    return 0
+
+
+def _list(parsed: Parsed) -> int:
+    if parsed.words:
+        raise UsageError(f"staddle jail ls takes no argument {parsed.words[0]!r}")
+    found = Workspace.list()
+    if parsed.on("json"):
+        _print_json([_data(item) for item in found])
+        return 0
+    rows = [
+        (item.name, item.status, _ago(item.record.changed), shown(item.branch), shown(item.repository))
+        for item in found
+    ]
+    _print_table([("NAME", "STATE", "SINCE", "BRANCH", "REPOSITORY"), *rows])
+    return 0
+
+
+def _status(parsed: Parsed) -> int:
+    workspace = _one(parsed)
+    changed, planted, log = workspace.changed_paths(), workspace.inspect(), workspace.log()
+    look = workspace.worth_a_look()
+    if parsed.on("json"):
+        facts = {
+            **_data(workspace),
+            "publishable": workspace.publishable(),
+            "commits": [{"commit": commit, "subject": subject} for commit, subject in log],
+            "uncommitted": list(changed),
+            "worth_a_look": [item.as_dict() for item in look],
+            "planted": [item.as_dict() for item in planted],
+            "journal": [{"at": entry.at, "what": entry.what, **entry.facts} for entry in workspace.journal()],
+        }
+        _print_json(facts)
+        return 0
+    _print_table([(name, shown(str(value))) for name, value in _facts(workspace).items()])
+    for heading, rows in (
+        ("commits", [f"{commit[:12]} {shown(subject)}" for commit, subject in log]),
+        ("uncommitted", [shown(path) for path in changed]),
+        ("easy to read past", [_told(item) for item in look]),
+        ("would be run or obeyed by your git, editor or shell", [_told(item) for item in planted]),
+        ("journal", [_line(entry.at, entry.what, entry.facts) for entry in workspace.journal()[-10:]]),
+    ):
+        print(f"\n{heading}: {'none' if not rows else ''}".rstrip())
+        for row in rows:
+            print(f"  {row}")
+    return 0
+
+
+def _diff(parsed: Parsed) -> int:
+    found = _one(parsed).diff(uncommitted=not parsed.on("committed"), stat=parsed.on("stat"))
+    if sys.stdout.isatty():
+        print(shown_block(found), end="")  # what an agent wrote could move the cursor
+    else:
+        sys.stdout.buffer.write(found)  # as git would, for `git apply`
+    return 0
+
+
+def _commit(parsed: Parsed) -> int:
+    workspace = _one(parsed)
+    message = parsed.one("message")
+    if not message:
+        raise UsageError("--message is missing", fix="say what was done: --message TEXT")
+    with workspace.claim():
+        commit = workspace.commit_all(message)
+    print(commit if commit else "nothing to commit")
+    return 0
+
+
+def _publish(parsed: Parsed) -> int:
+    workspace = _one(parsed)
+    planted = (*workspace.worth_a_look(), *workspace.inspect())
+    workspace.publish()
+    for item in planted:
+        print(f"staddle: look at {_told(item)}", file=sys.stderr)
+    print(f"{shown(workspace.branch)} at {workspace.tip()}")
+    return 0
+
+
+def _remove(parsed: Parsed) -> int:
+    if not parsed.words:
+        raise UsageError("no workspace is named", fix="`staddle jail ls` lists them")
+    for workspace in [Workspace.find(word) for word in parsed.words]:
+        workspace.remove(force=parsed.on("force"))
+    return 0
+
+
+def _reap(parsed: Parsed) -> int:
+    from ..jail.reaper import RETENTION, reap
+
+    if parsed.words:
+        raise UsageError(f"staddle jail reap takes no argument {parsed.words[0]!r}")
+    retention = dict(RETENTION)
+    for state in ("published", "failed", "stopped", "prepared"):
+        given = parsed.one(state)
+        if given == "never":
+            retention.pop(state, None)
+        elif given is not None:
+            retention[state] = _seconds(given, state)
+    for path in reap(retention, dry_run=parsed.on("dry-run")):
+        print(shown(path))
+    return 0
+
+
+def _agents(parsed: Parsed) -> int:
+    from ..jail.agents import AGENTS
+
+    if parsed.on("json"):
+        _print_json([agent.as_dict() for agent in AGENTS.values()])
+        return 0
+    rows = [
+        (agent.name, agent.key, " ".join(agent.write), " ".join(agent.read) or "-")
+        for agent in AGENTS.values()
+    ]
+    _print_table([("NAME", "KEY", "MAY WRITE", "MAY READ"), *rows])
+    return 0
+
+
+def _facts(workspace: Workspace) -> dict[str, object]:
+    record = workspace.record
+    return {
+        "name": workspace.name,
+        "state": workspace.status,
+        "since": _ago(record.changed),
+        "branch": workspace.branch,
+        "base": workspace.base,
+        "tree": workspace.path,
+        "repository": workspace.repository,
+    }
+
+
+def _data(workspace: Workspace) -> dict[str, object]:
+    """The facts for a program: moments instead of how long ago."""
+    facts, record = _facts(workspace), workspace.record
+    del facts["since"]
+    return {**facts, "created": record.created, "changed": record.changed}
+
+
+def _told(item: Planted) -> str:
+    return f"{shown(item.path)}: {shown(item.what)}"
+
+
+def _line(at: float, what: str, facts: dict[str, object]) -> str:
+    said = " ".join(f"{name}={value!r}" for name, value in facts.items() if value not in (None, "", []))
+    return shown(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))} {what} {said}")
+
+
+def _ago(moment: float) -> str:
+    seconds = max(0, int(time.time() - moment))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def _seconds(text: str, option: str) -> float:
+    size = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}.get(text[-1:])
+    number = text if size is None else text[:-1]
+    if not (number.isascii() and number.isdigit()):
+        raise UsageError(f"--{option} {text!r} is no time", fix="write 90, 90s, 15m, 24h, 3d or never")
+    return float(number) * (size or 1.0)
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _print_json(data: object) -> None:
+    import json
+
+    print(json.dumps(data, indent=2))
+
+
+if TYPE_CHECKING:
+    _Row = tuple[str, str, tuple[Option, ...], Callable[[Parsed], int]]
+#: What goes into a workspace has a file of its own.
+_INSIDE = {
+    "run": ("run WS -- COMMAND", "run a command or an agent in it, confined"),
+    "shell": ("shell WS", "work in it yourself, confined as an agent would be"),
+}
+#: name: (form, what it does, options, function).
+_COMMANDS: dict[str, _Row] = {
+    "create": (
+        "create REPO",
+        "make a workspace: a worktree of REPO on a branch of its own",
+        (
+            Option("branch", "NAME", "the new branch (default: staddle/<name>)"),
+            Option("base", "REVISION", "where it begins (default: HEAD)"),
+            _JSON,
+            HELP,
+        ),
+        _create,
+    ),
+    "ls": ("ls", "list workspaces", (_JSON, HELP), _list),
+    "status": (
+        "status WS",
+        "show commits, uncommitted changes, what was planted, what happened",
+        (_JSON, HELP),
+        _status,
+    ),
+    "diff": (
+        "diff WS",
+        "show what changed since its base, uncommitted changes included",
+        (
+            Option("committed", "", "leave out what is not committed"),
+            Option("stat", "", "only how much"),
+            HELP,
+        ),
+        _diff,
+    ),
+    "commit": (
+        "commit WS",
+        "commit what the tree holds; runs no hook and no filter",
+        (Option("message", "TEXT", "what was done", short="m"), HELP),
+        _commit,
+    ),
+    "publish": ("publish WS", "say that its branch was reviewed and taken over", (HELP,), _publish),
+    "rm": (
+        "rm WS...",
+        "remove it; the branch stays",
+        (Option("force", "", "also with uncommitted changes"), HELP),
+        _remove,
+    ),
+    "reap": (
+        "reap",
+        "remove what was published a day ago, or failed three days ago",
+        (
+            Option("published", "TIME", "keep published ones this long: 24h (default), 3d, never"),
+            Option("failed", "TIME", "keep failed ones this long (default: 72h)"),
+            Option("stopped", "TIME", "also remove stopped ones after this long (default: never)"),
+            Option("prepared", "TIME", "also remove unused ones after this long (default: never)"),
+            Option("dry-run", "", "only say which"),
+            HELP,
+        ),
+        _reap,
+    ),
+    "agents": ("agents", "list the coding agents that --agent knows", (_JSON, HELP), _agents),
+}

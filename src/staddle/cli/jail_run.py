@@ -1,0 +1,261 @@
+"""`staddle jail run` and `jail shell`: a command, an agent or a person in a workspace, confined."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..errors import CommandNotFound, UsageError
+from ..jail.agents import AGENTS, agent_named
+from ..jail.jail import ConfinedJail, RunOpts, new_jail
+from ..policy import Network, Policy
+from .options import Option, Parsed, help_rows
+from .run import say, say_gaps, say_violations
+from .settings import HELP, RUNNING, asked_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..jail.agents import Agent
+    from ..jail.jail import Runner
+    from ..jail.visit import Visit
+    from ..jail.workspace import Workspace
+    from ..wrapping import WrappedCommand
+
+#: What a jail says itself.
+_NOT_HERE = ("workspace", "mode", "timeout", "help")
+_SHARED = tuple(option for option in RUNNING if option.name not in _NOT_HERE)
+_AGENT = (
+    Option("agent", "NAME", "grant what this coding agent needs of your home (see `staddle jail agents`)"),
+    Option("key-env", "NAME", "give the agent the API key that is in this variable of yours"),
+    Option("key-file", "FILE", "give the agent the API key that is in this file"),
+)
+RUN_OPTIONS = (
+    Option("prompt", "TEXT", "run the --agent on this task"),
+    *_AGENT,
+    Option("timeout", "SECONDS", "end it after this time: 90, 2m, 1h (default: none, or the policy file's)"),
+    *_SHARED,
+    HELP,
+)
+SHELL_OPTIONS = (*_AGENT, *(item for item in _SHARED if item.name not in ("json", "output-cap")), HELP)
+#: Options that name paths. Relative ones are relative to where the user stands, not to the workspace.
+_PATHS = ("read", "write", "deny", "socket")
+
+_RUN_HELP = """\
+Run a command, or a coding agent, in a workspace: its tree can be written, your home is not there.
+
+usage: staddle jail run WS [options] -- COMMAND [ARGUMENTS]
+       staddle jail run WS --agent NAME --prompt TEXT [options]
+
+Standard output and error are yours, standard input is not connected. There is no timeout
+unless you give one. The exit status is the command's; 124 is a timeout, 125 means that
+staddle could not run it (and says why).
+
+{options}
+"""
+
+_SHELL_HELP = """\
+Work in a workspace yourself, in a shell that is confined as an agent would be.
+
+usage: staddle jail shell WS [options] [-- COMMAND [ARGUMENTS]]
+
+On a terminal it is bash with job control. When standard input is not a terminal, bash reads
+its commands from there.
+
+{options}
+"""
+#: Statuses of what was ended by a signal that asks for an end: 128 + HUP, INT, QUIT, TERM.
+_ASKED_TO_END = (129, 130, 131, 143)
+
+
+def run(workspace: Workspace, parsed: Parsed) -> int:
+    """The command, or the agent with its prompt."""
+    agent = _agent(parsed)
+    prompt = parsed.one("prompt")
+    if prompt is not None:
+        if agent is None or parsed.words:
+            raise UsageError("--prompt needs --agent, and no command", fix=f"choose {', '.join(AGENTS)}")
+        command = agent.asked(prompt)
+    elif parsed.words and parsed.dashed:
+        command = list(parsed.words)
+    else:
+        raise UsageError(
+            "there is nothing to run",
+            fix="write staddle jail run WS -- COMMAND, or --agent NAME --prompt TEXT",
+        )
+    opts, jail = _opts(workspace, command, parsed, command[0])
+    try:
+        with jail.visit(opts) as visit:
+            status = _as_json(visit, opts) if parsed.on("json") else _attended(visit, opts, parsed)
+    except CommandNotFound as error:
+        return _refuse(error)
+    if not parsed.on("json"):
+        say_violations(visit.events)
+    return status
+
+
+def shell(workspace: Workspace, parsed: Parsed) -> int:
+    """bash, or the given command, on the user's terminal."""
+    from ..jail.terminal import Terminal, on_its_own
+
+    command = list(parsed.words) or ["bash"]
+    on_terminal = os.isatty(0) and os.isatty(1)
+    opts, jail = _opts(workspace, on_its_own(command) if on_terminal else command, parsed, command[0])
+    if on_terminal:
+        opts = opts.replace(env=(f"TERM={os.environ.get('TERM', 'dumb')}", *opts.env))
+    try:
+        with jail.visit(opts) as visit:
+            if not on_terminal:
+                status = _attended(visit, opts, parsed, stdin=True)
+            else:
+                from .terminal import on_this_terminal
+
+                lent: Any = Terminal(visit.command.launch())
+                try:
+                    status = on_this_terminal(lent, None)
+                finally:
+                    lent.close()
+                visit.ended(status)
+    except CommandNotFound as error:
+        return _refuse(error)
+    say_violations(visit.events)
+    return status
+
+
+def _opts(
+    workspace: Workspace, command: list[str], parsed: Parsed, program: str
+) -> tuple[RunOpts, ConfinedJail]:
+    """The run and its jail. `program` is what must be there: what starts it may be in front of it."""
+    agent = _agent(parsed)
+    file = parsed.one("policy")
+    home = os.path.expanduser("~")
+    policy = Policy.from_file(file, workspace=workspace.path) if file else Policy.coding_agent(home)
+    policy = asked_of(policy, _from_here(parsed))
+    if agent is not None and (parsed.one("network") == "allow" or parsed.on("allow")):
+        policy = policy.with_network(Network.allow(*parsed.many("allow"), *agent.hosts))
+    # A policy file says how long; without one an agent has all the time it needs.
+    timed = parsed.on("timeout") or file is not None
+    opts = RunOpts(
+        workspace,
+        tuple(command),
+        api_key=_key(parsed),
+        timeout=policy.limits.timeout if timed else None,
+        policy=policy,
+        agent=agent,
+        best_effort=parsed.on("best-effort"),
+    )
+    return opts, new_jail(parsed.one("backend") or "auto", _runner(program))
+
+
+def _from_here(parsed: Parsed) -> Parsed:
+    options = dict(parsed.options)
+    for name in _PATHS:
+        options[name] = [path if path[:1] == "~" else os.path.abspath(path) for path in parsed.many(name)]
+    return parsed.replace(options=options)
+
+
+def _agent(parsed: Parsed) -> Agent | None:
+    name = parsed.one("agent")
+    return None if name is None else agent_named(name)
+
+
+def _key(parsed: Parsed) -> str | None:
+    """The API key. Never from a command line, where every user of the machine could read it."""
+    name, file = parsed.one("key-env"), parsed.one("key-file")
+    if name is not None and file is not None:
+        raise UsageError("--key-env and --key-file are both given", fix="leave one of them out")
+    if name is not None:
+        if not os.environ.get(name):
+            raise UsageError(f"--key-env {name}: the variable is not set, or empty")
+        return os.environ[name]
+    if file is not None:
+        with open(file, encoding="utf-8", errors="surrogateescape") as opened:
+            return opened.read(65536).strip()
+    return None
+
+
+def _runner(program: str) -> Runner:
+    """`wrap`, and a sentence when `program` is not there, before the workspace is said to be running."""
+
+    def prepared(argv: list[str], policy: Policy, **how: Any) -> WrappedCommand:
+        from ..view import find_program
+        from ..wrapping import wrap
+
+        wrapped = wrap(argv, policy, **how)
+        try:
+            find_program(wrapped.plan, program)
+        except BaseException:
+            wrapped.close()
+            raise
+        say_gaps(wrapped.enforced)
+        return wrapped
+
+    return prepared
+
+
+def _attended(visit: Visit, opts: RunOpts, parsed: Parsed, *, stdin: bool = False) -> int:
+    """On our own output, signals passed on, and told to the workspace as it was."""
+    from ..foreground import attend
+
+    if not stdin:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+    limits = visit.command.plan.limits
+    outcome = attend(
+        visit.command.launch(),
+        seconds=opts.timeout,
+        cap=limits.output if parsed.on("output-cap") else None,
+    )
+    if outcome.reason == "timeout":
+        say(f"ended after {opts.timeout:g} s; --timeout gives it more")
+    for name, count in zip(("output", "error"), outcome.dropped, strict=True):
+        if count:
+            say(f"{count} bytes of standard {name} were dropped; --output-cap lets more through")
+    reason = "timeout" if outcome.reason == "timeout" else "exited"
+    visit.ended(outcome.status, "cancelled" if outcome.status in _ASKED_TO_END else reason)
+    return outcome.status
+
+
+def _as_json(visit: Visit, opts: RunOpts) -> int:
+    import json
+    import subprocess
+    import time
+
+    began = time.monotonic()
+    try:
+        done = visit.command.run(stdin=subprocess.DEVNULL, capture_output=True, timeout=opts.timeout)
+        code: int = done.returncode
+        status, reason = (code, "exited") if code >= 0 else (128 - code, "signalled")
+        out, err = done.stdout, done.stderr
+    except subprocess.TimeoutExpired as late:
+        status, reason, out, err = 124, "timeout", late.output, late.stderr
+    visit.ended(status, "timeout" if reason == "timeout" else "exited")
+    report = {
+        "workspace": opts.workspace.name,
+        "exit_code": status,
+        "reason": reason,
+        "stdout": (out or b"").decode("utf-8", "replace"),
+        "stderr": (err or b"").decode("utf-8", "replace"),
+        "duration": time.monotonic() - began,
+        "backend": visit.command.backend,
+        "enforced": visit.command.enforced.as_dict(),
+        "violations": [event.as_dict() for event in visit.look()],
+    }
+    print(json.dumps(report))
+    return status
+
+
+def _refuse(error: CommandNotFound) -> int:
+    from ..display import shown
+
+    print(f"staddle: {shown(str(error))}", file=sys.stderr)
+    return error.status
+
+
+def print_help(name: str) -> int:
+    """What `--help` of run or shell prints."""
+    text, options = (_RUN_HELP, RUN_OPTIONS) if name == "run" else (_SHELL_HELP, SHELL_OPTIONS)
+    print(text.format(options=help_rows(options)), end="")
+    return 0

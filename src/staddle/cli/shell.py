@@ -1,0 +1,124 @@
+"""`staddle shell`: a confined shell on the user's terminal, or one that reads its commands from a pipe."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+
+from ..errors import InvalidCall, UsageError
+from ..running import GRACE, give_pipes
+from ..session.sandbox import Sandbox
+from ..signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
+from .options import help_rows, parse
+from .run import say, say_gaps, say_violations
+from .settings import RUNNING, session_from
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .options import Parsed
+
+_HELP = """\
+Work in a shell that can touch only what you allow.
+
+usage: staddle shell [options]
+
+On a terminal it is bash with job control: Ctrl-C and Ctrl-Z go inside, the window's size too.
+When standard input is not a terminal, bash reads its commands from there. With --json each
+line of standard input is one command of one session, and each result one line of JSON.
+
+The workspace is at /workspace where the backend can show it there. The exit status is the
+shell's; 124 is a timeout (there is none unless --timeout says so), 125 means that staddle
+could not start it.
+
+{options}
+
+  staddle shell --mode bind                      the current directory may be written
+  echo 'cd /tmp; pwd' | staddle shell            a script on standard input
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Parse, open, hand the terminal over, and give it back as it was."""
+    parsed = parse(words, RUNNING, "shell")
+    if parsed.on("help"):
+        print(_HELP.format(options=help_rows(RUNNING)), end="")
+        return 0
+    if parsed.words:
+        raise UsageError(
+            f"staddle shell takes no argument {parsed.words[0]!r}", fix="to run a command: staddle run --"
+        )
+    if parsed.on("output-cap") and not parsed.on("json"):
+        raise UsageError("--output-cap needs --json", why="a shell's output is passed through as it comes")
+    with _opened(parsed) as sandbox:
+        say_gaps(sandbox.enforced)
+        seconds = sandbox.policy.limits.timeout if parsed.on("timeout") else None
+        if parsed.on("json"):
+            status = _lines(sandbox)
+        elif os.isatty(0) and os.isatty(1):
+            from .terminal import on_this_terminal
+
+            status = on_this_terminal(sandbox, seconds)
+        else:
+            status = _piped(sandbox, seconds)
+        if status == 124 and seconds is not None:
+            say(f"ended after {seconds:g} s; --timeout gives it more")
+        say_violations(sandbox.violations())
+    return status
+
+
+def _opened(parsed: Parsed) -> Sandbox:
+    policy, workspace, mode = session_from(parsed)
+    return Sandbox(
+        workspace,
+        policy,
+        backend=parsed.one("backend") or "auto",
+        mode=mode,
+        best_effort=parsed.on("best-effort"),
+    )
+
+
+def _piped(sandbox: Sandbox, seconds: float | None) -> int:
+    """A shell that has our own standard streams, as any command of `staddle run`."""
+    give_pipes(sandbox.uid, (0, 1, 2))
+    deadline = None if seconds is None else time.monotonic() + seconds
+    with waiting_among_threads((SIGHUP, SIGINT, SIGQUIT, SIGTERM)) as signals:
+        shell = sandbox.spawn([sandbox.bash], (0, 1, 2))
+        poll = select.poll()
+        poll.register(signals.descriptor, select.POLLIN)
+        poll.register(shell.fileno(), select.POLLIN)
+        ending = timed_out = False
+        while (status := shell.poll()) is None:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            poll.poll(None if left is None else left * 1000 + 1)
+            for number in signals.read():
+                # Asked twice: no more patience. Ctrl-C may be answered at leisure, the others mean it.
+                shell.signal(SIGKILL if ending else number, everything=True)
+                ending = True
+                if number != SIGINT:
+                    deadline = time.monotonic() + GRACE
+            if deadline is not None and time.monotonic() >= deadline:
+                timed_out = timed_out or not ending
+                shell.signal(SIGKILL if ending else SIGTERM, everything=True)
+                ending, deadline = True, time.monotonic() + GRACE
+    return 124 if timed_out else status
+
+
+def _lines(sandbox: Sandbox) -> int:
+    """Each line a command, each result a line."""
+    import json
+
+    status = 0
+    for line in sys.stdin.buffer:
+        try:
+            result = sandbox.run(line.rstrip(b"\n").decode("utf-8", "surrogateescape"))
+        except InvalidCall as error:
+            print(json.dumps({"error": {"what": error.what, "why": error.why, "fix": error.fix}}), flush=True)
+            status = 125
+            continue
+        print(json.dumps(result.as_dict()), flush=True)
+        status = result.exit_code
+    return status

@@ -1,0 +1,206 @@
+"""Rules about which programs an agent should run. Advice to the agent; the kernel is the boundary.
+
+    rules = CommandRules(
+        deny=[Rule("git push", owner="the publish tool", reason="a person looks at it first"), "curl"]
+    )
+    rules.check(["bash", "-lc", "cd src && git push"])     # CommandRefused
+
+A script that a program reads by itself, what an interpreter is told, a Makefile, an alias of
+git: none of these is seen. Whoever wants to get round a rule can. It tells an agent that means
+well which way to go, before the command runs.
+"""
+
+from __future__ import annotations
+
+from .._value import Value
+from ..errors import CommandNotUnderstood, CommandRefused, PolicyError
+from ..policy.paths import several
+from . import scripts
+from .scripts import UNKNOWN
+from .segments import Segment
+from .unfolding import Run, Text, Unclear, name_of, unfold
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Literal
+
+    from .scripts import Word
+
+#: What a shell does by itself and without harm: an allow list need not name it.
+OF_THE_SHELL = frozenset(
+    {
+        *(":", "[", "bg", "break", "cd", "continue", "declare", "dirs", "disown", "echo", "exit", "export"),
+        *("builtin", "command", "exec"),  # alone; what they run is looked at by itself
+        *("false", "fg", "getopts", "jobs", "let", "local", "nameref", "popd", "printf", "pushd", "pwd"),
+        *("read", "readonly", "return", "set", "shift", "shopt", "test", "times", "true", "type", "typeset"),
+        *("ulimit", "umask", "unset", "wait"),
+    }
+)
+#: Where a program that is named without its directory is taken from.
+_SYSTEM = frozenset({f"{root}{kind}" for root in ("/", "/usr/", "/usr/local/") for kind in ("bin", "sbin")})
+#: A script in a script in a script: more than anybody writes.
+_DEEPEST = 8
+_MOST_SCRIPTS = 64
+
+
+class Rule(Value):
+    """A program, or a program and its first arguments: `git`, `git push`, `pip*`, `/opt/tool`.
+
+    `owner` says which other tool does this, `reason` why; both go into the error.
+    """
+
+    command: str
+    owner: str = ""
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        for field in self._fields:
+            if not isinstance(getattr(self, field), str):
+                raise PolicyError(f"the {field} of a rule is {getattr(self, field)!r}", why="it is not text")
+        words = self.command.split()
+        if not words or UNKNOWN in self.command:
+            raise PolicyError(f"a rule for {self.command!r}", why="it names no program")
+        self._set("_program", Segment(words[0]))
+        self._set("_arguments", words[1:])
+
+    def denies(self, words: Sequence[Word]) -> bool:
+        """Whether this is the program, in whatever directory, with options before the arguments or not."""
+        segment: Segment = self.__dict__["_program"]
+        named = words[0] if "/" in segment.text else name_of(words[0])
+        return named is not None and segment.matches(named) and _has(words[1:], self.__dict__["_arguments"])
+
+    def allows(self, words: Sequence[Word]) -> bool:
+        """Whether this is the program of the system, with exactly these first arguments."""
+        segment: Segment = self.__dict__["_program"]
+        word, wanted = words[0], self.__dict__["_arguments"]
+        if word is None or UNKNOWN in word:
+            return False
+        directory, slash, name = word.rpartition("/")
+        if "/" not in segment.text and slash:
+            if directory not in _SYSTEM:
+                return False
+            word = name
+        return segment.matches(word) and list(words[1 : 1 + len(wanted)]) == wanted
+
+
+class CommandRules(Value):
+    """What an agent should not run (`deny`), or the only things it should (`allow`); deny wins.
+
+    Entries are `Rule`s or their `command` as text. `unknown` says what becomes of a command
+    of which only the run shows what it starts (`$TOOL x`, `curl … | sh`).
+    """
+
+    deny: tuple[Rule, ...] = ()
+    allow: tuple[Rule, ...] | None = None
+    unknown: Literal["refuse", "allow"] = "refuse"
+
+    def __init__(
+        self,
+        deny: Iterable[str | Rule] = (),
+        allow: Iterable[str | Rule] | None = None,
+        unknown: Literal["refuse", "allow"] = "refuse",
+    ) -> None:
+        if unknown not in ("refuse", "allow"):
+            raise PolicyError(f"unknown is {unknown!r}", fix="say 'refuse' or 'allow'")
+        denied = _rules(deny, "deny")
+        super().__init__(denied, None if allow is None else _rules(allow, "allow"), unknown)
+
+    def ready(self) -> None:
+        """ExtraMissing unless scripts can be read here."""
+        scripts.parser()
+
+    def check(self, argv: Sequence[str]) -> None:
+        """CommandRefused if this command line, or anything in it that is seen, is against the rules.
+
+        CommandNotUnderstood if a script in it cannot be read.
+        """
+        self._judge(_Reading().command([str(word) for word in argv], None, alone=True))
+
+    def check_script(self, text: str) -> None:
+        """The same for the text of a shell script."""
+        self._judge(_Reading().script(text, 0))
+
+    def _judge(self, found: Iterable[tuple[Run | Unclear, bool]]) -> None:
+        seen = list(found)
+        for run, _ in seen:
+            for rule in self.deny:
+                if isinstance(run, Run) and rule.denies(run.words):
+                    raise _refused(rule.command, name_of(run.words[0]) or "", rule.owner, rule.reason)
+        for run, is_function in seen:
+            if isinstance(run, Unclear):
+                if self.unknown == "refuse":
+                    raise _refused("", "", "", run.why, run.fix)
+            elif self.allow is not None and not (run.through or is_function or self._allowed(run)):
+                said = " ".join(word for word in run.words[:2] if word is not None and UNKNOWN not in word)
+                raise _refused(
+                    said, name_of(run.words[0]) or "", "", "it is not among the commands that are allowed"
+                )
+
+    def _allowed(self, run: Run) -> bool:
+        return run.words[0] in OF_THE_SHELL or any(rule.allows(run.words) for rule in self.allow or ())
+
+
+class _Reading:
+    """One check: follows scripts into the scripts they hold, within bounds."""
+
+    def __init__(self) -> None:
+        self._scripts = 0
+
+    def script(self, text: str, depth: int) -> Iterator[tuple[Run | Unclear, bool]]:
+        self._scripts += 1
+        if depth > _DEEPEST or self._scripts > _MOST_SCRIPTS:
+            raise CommandNotUnderstood("there are too many scripts in this script", fix="write it plainly")
+        read = scripts.parse(text)
+        for command in read.commands:
+            is_function = command.words[0] in read.functions
+            for run, _ in self.command(command.words, command.reads, depth=depth):
+                yield run, is_function
+                is_function = False
+
+    def command(
+        self, words: Sequence[Word], reads: Word, *, alone: bool = False, depth: int = 0
+    ) -> Iterator[tuple[Run | Unclear, bool]]:
+        for found in unfold(words, reads, alone=alone):
+            if isinstance(found, Text):
+                yield from self.script(found.text, depth + 1)
+            else:
+                yield found, False
+
+
+def _rules(entries: object, field: str) -> tuple[Rule, ...]:
+    found = []
+    for entry in several(entries, field):
+        if not isinstance(entry, str | Rule):
+            raise PolicyError(f"{field} has {entry!r} in it", why="it is not a rule", fix='write "git push"')
+        found.append(entry if isinstance(entry, Rule) else Rule(entry))
+    return tuple(found)
+
+
+def _has(words: Sequence[Word], wanted: Sequence[str]) -> bool:
+    """Whether `wanted` are the first arguments, when options, and a word after each, may stand between.
+
+    `git -C dir push` is a push, and `git commit -m push` is none. A word that is not known yet
+    may be any, unless it follows an option.
+    """
+    places = {(0, False)}  # (how many were found, whether the last word was an option)
+    for word in words:
+        if any(found == len(wanted) for found, _ in places):
+            break
+        after: set[tuple[int, bool]] = set()
+        for found, optional in places:
+            unknown = word is None or UNKNOWN in word
+            if word == wanted[found] or (unknown and not optional):
+                after.add((found + 1, False))
+            if word is not None and word.startswith("-"):
+                after.add((found, True))
+            elif optional:
+                after.add((found, False))
+        places = after
+    return any(found == len(wanted) for found, _ in places)
+
+
+def _refused(shown: str, program: str, owner: str, reason: str, fix: str = "") -> CommandRefused:
+    what = f"{shown!r} should not be run here" if shown else "this command should not be run here"
+    fix = f"use {owner}" if owner else fix
+    return CommandRefused(what, why=reason, fix=fix, program=program, owner=owner, reason=reason)

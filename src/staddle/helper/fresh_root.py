@@ -1,0 +1,64 @@
+"""The view of a command: a fresh root with what the plan names, made by the sandbox's first process.
+
+It runs in a copy of the host's mounts that nobody else sees, with the right to mount there: as
+root, or as an ordinary user in a user namespace.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import StaddleError
+from ..layout.building import Builder, place_for
+from ..layout.operations import Bind
+from ..layout.owners import needs_translation
+from ..linux import mounts
+from ..linux.syscalls import call
+from .status import CONFINEMENT, NotStarted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..layout.operations import Operation
+
+
+def translations(operations: Sequence[Operation], stranger: int) -> dict[tuple[int, int], int]:
+    """As root: user namespaces that show the owners of granted trees as the stranger we become."""
+    from ..linux import idmaps
+
+    made: dict[tuple[int, int], int] = {}
+    for operation in operations:
+        if not isinstance(operation, Bind) or operation.again:
+            continue
+        if needs_translation(operation.outside, operation.writable):
+            try:
+                status = os.lstat(operation.outside)
+            except FileNotFoundError:
+                continue  # optional, or refused when it is to be shown
+            owner = (status.st_uid, status.st_gid)
+            if owner not in made:
+                made[owner] = idmaps.translation(*owner, stranger)
+    return made
+
+
+def enter(operations: Sequence[Operation], owner: int, translated: Mapping[tuple[int, int], int]) -> None:
+    """Make the new root and move into it; nothing of the old one can be reached afterwards.
+
+    `owner` has the empty directories (-1: whoever we are), and is whom `translated` show, by
+    owner and group.
+    """
+    try:
+        place = place_for(operations)
+        Builder(
+            place,
+            owner=owner,
+            translation=(lambda *whose: translated.get(whose)) if owner >= 0 else None,
+        ).build(operations)
+    except StaddleError as error:
+        raise NotStarted(CONFINEMENT, str(error)) from None
+    # "." twice: the old root ends up on top of the new one, and is taken off at once.
+    os.chdir(place)
+    call("pivot_root", b".", b".")
+    mounts.umount(".")
+    os.chdir("/")

@@ -1,0 +1,62 @@
+"""The last look around before there is a command: is the sandbox what it was asked to be?
+
+Every step that makes it raises when the kernel refuses. This finds a kernel, or something that
+plays one, that says yes and does nothing. Looked at by the first process, from inside, at every
+start; what the command's own process does after that, it looks at itself (see `confine`).
+"""
+
+from __future__ import annotations
+
+import os
+
+from .status import CONFINEMENT, NotStarted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .surroundings import Surroundings
+
+
+def around(asked: Surroundings) -> None:
+    """NotStarted when anything is missing."""
+    missing = wrong(
+        asked, {name: _contents(f"/proc/self/{name}") for name in ("status", "uid_map", "mountinfo")}
+    )
+    missing += [
+        f"a {os.fsdecode(kind)} namespace of its own"
+        for kind, inode in asked.foreign
+        if os.stat(b"/proc/self/ns/" + kind).st_ino == inode
+    ]
+    if os.fsencode(os.uname().nodename) != asked.host:
+        missing.append("its own host name")
+    if missing:
+        raise NotStarted(CONFINEMENT, f"the sandbox would be without {', '.join(missing)}")
+
+
+def wrong(asked: Surroundings, seen: dict[str, bytes]) -> list[str]:
+    """What is missing, by what the files in /proc/self say. Pure."""
+    lines = seen["status"].split(b"\n")
+    capabilities = [line.split() for line in lines if line.startswith(b"Cap")]
+    id_map = seen["uid_map"].split()
+    found = {
+        "being its first process": b"Pid:\t1" in lines,
+        "an end to new privileges": b"NoNewPrivs:\t1" in lines,
+        "an end to all capabilities": len(capabilities) >= 5
+        and not any(int(row[1], 16) for row in capabilities),
+        "a user of its own": len(id_map) == 3 and id_map[::2] == [b"%d" % asked.uid, b"1"],
+        "being another user than root": len(id_map) == 3 and id_map[1] != b"0",
+        "a root of its own": any(
+            b" / / " in row and b" - tmpfs " in row for row in seen["mountinfo"].split(b"\n")
+        ),
+    }
+    return [what for what, is_there in found.items() if not is_there]
+
+
+def _contents(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = b""
+        while chunk := os.read(fd, 65536):
+            data += chunk
+        return data
+    finally:
+        os.close(fd)

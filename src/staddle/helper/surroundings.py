@@ -1,0 +1,94 @@
+"""What a process of ours makes around the command, as bytes in a memory file. Pure.
+
+Namespaces, the view of files, who the command is; `command` are the instructions for the last
+step, which confines and execs. Neither a path nor a variable of the policy is ever on a command
+line. What else a launcher needs to know, it adds to this record (see `unit_orders`).
+"""
+
+from __future__ import annotations
+
+import os
+
+from .._value import Value
+from ..layout.rows import decoded
+from . import wire
+from .wire import Malformed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..layout.operations import Operation
+    from ..layout.rows import Row
+    from .wire import Shape
+
+MAGIC = b"staddle-surroundings-1\n"
+
+
+class Surroundings(Value):
+    """One sandbox that is made by our own processes."""
+
+    #: The descriptor on which a failure is told, and the process that asked for all this.
+    status: int
+    launcher: int
+    #: The operations that make the view, as `layout.rows` has them.
+    view: tuple[Row, ...]
+    #: CLONE_NEW* of the namespaces to make beside those of the user, the processes and the mounts.
+    namespaces: int
+    #: Who the command is inside, and the machine's name there.
+    uid: int
+    gid: int
+    host: bytes
+    #: An id that nobody has, to become in the place of root; -1 where we are nobody special anyway.
+    stranger: int
+    #: (name, inode) of the namespaces outside, which the sandbox must not be in.
+    foreign: tuple[tuple[bytes, int], ...]
+    #: `Instructions`, encoded.
+    command: bytes
+
+    def operations(self) -> tuple[Operation, ...]:
+        """The operations that make the view."""
+        return decoded(self.view)
+
+
+SHAPES: dict[str, Shape] = {
+    "status": int,
+    "launcher": int,
+    "view": [(bytes, bytes, int, int, int, bytes)],
+    "namespaces": int,
+    "uid": int,
+    "gid": int,
+    "host": bytes,
+    "stranger": int,
+    "foreign": [(bytes, int)],
+    "command": bytes,
+}
+
+
+def encode(surroundings: Surroundings) -> bytes:
+    """The bytes for the memory file. Raises Malformed for what decode would refuse."""
+    check(surroundings, SHAPES)
+    return wire.encode(MAGIC, tuple(getattr(surroundings, name) for name in SHAPES))
+
+
+def decode(data: bytes) -> Surroundings:
+    """The surroundings in `data`, or Malformed."""
+    surroundings = Surroundings(*wire.decode(MAGIC, data, len(SHAPES)))
+    check(surroundings, SHAPES)
+    return surroundings
+
+
+def foreign(kinds: Iterable[str]) -> tuple[tuple[bytes, int], ...]:
+    """The namespaces that this process is in, of these kinds, by their names in /proc."""
+    return tuple((os.fsencode(kind), os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in kinds)
+
+
+def check(surroundings: Surroundings, shapes: dict[str, Shape]) -> None:
+    """Malformed for what cannot be meant."""
+    wire.check(surroundings, shapes)
+    if surroundings.uid == 0 or surroundings.gid == 0 or surroundings.stranger == 0:
+        raise Malformed("nobody is root in a sandbox")
+    try:
+        surroundings.operations()
+    except ValueError as error:
+        raise Malformed(str(error)) from None

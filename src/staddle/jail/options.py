@@ -1,0 +1,139 @@
+"""What one run of a jail is told, and the policy and environment that follow from it. Starts nothing."""
+
+from __future__ import annotations
+
+import os
+
+from .._value import Value
+from ..errors import PolicyError
+from ..policy import Policy
+from ..policy.environment import checked, checked_name
+from ..policy.limits import Limits
+from .agents import Agent, agent_named
+from .workspace import IDENTITY
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterable
+
+    from ..redaction import Secrets
+    from .workspace import Workspace
+
+#: The variable that the key becomes, where no agent says another.
+KEY = "ANTHROPIC_API_KEY"
+
+
+class RunOpts(Value):
+    """One run. `env` are "NAME=value" texts; `api_key` is given to the command only, in the agent's variable.
+
+    `timeout` is in seconds, None for no end. `policy` takes the place of
+    `Policy.coding_agent(home)`; the workspace is writable under either. `agent` is the name of a
+    row in `agents.AGENTS`, or an `Agent`: its places are granted, those of others are not.
+    Setting `cancel` ends the run. `best_effort` runs although something cannot be held.
+    """
+
+    workspace: Workspace
+    command: tuple[str, ...]
+    env: tuple[str, ...] = ()
+    api_key: str | None = None
+    timeout: float | None = None
+    policy: Policy | None = None
+    agent: Agent | str | None = None
+    cancel: threading.Event | None = None
+    best_effort: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("command", "env"):
+            given = getattr(self, name)
+            if isinstance(given, str | bytes):
+                raise PolicyError(
+                    f"{name} is one text", why="splitting it would be guessing", fix="give a list"
+                )
+            self._set(name, tuple(os.fsdecode(item) for item in given))
+        if not self.command:
+            raise PolicyError("the command is empty", fix="give at least a program")
+        variables(self.env)
+        if self.api_key is not None:
+            _checked_key(self.api_key)
+        Limits(timeout=self.timeout)
+        if isinstance(self.agent, str):
+            self._set("agent", agent_named(self.agent))
+        if not (self.agent is None or isinstance(self.agent, Agent)):
+            raise PolicyError(f"agent is {self.agent!r}", why="it is neither a name nor an Agent")
+        if not (self.cancel is None or hasattr(self.cancel, "is_set")):
+            raise PolicyError(f"cancel is {self.cancel!r}", why="it is not a threading.Event")
+
+    def __repr__(self) -> str:
+        # Values may be secrets, and a repr ends up in logs.
+        names = [item.partition("=")[0] for item in self.env]
+        key = "" if self.api_key is None else ", api_key=(hidden)"
+        agent = f", agent={self.agent.name!r}" if isinstance(self.agent, Agent) else ""
+        rest = f"env={names!r}{key}, timeout={self.timeout!r}{agent}"
+        return f"RunOpts({self.workspace!r}, {list(self.command)!r}, {rest})"
+
+    def secrets(self) -> Secrets:
+        """What must be in no message: the key, and the values of variables that look like secrets."""
+        from ..redaction import Secrets, secret_values
+
+        layers = [self.policy.env if self.policy else {}, variables(self.env)]
+        found = secret_values(layers, ())
+        return Secrets(found if self.api_key is None else (*found, self.api_key))
+
+
+def confinement(opts: RunOpts) -> Policy:
+    """The policy of a run: the given one or `Policy.coding_agent`, and what a commit has to write.
+
+    Of the repository, that is objects, refs, logs and the worktree's own git directory. Its
+    config, its hooks and whatever else git would obey can be read only, and cannot be added.
+    """
+    workspace = opts.workspace
+    policy = Policy.coding_agent(os.path.expanduser("~")) if opts.policy is None else opts.policy
+    if isinstance(opts.agent, Agent):
+        policy = opts.agent.needs(policy)
+    common = workspace.common
+    return (
+        policy.with_read(common)
+        .with_write(
+            workspace.path, workspace.admin, *(f"{common}/{part}" for part in ("objects", "refs", "logs"))
+        )
+        .with_limits(timeout=opts.timeout)
+    )
+
+
+def bootstrap(opts: RunOpts) -> dict[str, str]:
+    """What the agent finds in its environment, besides what every sandbox has. PATH is the preset's."""
+    key = opts.agent.key if isinstance(opts.agent, Agent) else KEY
+    return {
+        **IDENTITY,
+        # Housekeeping would rewrite parts of the repository that cannot be written inside.
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "gc.auto",
+        "GIT_CONFIG_VALUE_0": "0",
+        "MISE_YES": "1",
+        "MISE_TRUSTED_CONFIG_PATHS": opts.workspace.path,
+        **({} if opts.api_key is None else {key: opts.api_key}),
+        **variables(opts.env),
+    }
+
+
+def variables(texts: Iterable[str]) -> dict[str, str]:
+    """The variables that "NAME=value" texts say; PolicyError for one that cannot be, never a dropped one."""
+    found: dict[str, str] = {}
+    for position, text in enumerate(texts):
+        name, equals, value = text.partition("=")
+        if not equals:
+            # Not shown: half of a mistyped secret would be in the message.
+            raise PolicyError(f"variable {position + 1} of env has no '='", fix='write "NAME=value"')
+        checked_name(name, "env")
+        if "\0" in value:
+            raise PolicyError(f"env cannot set {name!r}", why="its value has a NUL in it")
+        found[name] = value
+    return dict(checked(found))
+
+
+def _checked_key(key: object) -> None:
+    if not isinstance(key, str) or not key or "\0" in key:
+        raise PolicyError(
+            "the API key cannot be passed on", why="it is empty, has a NUL in it, or is not text"
+        )

@@ -1,0 +1,115 @@
+"""A launch on a terminal of its own, for a person who works inside.
+
+The command never gets the user's terminal. It gets a new one, which ends with it. Whatever it
+does to its terminal (modes, pasted input, another line discipline) stays there.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import LaunchFailed
+from ..lifeline import Lifeline
+from ..running import end, never_started, start
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+    from ..backends.base import Launch
+
+
+def on_its_own(command: Sequence[str]) -> list[str]:
+    """The same command as the leader of a session, so that Ctrl-C and job control work (util-linux)."""
+    return ["setsid", "--ctty", "--wait", *command]
+
+
+class Terminal:
+    """A launch that has been started on a terminal, as `cli.terminal` lends the user's to it.
+
+    Make it before signals are held back: what it starts would inherit that. `wait` or `close` ends it.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._leader, follower = os.openpty()
+        self._lifeline = None if launch.relays else Lifeline()
+        try:
+            if launch.uid is not None:
+                os.fchown(follower, launch.uid, -1)  # root's sandbox is somebody else
+            self._process = start(
+                launch,
+                group=None if self._lifeline is None else self._lifeline.group,
+                stdin=follower,
+                stdout=follower,
+                stderr=follower,
+            )
+        except BaseException:
+            self._release()
+            raise
+        finally:
+            os.close(follower)
+        os.set_blocking(self._leader, False)
+
+    def terminal(self, *, rows: int, cols: int, term: str) -> Self:
+        """Itself, of that size. `term` was said when the launch was prepared."""
+        self.resize(rows, cols)
+        return self
+
+    def fileno(self) -> int:
+        """To wait for what is printed, and for room for what is typed."""
+        return self._leader
+
+    def read_some(self) -> bytes | None:
+        """What was printed; None when there is nothing now, nothing when it is over."""
+        try:
+            return os.read(self._leader, 65536)
+        except BlockingIOError:
+            return None
+        except OSError:  # EIO: nobody inside has it open any more
+            return b""
+
+    def write_some(self, data: bytes) -> int:
+        """Type as much of `data` as there is room for, and say how much that was."""
+        try:
+            return os.write(self._leader, data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)  # nobody is there to read it
+
+    def resize(self, rows: int, cols: int) -> None:
+        """The user's window has this size now. The kernel tells whatever is in the foreground."""
+        import termios
+
+        termios.tcsetwinsize(self._leader, (rows, cols))
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status, as a shell says it. When it does not end in time it is ended."""
+        import subprocess
+
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            end(self._process)
+            code = self._process.returncode
+        failure = never_started(self._launch, self._launch.status) if code > 0 else None
+        if failure:
+            raise LaunchFailed("the command did not start", why=failure)
+        return code if code >= 0 else 128 - code
+
+    def close(self) -> None:
+        """End it if it has not ended, with everything it started. A second time does nothing."""
+        if self._leader >= 0:
+            if self._process.poll() is None:
+                end(self._process)
+            self._release()
+
+    def _release(self) -> None:
+        os.close(self._leader)
+        self._leader = -1
+        if self._launch.status is not None:
+            os.close(self._launch.status)
+        if self._lifeline is not None:
+            self._lifeline.close()

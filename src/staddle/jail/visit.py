@@ -1,0 +1,163 @@
+"""One command in one workspace: claimed, running, and told truthfully at the end.
+
+Whoever runs it, on whatever streams, goes through here: the state, the journal and what is
+looked at afterwards are the same for `Jail.run`, `Jail.run_capture` and the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..errors import CommandCancelled, CommandTimedOut, StaddleError
+from ..events import Event
+from . import journal
+from .agents import Agent
+from .obeyed import changed, fingerprint
+from .options import bootstrap, confinement
+from .refs import moved, snapshot
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any, Self
+
+    from .jail import Runner
+    from .obeyed import Print
+    from .options import RunOpts
+
+#: How a run ends when the workspace is `stopped` after it. Everything else leaves it `failed`.
+BY_ITSELF = "exited"
+
+
+class Visit:
+    """`with Visit(opts, backend, runner) as visit:` start `visit.command`, then say `visit.ended(status)`.
+
+    What is left without having been said to have ended was ended by an exception, and failed.
+    `events` are what the run left that a person should look at.
+    """
+
+    command: Any
+    events: tuple[Event, ...] = ()
+
+    def __init__(self, opts: RunOpts, backend: str, runner: Runner) -> None:
+        self._opts, self._backend, self._runner = opts, backend, runner
+        self._secrets = opts.secrets()
+        self._status: int | None = None
+        self._reason = BY_ITSELF
+
+    def __enter__(self) -> Self:
+        """Claim it, confine the command, then say that it is running: what is refused changes nothing."""
+        opts = self._opts
+        self._claim = opts.workspace.claim()
+        self._began = time.monotonic()
+        self.command = None
+        try:
+            extra = {"best_effort": True} if opts.best_effort else {}
+            self._before, self._refs = self._obeyed(), snapshot(opts.workspace.common)
+            self.command = self._runner(
+                list(opts.command),
+                confinement(opts),
+                backend=self._backend,
+                cwd=opts.workspace.path,
+                env=bootstrap(opts),
+                **extra,
+            )
+            opts.workspace.unlock()  # of a run that was killed together with us
+            opts.workspace.move_to("running")
+        except BaseException as error:
+            if isinstance(error, StaddleError):
+                self._secrets.strip(error)
+            self._note("refused", command=opts.command, why=str(error))
+            self._release()
+            raise
+        self._note(
+            "began",
+            command=opts.command,
+            variables=[text.partition("=")[0] for text in opts.env],
+            key=opts.api_key is not None,
+            agent=opts.agent.name if isinstance(opts.agent, Agent) else None,
+            backend=getattr(self.command, "backend", self._backend),
+            network=str(getattr(getattr(self.command, "plan", None), "network", "")),
+            timeout=opts.timeout,
+        )
+        return self
+
+    def ended(self, status: int, reason: str = BY_ITSELF) -> None:
+        """It ended with `status`, as a shell says it. Any `reason` but "exited" leaves a failed workspace."""
+        self._status, self._reason = status, reason
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        good = self._status is not None and self._reason == BY_ITSELF
+        if isinstance(error, StaddleError):
+            self._secrets.strip(error)
+        try:
+            self._opts.workspace.move_to("stopped" if good else "failed")
+            self._opts.workspace.unlock()
+            self.events = self.look()
+            self._note(
+                "ended",
+                status=self._status,
+                reason=self._reason if self._status is not None else _reason(error),
+                why=str(error) if error is not None else "",
+                seconds=round(time.monotonic() - self._began, 3),
+                violations=[f"{event.what}: {event.rule}" for event in self.events],
+            )
+        finally:
+            self._release()
+
+    def look(self) -> tuple[Event, ...]:
+        """Protected names that appeared, changes in what the user's own agent would obey, moved branches."""
+        found: list[Event] = list(self.command.violations()) if hasattr(self.command, "violations") else []
+        found += [
+            Event(
+                "violation",
+                path,
+                "the agent changed what your own agent obeys when it starts",
+                "look at it before you start that agent yourself",
+            )
+            for path in changed(self._before, self._obeyed())
+        ]
+        found += self._moved()
+        return tuple(self._secrets.event(event) for event in found)
+
+    def _moved(self) -> list[Event]:
+        workspace = self._opts.workspace
+        now = snapshot(workspace.common)
+        if now == self._refs:
+            return []
+        # Whoever else has a workspace of this repository moves a branch of their own.
+        others = type(workspace).list(root=os.path.dirname(workspace.directory))
+        own = {f"refs/heads/{item.branch}" for item in (workspace, *others)}
+        return [
+            Event(
+                "violation",
+                name,
+                f"moved while the agent ran, from {was} to {now_at or 'nowhere'}",
+                f"if that was not you, `git update-ref {name} {was}` puts it back",
+            )
+            for name, was, now_at in moved(self._refs, now, own)
+        ]
+
+    def _obeyed(self) -> Print:
+        agent = self._opts.agent
+        return fingerprint(agent.obeyed, agent.mixed) if isinstance(agent, Agent) else {}
+
+    def _release(self) -> None:
+        self._claim.release()
+        if hasattr(self.command, "close"):
+            self.command.close()  # what it holds for a start that did not come
+
+    def _note(self, what: str, **facts: object) -> None:
+        journal.append(self._opts.workspace.directory, what, self._secrets, **facts)
+
+
+def _reason(error: BaseException | None) -> str:
+    """Why a run that did not end by itself was ended."""
+    if isinstance(error, CommandTimedOut):
+        return "timeout"
+    if isinstance(error, CommandCancelled | KeyboardInterrupt):
+        return "cancelled"
+    return type(error).__name__

@@ -1,0 +1,124 @@
+"""What the host's files were when the sandbox took them as its base, as far as a commit has to know.
+
+A signature of every file would cost a walk of the workspace at every start. But a change
+always moves a file's ctime, which nobody can set: so the time of the start says about any file
+whether it changed since. Of the files that the sandbox has touched more is known: their
+signature is noted when the touch is first seen (see `scan`), and told exactly from then on.
+
+After a commit the layer still holds what was committed. `settle` remembers what that was, so
+that a later edit on the host is not taken for a change of the sandbox's.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+from .tree import LastDirectory, open_deep
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .differences import Difference
+
+    Signature = tuple[int, ...]
+
+
+class Baseline:
+    """The base as of now. For one host directory and one sandbox."""
+
+    def __init__(self, taken: int | None = None) -> None:
+        # Files are stamped by a clock that stands still for some milliseconds, at times: what
+        # is changed in the very first of them is only told if it was noted.
+        self.taken = time.time_ns() if taken is None else taken
+        self._noted: dict[str, Signature | None] = {}
+        self._settled: dict[str, Signature | None] = {}
+
+    def copy(self) -> Baseline:
+        """The same, to go on with from a snapshot."""
+        other = Baseline(self.taken)
+        other._noted, other._settled = dict(self._noted), dict(self._settled)
+        return other
+
+    def note(self, root: int, paths: Iterable[str]) -> None:
+        """Keep what is at `paths` below the open directory `root`, where nothing has been kept yet."""
+        look = _Look(root)
+        for path in paths:
+            if path not in self._noted:
+                found = look.at(path)
+                # One that changed before we came to look is told by the time of the start.
+                if found is None or found.st_ctime_ns <= self.taken or stat.S_ISDIR(found.st_mode):
+                    self._noted[path] = found and signature(found)
+        look.close()
+
+    def conflict(self, path: str, now: os.stat_result | None) -> str:
+        """Why what is at `path` on the host `now` is not what the sandbox began with; empty when it is."""
+        if path in self._noted:
+            before = self._noted[path]
+            if before is None:
+                return "" if now is None else "it was created on the host meanwhile"
+            if now is None:
+                return "it was deleted on the host meanwhile"
+            return "" if signature(now) == before else "it was changed on the host meanwhile"
+        if now is None or stat.S_ISDIR(now.st_mode):
+            return ""  # a directory's time moves with every name in it; those are looked at themselves
+        return "it was changed on the host meanwhile" if now.st_ctime_ns > self.taken else ""
+
+    def outstanding(self, found: Iterable[Difference]) -> list[Difference]:
+        """Those that the sandbox made since they were last committed."""
+        if not self._settled:
+            return list(found)
+        return [
+            item
+            for item in found
+            if item.path not in self._settled or self._settled[item.path] != _upper(item)
+        ]
+
+    def settle(self, root: int, found: Iterable[Difference]) -> None:
+        """These have been committed to the open directory `root`."""
+        look = _Look(root)
+        for item in found:
+            self._settled[item.path] = _upper(item)
+            if item.old_path:
+                self._settled[item.old_path] = None
+            for path in filter(None, (item.path, item.old_path)):
+                status = look.at(path)
+                self._noted[path] = status and signature(status)
+        look.close()
+
+
+class _Look:
+    """What is where below an open directory."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._last = LastDirectory()
+
+    def at(self, path: str) -> os.stat_result | None:
+        parent, _, name = path.rpartition("/")
+        try:
+            directory = self._last.at(
+                parent, lambda: open_deep(self._root, parent, os.O_PATH | os.O_DIRECTORY)
+            )
+            return os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        self._last.close()
+
+
+def signature(status: os.stat_result) -> Signature:
+    """What differs when a file was changed or replaced. Of a directory, only whether it is the same one."""
+    if stat.S_ISDIR(status.st_mode):
+        return (status.st_dev, status.st_ino)
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _upper(item: Difference) -> Signature | None:
+    """What the layer has at the path. A whiteout is one like any other."""
+    if item.new is None:
+        return None
+    return (item.new.st_dev, item.new.st_ino, item.new.st_mode, item.new.st_ctime_ns)

@@ -1,0 +1,200 @@
+"""The change list: what a sandbox did to its files, for people and programs to look at.
+
+    for change in diff(view):
+        print(change.kind, change.path)
+        print(change.text_diff())
+
+Kinds are `added`, `modified`, `deleted`, `renamed`, and `mode`, `type` and `link` for a file
+whose permissions, whose kind (a file became a directory) or whose link target alone changed.
+A file that was rewritten with the same content is none. Owners, times and attributes are not
+looked at: they are not taken over to the host either.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from .._value import Value
+from .differences import Difference, Selection, differences
+from .merged import Opened, View
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from .differences import Kind
+
+#: As much is read, in all, to find out what was renamed.
+RENAME_BYTES = 256 << 20
+_TYPES = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "symlink",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+}
+
+
+class Change(Value):
+    """One change. `path` is what the agent calls it; bytes that are no UTF-8 are as `os.fsdecode` has them.
+
+    `type`, `size` and `mode` are of what is there now, the `old_` ones of what was; `target`
+    is where a link leads. What does not apply is None.
+    """
+
+    kind: Kind
+    path: str
+    type: str | None = None
+    size: int | None = None
+    mode: int | None = None
+    target: str | None = None
+    old_path: str | None = None
+    old_type: str | None = None
+    old_size: int | None = None
+    old_mode: int | None = None
+    old_target: str | None = None
+
+    def text_diff(self, *, context: int = 3, limit: int = 1 << 20) -> str:
+        """The change as a unified diff. Lazily, from the files as they are now.
+
+        Of more than `limit` bytes on a side, of binary content and of what is no file it only
+        says what it is. The text is the agent's: `staddle.display.shown_block` makes it harmless.
+        """
+        from .text import text_diff
+
+        source: tuple[View, Difference] | None = self.__dict__.get("_source")
+        return text_diff(self, *(source or (None, None)), context=context, limit=limit)
+
+
+def diff(view: View, paths: Collection[str] | None = None, *, at: str = "") -> list[Change]:
+    """Every change of the view, by path; only at and below `paths` when given. `at` goes before each path."""
+    with Opened(view) as opened:
+        found = list(differences(opened, Selection(paths)))
+        return [change_of(opened, item, at) for item in in_order(with_renames(opened, found))]
+
+
+def in_order(found: Iterable[Difference]) -> list[Difference]:
+    """By path, with a directory directly before what is in it."""
+    return sorted(found, key=lambda item: item.path.split("/"))
+
+
+def change_of(opened: Opened, item: Difference, at: str = "") -> Change:
+    """A difference as it is shown."""
+    before = f"{at.rstrip('/')}/" if at else ""
+    new, old = item.new, item.old
+    old_path = item.old_path or item.path
+    change = Change(
+        item.kind,
+        before + item.path,
+        _type(new),
+        new.st_size if new is not None and stat.S_ISREG(new.st_mode) else None,
+        stat.S_IMODE(new.st_mode) if new is not None else None,
+        _target(opened, item, new=True),
+        before + item.old_path if item.old_path else None,
+        _type(old),
+        old.st_size if old is not None and stat.S_ISREG(old.st_mode) else None,
+        stat.S_IMODE(old.st_mode) if old is not None else None,
+        _target(opened, item, new=False, path=old_path),
+    )
+    change._set("_source", (opened.view, item))
+    return change
+
+
+def type_of(mode: int) -> str:
+    """What a mode says a file is, in a word."""
+    return _TYPES.get(stat.S_IFMT(mode), "device")
+
+
+def _type(status: os.stat_result | None) -> str | None:
+    return None if status is None else type_of(status.st_mode)
+
+
+def _target(opened: Opened, item: Difference, *, new: bool, path: str = "") -> str | None:
+    status = item.new if new else item.old
+    if status is None or not stat.S_ISLNK(status.st_mode):
+        return None
+    tree = opened.layers[item.layer] if new else opened.bases[item.base]
+    parent, _, name = (path or item.path).rpartition("/")
+    try:
+        directory = tree.directory(parent)
+    except OSError:
+        return None
+    try:
+        return os.readlink(name, dir_fd=directory)
+    except OSError:
+        return None  # another thing by now
+    finally:
+        os.close(directory)
+        tree.give_back()
+
+
+def with_renames(opened: Opened, found: list[Difference]) -> list[Difference]:
+    """The same with a deleted and an added file of the same content told as one renamed file.
+
+    Overlayfs keeps no trace of a rename, so only what has content can be known, and only
+    what was not changed on the way. Two files of one content are paired by their names.
+    """
+    gone: dict[int, list[Difference]] = {}
+    for item in found:
+        if item.kind == "deleted" and item.old is not None and _has_content(item.old):
+            gone.setdefault(item.old.st_size, []).append(item)
+    if not gone:
+        return found
+    came: dict[int, list[Difference]] = {}
+    for item in found:
+        new = item.new if item.kind == "added" else None
+        if new is not None and _has_content(new) and new.st_size in gone:
+            came.setdefault(new.st_size, []).append(item)
+    merged: set[int] = set()
+    left = RENAME_BYTES
+    for size, added in sorted(came.items()):
+        left -= size * (len(added) + len(gone[size]))
+        if left < 0:
+            break
+        before: dict[bytes, list[Difference]] = {}
+        for item in in_order(gone[size]):
+            if digest := _digest(opened, item, new=False):
+                before.setdefault(digest, []).append(item)
+        for item in in_order(added):
+            candidates = before.get(_digest(opened, item, new=True) or b"")
+            if candidates:
+                _pair(item, candidates, merged)
+    return [item for item in found if id(item) not in merged]
+
+
+def _pair(item: Difference, candidates: list[Difference], merged: set[int]) -> None:
+    name = item.path.rpartition("/")[2]
+    same_name = (one for one in candidates if one.path.rpartition("/")[2] == name)
+    source = next(same_name, candidates[0])
+    candidates.remove(source)
+    merged.add(id(source))
+    item.kind, item.old, item.base, item.old_path = "renamed", source.old, source.base, source.path
+
+
+def _has_content(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_size > 0
+
+
+def _digest(opened: Opened, item: Difference, *, new: bool) -> bytes | None:
+    from hashlib import blake2b
+
+    tree = opened.layers[item.layer] if new else opened.bases[item.base]
+    parent, _, name = item.path.rpartition("/")
+    try:
+        directory = tree.directory(parent)
+        try:
+            fd = tree.file(directory, name)
+        finally:
+            os.close(directory)
+        try:
+            total = blake2b(digest_size=16)
+            while data := os.read(fd, 1 << 20):
+                total.update(data)
+            return total.digest()
+        finally:
+            os.close(fd)
+    except OSError:
+        return None
+    finally:
+        tree.give_back()

@@ -1,0 +1,200 @@
+"""What layers say against what lies below them, computed from the layers, without a mount.
+
+Only names that stand in a layer are looked at, so the cost is that of what was changed. One
+directory is open at a time, whatever the depth.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ..errors import LayerError
+from .merged import Merged, Opened, Side
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+    from typing import Literal
+
+    Kind = Literal["added", "modified", "deleted", "renamed", "mode", "type", "link"]
+
+#: More changes than this are refused: whoever asks keeps them in memory.
+MOST_DIFFERENCES = 1_000_000
+_CHUNK = 1 << 18
+
+
+class Difference:
+    """One path at which the two sides are not the same. `new` and `old` are None where nothing is."""
+
+    __slots__ = ("base", "kind", "layer", "new", "old", "old_path", "path")
+
+    def __init__(self, kind: Kind, path: str, now: Merged, before: Merged) -> None:
+        self.kind, self.path = kind, path
+        self.new, self.old = now.status, before.status
+        #: The trees in which they are; -1 for none.
+        self.layer = now.trees[0] if now.trees else -1
+        self.base = before.trees[0] if before.trees else -1
+        #: Where a renamed file was.
+        self.old_path = ""
+
+
+class Selection:
+    """Some paths, everything below them, and the way to them. None is everything."""
+
+    def __init__(self, paths: Collection[str] | None) -> None:
+        self._chosen = None if paths is None else {path.strip("/") for path in paths}
+        if self._chosen and "" in self._chosen:
+            self._chosen = None
+        self._above = {path[:at] for path in self._chosen or () for at in _slashes(path)}
+
+    def has(self, path: str) -> bool:
+        """Whether `path` itself is meant."""
+        chosen = self._chosen
+        return chosen is None or path in chosen or any(path[:at] in chosen for at in _slashes(path))
+
+    def leads_to(self, path: str) -> bool:
+        """Whether something at or below `path` may be meant."""
+        return self.has(path) or path in self._above
+
+    def missing(self, paths: Iterable[str]) -> list[str]:
+        """The chosen ones at, below or above which none of `paths` is."""
+        if self._chosen is None:
+            return []
+        left = set(self._chosen)
+        for path in paths:
+            left.discard(path)
+            left.difference_update(path[:at] for at in _slashes(path))
+            if not left:
+                break
+        return sorted(left)
+
+
+def _slashes(path: str) -> Iterator[int]:
+    at = path.find("/")
+    while at >= 0:
+        yield at
+        at = path.find("/", at + 1)
+
+
+_EVERYTHING = Selection(None)
+
+
+def differences(opened: Opened, selection: Selection = _EVERYTHING) -> Iterator[Difference]:
+    """Every difference of the view, in no promised order, parents before what is below them."""
+    everything = range(len(opened.layers)), range(len(opened.bases))
+    todo = [_Pair("", tuple(everything[0]), tuple(everything[1]), not opened.view.plain)]
+    count = 0
+    while todo:
+        pair = todo.pop()
+        try:
+            for found in _visit(opened, pair, selection, todo):
+                count += 1
+                if count > MOST_DIFFERENCES:
+                    raise LayerError(
+                        "there are too many changes to list",
+                        why=f"more than {MOST_DIFFERENCES:,} files were added, changed or deleted",
+                        fix="look at a part of it: name paths",
+                    )
+                yield found
+        finally:
+            opened.give_back()
+
+
+class _Pair:
+    """A directory on both sides: the trees that have it, and whether the bases show through the layers."""
+
+    __slots__ = ("bases", "layers", "path", "through")
+
+    def __init__(self, path: str, layers: tuple[int, ...], bases: tuple[int, ...], through: bool) -> None:
+        self.path, self.layers, self.bases, self.through = path, layers, bases, through
+
+
+def _visit(opened: Opened, pair: _Pair, selection: Selection, todo: list[_Pair]) -> Iterator[Difference]:
+    """The differences of one directory; directories below it are added to `todo`."""
+    marks = not opened.view.plain
+    prefix = f"{pair.path}/" if pair.path else ""
+    upper = Side(opened.layers, pair.layers, pair.path, marks)
+    try:
+        lower = Side(opened.bases, pair.bases, pair.path, True)
+        try:
+            through = pair.through and not upper.opaque
+            names = upper.names()
+            if not through:
+                names.update(lower.names())  # what is only there has been deleted
+            for name in names:
+                path = prefix + name
+                if not selection.leads_to(path):
+                    continue
+                now, before = upper.resolve(name), lower.resolve(name)
+                if now.status is None and through and not now.ended:
+                    continue  # gone meanwhile
+                kind = _compared(name, now, before, (upper, lower))
+                if kind is not None and selection.has(path):
+                    yield Difference(kind, path, now, before)
+                if now.is_directory:
+                    below = before.trees if before.is_directory else ()
+                    todo.append(_Pair(path, now.trees, below, through and not now.ended))
+                elif before.is_directory:
+                    todo.append(_Pair(path, (), before.trees, False))  # everything below is gone
+        finally:
+            lower.close()
+    finally:
+        upper.close()
+
+
+def _compared(name: str, now: Merged, before: Merged, sides: tuple[Side, Side]) -> Kind | None:
+    """How the two differ, or None."""
+    new, old = now.status, before.status
+    if new is None:
+        return None if old is None else "deleted"
+    if old is None:
+        return "added"
+    if stat.S_IFMT(new.st_mode) != stat.S_IFMT(old.st_mode):
+        return "type"
+    if stat.S_ISLNK(new.st_mode):
+        links = [
+            _link(side.descriptor(one.trees[0]), name) for side, one in zip(sides, (now, before), strict=True)
+        ]
+        return None if links[0] == links[1] else "link"
+    if new.st_rdev != old.st_rdev:
+        return "modified"
+    if stat.S_ISREG(new.st_mode) and not _same_content(name, now, before, sides):
+        return "modified"
+    return "mode" if stat.S_IMODE(new.st_mode) != stat.S_IMODE(old.st_mode) else None
+
+
+def _link(directory: int, name: str) -> str | None:
+    try:
+        return os.readlink(name, dir_fd=directory)
+    except OSError:
+        return None
+
+
+def _same_content(name: str, now: Merged, before: Merged, sides: tuple[Side, Side]) -> bool:
+    """Byte by byte. Times are the sandbox's to set, so they say nothing."""
+    new, old = now.status, before.status
+    if new is None or old is None or new.st_size != old.st_size:
+        return False
+    if new.st_size == 0 or (new.st_dev, new.st_ino) == (old.st_dev, old.st_ino):
+        return True
+    opened: list[int] = []
+    try:
+        for side, one in zip(sides, (now, before), strict=True):
+            tree = one.trees[0]
+            opened.append(side.trees[tree].file(side.descriptor(tree), name))
+        return _same_bytes(*opened)
+    except OSError:
+        return False  # what cannot be compared is shown
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def _same_bytes(one: int, other: int) -> bool:
+    while True:
+        left, right = os.read(one, _CHUNK), os.read(other, _CHUNK)
+        if left != right:
+            return False  # a short read in the middle of a file that is being written, at worst
+        if not left:
+            return True

@@ -1,0 +1,162 @@
+"""A layer without some of its changes: what was changed there is as it was below again."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ..errors import LayerError
+from .copying import copy_content
+from .differences import Difference, Selection, differences
+from .merged import Opened, View
+from .merging import merge
+from .tree import OPAQUE, Tree, open_deep
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def discard(view: View, paths: Collection[str], destination: str, owner: tuple[int, int] | None) -> None:
+    """Make the empty `destination` a layer that says what the first of `view` says, but not about `paths`.
+
+    A change that another layer of the view made there is undone by what is put on top of it.
+    """
+    selection = Selection(paths)
+    merge(view.layers[:1], destination, without=selection)
+    rest = View((destination, *view.layers[1:]), view.bases)
+    with Opened(rest) as opened:
+        found = sorted(differences(opened, selection), key=lambda item: item.path.split("/"))
+    with Opened(rest) as opened:
+        covering = _Covering(opened, owner)
+        for item in found:
+            covering.cover(item)
+        covering.finish()
+
+
+class _Covering:
+    def __init__(self, opened: Opened, owner: tuple[int, int] | None) -> None:
+        self._opened, self._owner = opened, owner
+        self._root = opened.layers[0].root
+        #: Directories that get their own permissions when everything is in them.
+        self._modes: list[tuple[str, int]] = []
+        #: Nothing has to be done below these: the path above says it all.
+        self._covered: set[str] = set()
+
+    def cover(self, item: Difference) -> None:
+        """Let the path of `item` be what the bases have."""
+        if any(item.path.startswith(f"{path}/") for path in self._ancestors(item.path)):
+            return
+        parent, _, name = item.path.rpartition("/")
+        here = self._parent(parent)
+        try:
+            if item.kind != "mode" or item.old is None or not stat.S_ISDIR(item.old.st_mode):
+                self._clear(here, name, item.path)
+            if item.old is None:
+                os.mknod(name, stat.S_IFCHR, 0, dir_fd=here)
+                self._covered.add(item.path)
+            else:
+                self._put(here, name, item, item.old)
+        finally:
+            os.close(here)
+
+    def finish(self) -> None:
+        for path, mode in reversed(self._modes):
+            fd = open_deep(self._root, path, os.O_RDONLY | os.O_DIRECTORY)
+            os.fchmod(fd, mode)
+            os.close(fd)
+
+    def _ancestors(self, path: str) -> list[str]:
+        parts = path.split("/")
+        return [one for count in range(1, len(parts)) if (one := "/".join(parts[:count])) in self._covered]
+
+    def _put(self, here: int, name: str, item: Difference, old: os.stat_result) -> None:
+        base = self._opened.bases[item.base]
+        mode = stat.S_IMODE(old.st_mode) & 0o777
+        if stat.S_ISDIR(old.st_mode):
+            try:
+                os.mkdir(name, 0o700, dir_fd=here)
+            except FileExistsError:
+                pass
+            self._modes.append((item.path, mode))
+        else:
+            self._covered.add(item.path)
+            source = base.directory(item.path.rpartition("/")[0])
+            try:
+                if stat.S_ISLNK(old.st_mode):
+                    os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=here)
+                elif stat.S_ISREG(old.st_mode):
+                    _copy(base, source, here, name)
+                else:
+                    os.mkfifo(name, mode, dir_fd=here)
+            finally:
+                os.close(source)
+        if self._owner is not None:
+            os.chown(name, *self._owner, dir_fd=here, follow_symlinks=False)
+
+    def _parent(self, path: str) -> int:
+        """The directory `path` of the layer, made where it is missing, as the merged one is."""
+        here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root)
+        whole = ""
+        for name in path.split("/") if path else ():
+            whole = f"{whole}/{name}" if whole else name
+            try:
+                status = os.stat(name, dir_fd=here, follow_symlinks=False)
+            except FileNotFoundError:
+                self._make(here, name, whole, opaque=False)
+            else:
+                if stat.S_ISCHR(status.st_mode):
+                    # Deleted as a whole. It comes back with nothing but what is to come back.
+                    os.unlink(name, dir_fd=here)
+                    self._make(here, name, whole, opaque=True)
+                elif not stat.S_ISDIR(status.st_mode):
+                    os.close(here)
+                    raise LayerError(
+                        f"the changes below {whole!r} cannot be dropped alone",
+                        why="the sandbox made it something else than a directory",
+                        fix=f"drop {whole!r} too",
+                    )
+            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+            os.close(here)
+            here = below
+        return here
+
+    def _make(self, here: int, name: str, path: str, *, opaque: bool) -> None:
+        os.mkdir(name, 0o700, dir_fd=here)
+        for tree in (*self._opened.layers[1:], *self._opened.bases):
+            status = tree.status(path)
+            if status is not None and stat.S_ISDIR(status.st_mode):
+                self._modes.append((path, stat.S_IMODE(status.st_mode) & 0o777))
+                break
+        if self._owner is not None:
+            os.chown(name, *self._owner, dir_fd=here, follow_symlinks=False)
+        if opaque:
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+            os.setxattr(fd, OPAQUE, b"y")
+            os.close(fd)
+
+    def _clear(self, here: int, name: str, path: str) -> None:
+        """Nothing of the layer's own is left at a chosen path, except what this call has put there."""
+        try:
+            os.unlink(name, dir_fd=here)
+        except FileNotFoundError:
+            pass
+        except IsADirectoryError:
+            pass  # put there by us, for what is below it
+
+
+def _copy(base: Tree, source: int, here: int, name: str) -> None:
+    fd = base.file(source, name)
+    try:
+        status = os.fstat(fd)
+        copy = os.open(name, _NEW, 0o600, dir_fd=here)
+        try:
+            copy_content(fd, copy, status)
+            os.fchmod(copy, stat.S_IMODE(status.st_mode) & 0o777)
+            os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+        finally:
+            os.close(copy)
+    finally:
+        os.close(fd)

@@ -1,0 +1,252 @@
+"""The steps of a commit: renames that can be done, undone, and told apart after a crash.
+
+Every new file waits in a slot, on the target's own file system, before the first step. A step
+exchanges a slot with a name of the target, or moves one to the other, so afterwards the slot
+holds what was there before. Nothing is overwritten and nothing deleted until all is done:
+
+    nothing recorded yet     the target is as it was; the slots are thrown away
+    recorded                 each step is done or not, which its slot tells by its inode
+    record taken away        all is done; the slots hold what was replaced, and are thrown away
+
+So after a kill at any point, going forward or going back is possible, and `recover` does it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from .._value import Value
+from ..errors import CommitRefused
+from ..linux.renaming import exchange_names, rename_new
+from .tree import LastDirectory, open_deep
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY
+
+
+class Put(Value):
+    """What is in `slot`, inode `new`, gets the name `path`; what has it, inode `old`, goes to the slot.
+
+    An inode of 0 is nothing.
+    """
+
+    path: str
+    slot: str
+    new: int
+    old: int
+    #: When what is replaced was last changed, as it was when it was looked at.
+    changed: int = 0
+
+
+class Remove(Value):
+    """What is at `path`, inode `old`, goes to the empty `slot`."""
+
+    path: str
+    slot: str
+    old: int
+    changed: int = 0
+
+
+class Permit(Value):
+    """The directory at `path`, inode `inode`, gets other permissions."""
+
+    path: str
+    inode: int
+    old: int
+    new: int
+
+
+Step = Put | Remove | Permit
+KINDS: dict[str, type[Step]] = {"put": Put, "remove": Remove, "permit": Permit}
+
+
+def rows(steps: Iterable[Step]) -> list[list[object]]:
+    """The steps as plain data; `KINDS` has the way back."""
+    names = {kind: name for name, kind in KINDS.items()}
+    return [[names[type(step)], *(getattr(step, field) for field in step._fields)] for step in steps]
+
+
+class Steps:
+    """The steps on the open directory `target`, with the slots in the open directory `slots`."""
+
+    def __init__(self, target: int, slots: int, steps: Iterable[Step]) -> None:
+        self._target, self._slots = target, slots
+        self._steps = tuple(steps)
+        self._last = LastDirectory()
+
+    def do(self, *, afresh: bool = False) -> None:
+        """Do those that are not done, in order; `afresh` says that none is. Stops at one that fails."""
+        self._all(self._steps, lambda step, directory, name: self._do(step, directory, name, afresh))
+
+    def undo(self) -> None:
+        """Undo those that are done, the last first."""
+        self._all(self._steps[::-1], self._undo)
+
+    def check_removed(self, since: int) -> None:
+        """CommitRefused when something in a directory that was removed changed after `since`."""
+        for step in self._steps:
+            if isinstance(step, Remove):
+                newer = _newer_than(since, self._slots, step.slot)
+                if newer is not None:
+                    raise _conflict(f"{step.path}/{newer}")
+
+    def can_go_on(self) -> bool:
+        """Whether everything that is still to be replaced is what it was when that was decided."""
+        try:
+            return all(self._is_done(step) or self._is_as_before(step) for step in self._steps)
+        finally:
+            self._last.close()
+
+    def can_go_back(self) -> bool:
+        """Whether everything that was put in place is still there."""
+        try:
+            return all(
+                not self._is_done(step) or not isinstance(step, Put) or self._inode_at(step.path) == step.new
+                for step in self._steps
+            )
+        finally:
+            self._last.close()
+
+    def _all(self, steps: Iterable[Step], work: Callable[[Step, int, str], None]) -> None:
+        try:
+            for step in steps:
+                parent, _, name = step.path.rpartition("/")
+                work(step, self._directory(parent), name)
+        finally:
+            self._last.close()
+
+    def _directory(self, path: str) -> int:
+        return self._last.at(path, lambda: open_deep(self._target, path, _DIRECTORY))
+
+    def _do(self, step: Step, directory: int, name: str, afresh: bool) -> None:
+        if isinstance(step, Permit):
+            _permit(step, directory, name, step.new, must=afresh)
+        elif isinstance(step, Put):
+            if afresh or self._in_slot(step.slot) == step.new:
+                self._put(step, directory, name, afresh)
+        elif afresh or not self._in_slot(step.slot):
+            _unchanged(directory, name, step)
+            rename_new(directory, name, self._slots, step.slot)
+
+    def _put(self, step: Put, directory: int, name: str, afresh: bool) -> None:
+        if not step.old:
+            rename_new(self._slots, step.slot, directory, name)
+            return
+        if afresh or not self._in_slot(f"{step.slot}.old"):
+            _unchanged(directory, name, step)
+            if exchange_names(self._slots, step.slot, directory, name):
+                return
+            rename_new(directory, name, self._slots, f"{step.slot}.old")
+        rename_new(self._slots, step.slot, directory, name)
+
+    def _undo(self, step: Step, directory: int, name: str) -> None:
+        if isinstance(step, Permit):
+            _permit(step, directory, name, step.old, must=False)
+        elif isinstance(step, Put):
+            self._take_back(step, directory, name)
+        elif self._in_slot(step.slot):
+            rename_new(self._slots, step.slot, directory, name)
+
+    def _take_back(self, step: Put, directory: int, name: str) -> None:
+        waiting, aside = self._in_slot(step.slot), self._in_slot(f"{step.slot}.old")
+        if aside:  # in two moves: the file system cannot exchange
+            if waiting != step.new:
+                rename_new(directory, name, self._slots, step.slot)
+            rename_new(self._slots, f"{step.slot}.old", directory, name)
+        elif waiting == step.new:
+            return
+        elif step.old:
+            exchange_names(self._slots, step.slot, directory, name)
+        else:
+            rename_new(directory, name, self._slots, step.slot)
+
+    def _is_done(self, step: Step) -> bool:
+        if isinstance(step, Put):
+            return self._in_slot(step.slot) != step.new
+        return isinstance(step, Remove) and bool(self._in_slot(step.slot))
+
+    def _is_as_before(self, step: Step) -> bool:
+        if isinstance(step, Permit):
+            return True
+        if isinstance(step, Put) and self._in_slot(f"{step.slot}.old"):
+            return True
+        return self._inode_at(step.path) == step.old
+
+    def _inode_at(self, path: str) -> int:
+        parent, _, name = path.rpartition("/")
+        try:
+            return os.stat(name, dir_fd=self._directory(parent), follow_symlinks=False).st_ino
+        except OSError:
+            return 0
+
+    def _in_slot(self, slot: str) -> int:
+        try:
+            return os.stat(slot, dir_fd=self._slots, follow_symlinks=False).st_ino
+        except FileNotFoundError:
+            return 0
+
+
+def _permit(step: Permit, directory: int, name: str, mode: int, *, must: bool) -> None:
+    """Unless it `must` be there, a directory that another step has moved away already is passed over."""
+    try:
+        fd = os.open(name, _DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    except (FileNotFoundError, NotADirectoryError):
+        if must:
+            raise _conflict(step.path) from None
+        return
+    try:
+        found = os.fstat(fd)
+        if found.st_ino == step.inode:
+            # What the host's directory does for files that are made in it is not the sandbox's to say.
+            kept = found.st_mode & 0o7000
+            os.chmod(f"/proc/self/fd/{fd}", mode & 0o777 | kept)
+        elif must:
+            raise _conflict(step.path)
+    finally:
+        os.close(fd)
+
+
+def _newer_than(since: int, slots: int, slot: str) -> str | None:
+    """A path below the directory in `slot` that changed after `since`; its own time moved with it."""
+    todo = [""] if stat.S_ISDIR(os.stat(slot, dir_fd=slots, follow_symlinks=False).st_mode) else []
+    while todo:
+        path = todo.pop()
+        fd = open_deep(slots, f"{slot}/{path}".rstrip("/"), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    below = f"{path}/{entry.name}" if path else entry.name
+                    if entry.stat(follow_symlinks=False).st_ctime_ns > since:
+                        return below
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(below)
+        finally:
+            os.close(fd)
+    return None
+
+
+def _unchanged(directory: int, name: str, step: Put | Remove) -> None:
+    """The last look before something is moved away: it must be what was decided about."""
+    try:
+        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        raise _conflict(step.path) from None
+    # A directory's time moves with what is done in it, by this commit too.
+    same_time = found.st_ctime_ns == step.changed or stat.S_ISDIR(found.st_mode)
+    if found.st_ino != step.old or (step.changed and not same_time):
+        raise _conflict(step.path)
+
+
+def _conflict(path: str) -> CommitRefused:
+    from .review import Conflict
+
+    return CommitRefused(
+        f"{path!r} was changed on the host during the commit",
+        why="everything was put back",
+        fix="try again",
+        conflicts=(Conflict(path, "modified", "it was changed on the host during the commit"),),
+    )

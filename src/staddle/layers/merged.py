@@ -1,0 +1,136 @@
+"""Layers seen as overlayfs merges them: the topmost entry of a name wins, and directories of one
+name are one directory until a whiteout, another kind or an opaque one ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from .._value import Value
+from .tree import Tree, is_whiteout, opacity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+
+class View(Value):
+    """Layers, topmost first, and what they are compared with.
+
+    `plain`: the one layer is a whole copy of the bases that was then worked in, without overlayfs.
+    """
+
+    layers: tuple[str, ...]
+    bases: tuple[str, ...]
+    plain: bool = False
+
+
+class Opened:
+    """The trees of a view, opened for one walk or one commit."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.layers: list[Tree] = []
+        self.bases: list[Tree] = []
+        try:
+            self.layers.extend(Tree(path, ours=True) for path in view.layers)
+            self.bases.extend(Tree(path, ours=False) for path in view.bases)
+        except BaseException:
+            self.close()
+            raise
+
+    def give_back(self) -> None:
+        """Take back rights that were lent in the layers."""
+        for tree in self.layers:
+            tree.give_back()
+
+    def close(self) -> None:
+        """A second time does nothing."""
+        for tree in (*self.layers, *self.bases):
+            tree.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Merged:
+    """What a name is on one side: the entry that wins, and the trees it is made of, topmost first.
+
+    `ended` says that nothing further down has a part in it: not where no tree says anything
+    about the name, and not where a directory merges on.
+    """
+
+    __slots__ = ("ended", "status", "trees")
+
+    def __init__(self, status: os.stat_result | None, trees: tuple[int, ...], ended: bool) -> None:
+        self.status, self.trees, self.ended = status, trees, ended
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether a directory wins."""
+        return self.status is not None and stat.S_ISDIR(self.status.st_mode)
+
+
+class Side:
+    """The directories that make up one side of a pair, open, topmost first."""
+
+    def __init__(self, trees: list[Tree], which: tuple[int, ...], path: str, marks: bool) -> None:
+        self.trees = trees
+        #: (index of the tree, descriptor, descriptor where whiteouts by attribute are, else -1)
+        self.directories: list[tuple[int, int, int]] = []
+        self.opaque = False
+        self._marks = marks
+        try:
+            for index in which:
+                try:
+                    fd = trees[index].directory(path)
+                except OSError:
+                    break  # gone, or another thing by now; or the host lets us not look
+                mark = opacity(fd) if marks else b""
+                self.directories.append((index, fd, fd if mark == b"x" else -1))
+                if mark == b"y":
+                    self.opaque = True
+                    break
+        except BaseException:
+            self.close()
+            raise
+
+    def names(self) -> dict[str, None]:
+        """Every name in any of the directories, whiteouts too."""
+        found: dict[str, None] = {}
+        for _, fd, _ in self.directories:
+            found.update(dict.fromkeys(os.listdir(fd)))
+        return found
+
+    def resolve(self, name: str) -> Merged:
+        """What `name` is in these directories together."""
+        status: os.stat_result | None = None
+        trees: tuple[int, ...] = ()
+        for index, fd, marked in self.directories:
+            try:
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except OSError:
+                continue
+            if self._marks and is_whiteout(found, marked, name):
+                return Merged(status, trees, True)
+            if not stat.S_ISDIR(found.st_mode):
+                return Merged(status, trees, True) if status else Merged(found, (index,), True)
+            status = status or found
+            trees = (*trees, index)
+        return Merged(status, trees, False)
+
+    def descriptor(self, tree: int) -> int:
+        """The directory of this side in that tree."""
+        return next(fd for index, fd, _ in self.directories if index == tree)
+
+    def close(self) -> None:
+        for _, fd, _ in self.directories:
+            os.close(fd)
+        self.directories.clear()

@@ -1,0 +1,157 @@
+"""Layers made into one that means the same: a copy of one, a squash of several, all but some paths.
+
+The result is a layer: whiteouts stay whiteouts, because there is more below. What is linked
+instead of copied must be frozen, and so must the result: one file has two names then.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from .copying import copy_attributes, copy_content, unchanged
+from .merged import Opened, Side, View
+from .tree import OPAQUE, open_deep
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .differences import Selection
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+
+
+def merge(
+    layers: Sequence[str], destination: str, *, link: bool = False, without: Selection | None = None
+) -> None:
+    """Make the empty directory `destination` a layer that means what `layers` (topmost first) mean.
+
+    With `link`, files are linked, which costs no room. `without` is left out. Sockets and
+    devices do not come along, apart from whiteouts: a layer that is mounted again has nobody
+    listening.
+    """
+    _Merge(destination, link, without).all_of(View(tuple(layers), ()))
+
+
+class _Merge:
+    def __init__(self, destination: str, link: bool, without: Selection | None) -> None:
+        self._link, self._without = link, without
+        self._destination = destination
+        #: Where a file with several names in one layer has been put: (tree, inode) to path.
+        self._linked: dict[tuple[int, int], str] = {}
+        #: Directories are closed to their owner, if at all, when nothing goes into them any more.
+        self._finish: list[tuple[str, os.stat_result]] = []
+        #: (path, trees, whether it must be opaque, what it was before we lent ourselves rights in it)
+        self._todo: list[tuple[str, tuple[int, ...], bool, os.stat_result]] = []
+        self._chown = os.geteuid() == 0
+
+    def all_of(self, view: View) -> None:
+        self._root = os.open(self._destination, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with Opened(view) as opened:
+                self._todo.append(("", tuple(range(len(opened.layers))), False, os.stat(view.layers[0])))
+                while self._todo:
+                    self._directory(opened, *self._todo.pop())
+                    opened.give_back()
+            for path, status in reversed(self._finish):
+                fd = open_deep(self._root, path, _DIRECTORY)
+                try:
+                    _finish(fd, status, self._chown)
+                finally:
+                    os.close(fd)
+        finally:
+            os.close(self._root)
+
+    def _directory(
+        self, opened: Opened, path: str, trees: tuple[int, ...], opaque: bool, status: os.stat_result
+    ) -> None:
+        side = Side(opened.layers, trees, path, True)
+        try:
+            if not side.directories:
+                return  # gone meanwhile
+            here = open_deep(self._root, path, _DIRECTORY)
+            try:
+                top = side.directories[0][1]
+                self._finish.append((path, status))
+                copy_attributes(top, here)
+                opaque = opaque or side.opaque
+                if opaque:
+                    os.setxattr(here, OPAQUE, b"y")
+                for name in side.names():
+                    below = f"{path}/{name}" if path else name
+                    if self._without is None or not self._without.has(below):
+                        self._entry(side, below, here, opaque)
+            finally:
+                os.close(here)
+        finally:
+            side.close()
+
+    def _entry(self, side: Side, path: str, here: int, opaque: bool) -> None:
+        name = path.rpartition("/")[2]
+        found = side.resolve(name)
+        status = found.status
+        if status is None:
+            if found.ended and not opaque:
+                os.mknod(name, stat.S_IFCHR, 0, dir_fd=here)
+            return
+        if stat.S_ISDIR(status.st_mode):
+            os.mkdir(name, 0o700, dir_fd=here)
+            # A directory that ended the look further down must end it in the result.
+            self._todo.append((path, found.trees, found.ended and not opaque, status))
+            return
+        tree = found.trees[0]
+        source = side.descriptor(tree)
+        if self._link:
+            os.link(name, name, src_dir_fd=source, dst_dir_fd=here, follow_symlinks=False)
+        elif stat.S_ISREG(status.st_mode):
+            self._file(side, tree, path, status, here)
+        elif stat.S_ISLNK(status.st_mode):
+            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=here)
+            self._own(name, status, here)
+        elif stat.S_ISFIFO(status.st_mode):
+            os.mkfifo(name, stat.S_IMODE(status.st_mode), dir_fd=here)
+            self._own(name, status, here)
+
+    def _file(self, side: Side, tree: int, path: str, status: os.stat_result, here: int) -> None:
+        name = path.rpartition("/")[2]
+        again = (tree, status.st_ino)
+        if status.st_nlink > 1 and again in self._linked:
+            parent, _, first = self._linked[again].rpartition("/")
+            place = open_deep(self._root, parent, os.O_PATH | os.O_DIRECTORY)
+            try:
+                os.link(first, name, src_dir_fd=place, dst_dir_fd=here, follow_symlinks=False)
+            finally:
+                os.close(place)
+            return
+        source = side.trees[tree].file(side.descriptor(tree), name)
+        try:
+            before = os.fstat(source)
+            if not stat.S_ISREG(before.st_mode):
+                return  # another thing by now
+            destination = os.open(name, _NEW, 0o600, dir_fd=here)
+            try:
+                copy_content(source, destination, before)
+                unchanged(before, source)
+                copy_attributes(source, destination)
+                _finish(destination, status, self._chown)
+            finally:
+                os.close(destination)
+        finally:
+            os.close(source)
+        if status.st_nlink > 1:
+            self._linked[again] = path
+
+    def _own(self, name: str, status: os.stat_result, here: int) -> None:
+        if self._chown:
+            os.chown(name, status.st_uid, status.st_gid, dir_fd=here, follow_symlinks=False)
+        os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=here, follow_symlinks=False)
+
+
+def _finish(fd: int, status: os.stat_result, chown: bool) -> None:
+    """Owner (as root), permissions and times, in the order in which one does not undo another."""
+    if chown:
+        os.fchown(fd, status.st_uid, status.st_gid)
+    os.fchmod(fd, stat.S_IMODE(status.st_mode))
+    os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -1,0 +1,239 @@
+"""Where a commit keeps what it is doing, so that somebody else can finish it.
+
+    <state>/staddle/commits/<random>/lock      held by the process that commits
+                                    /where     the target, and where the slots are
+                                    /record    the steps; there while they are being done
+                                    /slots/    new files before, replaced ones afterwards
+
+The slots must be on the target's own mount, or nothing could be renamed between the two. So
+the first of these directories that is, and does not lie in the target, is taken: the user's
+state directory, then /var/tmp. Where neither is, the slots are a hidden directory in the
+target itself while the commit runs; it is gone afterwards, or after the next recovery.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ..errors import CommitFailed, LayerError
+from ..helper.scratch import remove
+from ..linux.renaming import sync_file_system
+from . import removal
+from .journal import Steps, rows
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from .journal import Step
+
+FORMAT = 1
+
+
+class Place:
+    """The directory of one commit. Leaving it leaves nothing, unless a record could not be dealt with."""
+
+    def __init__(self, target_path: str, target: int) -> None:
+        self._target_path = os.path.realpath(target_path)
+        home, beside = _home_for(self._target_path, target)
+        self._missing = _missing(home)
+        self.path, self._lock = _claimed(home)
+        hidden = f"{self._target_path}/.staddle-commit-{os.path.basename(self.path)}"
+        self._slots_path = f"{self.path}/slots" if beside else hidden
+        self.slots = -1
+        try:
+            where = {"target": self._target_path, "slots": self._slots_path}
+            self._write("where", {**where, "inode": os.fstat(target).st_ino})
+            os.mkdir(self._slots_path, 0o700)
+            self.slots = os.open(self._slots_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except BaseException:
+            self._leave()
+            raise
+
+    def carry_out(self, target: int, steps: Sequence[Step], since: int) -> None:
+        """Do the steps. All are done when this returns, none when it raises.
+
+        `since` is when the target was looked at: what changed later in a directory that goes
+        is a conflict.
+        """
+        sync_file_system(self.slots)  # all new content is durable before the first name changes
+        self._write("record", {"steps": rows(steps)})
+        work = Steps(target, self.slots, steps)
+        try:
+            work.do(afresh=True)
+            work.check_removed(since)
+            _sync(target)
+        except BaseException as error:
+            try:
+                work.undo()
+            except OSError as second:
+                raise CommitFailed(
+                    "the changes were taken over in part",
+                    why=f"{error}, and then, when they were to be put back, {second}",
+                    fix="make the place writable; the next start finishes it, or takes it back",
+                ) from error
+            os.unlink(f"{self.path}/record")
+            raise
+        os.unlink(f"{self.path}/record")
+
+    def _write(self, name: str, facts: dict[str, object]) -> None:
+        """A file of facts that is there whole, or not at all."""
+        import json
+
+        temporary = f"{self.path}/{name}.new"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "w") as file:
+            file.write(json.dumps({"format": FORMAT, **facts}))
+            file.flush()
+            os.fsync(fd)
+        os.rename(temporary, f"{self.path}/{name}")
+        directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.fsync(directory)
+        os.close(directory)
+
+    def _leave(self) -> None:
+        if self.slots >= 0:
+            os.close(self.slots)
+            self.slots = -1
+        if os.path.lexists(f"{self.path}/record"):
+            os.close(self._lock)
+        elif self._slots_path.startswith(self.path):
+            removal.in_background(self._erase)  # what was replaced may be as much as what is new
+        else:
+            self._erase()
+
+    def _erase(self) -> None:
+        erase(self.path, self._slots_path)
+        os.close(self._lock)
+        tidy(os.path.dirname(self.path), self._missing)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._leave()
+
+
+def homes() -> Iterator[str]:
+    """Where commits may be, best first."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if not state.startswith("/"):  # the specification says that a relative one is to be ignored
+        state = os.path.expanduser("~/.local/state")
+    if state.startswith("/"):
+        yield f"{state}/staddle/commits"
+    yield f"/var/tmp/staddle-commits-{os.geteuid()}"
+
+
+def _home_for(target_path: str, target: int) -> tuple[str, bool]:
+    """(where to commit from, whether the slots can be there)."""
+    usable = []
+    for home in homes():
+        if f"{home}/".startswith(f"{target_path.rstrip('/')}/"):
+            continue
+        if _is_writable(_existing(home)):
+            usable.append(home)
+            if _mount_of(home) == _mount(target):
+                return home, True
+    if not usable:
+        raise LayerError(
+            "there is no place for the record of a commit",
+            why="neither the state directory nor /var/tmp can be written, or the workspace holds them both",
+            fix="name a directory in $XDG_STATE_HOME",
+        )
+    return usable[0], False
+
+
+def _claimed(home: str) -> tuple[str, int]:
+    """A new directory in `home` and its lock, which the kernel takes back at our end."""
+    import fcntl
+
+    for _ in range(100):
+        path = f"{home}/{os.urandom(8).hex()}"
+        try:
+            os.makedirs(home, mode=0o700, exist_ok=True)
+            found = os.lstat(home)
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                raise LayerError(f"{home!r} is not ours", why="somebody else has made it", fix="remove it")
+            os.mkdir(path, 0o700)
+            lock = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except (FileNotFoundError, FileExistsError):
+            continue  # another commit ended, and tidied up
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.lexists(f"{path}/lock"):
+            return path, lock
+        os.close(lock)  # a recovery was quicker, and took it for a dead one's
+    raise LayerError(f"nothing can be kept in {home!r}", why="it is being removed all the time")
+
+
+def _sync(target: int) -> None:
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=target)
+    try:
+        sync_file_system(fd)
+    finally:
+        os.close(fd)
+
+
+def _existing(path: str) -> str:
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _is_writable(directory: str) -> bool:
+    return os.access(directory, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _mount_of(path: str) -> tuple[int, str]:
+    try:
+        fd = os.open(_existing(path), os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return _mount_of(os.path.dirname(path))  # tidied away that moment
+    try:
+        return _mount(fd)
+    finally:
+        os.close(fd)
+
+
+def _mount(fd: int) -> tuple[int, str]:
+    """The file system and the mount of it: names can be changed only within both."""
+    with open(f"/proc/self/fdinfo/{fd}") as file:
+        lines = [line for line in file if line.startswith("mnt_id:")]
+    return os.fstat(fd).st_dev, "".join(lines)
+
+
+def erase(path: str, slots: str | None) -> None:
+    """Remove the directory of a commit. The lock goes last: without it nobody would look at the rest."""
+    if slots is not None:
+        remove((os.fsencode(slots),))
+    try:
+        for name in sorted(os.listdir(path), key=lambda name: name == "lock"):
+            os.unlink(f"{path}/{name}")
+        os.rmdir(path)
+    except OSError:
+        pass  # somebody else was quicker
+
+
+def tidy(home: str, made: str = "") -> None:
+    """Empty directories of ours go, and those above them from `made` on, which we made for them."""
+    last = os.path.dirname(home) if home.endswith("/staddle/commits") else home
+    if made and last.startswith(made):
+        last = made
+    try:
+        while home.startswith(last):
+            os.rmdir(home)
+            home = os.path.dirname(home)
+    except OSError:
+        pass  # not empty, or not there
+
+
+def _missing(path: str) -> str:
+    """The first directory on the way to `path` that is not there; empty when all are."""
+    first = ""
+    while not os.path.isdir(path):
+        first, path = path, os.path.dirname(path)
+    return first

@@ -1,0 +1,240 @@
+"""What a commit would do, and what speaks against it. Decides; writes nothing."""
+
+from __future__ import annotations
+
+import stat
+
+from .._value import Value
+from ..errors import CommitRefused, InvalidCall
+from ..policy.protected import GIT, protected_name
+from .baseline import Baseline
+from .changes import in_order, with_renames
+from .differences import Difference, Selection, differences
+from .merged import Opened
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Collection, Iterable
+    from typing import Literal
+
+    Answer = Literal["overwrite", "keep", "refuse"]
+    OnConflict = Literal["refuse", "overwrite"] | Callable[["Conflict"], Answer]
+
+#: What git obeys in a directory that it takes for a repository, and what it takes for one by.
+_GIT_FILES = frozenset(name.removeprefix(".git/") for name in GIT)
+_GIT_MARKS = frozenset(("HEAD", "objects", "refs", "commondir"))
+
+
+class Conflict(Value):
+    """A path that was changed on both sides."""
+
+    path: str
+    kind: str
+    why: str
+
+
+class Held(Value):
+    """A change that needs a second look: it can make somebody else's program run something."""
+
+    path: str
+    kind: str
+    why: str
+
+
+class Review(Value):
+    """What would be taken over, in order, and what is left out because it is no file."""
+
+    taken: tuple[Difference, ...]
+    left_out: tuple[str, ...]
+    conflicts: tuple[Conflict, ...]
+    held: tuple[Held, ...]
+
+
+def review(opened: Opened, paths: Collection[str] | None, baseline: Baseline | None) -> Review:
+    """Look at every change at and below `paths`, against what the host has now."""
+    selection = Selection(paths)
+    everything = in_order(with_renames(opened, list(differences(opened, Selection(None)))))
+    outstanding = baseline.outstanding(everything) if baseline is not None else everything
+    chosen = [item for item in outstanding if _is_chosen(selection, item)]
+    missing = selection.missing(path for item in everything for path in (item.path, item.old_path) if path)
+    if missing:
+        raise InvalidCall(
+            f"there is no change at {missing[0]!r}",
+            why="it is not in the change list",
+            fix="name paths as diff() does, relative to the workspace",
+        )
+    taken, left_out = _only_files(chosen)
+    return Review(tuple(taken), tuple(left_out), _conflicts(taken, baseline), tuple(_held(opened, taken)))
+
+
+def _is_chosen(selection: Selection, item: Difference) -> bool:
+    if selection.has(item.path) or (item.old_path and selection.has(item.old_path)):
+        return True
+    # The way to something that is chosen, where the host has none.
+    new = item.new
+    return item.kind in ("added", "type") and new is not None and selection.leads_to(item.path)
+
+
+def decided(
+    found: Review, on_conflict: OnConflict, allow_protected: bool
+) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
+    """(what is to be taken over, what the host keeps), or CommitRefused with all that speaks against it."""
+    refused, kept = [], []
+    for conflict in found.conflicts:
+        answer = on_conflict if isinstance(on_conflict, str) else on_conflict(conflict)
+        if answer == "keep":
+            kept.append(conflict.path)
+        elif answer == "refuse":
+            refused.append(conflict)
+        elif answer != "overwrite":
+            raise InvalidCall(
+                f"on_conflict said {answer!r}", fix="say 'overwrite', 'keep' or 'refuse' for each conflict"
+            )
+    held = () if allow_protected else found.held
+    if refused:
+        raise CommitRefused(
+            f"the host changed {_count(refused)} that the sandbox changed too",
+            why=_listed(refused),
+            fix="look at them; on_conflict='overwrite' takes the sandbox's, a function decides one by one",
+            conflicts=tuple(refused),
+            held=held,
+        )
+    if held:
+        raise CommitRefused(
+            f"{_count(held)} would need a second look",
+            why=_listed(held),
+            fix="look at them; allow_protected=True takes them over, paths= leaves them out",
+            held=held,
+        )
+    return _without(found.taken, kept), tuple(kept)
+
+
+def _only_files(found: Iterable[Difference]) -> tuple[list[Difference], list[str]]:
+    """Files, directories and links. A device, a pipe or a socket is left out, and what it replaced stays."""
+    taken: list[Difference] = []
+    left_out: list[str] = []
+    covered: str | None = None
+    for item in found:
+        if covered is not None and item.path.startswith(covered):
+            continue
+        covered = None
+        if item.new is None or stat.S_IFMT(item.new.st_mode) in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+            taken.append(item)
+        else:
+            left_out.append(item.path)
+            covered = f"{item.path}/"
+    return taken, left_out
+
+
+def _conflicts(found: Iterable[Difference], baseline: Baseline | None) -> tuple[Conflict, ...]:
+    if baseline is None:
+        return ()
+    conflicts = []
+    for item in found:
+        for path, old in ((item.path, None if item.old_path else item.old), (item.old_path, item.old)):
+            why = baseline.conflict(path, old) if path else ""
+            if why:
+                conflicts.append(Conflict(path, item.kind, why))
+    return tuple(conflicts)
+
+
+def _held(opened: Opened, found: Iterable[Difference]) -> Iterable[Held]:
+    names = _Names(opened)
+    for item in found:
+        name = names.protected(item.path, item) or (item.old_path and names.protected(item.old_path, item))
+        if name:
+            yield Held(item.path, item.kind, f"{name} is a protected name")
+        elif _can_be_run(item.new) and not _can_be_run(item.old):
+            yield Held(item.path, item.kind, "it is a new executable")
+
+
+def _can_be_run(status: os.stat_result | None) -> bool:
+    return status is not None and stat.S_ISREG(status.st_mode) and bool(status.st_mode & 0o111)
+
+
+class _Names:
+    """Which paths are protected. Directories are asked about once."""
+
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
+        self._directories: dict[str, str | None] = {}
+        self._repositories: dict[str, bool] = {}
+
+    def protected(self, path: str, item: Difference) -> str | None:
+        """The protected name that `path` is, or lies below."""
+        directory, _, name = path.rpartition("/")
+        status = item.new or item.old
+        if name.lower() == ".git" and not (status and stat.S_ISDIR(status.st_mode)):
+            return ".git"  # the pointer of a worktree, or a link to a repository of somebody's choice
+        if name in _GIT_MARKS and item.kind == "added" and self._is_repository(directory):
+            return ".git"  # what lay there, harmless until now, is obeyed from now on
+        return self._below(directory) or self._itself(path)
+
+    def _below(self, directory: str) -> str | None:
+        if not directory:
+            return None
+        if directory not in self._directories:
+            above = self._below(directory.rpartition("/")[0])
+            self._directories[directory] = above or self._itself(directory)
+        return self._directories[directory]
+
+    def _itself(self, path: str) -> str | None:
+        name = protected_name(f"/{path}")
+        if name:
+            return name
+        # A bare repository, or the directory of a submodule or worktree, has them at its top.
+        parts = path.split("/")
+        for count in (1, 2):
+            inner = "/".join(parts[-count:]).lower()
+            if inner in _GIT_FILES and self._is_repository("/".join(parts[:-count])):
+                return f".git/{inner}"
+        return None
+
+    def _is_repository(self, path: str) -> bool:
+        """What git would take for one, with what any of the trees has."""
+        if path not in self._repositories:
+            trees = (*self._opened.layers, *self._opened.bases)
+
+            def has(name: str) -> bool:
+                place = f"{path}/{name}" if path else name
+                return any(tree.status(place) is not None for tree in trees)
+
+            self._repositories[path] = has("HEAD") and (has("commondir") or (has("objects") and has("refs")))
+            self._opened.give_back()
+        return self._repositories[path]
+
+
+def _without(found: tuple[Difference, ...], kept: list[str]) -> tuple[Difference, ...]:
+    """All but the kept paths, and but what cannot be done without touching them."""
+    if not kept:
+        return found
+    away = set(kept)
+    for path in kept:
+        parts = path.split("/")
+        away.update("/".join(parts[:count]) for count in range(1, len(parts)))
+    gone = {
+        item.path
+        for item in found
+        if item.path in away and (item.path in kept or item.new is None or item.kind == "type")
+    } | set(kept)
+
+    def stays(item: Difference) -> bool:
+        if item.path in gone or item.old_path in gone:
+            return False
+        # What is new below something that stays as it is has no place.
+        return item.new is None or not any(item.path.startswith(f"{path}/") for path in gone)
+
+    return tuple(item for item in found if stays(item))
+
+
+def _count(items: Collection[object]) -> str:
+    return "one path" if len(items) == 1 else f"{len(items)} paths"
+
+
+def _listed(items: Iterable[Conflict | Held]) -> str:
+    from ..display import shown
+
+    several = [f"{shown(item.path)}: {item.why}" for item in items]
+    more = f", and {len(several) - 10} more" if len(several) > 10 else ""
+    return ", ".join(several[:10]) + more

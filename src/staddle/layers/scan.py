@@ -1,0 +1,189 @@
+"""What one command changed: two looks at the upper layer, before and after it.
+
+A look costs a stat for every entry of the layer, so it stops at a limit. What was not in the
+layer before is compared with what lies below, by content. What was, is told by its inode,
+times and size: of a file that the sandbox had changed before there is no older content to
+compare with, so one that was rewritten alike is told as modified here. `diff` is exact.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from .changes import Change, change_of, type_of
+from .differences import Selection, differences
+from .merged import Opened, View
+from .tree import Tree, is_whiteout, opacity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .baseline import Baseline
+    from .differences import Kind
+
+#: More entries than this are not looked through after every command.
+MOST_ENTRIES = 20_000
+
+#: (inode, permissions and type, size, time of content, time of any change); of a directory the
+#: first two; of a whiteout nothing.
+Mark = tuple[int, ...]
+_GONE: Mark = ()
+
+
+class Watch:
+    """Follows the top layer of a view. The first look is at what is there when this is made."""
+
+    def __init__(self, view: View, *, baseline: Baseline | None = None, at: str = "") -> None:
+        self._baseline, self._at = baseline, at
+        self.follow(view)
+
+    def follow(self, view: View) -> None:
+        """From now on the top layer of another view, as after a snapshot or a restore."""
+        self._view = View(view.layers[:1], (*view.layers[1:], *view.bases), view.plain)
+        self._host = view.bases[-1]
+        self._seen = _scan(view.layers[0])
+
+    def look(self) -> tuple[Change, ...] | None:
+        """What changed since the last look, by path. None: the layer has become too large to look through."""
+        before, self._seen = self._seen, _scan(self._view.layers[0])
+        now = self._seen
+        if before is None or now is None:
+            return None
+        changed = [path for path, mark in now.items() if before.get(path) != mark]
+        if self._baseline is not None:
+            _note(self._baseline, self._host, [path for path in changed if path not in before])
+        found = [
+            change
+            for path in changed
+            if (mark := before.get(path)) is not None
+            and (change := self._known(path, mark, now[path])) is not None
+        ]
+        found += [
+            Change("deleted", self._name(path), old_type=_type(mark), old_size=_size(mark))
+            for path, mark in before.items()
+            if mark and path not in now
+        ]
+        fresh = [
+            path for path in changed if path not in before or _is_another_directory(before[path], now[path])
+        ]
+        if fresh:
+            found += self._compared(fresh, before)
+        return tuple(sorted(found, key=lambda change: change.path.split("/")))
+
+    def _compared(self, fresh: list[str], before: dict[str, Mark]) -> list[Change]:
+        """What is new in the layer, against what lies below it."""
+        found = []
+        with Opened(self._view) as opened:
+            for item in differences(opened, Selection(fresh)):
+                if item.path in before:
+                    continue
+                if _was_hidden(item.path, before):
+                    if item.new is None:
+                        continue
+                    item.kind, item.old = "added", None
+                found.append(change_of(opened, item, self._at))
+        return found
+
+    def _known(self, path: str, before: Mark, now: Mark) -> Change | None:
+        """The change of a path that was in the layer already."""
+        kind: Kind
+        if not before or not now:
+            kind = "added" if now else "deleted"
+        elif stat.S_IFMT(before[1]) != stat.S_IFMT(now[1]):
+            kind = "type"
+        elif stat.S_ISDIR(now[1]):
+            if before[1] == now[1]:
+                return None  # another one of the same name: what is in it is told
+            kind = "mode"
+        elif before[:1] + before[2:4] == now[:1] + now[2:4]:
+            if before[1] == now[1]:
+                return None  # a link more or less, an owner, an attribute
+            kind = "mode"
+        else:
+            kind = "modified"
+        return Change(
+            kind,
+            self._name(path),
+            type=_type(now),
+            size=_size(now),
+            mode=stat.S_IMODE(now[1]) if now else None,
+            old_type=_type(before),
+            old_size=_size(before),
+            old_mode=stat.S_IMODE(before[1]) if before else None,
+        )
+
+    def _name(self, path: str) -> str:
+        return f"{self._at.rstrip('/')}/{path}" if self._at else path
+
+
+def _note(baseline: Baseline, host: str, paths: list[str]) -> None:
+    """What the host has where the sandbox has just begun to differ."""
+    root = os.open(host, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        baseline.note(root, paths)
+    finally:
+        os.close(root)
+
+
+def _scan(layer: str) -> dict[str, Mark] | None:
+    """Every entry of a layer; None when there are too many."""
+    found: dict[str, Mark] = {}
+    todo = [""]
+    with Tree(layer, ours=True) as tree:
+        while todo:
+            path = todo.pop()
+            prefix = f"{path}/" if path else ""
+            try:
+                fd = tree.directory(path)
+            except OSError:
+                continue  # gone meanwhile
+            try:
+                marked = fd if opacity(fd) == b"x" else -1
+                with os.scandir(fd) as entries:
+                    for entry in entries:
+                        try:
+                            status = entry.stat(follow_symlinks=False)
+                        except OSError:
+                            continue
+                        found[prefix + entry.name] = _mark(status, marked, entry.name)
+                        if stat.S_ISDIR(status.st_mode):
+                            todo.append(prefix + entry.name)
+            finally:
+                os.close(fd)
+                tree.give_back()
+            if len(found) > MOST_ENTRIES:
+                return None
+    return found
+
+
+def _mark(status: os.stat_result, marked: int, name: str) -> Mark:
+    if is_whiteout(status, marked, name):
+        return _GONE
+    if stat.S_ISDIR(status.st_mode):
+        return (status.st_ino, status.st_mode)
+    return (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _is_another_directory(before: Mark, now: Mark) -> bool:
+    """Whether what shows through from below, at this path, may have changed."""
+    either = any(mark and stat.S_ISDIR(mark[1]) for mark in (before, now))
+    return either and before[:1] != now[:1]
+
+
+def _was_hidden(path: str, before: dict[str, Mark]) -> bool:
+    """Whether something above `path`, in the layer, left no place for it."""
+    above = path.rpartition("/")[0]
+    while above:
+        mark = before.get(above)
+        if mark is not None:
+            return not mark or not stat.S_ISDIR(mark[1])
+        above = above.rpartition("/")[0]
+    return False
+
+
+def _type(mark: Mark) -> str | None:
+    return type_of(mark[1]) if mark else None
+
+
+def _size(mark: Mark) -> int | None:
+    return mark[2] if mark and stat.S_ISREG(mark[1]) else None

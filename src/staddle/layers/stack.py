@@ -1,0 +1,172 @@
+"""Layers in their order: what a directory of a sandbox is made of, and where it goes from there.
+
+    stack = Stack.new(store, ["/home/me/project"])     mount stack.lowers, stack.top.upper, stack.top.work
+    frozen = stack.freeze()                            a point to come back to; nothing is copied
+    next_one = frozen.stack()                          mount this in place of it
+    stack.close()                                      when it is mounted no more
+    frozen.stack()                                     as often as wanted: restore, fork
+
+A stack and a frozen point are values that hold their layers: each is closed on its own, in any
+order, and a layer goes with the last that holds it. Making one of another never changes the
+first, so a step that fails is taken back by closing what it made. What is frozen is never
+written again: whoever freezes a stack mounts the next one in its place, or makes a `copy`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .merged import View
+from .merging import merge
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .store import Layer, Store
+
+#: From here on a stack is worth squashing: look-ups cost a little for every layer.
+DEEP = 32
+
+
+class Frozen:
+    """Layers that nobody writes any more, over the bases. Deleted with the last that holds them."""
+
+    def __init__(self, store: Store, bases: Sequence[str], layers: Iterable[Layer]) -> None:
+        self.store, self.bases = store, tuple(bases)
+        self.layers = tuple(layer.hold() for layer in layers)
+        self._open = True
+
+    def stack(self) -> Stack:
+        """A stack that continues from here, with a new layer on top."""
+        return Stack(self.store, self.bases, self.layers, self.store.layer(like=self.bases[0]))
+
+    def view(self) -> View:
+        """What was changed up to here, to be compared with the bases."""
+        return View(tuple(layer.upper for layer in self.layers), self.bases)
+
+    def squashed(self) -> Frozen:
+        """The same in one layer. Files are linked, not copied. To be used in place of this one."""
+        if len(self.layers) < 2:
+            return Frozen(self.store, self.bases, self.layers)
+        layer = self.store.layer(like=self.bases[0])
+        layer.hold()
+        try:
+            merge([one.upper for one in self.layers], layer.upper, link=True)
+            return Frozen(self.store, self.bases, (layer,))
+        finally:
+            layer.drop()
+
+    def close(self) -> None:
+        """Let the layers go. A second time does nothing."""
+        if self._open:
+            self._open = False
+            for layer in self.layers:
+                layer.drop()
+
+
+class Stack:
+    """A layer that is written, over frozen ones, over the bases (all topmost first).
+
+    `like`, the mode of the first base, is what the mounted directory looks like: overlayfs takes
+    it from the upper layer.
+    """
+
+    def __init__(self, store: Store, bases: Sequence[str], frozen: Iterable[Layer], top: Layer) -> None:
+        """For `new`, `Frozen.stack` and the methods below."""
+        self.store, self.bases = store, tuple(bases)
+        self.frozen = tuple(layer.hold() for layer in frozen)
+        self.top = top.hold()
+        self._squashed: Frozen | None = None
+        self._open = True
+
+    @classmethod
+    def new(cls, store: Store, bases: Sequence[str]) -> Stack:
+        """A stack in which nothing has been changed yet."""
+        return cls(store, bases, (), store.layer(like=bases[0]))
+
+    @property
+    def lowers(self) -> tuple[str, ...]:
+        """What is below the upper layer, for the mount."""
+        return (*(layer.upper for layer in self.frozen), *self.bases)
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether `squash` would pay."""
+        return len(self.frozen) >= DEEP
+
+    def is_untouched(self) -> bool:
+        """Whether nothing has been written to the top layer: a mount of it need not be changed."""
+        with os.scandir(self.top.upper) as entries:
+            return next(entries, None) is None
+
+    def view(self) -> View:
+        """What was changed, to be compared with the bases."""
+        return View((self.top.upper, *(layer.upper for layer in self.frozen)), self.bases)
+
+    def since(self, point: Frozen) -> View | None:
+        """What was changed since `point`, or None when this stack does not come from it."""
+        count = len(point.layers)
+        if self.bases != point.bases or self.frozen[len(self.frozen) - count :] != point.layers:
+            return None
+        own = self.frozen[: len(self.frozen) - count]
+        return View(
+            (self.top.upper, *(layer.upper for layer in own)),
+            (*(layer.upper for layer in point.layers), *self.bases),
+        )
+
+    def freeze(self) -> Frozen:
+        """What is there now, as a point to come back to. From now on the top may not be written any more."""
+        below = self._squashed.layers if self._squashed is not None else self.frozen
+        return Frozen(self.store, self.bases, (self.top, *below))
+
+    def below(self) -> Frozen:
+        """What the top layer began with, as a point to come back to. Nothing has to be mounted anew."""
+        return Frozen(self.store, self.bases, self.frozen)
+
+    def copy(self) -> Frozen:
+        """What is there now, with a copy of the top: for a stack that goes on being written.
+
+        Nothing may write to it during this call; LayerError when something did.
+        """
+        layer = self.store.layer(like=self.bases[0])
+        layer.hold()
+        try:
+            merge([self.top.upper], layer.upper)
+            return Frozen(self.store, self.bases, (layer, *self.frozen))
+        finally:
+            layer.drop()
+
+    def without(self, paths: Iterable[str], *, owner: tuple[int, int] | None = None) -> Stack:
+        """The same without the changes at and below `paths`, for the mount in its place.
+
+        What was changed there in a frozen layer is covered with what the bases have; `owner`
+        gets the files for that, when we are root.
+        """
+        from .discarding import discard
+
+        layer = self.store.layer(like=self.bases[0])
+        layer.hold()
+        try:
+            discard(self.view(), tuple(paths), layer.upper, owner)
+            return Stack(self.store, self.bases, self.frozen, layer)
+        finally:
+            layer.drop()
+
+    def squash(self) -> None:
+        """Make one layer of the frozen ones, for the next `freeze` to build on. No mount is changed."""
+        if self._squashed is None and len(self.frozen) > 1:
+            whole = Frozen(self.store, self.bases, self.frozen)
+            try:
+                self._squashed = whole.squashed()
+            finally:
+                whole.close()
+
+    def close(self) -> None:
+        """Let the layers go. A second time does nothing."""
+        if self._open:
+            self._open = False
+            if self._squashed is not None:
+                self._squashed.close()
+            for layer in (self.top, *self.frozen):
+                layer.drop()

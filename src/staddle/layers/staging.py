@@ -1,0 +1,246 @@
+"""The new files of a commit, written beside the target: whole, with their permissions, in slots.
+
+What comes out of a layer is content and names. Permissions lose their set-ID bits, owners
+become those of the place where a file goes, attributes are those of the file it replaces.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from .copying import copy_content, unchanged
+from .differences import Difference
+from .journal import Permit, Put, Remove, Step
+from .merged import Opened
+from .tree import LastDirectory, Tree, open_deep
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ACL = "system.posix_acl_access"
+
+
+class Staging:
+    """Turns differences, in order, into steps; everything new is in `slots` (an open directory) then."""
+
+    def __init__(self, opened: Opened, target: int, slots: int) -> None:
+        self._opened, self._target, self._slots = opened, target, slots
+        self._serial = 0
+        #: New directories: their path in the target, and where in the slots they are.
+        self._staged: dict[str, str] = {}
+        #: Directories of the target below which everything goes anyway.
+        self._gone: str | None = None
+        self._finish: list[tuple[str, os.stat_result, tuple[int, int] | None, bool]] = []
+        self._opens: list[Step] = []
+        self._closes: list[Step] = []
+        #: A file with several names in a layer: where its first one has been put.
+        self._linked: dict[tuple[int, int], str] = {}
+        self._source = LastDirectory()
+        self._place = LastDirectory()
+        self._replaced = LastDirectory()
+        self._root = os.geteuid() == 0
+        #: Who gets what is new in a directory.
+        self._owners: dict[str, tuple[int, int]] = {}
+
+    def stage(
+        self, found: Sequence[Difference], progress: Callable[[int, int], object] | None = None
+    ) -> list[Step]:
+        """Write all of it. What is half done when this raises is in the slots, and nowhere else."""
+        steps: list[Step] = []
+        # A rename is two things, and each has its place in the order of paths.
+        parts = [(item.path, item, False) for item in found]
+        parts += [(item.old_path, item, True) for item in found if item.old_path]
+        parts.sort(key=lambda part: part[0].split("/"))
+        try:
+            for count, (path, item, only_remove) in enumerate(parts):
+                step = self._removed(path, item) if only_remove or item.new is None else self._put(item)
+                if step is not None:
+                    steps.append(step)
+                if progress is not None and count % 64 == 0:
+                    progress(count, len(parts))
+        finally:
+            self._source.close()
+            self._place.close()
+            self._replaced.close()
+        for place, status, owner, closed in reversed(self._finish):
+            fd = open_deep(self._slots, place, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                _finish(fd, status, owner)
+                if closed:
+                    os.fchmod(fd, 0o700)
+            finally:
+                os.close(fd)
+        if progress is not None:
+            progress(len(parts), len(parts))
+        return [*self._opens, *steps, *self._closes]
+
+    def _removed(self, path: str, item: Difference) -> Step | None:
+        if item.old is None or (self._gone is not None and path.startswith(self._gone)):
+            return None
+        self._goes(path, item.old)
+        return Remove(path, self._slot(), item.old.st_ino, item.old.st_ctime_ns)
+
+    def _put(self, item: Difference) -> Step | None:
+        new = item.new
+        old = None if item.old_path else item.old
+        if new and old and stat.S_ISDIR(new.st_mode) and stat.S_ISDIR(old.st_mode):
+            modes = (stat.S_IMODE(old.st_mode), stat.S_IMODE(new.st_mode))
+            # Opening a directory up comes before what is done in it, closing it comes after.
+            (self._opens if _can_change(new) else self._closes).append(Permit(item.path, old.st_ino, *modes))
+            return None
+        parent, _, name = item.path.rpartition("/")
+        above = self._staged.get(parent)
+        slot = f"{above}/{name}" if above is not None else self._slot()
+        place = slot.rpartition("/")[0]
+        here = self._place.at(place, lambda: open_deep(self._slots, place, os.O_RDONLY | os.O_DIRECTORY))
+        inode = self._write(item, old, here, slot)
+        if above is not None:
+            return None
+        if old is not None:
+            self._goes(item.path, old)
+        if new and stat.S_ISDIR(new.st_mode) and not _can_change(new):
+            self._closes.append(Permit(item.path, inode, 0o700, stat.S_IMODE(new.st_mode)))
+        return Put(item.path, slot, inode, old.st_ino if old else 0, old.st_ctime_ns if old else 0)
+
+    def _goes(self, path: str, old: os.stat_result) -> None:
+        """What is at `path` will be moved away. A directory takes along what is in it."""
+        if stat.S_ISDIR(old.st_mode):
+            self._gone = f"{path}/"
+            if not _can_change(old):
+                mode = stat.S_IMODE(old.st_mode)
+                self._opens.append(Permit(path, old.st_ino, mode, mode | 0o700))
+
+    def _write(self, item: Difference, old: os.stat_result | None, here: int, slot: str) -> int:
+        """Make the new file, link or directory of `item` in its slot; its inode."""
+        name = slot.rpartition("/")[2]
+        owner = self._owner(item.path, old)
+        new = item.new
+        if new is not None and stat.S_ISDIR(new.st_mode):
+            os.mkdir(name, 0o700, dir_fd=here)
+            self._staged[item.path] = slot
+            # To be moved, it must be open to its owner: the permissions of one at the top come last.
+            closed = "/" not in slot and not _can_change(new)
+            self._finish.append((slot, new, owner, closed))
+        elif new is not None and stat.S_ISLNK(new.st_mode):
+            _, source = self._from(item)
+            os.symlink(os.readlink(item.path.rpartition("/")[2], dir_fd=source), name, dir_fd=here)
+            if owner is not None:
+                os.chown(name, *owner, dir_fd=here, follow_symlinks=False)
+        else:
+            return self._file(item, old, here, slot, owner)
+        return os.stat(name, dir_fd=here, follow_symlinks=False).st_ino
+
+    def _file(
+        self,
+        item: Difference,
+        old: os.stat_result | None,
+        here: int,
+        slot: str,
+        owner: tuple[int, int] | None,
+    ) -> int:
+        name = slot.rpartition("/")[2]
+        tree, source = self._from(item)
+        fd = tree.file(source, item.path.rpartition("/")[2])
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                unchanged(item.new or status, fd)
+            again = (item.layer, status.st_ino)
+            if status.st_nlink > 1 and again in self._linked:
+                first = self._linked[again]
+                os.link(first, name, src_dir_fd=self._slots, dst_dir_fd=here, follow_symlinks=False)
+                return os.stat(name, dir_fd=here, follow_symlinks=False).st_ino
+            copy = os.open(name, _NEW, 0o600, dir_fd=here)
+            try:
+                copy_content(fd, copy, status)
+                unchanged(status, fd)
+                if old is not None and stat.S_ISREG(old.st_mode):
+                    self._keep_attributes(item.path, copy)
+                _finish(copy, item.new or status, owner)
+                inode = os.fstat(copy).st_ino
+            finally:
+                os.close(copy)
+            if status.st_nlink > 1 and len(slot) < 1000:
+                self._linked[again] = slot
+            return inode
+        finally:
+            os.close(fd)
+
+    def _from(self, item: Difference) -> tuple[Tree, int]:
+        """The tree that has the new file, and its directory there, open."""
+        tree = self._opened.layers[item.layer]
+        parent = item.path.rpartition("/")[0]
+
+        def opened() -> int:
+            self._opened.give_back()
+            return tree.directory(parent)
+
+        return tree, self._source.at(f"{item.layer}/{parent}", opened)
+
+    def _owner(self, path: str, old: os.stat_result | None) -> tuple[int, int] | None:
+        """Who gets the file: whoever had it, else whoever has the directory. None: us, as it is anyway."""
+        if old is not None and not stat.S_ISDIR(old.st_mode):
+            owner = (old.st_uid, old.st_gid)
+        else:
+            parent = path.rpartition("/")[0]
+            if parent not in self._owners:
+                directory = self._nearest(path)
+                group = directory.st_gid if self._root or directory.st_mode & stat.S_ISGID else -1
+                self._owners[parent] = (directory.st_uid if self._root else -1, group)
+            owner = self._owners[parent]
+        ours = (os.geteuid(), os.getegid())
+        return None if owner in ((-1, -1), ours) else owner
+
+    def _nearest(self, path: str) -> os.stat_result:
+        """The directory of the target that the path goes into, or that is above the new ones on its way."""
+        while path:
+            path = path.rpartition("/")[0]
+            if path in self._staged:
+                continue
+            try:
+                fd = open_deep(self._target, path, os.O_PATH | os.O_DIRECTORY)
+            except OSError:
+                continue
+            try:
+                return os.fstat(fd)
+            finally:
+                os.close(fd)
+        return os.fstat(self._target)
+
+    def _keep_attributes(self, path: str, copy: int) -> None:
+        """The attributes and the access list of the file that is replaced. Not its capabilities."""
+        parent, _, name = path.rpartition("/")
+        try:
+            directory = self._replaced.at(
+                parent, lambda: open_deep(self._target, parent, os.O_PATH | os.O_DIRECTORY)
+            )
+            place = f"/proc/self/fd/{directory}/{name}"
+            for attribute in os.listxattr(place, follow_symlinks=False):
+                if attribute.startswith("user.") or attribute == _ACL:
+                    value = os.getxattr(place, attribute, follow_symlinks=False)
+                    os.setxattr(copy, attribute, value)
+        except OSError:
+            pass  # a file system without any, or one that we may not read: as after any rewrite
+
+    def _slot(self) -> str:
+        self._serial += 1
+        return str(self._serial)
+
+
+def _can_change(status: os.stat_result) -> bool:
+    """Whether the owner may change what is in the directory, and so move it elsewhere."""
+    return status.st_mode & 0o300 == 0o300
+
+
+def _finish(fd: int, status: os.stat_result, owner: tuple[int, int] | None) -> None:
+    """Owner as far as we may, permissions without set-ID bits, and the time of the last change."""
+    if owner is not None:
+        try:
+            os.fchown(fd, *owner)
+        except PermissionError:
+            pass  # it stays ours, as after any rewrite by an ordinary user
+    os.fchmod(fd, stat.S_IMODE(status.st_mode) & 0o777)
+    os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))

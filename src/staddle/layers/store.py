@@ -1,0 +1,285 @@
+"""Where layers lie: a private directory per process, and how it goes when the process is gone.
+
+    <place>/staddle-<uid>/<random>/lock        held by the process that uses the rest
+                                  /<n>/upper   what was written, as overlayfs keeps it
+                                  /<n>/work    the kernel's own
+                         /gone/...             to be deleted
+
+Never in a workspace: a layer below a directory that is itself a lower layer cannot be mounted
+twice (ELOOP), and an agent would see it. In memory first: layers are small and short-lived.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ..errors import LayerError
+from . import removal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from types import TracebackType
+    from typing import Self
+
+#: Where a store may be, best first. The variable comes before them.
+VARIABLE = "STADDLE_LAYERS"
+PLACES = ("/dev/shm", "/var/tmp", "/tmp")
+#: With less room than this, memory is not the place.
+LEAST_ROOM = 1 << 30
+
+
+class Layer:
+    """One layer: `upper` is what was written into it. Deleted when its last user lets go."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self.path, self.upper, self.work = path, f"{path}/upper", f"{path}/work"
+        self._store = store
+        self._users = 0
+
+    def hold(self) -> Layer:
+        """One more user."""
+        with self._store._lock:
+            self._users += 1
+        return self
+
+    def drop(self) -> None:
+        """One user less; the last one takes it along."""
+        with self._store._lock:
+            self._users -= 1
+            gone = self._users == 0
+        if gone:
+            self._store._bury(self)
+
+    def usage(self) -> int:
+        """The bytes it takes on its file system."""
+        total, todo = 0, [self.upper]
+        while todo:
+            try:
+                with os.scandir(todo.pop()) as entries:
+                    for entry in entries:
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            todo.append(entry.path)
+            except OSError:
+                continue  # gone meanwhile, or closed: its entry was counted
+        return total
+
+    def __repr__(self) -> str:
+        return f"<Layer {self.path!r}>"
+
+
+class Store:
+    """A directory of layers that belongs to this process until `close`, or until it ends."""
+
+    def __init__(self, home: str, *, owner: tuple[int, int] | None = None) -> None:
+        """Make one in `home`, see `home_for`. `owner` is who mounts the layers, if not us."""
+        import threading
+
+        self.home = home
+        self.owner = owner
+        self.path, self._claim = _claimed(home, 0o711 if owner is not None else 0o700)
+        self._serial = 0
+        self._lock = threading.Lock()
+        if owner is not None:
+            os.chown(self.path, *owner)
+
+    def layer(self, *, like: str | None = None) -> Layer:
+        """A new, empty layer. What is mounted from it looks like the directory `like` from outside."""
+        with self._lock:
+            if self._claim < 0:
+                raise LayerError("the store of layers is closed", fix="make another sandbox")
+            self._serial += 1
+            layer = Layer(self, f"{self.path}/{self._serial}")
+        mode = stat.S_IMODE(os.stat(like).st_mode) & 0o777 | 0o700 if like else 0o755
+        for path in (layer.path, layer.upper, layer.work):
+            os.mkdir(path, 0o700)
+            if self.owner is not None:
+                os.chown(path, *self.owner)
+        os.chmod(layer.upper, mode)
+        return layer
+
+    def close(self) -> None:
+        """Let every layer go. A second time does nothing."""
+        with self._lock:
+            claim, self._claim = self._claim, -1
+        if claim >= 0:
+            removal.bury(self.path, self.home)
+            os.close(claim)
+
+    def leave(self) -> None:
+        """In a fork: it is our parent's, who lets it go."""
+        claim, self._claim = self._claim, -1
+        if claim >= 0:
+            os.close(claim)
+
+    def _bury(self, layer: Layer) -> None:
+        if self._claim >= 0:  # otherwise it went with the store
+            removal.bury(layer.path, self.home)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def home_for(workspaces: Iterable[str] = (), *, traversable: bool = False) -> str:
+    """The directory for stores, made if it is missing: the first place that can hold layers.
+
+    Never inside one of `workspaces`, nor around one. `traversable` lets others who know the
+    name of a store pass through to it: root's layers are mounted by somebody who is not root.
+    """
+    away = [os.path.realpath(path) for path in workspaces]
+    reasons = []
+    for place in _places():
+        home = f"{os.path.realpath(place)}/staddle-{os.geteuid()}"
+        try:
+            for workspace in away:
+                if _overlap(home, workspace):
+                    raise LayerError(f"{workspace!r} is in the way")
+            _prepare(home, 0o711 if traversable else 0o700)
+            can_hold_layers(home)
+            return home
+        except (OSError, LayerError) as error:
+            reasons.append(f"{place}: {getattr(error, 'strerror', None) or error}")
+    raise LayerError(
+        "there is no place for the layers of a sandbox",
+        why="; ".join(reasons),
+        fix=f"name a directory on ext4, xfs, btrfs or tmpfs in ${VARIABLE}",
+    )
+
+
+def sweep(home: str) -> int:
+    """Delete the stores in `home` whose process is gone, and what was left in the grave; how many there were.
+
+    In the background: `removal.wait` waits for it.
+    """
+    found = 0
+    for name in _listed(home):
+        path = f"{home}/{name}"
+        if name == removal.GRAVE:
+            for rest in _listed(path):
+                removal.later(f"{path}/{rest}")
+        elif _is_abandoned(path):
+            removal.bury(path, home)
+            found += 1
+    return found
+
+
+def _claimed(home: str, mode: int) -> tuple[str, int]:
+    """A new directory in `home` and the lock that says it is ours, which the kernel takes back at our end."""
+    import fcntl
+
+    for _ in range(100):
+        path = f"{home}/{os.urandom(8).hex()}"
+        try:
+            os.mkdir(path, 0o700)
+        except FileNotFoundError:  # the last user of `home` tidied it away
+            os.mkdir(home, mode)
+            continue
+        try:
+            lock = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.stat(f"{path}/lock")
+            return path, lock
+        except (BlockingIOError, FileNotFoundError):
+            os.close(lock)  # a sweep was quicker: it took this one for a dead one's
+    raise LayerError(f"no store can be made in {home!r}", why="it is being removed all the time")
+
+
+def _is_abandoned(path: str) -> bool:
+    """Whether nobody holds the lock of this store."""
+    import fcntl
+    import time
+
+    try:
+        lock = os.open(f"{path}/lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Made this moment, or half deleted by somebody who was killed then.
+        try:
+            return time.time() - os.lstat(path).st_mtime > 60
+        except OSError:
+            return False
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+
+
+def can_hold_layers(directory: str) -> None:
+    """Try what overlayfs needs of an upper layer's file system; LayerError says what is missing."""
+    probe = f"{directory}/.{os.urandom(8).hex()}"
+    os.mkdir(probe, 0o700)
+    try:
+        try:
+            os.setxattr(probe, "user.overlay.opaque", b"y")
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            raise LayerError("no extended attributes there (tmpfs has them from Linux 6.6)") from None
+        os.mknod(f"{probe}/whiteout", stat.S_IFCHR, 0)
+        os.unlink(f"{probe}/whiteout")
+    finally:
+        os.rmdir(probe)
+
+
+def _places() -> Sequence[str]:
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen.startswith("/"):
+        return (chosen,)
+    return [place for place in PLACES if place != "/dev/shm" or _room(place) >= LEAST_ROOM]
+
+
+def _room(place: str) -> int:
+    try:
+        room = os.statvfs(place)
+    except OSError:
+        return 0
+    return room.f_bavail * room.f_frsize
+
+
+def _prepare(home: str, mode: int) -> None:
+    """Our own directory in a place where anybody may have made one of that name."""
+    try:
+        os.mkdir(home, mode)
+    except FileExistsError:
+        pass
+    fd = os.open(home, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid():
+            raise LayerError("somebody else has made the directory that would be ours")
+        # Another process of ours may need others to pass: that is not taken away again.
+        mode |= stat.S_IMODE(found.st_mode) & 0o011
+        if stat.S_IMODE(found.st_mode) != mode:
+            os.chmod(f"/proc/self/fd/{fd}", mode)
+    finally:
+        os.close(fd)
+
+
+def _overlap(home: str, workspace: str) -> bool:
+    """Whether one lies within the other, on one file system: across two, no layer is below another."""
+    one, other = home.rstrip("/") + "/", workspace.rstrip("/") + "/"
+    if not (one.startswith(other) or other.startswith(one)):
+        return False
+    return os.stat(os.path.dirname(home)).st_dev == os.stat(workspace).st_dev
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []

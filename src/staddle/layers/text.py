@@ -1,0 +1,94 @@
+"""A change as text: a unified diff, or a sentence where there is none."""
+
+from __future__ import annotations
+
+import os
+
+from .tree import Tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .changes import Change
+    from .differences import Difference
+    from .merged import View
+
+#: difflib compares every line with every other in the worst case.
+MOST_LINES = 20_000
+
+
+class _TooLarge(Exception):
+    """More bytes than were asked for."""
+
+
+def text_diff(
+    change: Change, view: View | None, item: Difference | None, *, context: int = 3, limit: int = 1 << 20
+) -> str:
+    """`change` as a unified diff, every line ended; what cannot be one is said in a line."""
+    head = _head(change)
+    if change.kind == "mode" or "file" not in (change.type, change.old_type):
+        return head
+    try:
+        old = _content(view, item, limit, new=False) if change.old_type == "file" else b""
+        new = _content(view, item, limit, new=True) if change.type == "file" else b""
+    except _TooLarge:
+        return f"{head}Files differ; one has more than {limit:,} bytes\n"
+    except OSError as error:
+        return f"{head}The content is not there any more: {error.strerror}\n"
+    if b"\0" in old or b"\0" in new:
+        return f"{head}Binary files differ\n"
+    return head + _unified(change, old, new, context)
+
+
+def _head(change: Change) -> str:
+    lines = []
+    if change.kind == "renamed":
+        lines += [f"rename from {change.old_path}", f"rename to {change.path}"]
+    if change.old_mode is not None and change.mode is not None and change.old_mode != change.mode:
+        lines += [f"old mode {change.old_mode:04o}", f"new mode {change.mode:04o}"]
+    if change.type != change.old_type and change.type not in (None, "file"):
+        lines.append(f"new {change.type} {change.path}")
+    if change.type != change.old_type and change.old_type not in (None, "file"):
+        lines.append(f"deleted {change.old_type} {change.old_path or change.path}")
+    if change.target != change.old_target:
+        lines += [f"-> {target}" for target in (change.old_target, change.target) if target is not None]
+        if change.old_target is not None and change.target is not None:
+            lines[-2:] = [f"was -> {change.old_target}", f"now -> {change.target}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _content(view: View | None, item: Difference | None, limit: int, *, new: bool) -> bytes:
+    if view is None or item is None:
+        raise FileNotFoundError(2, "this change came without its files")
+    path = item.path if new else item.old_path or item.path
+    parent, _, name = path.rpartition("/")
+    with Tree((view.layers[item.layer] if new else view.bases[item.base]), ours=new) as tree:
+        directory = tree.directory(parent)
+        try:
+            fd = tree.file(directory, name)
+        finally:
+            os.close(directory)
+        with open(fd, "rb") as file:
+            data = file.read(limit + 1)
+    if len(data) > limit:
+        raise _TooLarge
+    return data
+
+
+def _unified(change: Change, old: bytes, new: bytes, context: int) -> str:
+    import difflib
+
+    before, after = _lines(old), _lines(new)
+    was = "/dev/null" if change.old_type is None else f"a/{(change.old_path or change.path).lstrip('/')}"
+    now = "/dev/null" if change.type is None else f"b/{change.path.lstrip('/')}"
+    if len(before) > MOST_LINES or len(after) > MOST_LINES:
+        return f"--- {was}\n+++ {now}\nText differs; there are more than {MOST_LINES:,} lines\n"
+    lines = []
+    for line in difflib.unified_diff(before, after, was, now, n=context):
+        lines.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
+    return "".join(lines)
+
+
+def _lines(data: bytes) -> list[str]:
+    """Lines end at a newline and nowhere else, whatever a form feed may look like."""
+    lines = data.decode("utf-8", "surrogateescape").split("\n")
+    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])

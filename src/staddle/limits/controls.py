@@ -1,0 +1,136 @@
+"""Which file of a control group holds which limit, and which tells what was used. Tables; pure."""
+
+from __future__ import annotations
+
+from .._value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..policy.limits import Limits
+
+#: Limits by the controller that holds them.
+LIMIT_OF = {"memory": "memory", "cpu": "cpu", "pids": "processes"}
+#: The span over which CPU time is counted, and the least that the kernel gives out in one, in microseconds.
+_PERIOD, _LONGEST_PERIOD, _LEAST = 100_000, 1_000_000, 1_000
+
+
+class Setting(Value):
+    """A file of a group and what to write there. Some kernels do not have those that are not `needed`."""
+
+    controller: str
+    file: str
+    text: str
+    needed: bool = True
+
+
+def settings(limits: Limits, version: int, *, ours: int = 1, together: bool = False) -> Iterator[Setting]:
+    """What to write, in this order, to have `limits` hold in a group.
+
+    `ours` processes of our own are in it and not counted. With `together`, all of the group
+    goes when its memory is used up; else the kernel takes the largest process, and the others
+    live on (version 1 always does that).
+    """
+    if limits.memory is not None:
+        yield from _MEMORY[version](limits.memory, together)
+    if limits.cpu is not None:
+        period = _PERIOD if limits.cpu * _PERIOD >= _LEAST else _LONGEST_PERIOD
+        quota = max(_LEAST, round(limits.cpu * period))
+        if version == 2:
+            yield Setting("cpu", "cpu.max", f"{quota} {period}")
+        else:
+            yield Setting("cpu", "cpu.cfs_period_us", str(period))
+            yield Setting("cpu", "cpu.cfs_quota_us", str(quota))
+    if limits.processes is not None:
+        yield Setting("pids", "pids.max", str(limits.processes + ours))
+
+
+def _memory_1(most: int, together: bool) -> Iterator[Setting]:
+    yield Setting("memory", "memory.limit_in_bytes", str(most))
+    # Memory and swap together may be no more than memory alone. Not there without swap accounting:
+    # then nothing is to be swapped in the first place.
+    yield Setting("memory", "memory.memsw.limit_in_bytes", str(most), needed=False)
+    yield Setting("memory", "memory.swappiness", "0", needed=False)
+
+
+def _memory_2(most: int, together: bool) -> Iterator[Setting]:
+    yield Setting("memory", "memory.max", str(most))
+    yield Setting("memory", "memory.swap.max", "0", needed=False)
+    if together:
+        yield Setting("memory", "memory.oom.group", "1", needed=False)
+
+
+_MEMORY = {1: _memory_1, 2: _memory_2}
+
+
+class Source(Value):
+    """A file with a number in it, by itself or after a word, and what the number is to be divided by."""
+
+    controller: str
+    file: str
+    word: str = ""
+    unit: int = 1
+
+
+#: What was used, by version. The processor's time of version 2 is there with or without its controller.
+SOURCES: dict[str, dict[int, Source]] = {
+    "user": {
+        1: Source("cpuacct", "cpuacct.usage_user", unit=10**9),
+        2: Source("", "cpu.stat", "user_usec", 10**6),
+    },
+    "system": {
+        1: Source("cpuacct", "cpuacct.usage_sys", unit=10**9),
+        2: Source("", "cpu.stat", "system_usec", 10**6),
+    },
+    "memory": {
+        1: Source("memory", "memory.usage_in_bytes"),
+        2: Source("memory", "memory.current"),
+    },
+    "peak": {
+        1: Source("memory", "memory.max_usage_in_bytes"),
+        2: Source("memory", "memory.peak"),
+    },
+    "out_of_memory": {
+        1: Source("memory", "memory.oom_control", "oom_kill"),
+        2: Source("memory", "memory.events", "oom_kill"),
+    },
+    "processes": {1: Source("pids", "pids.current"), 2: Source("pids", "pids.current")},
+    "most_processes": {1: Source("pids", "pids.peak"), 2: Source("pids", "pids.peak")},
+    "refused_processes": {
+        1: Source("pids", "pids.events", "max"),
+        2: Source("pids", "pids.events", "max"),
+    },
+}
+
+#: Bytes read and written, a line for each device.
+TRAFFIC = {1: ("blkio", "blkio.throttle.io_service_bytes_recursive"), 2: ("io", "io.stat")}
+
+
+def number(source: Source, text: str) -> int | None:
+    """The number in a file's text, in its own unit; None when it is not there."""
+    if not source.word:
+        text = text.strip()
+        return int(text) if text.isdigit() else None
+    for line in text.splitlines():
+        word, _, value = line.partition(" ")
+        if word == source.word and value.isdigit():
+            return int(value)
+    return None
+
+
+def traffic(version: int, text: str) -> tuple[int, int]:
+    """Bytes read and written, over all devices: "8:0 Read 4096", or "8:0 rbytes=4096 wbytes=0"."""
+    read = written = 0
+    for line in text.splitlines():
+        words = line.split()[1:]  # after the device
+        if version == 1 and len(words) == 2 and words[1].isdigit():
+            read += int(words[1]) if words[0] == "Read" else 0
+            written += int(words[1]) if words[0] == "Write" else 0
+        elif version == 2:
+            for word in words:
+                name, _, value = word.partition("=")
+                if value.isdigit():
+                    read += int(value) if name == "rbytes" else 0
+                    written += int(value) if name == "wbytes" else 0
+    return read, written

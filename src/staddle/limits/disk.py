@@ -1,0 +1,97 @@
+"""Bytes and inodes of what a sandbox writes: set where the file system is ours, measured where not.
+
+What counts is what is taken: a sparse file by its blocks, a file with several names once, an
+empty file and a directory as an inode each.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from .._value import Value
+
+#: As many bytes of a limit allow one inode; and those that any sandbox may have.
+_BYTES_AN_INODE, _FEWEST = 4096, 1024
+_PAGE = 4096
+#: A walk takes no more than this part of the time, and comes at least this often, in seconds.
+_SHARE, _OFTEN, _SELDOM = 20, 1.0, 60.0
+
+
+class Occupied(Value):
+    """What a layer takes. `whole` is false when counting was given up because it was too much."""
+
+    bytes: int
+    inodes: int
+    whole: bool = True
+
+
+def inodes(disk: int) -> int:
+    """How many files and directories `limits.disk` allows: one for each page of it."""
+    return max(_FEWEST, disk // _BYTES_AN_INODE)
+
+
+def tmpfs_options(disk: int) -> str:
+    """The mount options of a tmpfs that holds no more than that."""
+    size = -(-disk // _PAGE) * _PAGE  # the kernel counts pages
+    return f"size={size},nr_inodes={inodes(disk)}"
+
+
+def is_over(taken: Occupied, disk: int) -> bool:
+    """Whether it is more than `disk` allows."""
+    return not taken.whole or taken.bytes > disk or taken.inodes > inodes(disk)
+
+
+def full(place: str | int) -> bool:
+    """Whether the file system at `place` has no room left for a page or for a file."""
+    try:
+        status = os.statvfs(place)
+    except OSError:
+        return False
+    return bool(status.f_blocks and not status.f_bfree) or bool(status.f_files and not status.f_ffree)
+
+
+def occupied(path: str, most: int | None = None) -> Occupied:
+    """What the directory at `path` and all below it takes; no further than to be over `most` bytes.
+
+    The sandbox may be changing it: nothing is followed, and what goes away meanwhile is not counted.
+    """
+    from ..layers.tree import Tree
+
+    total = count = 0
+    several: set[tuple[int, int]] = set()
+    with Tree(path, ours=True) as layer:
+        todo = [""]
+        while todo:
+            here = todo.pop()
+            try:
+                directory = layer.directory(here)
+            except OSError:
+                continue
+            try:
+                names = os.listdir(directory)
+                for name in names:
+                    try:
+                        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    except OSError:
+                        continue
+                    if stat.S_ISDIR(status.st_mode):
+                        todo.append(f"{here}/{name}" if here else name)
+                    elif status.st_nlink > 1:
+                        if (status.st_dev, status.st_ino) in several:
+                            continue
+                        several.add((status.st_dev, status.st_ino))
+                    total += status.st_blocks * 512
+                    count += 1
+                    if most is not None and is_over(Occupied(total, count), most):
+                        return Occupied(total, count, whole=False)
+            except OSError:
+                continue
+            finally:
+                os.close(directory)
+    return Occupied(total, count)
+
+
+def next_look(took: float) -> float:
+    """After how many seconds to count again, when counting took so long."""
+    return min(max(took * _SHARE, _OFTEN), _SELDOM)

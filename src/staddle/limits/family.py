@@ -1,0 +1,209 @@
+"""All control groups of one host program: below one of its own in each hierarchy, and gone after it.
+
+The name of that one says whose it is. Groups whose program has ended are removed by the next
+that comes by; but the next may be in another place, so that a small shell waits for our end,
+however that comes, and removes what is left then.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+
+from ..errors import LaunchFailed
+from ..linux import cgroups
+from .group import Group, removed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..policy.limits import Limits
+    from .where import Means, Place
+
+PREFIX = "staddle-"
+_SHELL = "/bin/sh"
+#: Everything in ours is ended first where the kernel can do that; else it has ended with us already.
+_AFTERWARDS = """
+read line
+turn=0
+while [ $turn -lt 100 ]; do
+  left=
+  for own in "$@"; do
+    [ -e "$own/cgroup.kill" ] && echo 1 >"$own/cgroup.kill"
+    rmdir "$own"/*/ "$own"
+    [ -d "$own" ] && left=yes
+  done
+  [ "$left" ] || exit 0
+  turn=$((turn + 1)); sleep 0.05
+done
+"""
+
+
+class Family:
+    """The groups of this program. Threads may share it; a fork of the program has none of them."""
+
+    def __init__(self, means: Means) -> None:
+        self._pid = os.getpid()
+        self._turn = _thread.allocate_lock()
+        self._made = 0
+        self._own: dict[Place, str] = {}
+        name = PREFIX + identity()
+        try:
+            for place in means.places:
+                tidy(place.base)
+                self._own[place] = path = f"{place.base}/{name}-{_next()}"
+                os.mkdir(path, 0o755)
+                if place.version == 2:
+                    _enable(path, place.controllers)
+            self._keeper, self._line = _keeper(tuple(self._own.values()))
+        except OSError as error:
+            self._remove()
+            raise LaunchFailed(
+                "no control group could be made",
+                why=error.strerror or str(error),
+                fix="see `staddle doctor` for what this host offers",
+            ) from error
+
+    def group(self, limits: Limits, *, ours: int = 1, together: bool = False) -> Group:
+        """The groups of one more sandbox, with `limits` in force and nobody in them yet."""
+        with self._turn:
+            self._made += 1
+            number = self._made
+        directories: dict[Place, str] = {}
+        made = Group({})
+        try:
+            for place, own in self._own.items():
+                os.mkdir(f"{own}/{number}", 0o755)
+                directories[place] = f"{own}/{number}"
+            made = Group(directories)
+            made.limit(limits, ours=ours, together=together)
+        except BaseException as error:
+            Group(directories).close()
+            if isinstance(error, OSError):
+                why = error.strerror or str(error)
+                raise LaunchFailed("a control group could not be made", why=why) from error
+            raise
+        return made
+
+    def close(self) -> None:
+        """Remove them all; what is in them ends. A second time does nothing, nor does it in a fork."""
+        if self._pid != os.getpid() or not self._own:
+            return
+        for place, own in self._own.items():
+            for name in _below(own):
+                Group({place: f"{own}/{name}"}).close()
+        self._remove()
+        os.close(self._line)
+        if self._keeper:
+            try:
+                os.waitpid(self._keeper, 0)
+            except ChildProcessError:
+                pass  # the program around us reaps every child itself
+
+    def _remove(self) -> None:
+        for place, own in list(self._own.items()):
+            removed(own)
+            del self._own[place]
+
+
+_count = [0]
+
+
+def _next() -> int:
+    _count[0] += 1
+    return _count[0]
+
+
+def identity() -> str:
+    """This process, as no other is called on this machine since it was started."""
+    space = os.stat("/proc/self/ns/pid").st_ino
+    pid = os.getpid()
+    return f"{space}-{pid}-{_started(pid)}"
+
+
+def tidy(base: str) -> None:
+    """Remove the groups in `base` whose program has ended, and end what is still in them.
+
+    Only those of our own pid namespace: of another we could not tell.
+    """
+    space = os.stat("/proc/self/ns/pid").st_ino
+    for name in _below(base):
+        owner = _owner(name, space)
+        if owner is not None and _started(owner[0]) != owner[1]:
+            for below in _below(f"{base}/{name}"):
+                Group({_place(f"{base}/{name}"): f"{base}/{name}/{below}"}).close()
+            removed(f"{base}/{name}")
+
+
+def _owner(name: str, space: int) -> tuple[int, int] | None:
+    """The process and its start time in the name of a group of ours; None for anybody else's."""
+    if not name.startswith(PREFIX):
+        return None
+    words = name[len(PREFIX) :].split("-")
+    if len(words) != 4 or not all(word.isdecimal() for word in words) or int(words[0]) != space:
+        return None
+    return int(words[1]), int(words[2])
+
+
+def _place(own: str) -> Place:
+    """As much as there is to know about where somebody else's groups are, to end what is in them."""
+    from .where import Place
+
+    if os.path.exists(f"{own}/cgroup.controllers"):
+        return Place(2, own, frozenset())
+    return Place(1, own, frozenset({"freezer"} if os.path.exists(f"{own}/freezer.state") else ()))
+
+
+def _started(pid: int) -> int:
+    """When a process was started, in ticks since boot; 0 when there is none."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return int(os.read(fd, 2048).rpartition(b")")[2].split()[19])
+    except (OSError, IndexError):
+        return 0
+    finally:
+        os.close(fd)
+
+
+def _below(group: str) -> list[str]:
+    try:
+        with os.scandir(group) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _enable(group: str, controllers: frozenset[str]) -> None:
+    """Let the groups below a group of ours have these controllers."""
+    if controllers:
+        text = " ".join(f"+{name}" for name in sorted(controllers))
+        cgroups.write(group, "cgroup.subtree_control", text)
+
+
+def _keeper(paths: Sequence[str]) -> tuple[int, int]:
+    """A shell that removes `paths` when the descriptor that comes with it is closed."""
+    theirs, ours = os.pipe2(os.O_CLOEXEC)
+    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        if not paths or not os.access(_SHELL, os.X_OK):
+            return 0, ours
+        actions = [(os.POSIX_SPAWN_DUP2, theirs, 0), *((os.POSIX_SPAWN_DUP2, null, fd) for fd in (1, 2))]
+        # A session of its own: what ends us, a Ctrl-C or a closed terminal, is not for it.
+        keeper = os.posix_spawn(
+            _SHELL,
+            ["sh", "-c", _AFTERWARDS, "staddle", *paths],
+            {"PATH": "/usr/bin:/bin"},
+            file_actions=actions,
+            setsid=True,
+        )
+        return keeper, ours
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+        os.close(null)

@@ -1,0 +1,205 @@
+"""The control groups of one sandbox: one in each hierarchy that is of use, handled as one.
+
+Everything here is done from outside, by the host program. The processes inside have no way to
+see or change their groups.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..errors import LaunchFailed
+from ..linux import cgroups, process
+from . import controls
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ..policy.limits import Limits
+    from .where import Place
+
+#: How long a group may take to freeze, or its processes to end, in seconds.
+_PATIENCE = 5.0
+_KILL, _FREEZE, _EVENTS = "cgroup.kill", "cgroup.freeze", "cgroup.events"
+
+
+class Group:
+    """The groups of a sandbox. They exist; `close` ends what is in them and removes them."""
+
+    def __init__(self, directories: Mapping[Place, str]) -> None:
+        self._directories = dict(directories)
+        self._unified = next((path for place, path in self._directories.items() if place.version == 2), "")
+
+    def at(self, controller: str) -> tuple[int, str] | None:
+        """The version and directory of the group that has `controller`; "" is any of version 2."""
+        for place, path in self._directories.items():
+            if controller in place.controllers or (not controller and place.version == 2):
+                return place.version, path
+        return None
+
+    @property
+    def controllers(self) -> frozenset[str]:
+        """All that can be limited or measured here."""
+        return frozenset().union(*(place.controllers for place in self._directories))
+
+    # ---------------------------------------------------------------- limits
+
+    def limit(self, limits: Limits, *, ours: int = 1, together: bool = False) -> None:
+        """Have those of `limits` hold that there is a controller for. LaunchFailed when one does not."""
+        for place, path in self._directories.items():
+            for setting in controls.settings(limits, place.version, ours=ours, together=together):
+                if setting.controller in place.controllers:
+                    _set(path, setting)
+
+    # ---------------------------------------------------------------- members
+
+    def add(self, pid: int) -> None:
+        """Put a process in, before it has started anything: what it starts later is in as well."""
+        for path in self._directories.values():
+            cgroups.add(path, pid)
+
+    def doors(self) -> list[int]:
+        """Descriptors by which a process that has them puts itself in: see `linux.cgroups.enter`.
+
+        To move a process waits for the whole machine to agree, some milliseconds the first time.
+        By this, one that is made ahead can do it while nobody waits.
+        """
+        found: list[int] = []
+        try:
+            for path in self._directories.values():
+                found.append(os.open(f"{path}/{cgroups.MEMBERS}", os.O_WRONLY | os.O_CLOEXEC))
+        except BaseException:
+            for fd in found:
+                os.close(fd)
+            raise
+        return found
+
+    def members(self) -> set[int]:
+        """The processes in it; 0 stands for those that are not to be seen from here."""
+        found: set[int] = set()
+        for path in self._directories.values():
+            try:
+                found.update(cgroups.members(path))
+            except OSError:
+                continue  # removed
+        return found
+
+    # ---------------------------------------------------------------- pausing, ending
+
+    def freeze(self) -> bool:
+        """Stop everything in it where it stands; whether it did in time. Nothing inside can resist."""
+        if self._unified and _exists(self._unified, _FREEZE):
+            cgroups.write(self._unified, _FREEZE, "1")
+            return _until(lambda: cgroups.table(cgroups.read(self._unified, _EVENTS)).get("frozen") == 1)
+        freezer = self.at("freezer")
+        if freezer is None:
+            return False
+        cgroups.write(freezer[1], "freezer.state", "FROZEN")
+        return _until(lambda: cgroups.read(freezer[1], "freezer.state").strip() == "FROZEN")
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        if self._unified and _exists(self._unified, _FREEZE):
+            cgroups.write(self._unified, _FREEZE, "0")
+        elif (freezer := self.at("freezer")) is not None:
+            cgroups.write(freezer[1], "freezer.state", "THAWED")
+
+    @property
+    def freezes(self) -> bool:
+        """Whether there is a way to freeze it."""
+        return bool(self._unified) or self.at("freezer") is not None
+
+    def kill(self) -> None:
+        """End everything in it, whatever its processes do about it, start or ignore."""
+        if self._unified and _exists(self._unified, _KILL):
+            cgroups.write(self._unified, _KILL, "1")
+            return
+        end = time.monotonic() + _PATIENCE
+        while (left := self.members() - {0}) and time.monotonic() < end:
+            # Frozen, none of them can end and leave its number to a stranger, nor start another.
+            frozen = self.freeze()
+            for pid in self.members() - {0} if frozen else left:
+                _kill_member(pid, self._directories.values())
+            self.thaw()
+            time.sleep(0.001)
+
+    def close(self) -> bool:
+        """End what is left in it and remove it; whether that was possible. A second time does nothing."""
+        if not self._directories:
+            return True
+        try:
+            if self.members():
+                self.kill()
+        except OSError:
+            pass  # what is still in it keeps it from being removed, and that is told
+        for place, path in list(self._directories.items()):
+            if _until_removed(path):
+                del self._directories[place]
+        return not self._directories
+
+
+def removed(path: str) -> bool:
+    """Remove a group that has no process and no group in it; whether it is gone."""
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # busy: its last process is still ending
+    return True
+
+
+def _until_removed(path: str) -> bool:
+    return _until(lambda: removed(path))
+
+
+def _set(path: str, setting: controls.Setting) -> None:
+    try:
+        cgroups.write(path, setting.file, setting.text)
+    except FileNotFoundError:
+        if setting.needed:
+            raise _not_set(setting, "this kernel has no such control") from None
+    except OSError as error:
+        raise _not_set(setting, error.strerror or str(error)) from error
+
+
+def _not_set(setting: controls.Setting, why: str) -> LaunchFailed:
+    name = controls.LIMIT_OF[setting.controller]
+    return LaunchFailed(
+        f"limits.{name} could not be set",
+        why=f"{setting.file} = {setting.text}: {why}",
+        fix=f"leave limits.{name} out, or choose another value",
+    )
+
+
+def _kill_member(pid: int, groups: Iterable[str]) -> None:
+    """Kill a process that is still in one of `groups` when we have it by a descriptor."""
+    try:
+        descriptor = process.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if any(pid in cgroups.members(path) for path in groups):
+            process.pidfd_send_signal(descriptor, process.SIGKILL)
+    except OSError:
+        pass  # it has ended
+    finally:
+        os.close(descriptor)
+
+
+def _exists(path: str, name: str) -> bool:
+    return os.path.exists(f"{path}/{name}")
+
+
+def _until(true: Callable[[], bool], patience: float = _PATIENCE) -> bool:
+    """Whether `true()` became so in time."""
+    end = time.monotonic() + patience
+    pause = 0.0002
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause)
+        pause = min(pause * 2, 0.02)
+    return True

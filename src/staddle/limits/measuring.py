@@ -1,0 +1,136 @@
+"""How much memory the processes of a sandbox take, as its first process sees them in /proc.
+
+What is counted is what nobody else has: anonymous memory, files in memory, shared memory of both
+kinds, memory files that are only open. Programs and libraries are the host's pages.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .watch import Sample
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+#: As many descriptors of one process as are looked at for memory files.
+_MOST_DESCRIPTORS = 4096
+
+
+def others() -> list[int]:
+    """Every process of this pid namespace but the one that asks."""
+    own = str(os.getpid())
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and name != own]
+
+
+def at_most(pids: Iterable[int], shared: int) -> Sample:
+    """An upper bound, quickly: pages that were inherited by a fork count for parent and child."""
+    found = []
+    for pid in pids:
+        words = _contents(f"/proc/{pid}/statm", 128).split()
+        if len(words) > 2 and (memory := (int(words[1]) - int(words[2])) * _PAGE) > 0:
+            found.append((pid, memory))
+    return Sample(tuple(found), shared, exact=False)
+
+
+def exactly(pids: Iterable[int], shared: int) -> Sample:
+    """Each page once, shared out among those who have it.
+
+    Shared anonymous memory has no place where it could be counted but the processes that map it,
+    and these map files in memory as well. So the larger of both counts is taken.
+    """
+    found, mapped = [], 0
+    for pid in pids:
+        anonymous, shmem = _rolled_up(_contents(f"/proc/{pid}/smaps_rollup", 4096))
+        found.append((pid, anonymous))
+        mapped += shmem
+    return Sample(tuple(found), max(shared, mapped), exact=True)
+
+
+def _rolled_up(text: bytes) -> tuple[int, int]:
+    """Bytes of anonymous and of shared memory in the text of smaps_rollup."""
+    anonymous = shmem = 0
+    for line in text.splitlines():
+        name, _, value = line.partition(b":")
+        if name in (b"Pss_Anon", b"SwapPss"):
+            anonymous += int(value.split()[0]) << 10
+        elif name == b"Pss_Shmem":
+            shmem = int(value.split()[0]) << 10
+    return anonymous, shmem
+
+
+def threads(pids: Iterable[int]) -> int:
+    """How many threads these processes have together, which is what the kernel counts as processes."""
+    count = 0
+    for pid in pids:
+        try:
+            count += os.stat(f"/proc/{pid}/task").st_nlink - 2
+        except OSError:
+            continue
+    return count
+
+
+def files_in_memory(places: Sequence[str]) -> int:
+    """Bytes that the file systems mounted at `places` keep in memory."""
+    total = 0
+    for place in places:
+        try:
+            status = os.statvfs(place)
+        except OSError:
+            continue
+        total += max(0, status.f_blocks - status.f_bfree) * status.f_frsize
+    return total
+
+
+def system_v() -> int:
+    """Bytes of System V shared memory in this IPC namespace."""
+    lines = _contents("/proc/sysvipc/shm", 1 << 20).splitlines()
+    if not lines or b"rss" not in (names := lines[0].split()):
+        return 0
+    columns = [names.index(name) for name in (b"rss", b"swap") if name in names]
+    return sum(int(words[column]) for line in lines[1:] if (words := line.split()) for column in columns)
+
+
+def memory_files(pids: Iterable[int], device: int) -> int:
+    """Bytes of files that have no name and are in memory: those of `device`, each once."""
+    found: dict[int, int] = {}
+    for pid in pids:
+        try:
+            names = os.listdir(f"/proc/{pid}/fd")[:_MOST_DESCRIPTORS]
+        except OSError:
+            continue
+        for name in names:
+            try:
+                status = os.stat(f"/proc/{pid}/fd/{name}")
+            except OSError:
+                continue
+            if status.st_dev == device:
+                found[status.st_ino] = status.st_blocks * 512
+    return sum(found.values())
+
+
+def device_of_memory_files() -> int:
+    """The device that files of memfd_create(2) are on; the same in the whole machine."""
+    fd = os.memfd_create("staddle", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
+
+
+def _contents(path: str, longest: int) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        data = b""
+        while len(data) < longest and (chunk := os.read(fd, longest - len(data))):
+            data += chunk
+        return data
+    except OSError:
+        return b""  # it has ended
+    finally:
+        os.close(fd)

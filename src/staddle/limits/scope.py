@@ -1,0 +1,68 @@
+"""Control groups from systemd: a scope that is delegated to us, for the zygote and its sandboxes.
+
+In version 2 a group has either processes or groups with controllers. So the process that was
+started in the scope is moved to a group of its own in there, and the sandboxes get theirs
+beside it. The scope ends, and its groups with it, when the last process in it has.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import LaunchFailed
+from ..linux import cgroups
+from . import host
+from .where import HOLDING, Means, Place
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..backends.systemd.manager import Manager
+
+_OURS = "staddle"
+
+
+def prefix(manager: Manager, name: str) -> tuple[str, ...]:
+    """What to put before a command so that it runs, as the same process, in a scope `name`."""
+    return (
+        manager.systemd_run,
+        "--user" if manager.scope == "user" else "--system",
+        *("--scope", "--quiet", "--collect", "--no-ask-password"),
+        *(f"--unit={name}.scope", "--description=sandboxes of staddle", "--property=Delegate=yes"),
+        "--",
+    )
+
+
+def settle(pid: int, means: Means, uid: int | None = None) -> Means:
+    """Make room in the scope that `pid` was started in; the means with the scope in its place.
+
+    Run by the host program, which owns the scope: the user, or root. `pid` is the only process
+    in it, and has started no other. LaunchFailed when it is in no scope of ours.
+    """
+    hierarchy = next((item for item in host.observe(pid, uid).hierarchies if item.version == 2), None)
+    if hierarchy is None or not hierarchy.own.endswith(".scope") or not hierarchy.writable:
+        raise _refused(f"the process is in {hierarchy.own if hierarchy else 'no group'!r}")
+    wanted = next((place.controllers for place in means.places if place.given), frozenset(HOLDING))
+    try:
+        if cgroups.members(hierarchy.own) != [pid]:
+            raise _refused("there are other processes in the scope")
+        os.mkdir(f"{hierarchy.own}/{_OURS}", 0o755)
+        cgroups.add(f"{hierarchy.own}/{_OURS}", pid)
+        enabled = wanted & hierarchy.controllers
+        text = " ".join(f"+{name}" for name in sorted(enabled))
+        cgroups.write(hierarchy.own, "cgroup.subtree_control", text)
+    except OSError as error:
+        raise _refused(error.strerror or str(error)) from error
+    places = (*(place for place in means.places if not place.given), Place(2, hierarchy.own, enabled))
+    lost = tuple(
+        (name, f"the scope has no {name} controller", f"Delegate={name} for user@.service")
+        for name in sorted(wanted - enabled)
+    )
+    return Means(places, "", (*means.why_not, *lost))
+
+
+def _refused(why: str) -> LaunchFailed:
+    return LaunchFailed(
+        "systemd gave no control group to hold limits in",
+        why=why,
+        fix="leave limits.memory, limits.cpu and limits.processes out, or see `staddle doctor`",
+    )

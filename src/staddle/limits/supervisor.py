@@ -1,0 +1,97 @@
+"""Holds the memory of a sandbox where the kernel does not: looks, decides, kills, a step at a time.
+
+Run by the first process of the sandbox, which sees all others and is seen by none. It has no
+thread and never waits: its loop calls `turn`, and again after as many seconds as that says.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .._value import Value
+from ..linux import process, tree
+from . import measuring, watch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+#: Looking for open memory files takes longer than all the rest: not more than this part of the time.
+_SHARE = 50
+#: How many events are kept for whoever asks; a sandbox can go on for ever like this.
+_MOST_EVENTS = 64
+
+
+class Ended(Value):
+    """Processes that were killed because together with all others they took `total` bytes."""
+
+    pids: tuple[int, ...]
+    total: int
+    most: int
+
+
+class Supervisor:
+    """The memory limit of one sandbox, and what is known of its processes."""
+
+    def __init__(
+        self,
+        memory: int | None,
+        processes: int | None,
+        places: Sequence[str],
+        shells: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        """`places` are the file systems in memory that count; `shells` tells those that are spared."""
+        self._memory, self._most_processes = memory, processes
+        self._places, self._shells = tuple(places), shells
+        self._cores = len(os.sched_getaffinity(0))
+        self._device = measuring.device_of_memory_files()
+        self._unnamed, self._looked = 0, float("-inf")
+        self._last: watch.Sample | None = None
+        self._still = 0
+        #: What was done, to be taken away by whoever tells the host program.
+        self.ended: list[Ended] = []
+        #: The most memory that was seen, and whether the sandbox was seen with all processes it may have.
+        self.peak = 0
+        self.full = False
+
+    def turn(self, now: float) -> float:
+        """Look once, do what must be done; how many seconds until the next look."""
+        pids = measuring.others()
+        if self._most_processes is not None:
+            self.full = self.full or measuring.threads(pids) >= self._most_processes
+        if self._memory is None:
+            return 1.0
+        shared = (
+            measuring.files_in_memory(self._places) + measuring.system_v() + self._memory_files(pids, now)
+        )
+        sample = measuring.at_most(pids, shared)
+        resting = self._is_resting(sample)
+        step = watch.judge(sample, self._memory, self._shells(), self._cores, resting)
+        if step.closer:
+            sample = measuring.exactly([pid for pid, _ in sample.processes], shared)
+            step = watch.judge(sample, self._memory, self._shells(), self._cores)
+        self.peak = max(self.peak, sample.total)
+        for pid in step.kill:
+            tree.send(pid, process.SIGKILL)
+        if step.kill:
+            self.ended = [*self.ended[1 - _MOST_EVENTS :], Ended(step.kill, sample.total, self._memory)]
+        return step.again
+
+    def take_events(self) -> list[Ended]:
+        """What was done since this was last asked."""
+        found, self.ended = self.ended, []
+        return found
+
+    def _is_resting(self, sample: watch.Sample) -> bool:
+        self._still = self._still + 1 if sample == self._last else 0
+        self._last = sample
+        return self._still > 1
+
+    def _memory_files(self, pids: list[int], now: float) -> int:
+        import time
+
+        if now >= self._looked:
+            began = time.monotonic()
+            self._unnamed = measuring.memory_files(pids, self._device)
+            self._looked = now + max(0.05, (time.monotonic() - began) * _SHARE)
+        return self._unnamed

@@ -1,0 +1,170 @@
+"""Which of the host's control groups can hold a sandbox. Decided from facts; touches nothing.
+
+Version 1 has a hierarchy for each controller, and a group may have processes and groups below
+it at the same time: a group of ours goes beneath the one we are in, so that the limits on us
+hold for our sandboxes as well. In version 2 a group whose children have controllers must not
+have processes, so that there must be one that was given to us: by whoever started us, or by
+systemd for the asking. The root of the hierarchy is the exception.
+"""
+
+from __future__ import annotations
+
+from .._value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+#: The controllers that hold limits.
+HOLDING = ("memory", "cpu", "pids")
+#: With those that are good for something else, by version: to measure, to stop.
+USEFUL = {1: frozenset((*HOLDING, "cpuacct", "freezer", "blkio")), 2: frozenset((*HOLDING, "io"))}
+
+#: What every group of version 2 can do without a controller.
+IN_SECOND = frozenset(("cpuacct", "freezer"))
+
+
+class Hierarchy(Value):
+    """One hierarchy, as far as this process is concerned.
+
+    `controllers` of version 2 are those that its groups below could have, and `enabled` those
+    that they do have. `own` is the directory of our group, empty when it is not to be seen.
+    `above` is its parent, where that was delegated to us.
+    """
+
+    version: int
+    controllers: frozenset[str]
+    own: str
+    writable: bool
+    enabled: frozenset[str] = frozenset()
+    above: str = ""
+    read_only: bool = False
+
+
+class Facts(Value):
+    """What `host.observe` finds out.
+
+    `manager` is the service manager that can be asked for a scope, empty where there is none,
+    for the reason `no_manager`; `manageable` the controllers that it has to give.
+    """
+
+    hierarchies: tuple[Hierarchy, ...]
+    systemd: bool = False
+    manager: Literal["user", "system", ""] = ""
+    no_manager: str = ""
+    manageable: frozenset[str] = frozenset()
+
+
+class Place(Value):
+    """A directory that groups of ours may be made in, and the controllers they have there.
+
+    `given` is a group of version 2 that is all ours: its controllers are still to be enabled.
+    """
+
+    version: int
+    base: str
+    controllers: frozenset[str]
+    given: bool = False
+
+
+class Means(Value):
+    """What there is to hold sandboxes with. `why_not` says for each missing controller, why.
+
+    With `scope`, the processes must be started in a scope of that service manager first.
+    """
+
+    places: tuple[Place, ...]
+    scope: Literal["user", "system", ""] = ""
+    why_not: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def controllers(self) -> frozenset[str]:
+        """Everything that some place has."""
+        return frozenset().union(*(place.controllers for place in self.places))
+
+    def version(self, controller: str) -> int:
+        """Of the place that has `controller`; 0 when none has."""
+        return next((place.version for place in self.places if controller in place.controllers), 0)
+
+    def reason(self, controller: str) -> tuple[str, str]:
+        """Why a controller is missing, and what to do about it."""
+        return next(((why, fix) for name, why, fix in self.why_not if name == controller), ("", ""))
+
+
+def decide(facts: Facts, wanted: frozenset[str] = frozenset(HOLDING)) -> Means:
+    """The places to use for the controllers in `wanted`, and what cannot be had."""
+    second = _second_version(facts)
+    places = _first_version(facts, IN_SECOND if second else frozenset())
+    missing = wanted - frozenset().union(*(place.controllers for place in (*places, *second)))
+    asked = facts.manager if missing & facts.manageable else ""
+    if asked:
+        # The scope is a group of version 2 that we are given whole; whatever else there is
+        # of that version would be a second group of it, and a process is in one.
+        scoped = facts.manageable - frozenset().union(*(place.controllers for place in places))
+        second = [Place(2, "", scoped & USEFUL[2], given=True)]
+        missing -= scoped
+    places += second
+    return Means(tuple(places), asked, tuple((name, *_why_not(name, facts)) for name in sorted(missing)))
+
+
+def _first_version(facts: Facts, not_needed: frozenset[str]) -> list[Place]:
+    found = []
+    for hierarchy in facts.hierarchies:
+        if hierarchy.version == 1 and hierarchy.own and hierarchy.writable and not hierarchy.read_only:
+            useful = (hierarchy.controllers & USEFUL[1]) - not_needed
+            if useful:
+                found.append(Place(1, hierarchy.own, useful))
+    return found
+
+
+def _second_version(facts: Facts) -> list[Place]:
+    for hierarchy in facts.hierarchies:
+        if hierarchy.version != 2 or hierarchy.read_only or not hierarchy.own:
+            continue
+        useful = hierarchy.controllers & USEFUL[2]
+        if hierarchy.above:
+            return [Place(2, hierarchy.above, hierarchy.enabled & useful)]
+        # Below a group of systemd's nobody makes groups but systemd, who may also remove them;
+        # where it has no controllers to give (the hybrid layout) it does not mind.
+        if hierarchy.writable and (hierarchy.enabled & useful or not facts.systemd or not useful):
+            return [Place(2, hierarchy.own, hierarchy.enabled & useful)]
+    return []
+
+
+def _why_not(controller: str, facts: Facts) -> tuple[str, str]:
+    there = [item for item in facts.hierarchies if controller in item.controllers]
+    if not facts.hierarchies:
+        return "no control groups are mounted here", "mount the unified hierarchy at /sys/fs/cgroup"
+    if not there:
+        return (
+            f"the kernel or the container has no {controller} controller",
+            f"start the kernel with the {controller} controller (see /proc/cgroups)",
+        )
+    one = there[0]
+    if one.read_only:
+        return (
+            "the control groups are mounted read-only, as containers have them",
+            "give the container a control group of its own to write to",
+        )
+    if not one.own:
+        return "our own control group is not visible here", "run where /sys/fs/cgroup shows it"
+    if facts.systemd and one.version == 2:
+        if facts.manager:
+            return (
+                f"the {facts.manager} manager has no {controller} controller to give",
+                f"Delegate={controller} for user@.service (systemctl edit user@.service)",
+            )
+        why = facts.no_manager or "systemd cannot be asked for one"
+        return (
+            f"no control group is delegated to us, and {why}",
+            "run staddle from a login session of systemd",
+        )
+    if not one.writable:
+        return (
+            "the control groups belong to somebody else",
+            "have one delegated (its directory and cgroup.procs made yours)",
+        )
+    return (
+        f"the {controller} controller is not enabled for groups below {one.own}",
+        f"echo +{controller} > {one.own}/cgroup.subtree_control, or run staddle in a delegated group",
+    )

@@ -1,0 +1,134 @@
+"""Control groups as the kernel shows them: what is mounted where, who is in which, reading and writing.
+
+Thin bindings for both versions; which of them is used, and for what, is decided elsewhere.
+https://docs.kernel.org/admin-guide/cgroup-v2.html, https://docs.kernel.org/admin-guide/cgroup-v1/
+"""
+
+from __future__ import annotations
+
+import os
+
+from .._value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: The file that says who is in a group, and moves whoever is written there.
+MEMBERS = "cgroup.procs"
+#: As long as anything we read in a group may be: these are numbers and a few words.
+_LONGEST = 1 << 16
+
+
+class Mount(Value):
+    """A hierarchy of groups, seen at `place` from its group `root` on. Version 2 has its controllers inside."""
+
+    version: int
+    controllers: frozenset[str]
+    place: str
+    root: str
+    read_only: bool
+
+
+def mounts(mountinfo: bytes) -> tuple[Mount, ...]:
+    """The hierarchies in the text of /proc/PID/mountinfo, the last mounted at a place first."""
+    found = []
+    for line in mountinfo.splitlines():
+        words = line.split(b" ")
+        try:
+            kind, _, more = words[words.index(b"-", 6) + 1 :][:3]
+        except ValueError:
+            continue
+        if kind not in (b"cgroup", b"cgroup2"):
+            continue
+        options = set(more.decode("ascii", "replace").split(","))
+        controllers = frozenset() if kind == b"cgroup2" else frozenset(options - _NOT_CONTROLLERS)
+        read_only = "ro" in options or b"ro" in words[5].split(b",")
+        version = 2 if kind == b"cgroup2" else 1
+        found.append(Mount(version, controllers, _unescaped(words[4]), _unescaped(words[3]), read_only))
+    return tuple(reversed(found))
+
+
+_NOT_CONTROLLERS = {"rw", "ro", "none", "noprefix", "clone_children", "xattr", "cpuset_v2_mode"}
+
+
+def _unescaped(text: bytes) -> str:
+    """A path of mountinfo: blanks, tabs, newlines and backslashes are octal there."""
+    head, *rest = text.split(b"\\")
+    parts = [bytes([int(part[:3], 8)]) + part[3:] if part[:3].isdigit() else part for part in rest]
+    return os.fsdecode(head + b"".join(parts))
+
+
+def memberships(text: bytes) -> dict[str, str]:
+    """From the text of /proc/PID/cgroup: the group in each hierarchy, by controller; "" is version 2."""
+    found = {}
+    for line in text.splitlines():
+        _, controllers, path = os.fsdecode(line).split(":", 2)
+        for name in controllers.split(","):
+            found[name] = path
+    return found
+
+
+def directory(mount: Mount, path: str) -> str | None:
+    """Where the group `path` is seen below `mount`; None when it is not."""
+    if path.startswith("/.."):
+        return None  # outside of our group namespace
+    root = mount.root.rstrip("/")
+    if path != root and not path.startswith(f"{root}/"):
+        return None
+    return (mount.place + path[len(root) :]).rstrip("/") or "/"
+
+
+def members(group: str) -> list[int]:
+    """The processes in a group; 0 stands for one that cannot be seen from here."""
+    return [int(word) for word in read(group, MEMBERS, 1 << 22).split()]
+
+
+def add(group: str, pid: int) -> None:
+    """Move a process, with all its threads, into a group."""
+    write(group, MEMBERS, str(pid))
+
+
+def read(group: str, name: str, longest: int = _LONGEST) -> str:
+    """What a file of the group says."""
+    fd = os.open(f"{group}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = b""
+        while len(data) < longest and (chunk := os.read(fd, longest - len(data))):
+            data += chunk
+    finally:
+        os.close(fd)
+    return data.decode("ascii", "replace")
+
+
+def write(group: str, name: str, text: str) -> None:
+    """Set a file of the group; it is never created."""
+    fd = os.open(f"{group}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def table(text: str) -> dict[str, int]:
+    """Lines of a name and a number, as most files with several values are; others are left out."""
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if value.isdigit():
+            found[name] = int(value)
+    return found
+
+
+def enter(doors: Sequence[int]) -> None:
+    """Move this process into the groups whose files of members are open for writing as `doors`.
+
+    The kernel asks for the rights of who opened them, so that a process which could not
+    even see the groups can be let in. The descriptors are closed.
+    """
+    try:
+        for door in doors:
+            os.write(door, b"0")
+    finally:
+        for door in doors:
+            os.close(door)

@@ -1,0 +1,133 @@
+"""rtnetlink: the loopback interface, its addresses and local routes. Thin, no policy.
+
+    with Netlink() as kernel:
+        kernel.ask(link_up(LOOPBACK), address(LOOPBACK, packed, 32), local_route(packed, 15))
+
+Messages are made by pure functions; one `ask` sends all and checks every answer. They act on
+the network namespace of whoever made the socket, and need CAP_NET_ADMIN over it.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Self
+
+#: The index of `lo` in every network namespace.
+LOOPBACK = 1
+ROUTE, NETFILTER = 0, 12
+
+_AF_NETLINK = 16
+_REQUEST, _ACKNOWLEDGE, _REPLACE, _CREATE = 1, 4, 0x100, 0x400
+_ERROR = 2
+_NEW_LINK, _NEW_ADDRESS, _NEW_ROUTE = 16, 20, 24
+_UP = 1
+_TABLE_LOCAL, _PROTOCOL_BOOT, _SCOPE_HOST, _TYPE_LOCAL = 255, 3, 254, 2
+_NO_DUPLICATE_CHECK = 2  # IFA_F_NODAD
+_HEADER = struct.Struct("IHHII")  # struct nlmsghdr
+_ENOUGH = 65536
+
+
+def message(kind: int, flags: int, body: bytes, sequence: int = 0) -> bytes:
+    """One request. Padded, so that messages can follow each other."""
+    length = _HEADER.size + len(body)
+    return _HEADER.pack(length, kind, _REQUEST | flags, sequence, 0) + body + bytes(-length % 4)
+
+
+def attribute(kind: int, content: bytes) -> bytes:
+    """struct nlattr, with its padding."""
+    return struct.pack("HH", 4 + len(content), kind) + content + bytes(-len(content) % 4)
+
+
+def link_up(index: int) -> bytes:
+    """Switch the interface on."""
+    return message(_NEW_LINK, _ACKNOWLEDGE, struct.pack("BxHiII", 0, 0, index, _UP, _UP))
+
+
+def address(index: int, packed: bytes, prefix: int) -> bytes:
+    """Give the interface this address, if it does not have it."""
+    body = struct.pack("BBBBI", _family(packed), prefix, _NO_DUPLICATE_CHECK, _SCOPE_HOST, index)
+    body += attribute(2, packed) + attribute(1, packed)  # IFA_LOCAL, IFA_ADDRESS
+    return message(_NEW_ADDRESS, _ACKNOWLEDGE | _CREATE | _REPLACE, body)
+
+
+def local_route(packed: bytes, prefix: int, source: bytes = b"", index: int = LOOPBACK) -> bytes:
+    """Every address of this network is one of ours (AnyIP): it can be bound, and reached from here.
+
+    What is sent there comes from `source`; without one, IPv4 uses the destination for that.
+    """
+    body = struct.pack(
+        "BBBBBBBBI",
+        _family(packed),
+        prefix,
+        0,
+        0,
+        _TABLE_LOCAL,
+        _PROTOCOL_BOOT,
+        _SCOPE_HOST,
+        _TYPE_LOCAL,
+        0,
+    )
+    if prefix:
+        body += attribute(1, packed)  # RTA_DST
+    body += attribute(4, struct.pack("I", index))  # RTA_OIF
+    if source:
+        body += attribute(7, source)  # RTA_PREFSRC
+    return message(_NEW_ROUTE, _ACKNOWLEDGE | _CREATE | _REPLACE, body)
+
+
+class Netlink:
+    """A socket to the kernel. Closed at the end of a `with`."""
+
+    def __init__(self, protocol: int = ROUTE) -> None:
+        self._socket = _socket.socket(_AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC, protocol)
+
+    def ask(self, *messages: bytes) -> None:
+        """Send all of these at once; raise OSError for the first that the kernel refuses."""
+        self._socket.send(b"".join(messages))
+        waiting = len(messages)
+        while waiting:
+            for error in errors(self._socket.recv(_ENOUGH)):
+                waiting -= 1
+                if error:
+                    raise OSError(error, os.strerror(error))
+
+    def ask_batch(self, batch: bytes, answers: int) -> None:
+        """Send what the kernel takes as a whole or not at all (nfnetlink), and check its answers."""
+        self._socket.send(batch)
+        while answers > 0:
+            for error in errors(self._socket.recv(_ENOUGH)):
+                answers -= 1
+                if error:
+                    raise OSError(error, os.strerror(error))
+
+    def close(self) -> None:
+        """Done with it."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def errors(answer: bytes) -> Iterator[int]:
+    """The error number of every acknowledgement in what the kernel sent; 0 is success."""
+    at = 0
+    while at + _HEADER.size <= len(answer):
+        length, kind, _, _, _ = _HEADER.unpack_from(answer, at)
+        if length < _HEADER.size or at + length > len(answer):
+            return
+        if kind == _ERROR and length >= _HEADER.size + 4:
+            yield -struct.unpack_from("i", answer, at + _HEADER.size)[0]
+        at += length + -length % 4
+
+
+def _family(packed: bytes) -> int:
+    return int(_socket.AF_INET if len(packed) == 4 else _socket.AF_INET6)

@@ -1,0 +1,142 @@
+"""Overlay mounts: a detached one from its layers, and changing one for another under a running process.
+
+Every layer is named by descriptor. What the kernel gets to read is `/proc/self/fd/7`: no
+colon, comma, backslash or newline in a real path can mean anything to it, none is too long,
+and the mount table inside a sandbox tells nothing about the host.
+
+`userxattr` always: the marks of a layer are `user.overlay.*`, which an ordinary user can
+write, so a layer means the same whoever mounts it. It also switches off `redirect_dir` and
+`metacopy`: what is in a layer is there whole, and a directory is never a reference to another.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from .mounts import ATTR_NODEV, ATTR_NOSUID, MNT_DETACH, attach, mount, path_of, set_attributes, umount
+from .syscalls import call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: What the kernel takes; below that, how many a mount stays fast with.
+MOST_LOWERS = 499
+_FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
+_SET_FLAG, _SET_STRING, _CREATE = 0, 1, 6
+_AT_FDCWD = -100
+_OPEN_TREE_CLONE = 1
+_FROM_DESCRIPTOR, _TO_DESCRIPTOR, _BENEATH = 0x04, 0x40, 0x200
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPTION_PAGE = 4095
+
+
+def overlay(
+    lowers: Sequence[str | int], upper: str | int | None = None, work: str | int | None = None
+) -> int:
+    """A detached overlay mount of `lowers` (topmost first) below `upper`: its descriptor.
+
+    Layers are paths of trees that are ours, or open directories. Without an upper layer it is
+    read-only. Set-user-ID and devices mean nothing in it. ELOOP: a layer lies within another
+    one. EINVAL: something is mounted below a lower layer (in a user namespace), or the upper
+    file system cannot be one. Needs CAP_SYS_ADMIN over the user namespace we are in.
+    """
+    opened: list[int] = []
+    try:
+        below = [_descriptor(lower, opened) for lower in lowers]
+        above = None
+        if upper is not None and work is not None:
+            above = (_descriptor(upper, opened), _descriptor(work, opened))
+        try:
+            return _appending(below, above)
+        except OSError as error:
+            # Before Linux 6.7 there is no `lowerdir+`, before 6.5 no overlay through fsconfig.
+            if error.errno not in (errno.EINVAL, errno.ENOSYS):
+                raise
+            if above is None:
+                raise
+            return in_one_string(below, *above)
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def _descriptor(layer: str | int, opened: list[int]) -> int:
+    if isinstance(layer, int):
+        return layer
+    opened.append(os.open(layer, _DIRECTORY))
+    return opened[-1]
+
+
+def _appending(lowers: Sequence[int], above: tuple[int, int] | None) -> int:
+    context = call("fsopen", b"overlay", _FSOPEN_CLOEXEC)
+    try:
+
+        def set_string(key: bytes, value: str) -> None:
+            call("fsconfig", context, _SET_STRING, key, value.encode(), 0)
+
+        for lower in lowers:
+            set_string(b"lowerdir+", path_of(lower))
+        if above is not None:
+            set_string(b"upperdir", path_of(above[0]))
+            set_string(b"workdir", path_of(above[1]))
+        set_string(b"index", "off")  # a frozen layer is a lower one of several mounts
+        call("fsconfig", context, _SET_FLAG, b"userxattr", None, 0)
+        call("fsconfig", context, _CREATE, None, None, 0)
+        return call("fsmount", context, _FSMOUNT_CLOEXEC, ATTR_NOSUID | ATTR_NODEV)
+    finally:
+        os.close(context)
+
+
+def in_one_string(lowers: Sequence[int], upper: int, work: int) -> int:
+    """The same for older kernels, through mount(2): up to some 200 layers, and never detached before.
+
+    It is mounted on the work directory for a moment, which is ours alone, and copied from there.
+    """
+    options = (
+        f"lowerdir={':'.join(path_of(lower) for lower in lowers)},"
+        f"upperdir={path_of(upper)},workdir={path_of(work)},index=off,userxattr"
+    )
+    if len(options) > _OPTION_PAGE:
+        raise OSError(errno.E2BIG, f"{len(lowers)} layers are too many for this kernel: squash them")
+    place = os.readlink(path_of(work))  # by name: the descriptor is of what is about to be covered
+    mount("overlay", place, "overlay", options=options)
+    try:
+        tree = call("open_tree", _AT_FDCWD, os.fsencode(place), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    finally:
+        umount(place)
+    set_attributes(tree, ATTR_NOSUID | ATTR_NODEV, recursive=False)
+    return tree
+
+
+def put_beneath(tree: int, target: int) -> None:
+    """Put the detached `tree` beneath the mount whose root is open as `target` (Linux 6.5).
+
+    Nobody sees it until the mount on top is taken away; then nobody sees anything in between.
+    """
+    call("move_mount", tree, b"", target, b"", _FROM_DESCRIPTOR | _TO_DESCRIPTOR | _BENEATH)
+
+
+def exchange(tree: int, target: str) -> None:
+    """Let the detached `tree` take the place of the mount at `target`, without a moment of nothing there.
+
+    Whoever stands in the old one stays in it. Before Linux 6.5 there is such a moment.
+    """
+    old = os.open(target, _DIRECTORY)
+    try:
+        try:
+            put_beneath(tree, old)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            umount(target, MNT_DETACH)
+            below = os.open(target, _DIRECTORY)
+            try:
+                attach(tree, below)
+            finally:
+                os.close(below)
+        else:
+            umount(target, MNT_DETACH)
+    finally:
+        os.close(old)

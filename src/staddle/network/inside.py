@@ -1,0 +1,275 @@
+"""In the sandbox's network namespace: its loopback, its routes, and the sockets that are handed out.
+
+Called by the first process inside, in a network namespace of its own, while it has
+CAP_NET_ADMIN and CAP_NET_BIND_SERVICE over it, before anything of the agent runs:
+
+    ready = prepare(arrangement)      make everything, or raise OSError
+    hand_over(line, ready)            send the sockets out; ours are closed
+
+A socket belongs for ever to the namespace in which it was made, whoever holds it: the gateway
+accepts on these from outside. Nothing of ours runs inside afterwards.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import os
+import struct
+
+from .._value import Value
+from ..linux import nftables
+from ..linux.netlink import LOOPBACK, NETFILTER, Netlink, address, attribute, link_up, local_route, message
+from . import synthetic
+from .arrangement import ANYWHERE, LISTENER_PORT, RESOLVER
+from .orders import MOST_DESCRIPTORS, Sockets, encode_sockets
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .arrangement import Arrangement
+    from .orders import Label
+
+_BACKLOG = 128
+#: Unconnected sockets to hand out at a time.
+STOCK = 16
+_LOG_GROUP, _LOG_LENGTH, _LOGGED_A_SECOND = 1, 80, 50
+_SOL_IPV6, _IP_TRANSPARENT, _IPV6_TRANSPARENT = 41, 19, 75
+_IP_PKTINFO, _IPV6_RECVPKTINFO, _IPV6_V6ONLY, _IPV6_FREEBIND = 8, 49, 26, 78
+_SOL_NETLINK, _NETLINK_NO_ENOBUFS = 270, 5
+_STREAM, _DATAGRAM = _socket.SOCK_STREAM, _socket.SOCK_DGRAM
+
+
+class Ready(Value):
+    """What was made: labelled sockets, and what this kernel has.
+
+    `redirects` is whether every port is delivered to one listener, `v6` whether there is IPv6.
+    """
+
+    sockets: tuple[tuple[Label, _socket.socket], ...]
+    redirects: bool
+    v6: bool
+
+
+def prepare(arrangement: Arrangement, *, redirect: bool = True) -> Ready:
+    """Bring loopback up and make what `arrangement` asks for. Nothing is left open when it fails."""
+    v6 = _interfaces(addresses=bool(arrangement.resolver or arrangement.gates or arrangement.datagrams))
+    redirects = bool(arrangement.gates or arrangement.datagrams) and redirect and _redirect(arrangement, v6)
+    _routes(arrangement, v6, everything=redirects)
+    made: list[tuple[Label, _socket.socket]] = []
+    try:
+        for packed, port in arrangement.forwards:
+            made.append((("forward", packed, port), _listener(packed, port)))
+        if arrangement.resolver:
+            where = bytes(map(int, RESOLVER.split(".")))
+            made.append((("dns", where, 53), _bound(_DATAGRAM, where, 53)))
+            made.append((("dns-tcp", where, 53), _listener(where, 53)))
+        for packed, port in arrangement.datagrams:
+            made += [(("udp", p, port), _datagram(p, port)) for p in _addresses(packed, v6)]
+        if redirects:
+            for own in (synthetic.OWN_V4, synthetic.OWN_V6) if v6 else (synthetic.OWN_V4,):
+                made.append((("tcp", own, 0), _listener(own, LISTENER_PORT, transparent=True)))
+            made.append((("refusals", b"", 0), _refusals()))
+        else:
+            for packed, port in arrangement.listeners:
+                made += [(("tcp", p, port), _listener(p, port)) for p in _addresses(packed, v6)]
+    except BaseException:
+        for _, each in made:
+            each.close()
+        raise
+    return Ready(tuple(made), redirects, v6)
+
+
+def hand_over(line: int, ready: Ready) -> None:
+    """Send the sockets over the UNIX socket `line`, and close ours."""
+    channel = _socket.socket(fileno=os.dup(line))
+    try:
+        whole = list(ready.sockets)
+        first = True
+        while whole or first:
+            now, whole = whole[:MOST_DESCRIPTORS], whole[MOST_DESCRIPTORS:]
+            order = Sockets(tuple(label for label, _ in now), ready.redirects, ready.v6)
+            rights = struct.pack(f"{len(now)}i", *(each.fileno() for _, each in now))
+            ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if now else []
+            channel.sendmsg([encode_sockets(order)], ancillary)
+            first = False
+    finally:
+        channel.close()
+        for _, each in ready.sockets:
+            each.close()
+
+
+def stock(count: int) -> Ready:
+    """Sockets that are not connected yet: from outside, they connect to servers in here."""
+    made = tuple(
+        (("stock", b"", 0), _socket.socket(_socket.AF_INET, _STREAM | _socket.SOCK_CLOEXEC))
+        for _ in range(count)
+    )
+    return Ready(made, False, False)
+
+
+def connected(port: int, host: str = "127.0.0.1", timeout: float = 5.0) -> _socket.socket:
+    """A connection to a server in here, to be handed out. Raises OSError as connect does."""
+    made = _socket.socket(
+        _socket.AF_INET6 if ":" in host else _socket.AF_INET, _STREAM | _socket.SOCK_CLOEXEC
+    )
+    try:
+        made.settimeout(timeout)
+        made.connect((host, port))
+        made.settimeout(None)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _interfaces(addresses: bool) -> bool:
+    """Loopback, and `addresses` on it besides 127.0.0.1 and ::1. Returns whether there is IPv6.
+
+    Without others, getaddrinfo() with AI_ADDRCONFIG finds that there is no network, and asks
+    for no address at all.
+    """
+    with Netlink() as kernel:
+        kernel.ask(link_up(LOOPBACK))
+        if not addresses:
+            return False
+        kernel.ask(address(LOOPBACK, synthetic.OWN_V4, 32))
+        try:
+            kernel.ask(address(LOOPBACK, synthetic.OWN_V6, 128))
+        except OSError:
+            return False  # switched off here, or not built in
+    return True
+
+
+def _routes(arrangement: Arrangement, v6: bool, everything: bool) -> None:
+    """Bring what goes to the gateway, or everything, to our own loopback."""
+    networks = {(packed, prefix) for packed, prefix, _ in arrangement.gates}
+    for packed, _ in arrangement.datagrams:
+        if packed:
+            networks.add((packed, len(packed) * 8))
+    if arrangement.resolver:
+        networks |= {
+            (synthetic.V4_NETWORK, synthetic.V4_PREFIX),
+            (synthetic.V6_NETWORK, synthetic.V6_PREFIX),
+        }
+    if everything:
+        # The rules refuse what is not allowed, and tell us. Without them it stays unreachable.
+        networks = {(bytes(4), 0), (bytes(16), 0)}
+    messages = [
+        local_route(packed, prefix, synthetic.OWN_V4 if len(packed) == 4 else synthetic.OWN_V6)
+        for packed, prefix in sorted(networks)
+        if (v6 or len(packed) == 4) and not _is_loopback(packed)
+    ]
+    if messages:
+        with Netlink() as kernel:
+            for each in messages:
+                kernel.ask(each)
+
+
+def _redirect(arrangement: Arrangement, v6: bool) -> bool:
+    """Have nftables deliver TCP to our listener and refuse the rest; False where it cannot."""
+    try:
+        nftables.install("staddle", [("incoming", nftables.PREROUTING, -150, _rules(arrangement, v6))])
+    except OSError as error:
+        # Not in this kernel, not loaded, or refused around us. Which of them does not matter.
+        if error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+            raise
+        return False
+    return True
+
+
+def _rules(arrangement: Arrangement, v6: bool) -> list[bytes]:
+    families = (nftables.IPV4, nftables.IPV6) if v6 else (nftables.IPV4,)
+    own = {
+        nftables.IPV4: ((bytes((127, 0, 0, 0)), 8), (synthetic.OWN_V4, 32)),
+        nftables.IPV6: ((bytes(15) + b"\1", 128), (synthetic.OWN_V6, 128)),
+    }
+    accept = nftables.verdict(nftables.ACCEPT)
+    rules = []
+    for family in families:
+        only = nftables.family(family)
+        rules += [only + nftables.destination(*network) + accept for network in own[family]]
+        listener = nftables.deliver_to(
+            synthetic.OWN_V4 if family == nftables.IPV4 else synthetic.OWN_V6, LISTENER_PORT
+        )
+        tcp, udp = nftables.protocol(nftables.TCP), nftables.protocol(nftables.UDP)
+        length = 4 if family == nftables.IPV4 else 16
+        for packed, prefix, ports in arrangement.gates:
+            if len(packed) == length:
+                to = only + nftables.destination(packed, prefix) + tcp
+                at = [nftables.destination_port(port) for port in ports] or [b""]
+                rules += [to + port + listener + accept for port in at]
+        for packed, port in arrangement.datagrams:
+            if packed == ANYWHERE or len(packed) == length:
+                to = nftables.destination(packed, length * 8) if packed else b""
+                rules.append(only + to + udp + nftables.destination_port(port) + accept)
+    return [
+        *rules,
+        nftables.at_most(_LOGGED_A_SECOND) + nftables.log(_LOG_GROUP, _LOG_LENGTH),
+        nftables.protocol(nftables.TCP) + nftables.reset(),
+        nftables.unreachable(),
+    ]
+
+
+def _refusals() -> _socket.socket:
+    """The socket on which the kernel tells of packets that were refused (nfnetlink_log)."""
+    configure = 4 << 8 | 1  # NFULNL_MSG_CONFIG
+    header = struct.pack(">BBH", 0, 0, _LOG_GROUP)
+    bind = attribute(1, b"\1")
+    mode = attribute(2, struct.pack(">IBx", _LOG_LENGTH, 2))  # copy the packet, so much of it
+    made = _socket.socket(
+        _socket.AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK, NETFILTER
+    )
+    try:
+        made.bind((0, 0))
+        made.setsockopt(_SOL_NETLINK, _NETLINK_NO_ENOBUFS, 1)
+        made.send(message(configure, 0, header + bind) + message(configure, 0, header + mode))
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _addresses(packed: bytes, v6: bool) -> list[bytes]:
+    """The addresses to bind for one of an arrangement, as far as there is IPv6."""
+    if packed == ANYWHERE:
+        return [bytes(4), bytes(16)] if v6 else [bytes(4)]
+    return [packed] if v6 or len(packed) == 4 else []
+
+
+def _bound(kind: int, packed: bytes, port: int, *, transparent: bool = False) -> _socket.socket:
+    family = _socket.AF_INET if len(packed) == 4 else _socket.AF_INET6
+    made = _socket.socket(family, kind | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK)
+    try:
+        if kind == _STREAM:
+            made.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+        if family == _socket.AF_INET6:
+            made.setsockopt(_SOL_IPV6, _IPV6_V6ONLY, 1)
+            made.setsockopt(_SOL_IPV6, _IPV6_FREEBIND, 1)  # a local route is not enough for IPv6
+        if transparent:
+            level, option = (0, _IP_TRANSPARENT) if len(packed) == 4 else (_SOL_IPV6, _IPV6_TRANSPARENT)
+            made.setsockopt(level, option, 1)
+        made.bind((_socket.inet_ntop(family, packed), port))
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _listener(packed: bytes, port: int, *, transparent: bool = False) -> _socket.socket:
+    made = _bound(_STREAM, packed, port, transparent=transparent)
+    made.listen(_BACKLOG)
+    return made
+
+
+def _datagram(packed: bytes, port: int) -> _socket.socket:
+    """A UDP socket that says, for every datagram, which of our addresses it was sent to."""
+    made = _bound(_DATAGRAM, packed, port)
+    if len(packed) == 4:
+        made.setsockopt(0, _IP_PKTINFO, 1)
+    else:
+        made.setsockopt(_SOL_IPV6, _IPV6_RECVPKTINFO, 1)
+    return made
+
+
+def _is_loopback(packed: bytes) -> bool:
+    return packed[0] == 127 if len(packed) == 4 else packed == bytes(15) + b"\1"

@@ -1,0 +1,272 @@
+"""On the host: start a gateway, give it the sandbox's sockets, read what it tells.
+
+    gateway = start(network)                  before the sandbox is there, so that nobody waits for it
+    gateway.pass_on(message, descriptors)     what `inside.hand_over` sent
+    gateway.attempts()                        what was allowed, refused or failed since the last call
+    gateway.close()
+
+The only part of the gateway that runs in the caller's process, and it never waits.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import struct
+import sys
+
+from ..errors import LaunchFailed, PolicyError
+from ..events import Event
+from ..helper.wire import Malformed
+from .orders import (
+    LONGEST,
+    Attempt,
+    Question,
+    Settings,
+    Sockets,
+    decode_attempt,
+    decode_hungry,
+    decode_question,
+    encode_decision,
+    encode_settings,
+    encode_sockets,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+    from ..policy.network import Network
+
+_ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
+#: As much as is read of the host's files about names.
+_LARGEST_FILE, _MOST_HOSTS, _MOST_SERVERS = 1 << 16, 512, 3
+#: What fits into the line before anybody reads it.
+_LONGEST_SETTINGS = 100_000
+#: Attempts that are kept for the next call of `attempts`.
+_KEPT = 4096
+
+
+class Limits:
+    """Bounds of a gateway. Zero is no bound, but for connections.
+
+    `asks` is how many seconds a connection waits for `GatewayProcess.decide`; with zero, what
+    no entry allows is refused at once.
+    """
+
+    def __init__(self, connections: int = 512, idle: int = 0, most_bytes: int = 0, *, asks: int = 0) -> None:
+        for value, least in ((connections, 1), (idle, 0), (most_bytes, 0), (asks, 0)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{value!r} is no bound of a gateway")
+        self.connections, self.idle, self.most_bytes, self.asks = connections, idle, most_bytes, asks
+
+
+class GatewayProcess:
+    """A started gateway. It ends when this is closed, or when this process ends."""
+
+    def __init__(self, line: _socket.socket, pid: int) -> None:
+        self.pid = pid
+        self._line = line
+        self._wanted = 0
+        self._questions: list[Question] = []
+
+    def fileno(self) -> int:
+        """Becomes readable when the gateway has told something, or has ended."""
+        return self._line.fileno()
+
+    def pass_on(self, message: bytes, descriptors: Sequence[int]) -> None:
+        """Give the gateway sockets of the sandbox, with what was said about them. Ours stay open."""
+        rights = struct.pack(f"{len(descriptors)}i", *descriptors)
+        ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if descriptors else []
+        try:
+            self._line.sendmsg([message], ancillary)
+        except OSError as error:
+            raise LaunchFailed(
+                "the network gateway has ended", why=error.strerror or "", fix="start the sandbox anew"
+            ) from None
+
+    def expose(self, listener: int, port: int) -> None:
+        """Have connections to `listener`, a socket of ours, go to `port` of the sandbox's loopback."""
+        self.pass_on(encode_sockets(Sockets((("expose", bytes((127, 0, 0, 1)), port),))), [listener])
+
+    def attempts(self) -> list[Attempt]:
+        """What was told since the last call; never waits."""
+        found: list[Attempt] = []
+        while len(found) < _KEPT:
+            try:
+                data = self._line.recv(LONGEST, _socket.MSG_DONTWAIT)
+            except OSError:
+                break
+            if not data:
+                break
+            try:
+                wanted, question = decode_hungry(data), decode_question(data)
+                if wanted is not None:
+                    self._wanted += wanted
+                elif question is not None:
+                    self._questions.append(question)
+                else:
+                    found.append(decode_attempt(data))
+            except Malformed:
+                continue  # it reads hostile bytes: what it says is not trusted to be whole
+        return found
+
+    def wanted(self) -> int:
+        """How many unconnected sockets of the sandbox the gateway asked for: see `inside.stock`."""
+        wanted, self._wanted = self._wanted, 0
+        return wanted
+
+    def questions(self) -> list[Question]:
+        """What the gateway wants decided, as far as `attempts` has read it."""
+        questions, self._questions = self._questions, []
+        return questions
+
+    def decide(self, question: Question, allowed: object) -> None:
+        """Answer a question. Anything but True is a no, and so is an answer that comes too late."""
+        self.pass_on(encode_decision(question.identity, allowed is True), ())
+
+    def ended(self) -> bool:
+        """Whether the gateway is gone: nothing goes out any more."""
+        try:
+            return self._line.recv(1, _socket.MSG_DONTWAIT | _socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        """End the gateway and every connection it holds; it is gone when this returns."""
+        if self.pid:
+            try:
+                # Not only ours: a child that this program forked may have a copy of our end.
+                self._line.shutdown(_socket.SHUT_RDWR)
+            except OSError:
+                pass  # it has ended already
+            self._line.close()
+            try:
+                os.waitpid(self.pid, 0)
+            except ChildProcessError:
+                pass  # the program around us reaps every child itself
+            self.pid = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def start(
+    network: Network,
+    limits: Limits | None = None,
+    *,
+    nameservers: tuple[tuple[str, int], ...] | None = None,
+    hosts: tuple[tuple[str, str], ...] | None = None,
+) -> GatewayProcess:
+    """A gateway for this policy. `nameservers` and `hosts` are those of the host, unless given.
+
+    See `arrangement.needs_gateway`. One for a denied network is for ports that are exposed.
+    """
+    message = encode_settings(settings(network, limits or Limits(), nameservers, hosts))
+    if len(message) > _LONGEST_SETTINGS:
+        raise PolicyError(
+            "the allow list is too long for the network gateway",
+            why=f"its {len(network.rules)} entries have more than {_LONGEST_SETTINGS} bytes together",
+            fix="use wildcards and networks",
+        )
+    if not sys.executable:
+        raise LaunchFailed(
+            "the network gateway cannot be started",
+            why="this Python does not know its own interpreter (sys.executable is empty)",
+            fix="run staddle from an ordinary Python",
+        )
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
+    argv = [os.path.realpath(sys.executable), "-I", "-S", program, str(os.getpid())]
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+    try:
+        ours.send(message)
+        actions = [
+            (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+        ]
+        # A session of its own: Ctrl-C is for the command, not for its network.
+        pid = os.posix_spawn(argv[0], argv, _ENVIRONMENT, file_actions=actions, setsid=True)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return GatewayProcess(ours, pid)
+
+
+def settings(
+    network: Network,
+    limits: Limits,
+    nameservers: tuple[tuple[str, int], ...] | None = None,
+    hosts: tuple[tuple[str, str], ...] | None = None,
+) -> Settings:
+    """What a gateway for this policy has to know."""
+    if network.mode == "open":
+        raise ValueError("an open network has no gateway")
+    return Settings(
+        "allow" if network.mode == "allow" else "loopback",
+        tuple(str(rule) for rule in network.rules),
+        network.ports,
+        host_nameservers() if nameservers is None else nameservers,
+        host_names() if hosts is None else hosts,
+        limits.connections,
+        limits.idle,
+        limits.most_bytes,
+        limits.asks,
+    )
+
+
+def event(attempt: Attempt) -> Event:
+    """An attempt as an event of the run."""
+    shown = f"[{attempt.host}]" if ":" in attempt.host else attempt.host
+    where = f"{shown}:{attempt.port}" if attempt.port else attempt.host
+    if attempt.protocol == "udp":
+        where = f"udp://{where}"
+    kind = "refused" if attempt.outcome == "refused" else "note"
+    rule = attempt.why if attempt.outcome == "refused" else f"{attempt.outcome}: {attempt.why}"
+    return Event("refused" if kind == "refused" else "note", where, rule, attempt.allow)
+
+
+def host_nameservers() -> tuple[tuple[str, int], ...]:
+    """The nameservers of /etc/resolv.conf."""
+    found = []
+    for words in _lines("/etc/resolv.conf"):
+        if words[0] == "nameserver" and len(words) > 1 and _is_address(words[1]):
+            found.append((words[1], 53))
+    return tuple(found[:_MOST_SERVERS]) or (("127.0.0.1", 53),)
+
+
+def host_names() -> tuple[tuple[str, str], ...]:
+    """The names of /etc/hosts with their addresses, as far as they are names."""
+    found = []
+    for address, *names in _lines("/etc/hosts"):
+        if _is_address(address):
+            found += [(name.lower().rstrip("."), address) for name in names if name.isascii()]
+    return tuple(found[:_MOST_HOSTS])
+
+
+def _lines(path: str) -> list[list[str]]:
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_LARGEST_FILE).decode("utf-8", "replace")
+    except OSError:
+        return []
+    lines = (line.partition("#")[0].split() for line in text.splitlines())
+    return [words for words in lines if words]
+
+
+def _is_address(text: str) -> bool:
+    for family in (_socket.AF_INET, _socket.AF_INET6):
+        try:
+            _socket.inet_pton(family, text)
+        except OSError:
+            continue
+        return True
+    return False

@@ -1,0 +1,135 @@
+"""The workspace of a session: one directory of the host, seen at /workspace.
+
+It is compiled by itself, with the same denies, and then moved: what is denied or protected
+below it on the host is so at its place inside.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..errors import PolicyError
+from .compiler import compile
+from .declaring import current_directory
+from .paths import covers
+from .plan import Scratch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Literal, TypeVar
+
+    from .plan import Grant, Guard, Hidden, Plan
+    from .policy import Policy
+
+    Located = TypeVar("Located", Grant, Guard, Hidden, Scratch)
+
+#: Where it is seen.
+PLACE = "/workspace"
+#: How much fits into a workspace that is nobody's directory, when the policy does not say.
+_SIZE = 1 << 30
+#: Who makes many sandboxes at once has one plan for those of a moment: seconds, and how many plans.
+_FRESH, _MOST_RECENT = 1.0, 32
+_recent: dict[object, tuple[float, tuple[Plan, Plan | None]]] = {}
+
+
+def compile_session(
+    policy: Policy,
+    workspace: str | None,
+    *,
+    access: Literal["read", "write"],
+    moved: bool = True,
+    env: Mapping[str, str] | None = None,
+) -> tuple[Plan, Plan | None]:
+    """(the plan of a session, the plan of its workspace alone as the host sees it).
+
+    Without a workspace there is an empty directory that is gone with the session. `moved`
+    says whether the directory can be shown at another place; where it cannot, it stays at its
+    own, and the session starts there. Where nothing is hidden or guarded, the same question has
+    the same answer for a second: it takes as long as making the sandbox itself.
+    """
+    here = os.environ.get("HOME"), current_directory()
+    key = (policy, workspace, access, moved, tuple(sorted((env or {}).items())), here)
+    made = _recent.get(key)
+    if made is not None and time.monotonic() - made[0] <= _FRESH:
+        return made[1]
+    plans = _compile(policy, workspace, access=access, moved=moved, env=env)
+    # What is hidden or guarded depends on what lies in the granted directories at this moment.
+    if not any(plan and (plan.hidden or plan.guards) for plan in plans):
+        while len(_recent) >= _MOST_RECENT:
+            _recent.pop(next(iter(_recent), key), None)
+        _recent[key] = (time.monotonic(), plans)
+    return plans
+
+
+def _compile(
+    policy: Policy,
+    workspace: str | None,
+    *,
+    access: Literal["read", "write"],
+    moved: bool,
+    env: Mapping[str, str] | None,
+) -> tuple[Plan, Plan | None]:
+    if workspace is None:
+        plan = compile(policy, cwd="/", base=current_directory(), env=env)
+        if not moved:
+            return plan.replace(cwd=plan.identity.home), None
+        _refuse_taken(plan)
+        empty = Scratch(PLACE, 0o755, _SIZE, "workspace")
+        return plan.replace(cwd=PLACE, scratch=_by_path((*plan.scratch, empty))), None
+    if not moved:
+        granted = policy.with_write(workspace) if access == "write" else policy.with_read(workspace)
+        plan = compile(granted, cwd=workspace, base=current_directory(), env=env)
+        return plan, _alone(policy, workspace, access)
+    plan = compile(policy, cwd="/", base=current_directory(), env=env)
+    alone = _alone(policy, workspace, access)
+    _refuse_taken(plan)
+    return _joined(plan, alone), alone
+
+
+def _alone(policy: Policy, workspace: str, access: Literal["read", "write"]) -> Plan:
+    granted = {"read": (), "write": (), access: (workspace,)}
+    by_itself = policy.replace(system=False, sockets=(), env={}, pass_env=(), **granted)
+    alone = compile(by_itself, cwd="/", base=current_directory())
+    if not any(grant.directory for grant in alone.grants):
+        kind = "is not a directory" if alone.grants else "is denied by the policy"
+        raise PolicyError(f"the workspace {workspace!r} {kind}", fix="name another directory, or deny less")
+    return alone
+
+
+def _joined(plan: Plan, alone: Plan) -> Plan:
+    root = min((grant for grant in alone.grants), key=lambda grant: len(grant.path)).path
+
+    def inside(path: str) -> str:
+        return PLACE + path[len(root) :].rstrip("/")
+
+    grants = [
+        grant.replace(path=inside(grant.path), source=grant.path, origin="workspace")
+        for grant in alone.grants
+        if covers(root, grant.path)
+    ]
+    return plan.replace(
+        grants=_by_path((*plan.grants, *grants)),
+        hidden=_by_path((*plan.hidden, *_moved(alone.hidden, root, inside))),
+        guards=_by_path((*plan.guards, *_moved(alone.guards, root, inside))),
+        cwd=PLACE,
+    )
+
+
+def _moved(items: tuple[Located, ...], root: str, inside: Callable[[str], str]) -> list[Located]:
+    return [item.replace(path=inside(item.path)) for item in items if covers(root, item.path)]
+
+
+def _by_path(items: tuple[Located, ...]) -> tuple[Located, ...]:
+    return tuple(sorted(items, key=lambda item: item.path))
+
+
+def _refuse_taken(plan: Plan) -> None:
+    taken = [grant for grant in plan.grants if covers(PLACE, grant.path)]
+    if taken:
+        raise PolicyError(
+            f"the policy grants {taken[0].path!r}",
+            why=f"the session's workspace is seen at {PLACE}",
+            fix="give that directory as the workspace, or grant less",
+        )

@@ -1,0 +1,370 @@
+"""One bash process, from the host program: its pipes, its files, its line. It knows one run at a time."""
+
+from __future__ import annotations
+
+import _socket
+import fcntl
+import os
+import select
+import struct
+import time
+
+from ..helper.wire import Malformed
+from ..zygote import requests
+from .link import PATIENCE, ShellFiles, lost, opened_shell, shell_files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .link import OpenedShell
+    from .protocol import Run
+
+    Sink = Callable[[bytes], None]
+
+_FIONREAD = 0x541B
+_F_SETPIPE_SZ = 1031
+#: The least a pipe holds; a command that fills it gets larger ones, while it runs.
+_PIPE, _LARGE_PIPE = 64 << 10, 256 << 10
+#: How much one call of `step` passes on at most.
+_AT_ONCE = 256 << 10
+#: How much of what a shell says by itself is kept for a dump.
+_LONGEST_DUMP = 32 << 20
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Bash:
+    """A shell process. Not thread-safe, but for `poke`."""
+
+    def __init__(self, opened: OpenedShell) -> None:
+        self.pid = opened.pid
+        self.ended: int | None = None
+        self.why = ""
+        self.hello = b""
+        self._line = _socket.socket(fileno=opened.line)
+        self._line.setblocking(False)
+        self._control = opened.control
+        self._files: ShellFiles | None = None
+        self._length = 0
+        self.stale = False
+        self.said: bytes | None = None
+        self._readable: dict[int, Sink] = {}
+        self._use(opened.files)
+
+    # ---------------------------------------------------------------- files
+
+    @property
+    def files(self) -> ShellFiles:
+        """Its files, asked for again when they were given back."""
+        return self._files or self._use(self._ask_files(requests.ATTACH))
+
+    @property
+    def parked(self) -> bool:
+        """Whether its files were given back."""
+        return self._files is None
+
+    def _use(self, files: ShellFiles) -> ShellFiles:
+        self._files = files
+        self._length = _LONGEST_DUMP  # nobody knows what is in it
+        self._epoll = select.epoll()
+        self._quick = select.poll()
+        for fd in (files.done, self._line.fileno()):
+            self._epoll.register(fd, select.EPOLLIN)
+            self._quick.register(fd, select.POLLIN)
+        for fd in (files.output, files.errors):
+            # By edge: a pipe that somebody has written to and closed stays ready for ever.
+            self._epoll.register(fd, select.EPOLLIN | select.EPOLLET)
+        return files
+
+    def park(self) -> None:
+        """Give back all but the line and the control pipe. Only between runs, when nobody holds the pipes."""
+        if self._files is not None and not self.stale:
+            self._epoll.close()
+            for fd in self._files.descriptors():
+                os.close(fd)
+            self._files = None
+
+    def renew(self) -> None:
+        """New pipes in place of those that were left to background jobs."""
+        old, self._files = self.files, None
+        self.stale = False
+        self._epoll.close()
+        for fd in (old.text, old.status, old.done, old.input):
+            os.close(fd)
+        self._use(self._ask_files(requests.RENEW))
+
+    def leave(self, stream: str) -> int:
+        """Give up one of the pipes; it is the taker's from now on."""
+        fd: int = getattr(self.files, stream)
+        self._epoll.unregister(fd)
+        self.stale = True
+        return fd
+
+    def close(self) -> None:
+        """Let go of the process, which ends with everything below it if it still runs."""
+        if self._files is not None:
+            self._epoll.close()
+            for fd in self._files.descriptors():
+                if not self.stale or fd not in (self._files.output, self._files.errors):
+                    os.close(fd)
+            self._files = None
+        self._line.close()
+        if self._control >= 0:
+            os.close(self._control)
+            self._control = -1
+
+    def fileno(self) -> int:
+        """Readable when `step` has something to do."""
+        return self._epoll.fileno()
+
+    # ---------------------------------------------------------------- the line
+
+    def poke(self, serial: int) -> None:
+        """Wake up whoever drives a run. From any thread."""
+        try:
+            requests.say(self._line, requests.encode(requests.POKE, serial))
+        except OSError:
+            pass  # the line is down, which wakes it up too
+
+    def ask_step(self, step: int, began: float, newest_job: int) -> None:
+        """Have the agent do a step of ending the run that began then."""
+        age = time.monotonic() - began
+        since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - age) * _TICKS)
+        try:
+            requests.say(self._line, requests.encode(requests.END_RUN, step, since, newest_job))
+        except BlockingIOError:
+            pass  # it will be asked again
+        except OSError:
+            raise lost() from None
+
+    def settle(self) -> None:
+        """Wait until the agent has done all that it was asked: a late step would hit the next run."""
+        while self._ask(requests.POKE, requests.POKED, 0).fields[0]:
+            pass  # the answer to an interrupt that came too late
+
+    def again(self) -> Bash:
+        """Another shell, started as this one was."""
+        message = self._ask(requests.AGAIN, requests.OPENED)
+        return Bash(opened_shell(message))
+
+    def _ask_files(self, kind: bytes) -> ShellFiles:
+        message = self._ask(kind, requests.FILES)
+        return shell_files(message, message.fields[0], message.descriptors)
+
+    def _ask(self, kind: bytes, expected: bytes, *fields: int) -> requests.Message:
+        try:
+            requests.say(self._line, requests.encode(kind, *fields))
+        except OSError:
+            raise lost() from None
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            poll.poll(1000)
+            for message in self._messages():
+                if message.kind == expected:
+                    return message
+                message.close()
+                if message.kind == requests.REFUSED:
+                    raise lost(message.fields[0].decode("utf-8", "replace"))
+        raise lost("its agent does not answer")
+
+    def _messages(self) -> list[requests.Message]:
+        """What came on the line; the end of the process is noted."""
+        found: list[requests.Message] = []
+        while True:
+            try:
+                message = requests.hear(self._line)
+            except BlockingIOError:
+                return found
+            except (Malformed, OSError) as error:
+                raise lost(str(error)) from error
+            if message is None:
+                raise lost()
+            if message.kind == requests.ENDED:
+                self.ended, self.why = message.fields[0], message.fields[1].decode("utf-8", "replace")
+            found.append(message)
+            if message.kind in (requests.FILES, requests.OPENED):
+                return found
+
+    # ---------------------------------------------------------------- a run
+
+    def idle(self) -> bool:
+        """Take note of what happened since the last run; whether the process is still there."""
+        done = self.files.done
+        while self.ended is None and (ready := self._quick.poll(0)):
+            for fd, _ in ready:
+                if fd == done:
+                    self._greeted(self._said())
+                else:
+                    self._messages()
+        return self.ended is None
+
+    def write(self, text: bytes, status: int, give_back: bytes, stdin: bytes | None) -> None:
+        """Put the text, and what else the lines will refer to, where the shell finds it."""
+        files = self.files
+        length = _put(files.text, text)
+        if length < self._length:
+            os.ftruncate(files.text, length)
+        self._length = length
+        if status:
+            os.pwrite(files.status, b"%-15b %-3d\n" % (give_back, status), 0)
+        if stdin is not None:
+            os.ftruncate(files.input, 0)
+            _put(files.input, stdin)
+
+    def begin(self, run: Run, out: Sink, err: Sink, *, listen: bool = False) -> None:
+        """Drive `run` from now on. With `listen`, what the shell says by itself is kept in `said`."""
+        self._run, self._out, self._err = run, out, err
+        self._readable = {}
+        self._grown: set[int] = set()
+        self.said = b"" if listen else None
+        self._waits_for_room = False
+        self._sent = 0
+        if self.ended is None:
+            self._write()
+        else:
+            run.shell_ended(self.ended)
+
+    def wait_briefly(self) -> None:
+        """Wait a millisecond for the answer alone: what is printed need not wake us up before that."""
+        if self._waits_for_room or self._run.over:
+            return
+        ready = self._quick.poll(1)
+        if ready:
+            self._handle(ready)
+
+    def step(self, timeout: float = 0) -> None:
+        """Do what can be done, after waiting up to `timeout` seconds (-1: as long as it takes)."""
+        run = self._run
+        if not run.over:
+            self._handle(self._epoll.poll(0 if self._readable else timeout))
+        room = _AT_ONCE
+        for fd, sink in tuple(self._readable.items()):
+            while room > 0:
+                data = self._read(fd)
+                if data:
+                    room -= len(data)
+                    sink(data)
+                if not data or len(data) < _PIPE:
+                    del self._readable[fd]
+                    break
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to read without waiting for it."""
+        return bool(self._readable)
+
+    def rest(self, stream: str) -> bool:
+        """Pass on what is left in a pipe of a run that is over; whether somebody still holds it."""
+        fd, sink = (self.files.output, self._out) if stream == "output" else (self.files.errors, self._err)
+        left = _LARGE_PIPE if fd in self._grown else _PIPE
+        while left > 0:
+            try:
+                data = os.read(fd, _PIPE)
+            except BlockingIOError:
+                break
+            if not data:
+                if fd in self._grown:
+                    _resize(fd, _PIPE)
+                return False
+            sink(data)
+            left -= len(data)
+        return True
+
+    def unread(self) -> bool:
+        """Whether the shell ended before it had read any of the run's lines: it may be run elsewhere."""
+        if self._sent == 0:
+            return True
+        (count,) = struct.unpack("i", fcntl.ioctl(self._control, _FIONREAD, bytes(4)))
+        return bool(count >= self._sent)
+
+    def more(self, data: bytes) -> None:
+        """Write further lines for the run."""
+        self._run.unwritten = memoryview(bytes(self._run.unwritten) + data)
+        self._write()
+
+    def _handle(self, ready: list[tuple[int, int]]) -> None:
+        files, run = self.files, self._run
+        for fd, _ in ready:
+            if fd == files.done:
+                run.heard(self._said(), files.places)
+            elif fd == files.output:
+                self._readable[fd] = self._out
+            elif fd == files.errors:
+                self._readable[fd] = self._err
+            elif fd == self._control:
+                self._write()
+            else:
+                self._hear()
+
+    def _hear(self) -> None:
+        files, run = self.files, self._run
+        for message in self._messages():
+            if message.kind == requests.ENDED:
+                # It may have answered with its last breath.
+                while said := self._said():
+                    run.heard(said, files.places)
+                run.shell_ended(message.fields[0])
+            elif message.kind == requests.POKED:
+                run.poked(message.fields[0], time.monotonic())
+            else:
+                message.close()
+
+    def _said(self) -> bytes:
+        try:
+            data = os.read(self.files.done, _PIPE)
+        except BlockingIOError:
+            return b""
+        if self.said is not None and len(self.said) < _LONGEST_DUMP:
+            self.said += data
+        if not self.hello:
+            self._greeted(data)
+        return data
+
+    def _greeted(self, data: bytes) -> None:
+        if not self.hello and (at := data.find(b"/hello.")) >= 0:
+            self.hello = data[at + 7 :].partition(b":")[0]
+
+    def _read(self, fd: int) -> bytes:
+        try:
+            data = os.read(fd, _LARGE_PIPE if fd in self._grown else _PIPE)
+        except BlockingIOError:
+            return b""
+        if len(data) == _PIPE and fd not in self._grown:
+            self._grown.add(fd)
+            _resize(fd, _LARGE_PIPE)
+        return data
+
+    def _write(self) -> None:
+        run = self._run
+        try:
+            while run.unwritten:
+                count = os.write(self._control, run.unwritten)
+                self._sent += count
+                run.wrote(count)
+        except BlockingIOError:
+            if not self._waits_for_room:
+                self._waits_for_room = True
+                self._epoll.register(self._control, select.EPOLLOUT)
+            return
+        except BrokenPipeError:
+            run.wrote(len(run.unwritten))  # it has ended; the line will say so
+        if self._waits_for_room:
+            self._waits_for_room = False
+            self._epoll.unregister(self._control)
+
+
+def _put(fd: int, data: bytes) -> int:
+    """Write the whole of `data` at the beginning of a file; its length."""
+    done = os.pwrite(fd, data, 0)
+    while done < len(data):
+        done += os.pwrite(fd, data[done : done + (1 << 20)], done)
+    return done
+
+
+def _resize(fd: int, size: int) -> None:
+    try:
+        fcntl.fcntl(fd, _F_SETPIPE_SZ, size)
+    except OSError:
+        pass  # over what this user may have: it stays as it is

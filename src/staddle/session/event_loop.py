@@ -1,0 +1,115 @@
+"""Waiting on an event loop for what the other face waits for in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol, TypeVar
+
+    from .execution import Machine as Stepping
+    from .shell import Outcome
+
+    class Machine(Stepping, Protocol):
+        """What can be driven, and ended early."""
+
+        def interrupt(self) -> None: ...
+
+    T = TypeVar("T")
+
+
+async def readable(fd: int, until: float | None = None) -> bool:
+    """Wait until there is something to read; False when `until` (time.monotonic) came first."""
+    loop = asyncio.get_running_loop()
+    return await _ready(loop.add_reader, loop.remove_reader, fd, until)
+
+
+async def writable(fd: int) -> None:
+    """Wait until there is room to write."""
+    loop = asyncio.get_running_loop()
+    await _ready(loop.add_writer, loop.remove_writer, fd, None)
+
+
+async def _ready(
+    add: Callable[..., object], remove: Callable[[int], object], fd: int, until: float | None
+) -> bool:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[bool] = loop.create_future()
+    timer = None
+    if until is not None:
+        timer = loop.call_later(max(0.0, until - time.monotonic()), _settle, ready, False)
+    add(fd, _settle, ready, True)
+    try:
+        return await ready
+    finally:
+        remove(fd)
+        if timer is not None:
+            timer.cancel()
+
+
+def _settle(ready: asyncio.Future[bool], value: bool) -> None:
+    if not ready.done():
+        ready.set_result(value)
+
+
+async def in_thread(
+    function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None
+) -> T:
+    """Something that takes a moment and cannot be given up half-way.
+
+    A cancellation waits for it. What was made is undone then, because nobody will get it.
+    """
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            try:
+                await asyncio.wait({work})
+            except asyncio.CancelledError:
+                continue
+        if work.exception() is None and undo is not None:
+            await asyncio.to_thread(undo, work.result())
+        raise
+
+
+async def advance(machine: Machine) -> bool:
+    """One step, and the wait before the next; whether it is over.
+
+    When the task is cancelled meanwhile, the command is interrupted and seen through to its end
+    before the cancellation goes on: whoever comes next finds everything whole.
+    """
+    if machine.step():
+        return True
+    try:
+        await _moment(machine)
+    except asyncio.CancelledError:
+        machine.interrupt()
+        while not machine.step():
+            try:
+                await _moment(machine)
+            except asyncio.CancelledError:
+                continue  # asked again: the answer is the same, when it is over
+        raise
+    return False
+
+
+async def see_through(machine: Machine) -> Outcome:
+    """Drive it to its end."""
+    try:
+        while not await advance(machine):
+            pass
+    except asyncio.CancelledError:
+        machine.finish()
+        raise
+    return machine.finish()
+
+
+async def _moment(machine: Machine) -> None:
+    if machine.pending:
+        await asyncio.sleep(0)  # the others have their turn, too
+    else:
+        await readable(machine.fileno(), machine.deadline)

@@ -1,0 +1,137 @@
+"""The layers of a sandbox's workspace: where its changes are, until somebody wants them or not.
+
+One store for this process holds the layers of all its sandboxes, so that a fork shares those of
+its parent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+
+from ..layers import removal
+from ..layers.baseline import Baseline
+from ..layers.stack import Frozen, Stack
+from ..layers.store import Store, home_for, sweep
+from ..policy.workspace import PLACE
+from ..zygote.client import Layers, mounter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from ..layers.changes import Change
+    from ..layers.commit import Committed
+    from ..layers.review import OnConflict
+
+
+class Layering:
+    """The stack that one sandbox works on. Whoever calls sees to it that nothing writes to it meanwhile."""
+
+    def __init__(self, workspace: str, point: Frozen | None = None, baseline: Baseline | None = None) -> None:
+        """Begin with `workspace` as it is, or where `point` was left, with the `baseline` of that."""
+        self.workspace = workspace
+        self.stack = Stack.new(_store(workspace), [workspace]) if point is None else point.stack()
+        self.baseline = baseline or Baseline()
+
+    def mounted(self, stack: Stack | None = None) -> Layers:
+        """What has to be mounted for this stack, or another one."""
+        stack = stack or self.stack
+        *frozen, _ = stack.lowers  # the last is the workspace, which the zygote knows
+        return Layers(stack.top.upper, stack.top.work, tuple(frozen))
+
+    def fresh(self) -> Stack:
+        """A stack in which nothing has been changed; the workspace as it is from now on."""
+        self.baseline = Baseline()
+        return Stack.new(self.stack.store, self.stack.bases)
+
+    def without(self, paths: tuple[str, ...]) -> Stack:
+        """The stack without the changes at and below `paths`."""
+        return self.stack.without(paths, owner=mounter())
+
+    def replace(self, stack: Stack) -> None:
+        """Go on with `stack`, which is mounted now."""
+        before, self.stack = self.stack, stack
+        before.close()
+
+    def diff(self, paths: Collection[str] | None = None) -> list[Change]:
+        """Every change against the workspace as it is on the host, by the path that is seen inside."""
+        from ..layers.changes import diff
+
+        return diff(self.stack.view(), paths, at=PLACE)
+
+    def commit(
+        self,
+        paths: Collection[str] | None,
+        on_conflict: OnConflict,
+        allow_protected: bool,
+        progress: Callable[[int, int], object] | None,
+    ) -> Committed:
+        """Take changes over to the host; see layers.commit."""
+        from ..layers.commit import commit
+
+        return commit(
+            self.stack.view(),
+            paths=paths,
+            baseline=self.baseline,
+            on_conflict=on_conflict,
+            allow_protected=allow_protected,
+            progress=progress,
+        )
+
+    def close(self) -> None:
+        """Let the layers go."""
+        self.stack.close()
+
+
+def relative(paths: Collection[str] | None, directory: str) -> tuple[str, ...] | None:
+    """Paths as they are seen inside, from `directory`, as paths below the workspace."""
+    if paths is None:
+        return None
+    found = []
+    for path in paths:
+        whole = os.path.normpath(os.path.join(directory, path))
+        if whole != PLACE and not whole.startswith(f"{PLACE}/"):
+            raise ValueError(f"{path!r} is not in the workspace, which is {PLACE}")
+        found.append(whole[len(PLACE) + 1 :])
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- stores
+
+_stores: list[Store] = []
+_making = threading.Lock()
+
+
+def _store(workspace: str) -> Store:
+    with _making:
+        for store in _stores:
+            if not _within(store.home, workspace) and not _within(workspace, store.home):
+                return store
+        owner = mounter()
+        home = home_for([workspace], traversable=owner is not None)
+        sweep(home)  # of processes of ours that were killed
+        store = Store(home, owner=owner)
+        _stores.append(store)
+        return store
+
+
+def _within(path: str, directory: str) -> bool:
+    return f"{path}/".startswith(f"{directory.rstrip('/')}/")
+
+
+def _close() -> None:
+    while _stores:
+        _stores.pop().close()
+    removal.wait()  # nobody else does when the interpreter ends
+
+
+def _after_fork() -> None:
+    """The stores are our parent's."""
+    while _stores:
+        _stores.pop().leave()
+
+
+atexit.register(_close)
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,297 @@
+"""The host program's end of the line to the agent of one sandbox.
+
+Every process that is asked for has a line of its own, so that no thread reads another's answers.
+Nothing that comes from the other end is believed: messages are checked, descriptors are looked
+at before they are used, and nobody is waited for without end.
+"""
+
+from __future__ import annotations
+
+import _socket
+import _thread
+import os
+import select
+import stat
+import time
+
+from .._value import Value
+from ..errors import LaunchFailed, SandboxClosed, SandboxLost
+from ..helper.wire import Malformed
+from ..zygote import requests
+from .protocol import Places
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+#: An agent does nothing that takes long. One that does not answer is stopped, or worse.
+PATIENCE = 30.0
+#: What the paths of a shell's files may be made of: they are put into its command lines as they are.
+_PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-")
+#: Of which kind the files of a shell are, in the order in which they come.
+_KINDS = (stat.S_ISREG, stat.S_ISREG, stat.S_ISFIFO, stat.S_ISREG, stat.S_ISFIFO, stat.S_ISFIFO)
+
+
+class ShellFiles(Value):
+    """The files between us and a shell, and where the shell finds them."""
+
+    text: int
+    status: int
+    done: int
+    input: int
+    output: int
+    errors: int
+    places: Places
+
+    def descriptors(self) -> tuple[int, ...]:
+        """All of them."""
+        return self.text, self.status, self.done, self.input, self.output, self.errors
+
+
+class OpenedShell(Value):
+    """A shell that was just started, and all that belongs to it; the taker's to close."""
+
+    pid: int
+    line: int
+    control: int
+    files: ShellFiles
+
+
+class AgentLink:
+    """Requests to one agent. Thread-safe."""
+
+    def __init__(self, main_line: int, close: Callable[[], None] = lambda: None) -> None:
+        """Takes `main_line`; `close` is called once, after the line is closed."""
+        self._line = _socket.socket(fileno=main_line)
+        self._line.settimeout(PATIENCE)
+        self._turn = _thread.allocate_lock()
+        self._close = close
+        self._closed = False
+
+    def announced(self) -> OpenedShell:
+        """The shell that was started ahead: the first thing that an agent says."""
+        with self._turn:
+            return opened_shell(self._hear())
+
+    def shell(
+        self, environment: Mapping[str, str], directory: str, program: str = "/bin/bash"
+    ) -> OpenedShell:
+        """Start another shell."""
+        said = requests.encode(
+            requests.SHELL, os.fsencode(program), _environment(environment), os.fsencode(directory)
+        )
+        return opened_shell(self._ask(said))
+
+    def spawn(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        directory: str,
+        *,
+        stdio: tuple[int, int, int] | None = None,
+        terminal: tuple[int, int] | None = None,
+    ) -> Spawned:
+        """Start a program on these descriptors, which stay the caller's, or on a terminal (rows, columns)."""
+        rows, columns = terminal or (0, 0)
+        said = requests.encode(
+            requests.SPAWN,
+            tuple(os.fsencode(word) for word in argv),
+            _environment(environment),
+            os.fsencode(directory),
+            rows,
+            columns,
+        )
+        message = self._ask(said, stdio or ())
+        if message.kind != requests.STARTED:
+            raise _refused(message, f"{argv[0]!r} could not be started")
+        line, *master = message.descriptors
+        return Spawned(message.fields[0], line, master[0] if master else -1)
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody is at the other end."""
+        if self._closed:
+            return False
+        poll = select.poll()
+        poll.register(self._line.fileno(), 0)
+        return not poll.poll(0)
+
+    def pause(self) -> None:
+        """Stop everything that runs in the sandbox."""
+        self._pause(True)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._pause(False)
+
+    def _pause(self, stop: bool) -> None:
+        message = self._ask(requests.encode(requests.PAUSE, int(stop)))
+        if message.kind != requests.PAUSED:
+            raise _refused(message, "the sandbox could not be stopped")
+
+    def swap(self, tree: int, *, alone: bool) -> str:
+        """Put the mount `tree` in the place of the workspace; empty, or who is in the way of that.
+
+        With `alone` nobody but shells may be in the sandbox, and no file open for writing.
+        """
+        message = self._ask(requests.encode(requests.SWAP, int(alone)), (tree,))
+        if message.kind == requests.BUSY:
+            return str(message.fields[0].decode("utf-8", "replace"))
+        if message.kind != requests.SWAPPED:
+            raise _refused(message, "the workspace could not be changed")
+        return ""
+
+    def close(self) -> None:
+        """End the sandbox and everything in it."""
+        with self._turn:
+            if self._closed:
+                return
+            self._closed = True
+            self._line.close()
+        self._close()
+
+    def forsake(self) -> None:
+        """In a fork of the program: the sandbox is its parent's, and must not outlive that because of us."""
+        self._closed = True  # without the turn: a thread that had it is not here
+        self._line.close()
+
+    def _ask(self, said: bytes, descriptors: Sequence[int] = ()) -> requests.Message:
+        with self._turn:
+            if self._closed:
+                raise SandboxClosed("the sandbox is closed", fix="open another one")
+            try:
+                requests.say(self._line, said, descriptors)
+            except OSError as error:
+                if error.errno == 7:  # E2BIG
+                    raise LaunchFailed("the program could not be started", why=str(error)) from None
+                raise lost() from error
+            return self._hear()
+
+    def _hear(self) -> requests.Message:
+        try:
+            message = requests.hear(self._line)
+        except (Malformed, OSError) as error:
+            raise lost(str(error)) from error
+        if message is None:
+            raise lost()
+        return message
+
+
+class Spawned:
+    """A process that the agent started, with its own line. Thread-safe."""
+
+    def __init__(self, pid: int, line: int, master: int = -1) -> None:
+        self.pid, self.master = pid, master
+        self._line = _socket.socket(fileno=line)
+        self._line.setblocking(False)
+        self._turn = _thread.allocate_lock()
+        self._status: int | None = None
+        self._closed = False
+        self.failure = ""
+
+    def fileno(self) -> int:
+        """Readable when the process has ended, or the sandbox is gone."""
+        return self._line.fileno()
+
+    def poll(self) -> int | None:
+        """Its exit status (128+N for signal N), or None while it runs. Never waits."""
+        with self._turn:
+            while self._status is None and not self._closed:
+                try:
+                    message = requests.hear(self._line)
+                except BlockingIOError:
+                    break
+                except (Malformed, OSError):
+                    message = None
+                if message is None:
+                    self._status = 128 + 9  # the agent has ended, and everything with it
+                elif message.kind == requests.ENDED:
+                    self._status = exit_code(message.fields[0])
+                    self.failure = message.fields[1].decode("utf-8", "replace")
+            return self._status
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """The same, waiting up to `timeout` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None and not self._closed:
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            # A second at a time: another thread may read the end, or close the line, meanwhile.
+            patience = 1.0 if left is None else min(left, 1.0)
+            poll = select.poll()
+            try:
+                poll.register(self._line.fileno(), select.POLLIN)
+            except ValueError:  # closed
+                return self._status
+            poll.poll(patience * 1000)
+        return status
+
+    def signal(self, number: int, *, everything: bool = False) -> None:
+        """Send it a signal; with `everything` also to whatever it started."""
+        with self._turn:
+            if self._status is None and not self._closed:
+                try:
+                    requests.say(self._line, requests.encode(requests.SIGNAL, number, int(everything)))
+                except OSError:
+                    pass  # it has ended; the next poll says so
+
+    def close(self) -> None:
+        """Let go of it: it is killed with everything it started, if it still runs. `master` stays open."""
+        with self._turn:
+            if not self._closed:
+                self._closed = True
+                self._line.close()
+
+
+def exit_code(status: int) -> int:
+    """What a shell would say of a process that ended so."""
+    code = os.waitstatus_to_exitcode(status & 0xFFFF)
+    return code if code >= 0 else 128 - code
+
+
+def lost(why: str = "") -> SandboxLost:
+    """The error of a sandbox that does not answer any more."""
+    return SandboxLost(
+        "the sandbox has ended by itself",
+        why=why or "its first process was killed, or its host program's memory ran out",
+        fix="open another one",
+    )
+
+
+def shell_files(message: requests.Message, places: tuple[bytes, ...], descriptors: list[int]) -> ShellFiles:
+    """The files of a shell out of a message, looked at first."""
+    plain = len(places) == 7 and all(place and _PLAIN.issuperset(place) for place in places)
+    if not plain or not all(kind(os.fstat(fd).st_mode) for kind, fd in zip(_KINDS, descriptors, strict=True)):
+        message.close()
+        raise lost("its agent handed out something else than the files of a shell")
+    for fd in descriptors:
+        os.set_blocking(fd, False)
+    text, status, done, stdin, output, errors = descriptors
+    return ShellFiles(text, status, done, stdin, output, errors, Places(*places))
+
+
+def opened_shell(message: requests.Message) -> OpenedShell:
+    """The shell that a message announces, or the error that it is instead."""
+    if message.kind != requests.OPENED:
+        raise _refused(message, "a shell could not be started")
+    pid, places = message.fields
+    line, control, *files = message.descriptors
+    modes = os.fstat(line).st_mode, os.fstat(control).st_mode
+    if not stat.S_ISSOCK(modes[0]) or not stat.S_ISFIFO(modes[1]):
+        message.close()
+        raise lost("its agent handed out something else than a line and a pipe")
+    made = shell_files(message, places, files)
+    os.set_blocking(control, False)
+    return OpenedShell(pid, line, control, made)
+
+
+def _refused(message: requests.Message, what: str) -> LaunchFailed | SandboxLost:
+    message.close()
+    if message.kind == requests.REFUSED:
+        return LaunchFailed(what, why=message.fields[0].decode("utf-8", "replace"))
+    return lost("its agent answered something else than it was asked")
+
+
+def _environment(variables: Mapping[str, str]) -> tuple[bytes, ...]:
+    return tuple(os.fsencode(f"{name}={value}") for name, value in variables.items())

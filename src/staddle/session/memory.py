@@ -1,0 +1,325 @@
+"""One bash at a time, and all that is known of it: how it is talked to, and the state it is in.
+
+Whenever bash may not survive the next text, its state is asked for first; otherwise shortly after
+each command, while nobody waits. When it has ended, another one takes its place with the state
+that is known. For one thread at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from .._value import Value
+from ..errors import BackendUnavailable, LaunchFailed
+from ..signals import SIGKILL
+from . import protocol, risks, state
+from .bash import Bash
+from .link import exit_code
+from .quoting import quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: The oldest bash that has all we say to it: `declare -p` of everything, `${!-}`, BASHOPTS.
+OLDEST = (4, 4)
+#: Our own texts take a moment; a shell that needs longer is not usable.
+_PATIENCE = 10.0
+
+
+class Ended(Exception):
+    """The shell did not survive a text of ours."""
+
+
+class Remembered(Value):
+    """What a shell was at some moment."""
+
+    dump: state.Dump | None
+    status: int
+    cwd: bytes
+
+
+class Memory:
+    """A bash that is replaced when it ends, and what it remembers."""
+
+    def __init__(self, bash: Bash, directory: str | None) -> None:
+        """`directory` is entered before the first text, when it is not where the shell started."""
+        self.bash = bash
+        self._directory = directory
+        self._secret = os.urandom(6).hex().encode()
+        self._serial = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Know nothing but that it has just started."""
+        self._checked = False
+        self.way, self._word = protocol.Way(), state.WORDS[0]
+        self._dump: state.Dump | None = None
+        self._usual: state.Dump | None = None
+        #: Something has run since the state was asked for; that may have hidden a builtin; some
+        #: later text may end the shell because of it; the shell tells its state when it leaves.
+        self.dirty, self._unsure, self._tainted, self._guarded = True, False, False, False
+        self.status, self.newest_job, self._flags = 0, 0, b""
+        self.cwd, self._oldpwd = b"", b""
+        self._before = b""
+        if self._directory is not None:
+            self._before = b"\\builtin cd -- %b; \\unset OLDPWD\n" % quoted(os.fsencode(self._directory))
+
+    # ---------------------------------------------------------------- before a text
+
+    def revive(self) -> None:
+        """Have a bash that is there, with pipes of its own."""
+        if not self.bash.idle():
+            self.replace()
+        elif self.bash.stale:
+            self.bash.renew()
+
+    def is_ready(self, text: bytes, *, comes_back: bool) -> bool:
+        """Whether `revive` and `prepare` would have nothing to say to the shell."""
+        wary = risks.may_end(text) or self._unsure or self._tainted or b"e" in self._flags
+        unknown = (self.dirty and wary) or (comes_back and not self.cwd)
+        return not unknown and not self.bash.parked and not self.bash.stale and self.bash.idle()
+
+    def prepare(self, text: bytes, *, comes_back: bool) -> None:
+        """Have a bash that `text` can be given to. With `comes_back` it is for another directory."""
+        may_end = risks.may_end(text)
+        if self.dirty and (may_end or self._unsure or self._tainted or b"e" in self._flags):
+            self.learn()
+        if may_end:
+            self._guard(text)
+        if comes_back and not self.cwd:
+            self._do(b"")  # to know where
+
+    def _guard(self, text: bytes) -> None:
+        """Have the shell tell its state once more when it leaves, where nobody would see that."""
+        if self._guarded and b"trap" in text:
+            self._guarded = False
+            self._before += self._word + b"trap - EXIT\n"
+        known = self._dump
+        if self._guarded or known is None or b"trap" in text or self._word == state.WORDS[-1]:
+            return
+        trapped = known.exit_trap is not None or known.debug_trap is not None
+        traced = b"x" in self._flags or b"v" in self._flags or risks.traces(text)
+        leaves = risks.may_leave(text) or self._tainted or b"e" in self._flags
+        if leaves and not trapped and not traced:
+            asked = state.question(self._secret, self.bash.files.places.done, self._word)
+            self._before += b"%btrap -- %b EXIT\n" % (self._word, quoted(asked))
+            self._guarded = True
+
+    # ---------------------------------------------------------------- a text
+
+    def give(
+        self,
+        text: bytes,
+        timeout: float | None,
+        *,
+        stdin: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: bytes | None = None,
+    ) -> protocol.Run:
+        """Lay a caller's text before the shell; the run that `bash.begin` takes."""
+        known = self._dump
+        if known is not None and known.debug_trap is not None and b"T" not in self._flags:
+            # A script does not see the DEBUG trap, and puts it back at its end.
+            text = b"%btrap -- %b DEBUG; %b" % (self._word, quoted(known.debug_trap), text)
+            self._before += self._word + b"trap - DEBUG\n"
+        self.bash.write(text, self.status, self.way.give_back, stdin)
+        return self._run(timeout, status=self.status, env=env, cwd=cwd, has_input=stdin is not None)
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the shell tells its state when it leaves."""
+        return self._guarded
+
+    def _run(
+        self,
+        timeout: float | None,
+        *,
+        status: int = 0,
+        env: Mapping[str, str] | None = None,
+        cwd: bytes | None = None,
+        has_input: bool = False,
+    ) -> protocol.Run:
+        self._serial += 1
+        nonce = b"%b%d" % (self._secret, self._serial)
+        places, before, self._before = self.bash.files.places, self._before, b""
+        said = protocol.lines(
+            places, nonce, self.way, status=status, env=env, cwd=cwd, has_input=has_input, before=before
+        )
+        return protocol.Run(nonce, said, time.monotonic(), timeout, self._serial)
+
+    def note(self, run: protocol.Run, text: bytes, *, came_back: bool) -> None:
+        """Remember how a caller's run has ended. With `came_back` the shell is where it was before."""
+        self.check_version()
+        answer = run.answer
+        if answer is not None:
+            self.status, self._flags, self.newest_job = answer.status, answer.flags, answer.newest_job
+            self.dirty = True
+            if came_back:
+                back = b"OLDPWD=" + quoted(self._oldpwd) if self._oldpwd else b"\\unset OLDPWD"
+                self._before += b"\\builtin cd -- %b; %b\n" % (quoted(self.cwd), back)
+            else:
+                self.cwd, self._oldpwd = answer.cwd, answer.oldpwd
+        elif run.ended is not None:
+            self.status, self.newest_job, self._flags = exit_code(run.ended), 0, b""
+            if self._guarded and (last := state.Dump.found(self._secret, self.bash.said or b"")):
+                last.without_exit_trap()
+                self._dump, self.dirty = last, False
+        self._unsure = self._unsure or risks.may_hide(text)
+        self._tainted = self._tainted or risks.may_plant(text)
+
+    # ---------------------------------------------------------------- texts of our own
+
+    def _do(self, text: bytes) -> bytes:
+        """Run a text of ours; what the shell said meanwhile. What the text prints is of no interest."""
+        bash = self.bash
+        bash.write(text, 0, b"", None)
+        run = self._run(_PATIENCE)
+        bash.begin(run, _nobody, _nobody, listen=True)
+        bash.wait_briefly()
+        while not run.over:
+            bash.step(max(0.0, (run.deadline or 0) - time.monotonic()))
+            step = run.step(time.monotonic())
+            if step is not None:
+                bash.ask_step(step, run.began, self.newest_job)
+        for stream in ("output", "errors"):
+            bash.rest(stream)
+        self.check_version()
+        if run.answer is None:
+            bash.ended = bash.ended or SIGKILL
+            raise Ended
+        self._flags = run.answer.flags
+        self.cwd, self._oldpwd = run.answer.cwd, run.answer.oldpwd
+        return bash.said or b""
+
+    def learn(self) -> None:
+        """Ask for the state, and how the shell is to be talked to; another shell if that ends it."""
+        try:
+            self._learn()
+        except Ended:
+            self.replace()
+
+    def _learn(self, *, desperate: bool = False) -> None:
+        attempts = [(self.way, self._word), *((way, word) for word in state.WORDS for way in protocol.WAYS)]
+        for way, word in attempts:
+            self.way = way
+            self._serial += 1
+            nonce = b"%bd%d" % (self._secret, self._serial)
+            place = self.bash.files.places.done
+            self._before += state.debug_question(nonce, place, word)
+            found = state.Dump.found(nonce, self._do(state.question(nonce, place, word)))
+            if found is not None:
+                break
+        else:
+            self.way = protocol.Way()
+            if not desperate:  # perhaps there is no builtin left to read a file with
+                self._before += b"\\builtin enable . source return\n"
+                self._learn(desperate=True)
+            self.dirty = self._unsure = False  # before the next text there is nothing to be learned
+            return
+        self._word = word
+        self._guarded = self._guarded and found.exit_trap is not None
+        if self._guarded:
+            found.without_exit_trap()
+        self._dump = found
+        self.way = protocol.way(found.functions(), found.disabled()) or way
+        self.dirty = self._unsure = False
+
+    def state(self) -> state.State:
+        """What the shell remembers now."""
+        if self.dirty or self._dump is None:
+            self.learn()
+        if self._dump is None:
+            raise LaunchFailed(
+                "the shell does not tell its state",
+                why="functions hide its builtins, or a DEBUG trap vetoes every command",
+                fix="use restart()",
+            )
+        return self._dump.state()
+
+    def remembered(self) -> Remembered:
+        """What the shell is now."""
+        if self.dirty or self._dump is None:
+            self.learn()
+        return Remembered(self._dump, self.status, self.cwd)
+
+    def directory(self) -> str:
+        """Where the shell is."""
+        if not self.cwd:
+            self._do(b"")
+        return os.fsdecode(self.cwd)
+
+    def come_back(self) -> None:
+        """Enter the present directory by its name, or the root if it is not there any more."""
+        if not self.cwd:
+            self._do(b"")
+        where, back = quoted(self.cwd), quoted(self._oldpwd)
+        self._before += b"\\builtin cd -- %b 2>/dev/null || \\builtin cd -- /\n" % where
+        self._before += b"OLDPWD=%b\n" % back if self._oldpwd else b"\\unset OLDPWD\n"
+        try:
+            self._do(b"")
+        except Ended:
+            self.replace()
+
+    # ---------------------------------------------------------------- another bash
+
+    def become(self, remembered: Remembered | None) -> None:
+        """Be in the state that was remembered, with another bash if need be; without one, as at the beginning."""
+        if remembered is not None and remembered.dump is not None and self.bash.idle():
+            now = self.remembered()
+            if now.dump is not None and now.dump.is_as(remembered.dump) and not self.newest_job:
+                self.status, self.cwd = remembered.status, remembered.cwd
+                self.come_back()
+                return
+        self.restart()
+        if remembered is not None:
+            self._dump, self.status, self.cwd = remembered.dump, remembered.status, remembered.cwd
+            self.replace()
+
+    def restart(self) -> None:
+        """Another bash, as at the beginning."""
+        old, self.bash = self.bash, self.bash.again()
+        old.close()
+        self._forget()
+
+    def replace(self) -> None:
+        """Another bash in place of the one that has ended, with the state that is known."""
+        if not self._checked and self.bash.why:
+            raise LaunchFailed(
+                "bash could not be started", why=self.bash.why, fix="install bash, or let the policy show it"
+            )
+        known, status, cwd = self._dump, self.status, self.cwd
+        for careful in (False, True, None):
+            self.restart()
+            self._before = b""
+            try:
+                self._learn()
+                self._usual = self._dump
+                if known is not None and careful is not None:
+                    self._do(known.replay(self._usual, careful=careful))
+                    self._learn()
+                elif cwd:
+                    self._do(b"\\builtin cd -- %b\n" % quoted(cwd))
+                break
+            except Ended:
+                continue  # something in the state ends any shell that has it
+        self._dump = self._dump or known
+        self.status = status
+
+    def check_version(self) -> None:
+        """See once that this bash is one that we can talk to."""
+        if self._checked or not self.bash.hello:
+            return
+        numbers = tuple(int(part) for part in self.bash.hello.split(b".")[:2] if part.isdigit())
+        if numbers < OLDEST:
+            raise BackendUnavailable(
+                f"bash {'.'.join(map(str, numbers))} is too old for a session",
+                why=f"it tells its state and takes it back from bash {'.'.join(map(str, OLDEST))} on",
+                fix="install a newer bash where the policy shows it",
+            )
+        self._checked = True
+
+
+def _nobody(_: bytes) -> None:
+    pass

@@ -1,0 +1,207 @@
+"""From a policy and a workspace to a sandbox that is open: the line to its agent, and what holds.
+
+On the namespaces backend a sandbox is taken from those that wait ready. On any other the
+agent is the command that the backend confines, and it starts everything else inside.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .. import backends
+from .._value import Value
+from ..backends.base import Gap
+from ..errors import InvalidCall, PolicyError, PolicyNotEnforceable
+from ..policy import Policy
+from ..policy.workspace import PLACE, compile_session
+from ..view import find_program
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Literal
+
+    from ..backends.base import Backend, Enforcement
+    from ..policy.plan import Plan
+    from ..zygote.client import Layers
+    from .layering import Layering
+    from .link import AgentLink, OpenedShell
+
+MODES = ("overlay", "bind", "readonly")
+#: Those that show a directory at another place than its own.
+_MOVE = ("namespaces", "bwrap", "systemd")
+_OWN_LAYER = "namespaces"
+#: Those on which the agent needs no interpreter inside, or has all of the host.
+_NO_INTERPRETER = ("namespaces", "native")
+
+
+class Settings(Value):
+    """What a sandbox is to be."""
+
+    workspace: str | None
+    policy: Policy
+    backend: str
+    mode: str
+    best_effort: bool
+    env: Mapping[str, str]
+
+
+class Decision(Value):
+    """How it will be. `workspace` is the plan of the workspace alone, as the host sees it."""
+
+    backend: Backend
+    plan: Plan
+    workspace: Plan | None
+    enforced: Enforcement
+
+
+class Opened(Value):
+    """A sandbox that is there, with one shell in it.
+
+    Further shells start with `environment` in `directory`; empty: as the agent was started.
+    `uid` is who its processes are on the host, if that is not us. `layering` is where changes to
+    its workspace go, and `workspace` makes a mount of it with other layers.
+    """
+
+    link: AgentLink
+    shell: OpenedShell
+    decided: Decision
+    bash: str
+    environment: Mapping[str, str]
+    directory: str
+    uid: int | None
+    layering: Layering | None = None
+    workspace: Callable[[Layers], int] | None = None
+
+
+def settings(  # noqa: PLR0917 - as Sandbox takes them
+    workspace: object = None,
+    policy: object = None,
+    backend: object = "auto",
+    mode: object = "overlay",
+    best_effort: object = False,
+    env: object = None,
+) -> Settings:
+    """The arguments of a Sandbox, checked as far as that needs no look at the host's backends."""
+    from ..policy.environment import checked
+
+    if policy is None:
+        policy = Policy.agent()
+    if not isinstance(policy, Policy):
+        raise PolicyError(f"policy is {policy!r}", why="it is not a Policy", fix="say Policy.agent()")
+    if mode not in MODES:
+        raise InvalidCall(f"there is no mode {mode!r}", fix=f"choose {', '.join(MODES)}")
+    if not isinstance(best_effort, bool):
+        raise InvalidCall(f"best_effort is {best_effort!r}", why="it is neither True nor False")
+    if backend != "auto":
+        backends.get(str(backend))
+    if workspace is not None:
+        if not isinstance(workspace, str | os.PathLike):
+            raise InvalidCall(f"workspace is {workspace!r}", why="it is not a path")
+        workspace = os.path.realpath(os.path.expanduser(os.fsdecode(workspace)))
+        if not os.path.isdir(workspace):
+            raise InvalidCall(
+                f"the workspace {workspace!r} is not a directory", fix="make it first, or leave it out"
+            )
+    variables = checked({} if env is None else env)
+    return Settings(workspace, policy, str(backend), str(mode), best_effort, variables)
+
+
+def decide(asked: Settings) -> Decision:
+    """Which backend it will be, with which plan, and what that holds. Starts nothing but probes."""
+    name = asked.backend
+    if asked.mode == "overlay" and asked.workspace is not None:
+        name = _with_layers(name)
+    moved = name in _MOVE or (name == "auto" and sys.platform != "darwin")
+    found = _decided(asked, asked.policy, name, moved=moved)
+    if moved and found.backend.name not in _MOVE:  # the best there is shows directories where they are
+        moved = False
+        found = _decided(asked, asked.policy, found.backend.name, moved=False)
+    python = os.path.realpath(sys.executable)
+    if found.backend.name not in _NO_INTERPRETER and not found.plan.shows(python):
+        # The agent is a program of ours for the interpreter that runs us; a grant of it must do.
+        policy = asked.policy.with_read(os.path.realpath(sys.base_prefix))
+        found = _decided(asked, policy, found.backend.name, moved=moved)
+    if moved:
+        return found
+    why = f"{found.backend.name} shows every directory at its own place: the workspace is not at {PLACE}"
+    gap = Gap("workspace", why, f"choose {_MOVE[0]} or {_MOVE[1]}", documented=True)
+    return found.replace(enforced=found.enforced.replace(gaps=(*found.enforced.gaps, gap)))
+
+
+def _decided(asked: Settings, policy: Policy, name: str, *, moved: bool) -> Decision:
+    # What goes to a layer of its own changes nothing of the host's: there is nothing to protect there.
+    access: Literal["read", "write"] = "write" if asked.mode == "bind" else "read"
+    plan, workspace = compile_session(policy, asked.workspace, access=access, moved=moved, env=asked.env)
+    backend, enforced = backends.choose(plan, name, best_effort=asked.best_effort)
+    return Decision(backend, plan, workspace, enforced)
+
+
+def open_agent(asked: Settings, layering: Layering | None = None) -> Opened:
+    """A new sandbox, or the error that says why there is none. Nothing is left of one that failed.
+
+    `layering` is where its workspace's changes begin, if not with none.
+    """
+    decided = decide(asked)
+    plan = decided.plan
+    bash = find_program(plan, "bash")
+    if decided.backend.name == "namespaces":
+        return _take(decided, asked, bash, layering)
+    from .launched import launch_agent
+
+    link, shell, uid = launch_agent(decided.backend, plan, bash)
+    return Opened(link, shell, decided, bash, {}, "", uid)
+
+
+def _take(decided: Decision, asked: Settings, bash: str, layering: Layering | None) -> Opened:
+    from ..zygote import client
+    from .link import AgentLink
+
+    plan = decided.plan
+    if layering is None and asked.workspace is not None and asked.mode == "overlay":
+        from .layering import Layering
+
+        layering = Layering(asked.workspace)
+    try:
+        taken = client.open_sandbox(plan, bash, layering.mounted() if layering else None)
+    except BaseException:
+        if layering:
+            layering.close()
+        raise
+
+    def ended() -> None:
+        taken.close()
+        if layering:
+            layering.close()
+
+    link = AgentLink(taken.line, ended)
+    try:
+        shell = link.announced()
+    except BaseException:
+        link.close()
+        raise
+    return Opened(
+        link, shell, decided, bash, plan.environment(), plan.cwd, taken.uid, layering, taken.workspace
+    )
+
+
+def _with_layers(name: str) -> str:
+    if name not in ("auto", _OWN_LAYER):
+        raise _no_layer(f"the {name} backend has no layer of its own to keep changes in")
+    if _OWN_LAYER not in backends.NAMES:
+        raise _no_layer("this version has no backend that keeps changes in a layer")
+    probe = backends.get(_OWN_LAYER).probe()
+    if not probe.usable:
+        raise _no_layer(probe.why)
+    return _OWN_LAYER
+
+
+def _no_layer(why: str) -> PolicyNotEnforceable:
+    gap = Gap("workspace", why, "choose mode='bind' or mode='readonly'")
+    return PolicyNotEnforceable(
+        "the workspace cannot be shown copy-on-write (mode='overlay')",
+        why=why,
+        fix=f"use the {_OWN_LAYER} backend, or choose mode='bind' (writes through) or mode='readonly'",
+        gaps=(gap,),
+    )

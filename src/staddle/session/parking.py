@@ -1,0 +1,59 @@
+"""Which shells keep their files open: those that were used last.
+
+A shell at rest needs two descriptors and its sandbox one; in use it needs seven more. A host
+program with hundreds of sandboxes would run out of them, so the ones that nobody has used for
+longest give theirs back, and ask for them again when they are used.
+"""
+
+from __future__ import annotations
+
+import _thread
+import resource
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .shell import Shell
+
+#: Descriptors that a shell in use has more than one at rest.
+EACH = 7
+#: What the rest of the host program may need, at least.
+_OTHERS = 64
+
+
+def room(limit: int) -> int:
+    """How many shells may keep their files open under this limit of open files: a third of it is for them."""
+    return max(2, (limit - _OTHERS) // 3 // EACH)
+
+
+class Parking:
+    """The shells of this process that have their files open, the one used longest ago first."""
+
+    def __init__(self) -> None:
+        self._shells: dict[Shell, None] = {}
+        self._turn = _thread.allocate_lock()
+        self._room = 0
+
+    def used(self, shell: Shell) -> None:
+        """`shell` is about to be used; another one may have to give back its files."""
+        crowd = []
+        with self._turn:
+            self._shells.pop(shell, None)
+            self._shells[shell] = None
+            if len(self._shells) > self._room:
+                self._room = room(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+                crowd = [other for other in self._shells if other is not shell]
+                crowd = crowd[: max(0, len(self._shells) - self._room)]
+                for other in crowd:
+                    del self._shells[other]
+        for other in crowd:
+            if not other.park():  # it is busy: it counts as used
+                with self._turn:
+                    self._shells.setdefault(other)
+
+    def forget(self, shell: Shell) -> None:
+        """`shell` is closed."""
+        with self._turn:
+            self._shells.pop(shell, None)
+
+
+PARKING = Parking()

@@ -1,0 +1,277 @@
+"""Warm sandboxes: opened ahead, handed out at once, never used by two.
+
+    with Pool(4, workspace="project") as pool:
+        with pool.sandbox() as sb:
+            sb.run("make test")
+
+What one user leaves in a sandbox the next must not find. A sandbox that is given back is
+therefore closed, and a fresh one takes its place.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from ..errors import InvalidCall, PoolExhausted, SandboxClosed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any, Self
+
+    from .sandbox import Sandbox
+
+#: After a sandbox could not be opened ahead, how long before that is tried again unasked.
+_AFTER_FAILURE = 5.0
+
+
+class Pool:
+    """At most `size` sandboxes at a time, `minimum` of them (default: all) always warm.
+
+    A warm one beyond `minimum` that nobody took for `idle` seconds is closed. The other
+    arguments are those of Sandbox, the same for each. Safe to use from any thread.
+    """
+
+    def __init__(
+        self, size: int, *, minimum: int | None = None, idle: float | None = 300.0, **options: Any
+    ) -> None:
+        self._size = _count("size", size, 1, None)
+        self._minimum = self._size if minimum is None else _count("minimum", minimum, 0, self._size)
+        if idle is not None and (isinstance(idle, bool) or not isinstance(idle, int | float) or idle <= 0):
+            raise InvalidCall(f"idle is {idle!r}", why="it is not a positive number of seconds")
+        self._idle = idle
+        self._open = _opener(options)
+        self._changed = threading.Condition()
+        self._warm: list[tuple[Sandbox, float]] = []  # the freshest last, with the time it became warm
+        self._taken: set[Sandbox] = set()
+        self._leaving: list[Sandbox] = []
+        self._opening = 0
+        self._busiest = 0  # how many were in use at once, since some were last found idle
+        self._not_before = 0.0
+        self._closed = False
+        self._attendant = threading.Thread(target=self._attend, name="staddle-pool", daemon=True)
+        self._attendant.start()
+
+    # For users.
+
+    def acquire(self, timeout: float | None = None) -> Sandbox:
+        """A sandbox that nobody has used. Waits for one to become free, at most `timeout` seconds."""
+        if timeout is not None and (
+            isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
+        ):
+            raise InvalidCall(f"timeout is {timeout!r}", why="it is not a number of seconds")
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while True:
+                self._refuse_closed()
+                if self._warm:
+                    sandbox, _ = self._warm.pop()
+                    if not sandbox.alive:
+                        self._leaving.append(sandbox)
+                        self._changed.notify_all()
+                        continue
+                    self._take(sandbox)
+                    return sandbox
+                if self._all() < self._size:
+                    self._opening += 1
+                    break
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    raise PoolExhausted(
+                        f"no sandbox became free in {timeout:g} seconds",
+                        why=f"all {self._size} are in use",
+                        fix="release them sooner, or make the pool larger",
+                    )
+                self._changed.wait(left)
+        return self._open_here()
+
+    def release(self, sandbox: Sandbox) -> None:
+        """Give it back. It is closed, with all that was left in it; a fresh one takes its place."""
+        with self._changed:
+            if sandbox not in self._taken:
+                if self._closed:
+                    return
+                raise InvalidCall(
+                    "this sandbox is not taken from the pool", why="it is not of this pool, or was released"
+                )
+            self._taken.discard(sandbox)
+            self._leaving.append(sandbox)
+            self._changed.notify_all()
+
+    def sandbox(self, timeout: float | None = None) -> Borrowed:
+        """One for a `with` block: acquired at its beginning, released at its end."""
+        return Borrowed(self, timeout)
+
+    def close(self) -> None:
+        """Close every sandbox of the pool, those in use too. A second time does nothing."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            leaving = [*self._taken, *(sandbox for sandbox, _ in self._warm)]
+            self._taken.clear()
+            self._warm.clear()
+            self._changed.notify_all()
+        for sandbox in leaving:
+            sandbox.close()
+        self._attendant.join()
+
+    @property
+    def warm(self) -> int:
+        """How many are ready to be taken at this moment."""
+        return len(self._warm)
+
+    @property
+    def in_use(self) -> int:
+        """How many are taken at this moment."""
+        return len(self._taken)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self.warm} warm, {self.in_use} in use"
+        return f"<Pool of {self._size}: {state}>"
+
+    # The caller's thread.
+
+    def _all(self) -> int:
+        return len(self._warm) + len(self._taken) + self._opening
+
+    def _take(self, sandbox: Sandbox) -> None:
+        self._taken.add(sandbox)
+        self._busiest = max(self._busiest, len(self._taken))
+        self._changed.notify_all()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise SandboxClosed("the pool is closed", fix="make a new one")
+
+    def _open_here(self) -> Sandbox:
+        """None was warm: the caller opens one itself, and hears itself why that failed."""
+        try:
+            sandbox = self._open()
+        except BaseException:
+            with self._changed:
+                self._opening -= 1
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            self._opening -= 1
+            if not self._closed:
+                self._take(sandbox)
+                return sandbox
+        sandbox.close()
+        self._refuse_closed()
+        raise AssertionError("a pool that was closed is open again: this is a bug, please report it")
+
+    # The attendant's thread: whatever takes time and nobody waits for.
+
+    def _attend(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._leaving or self._closed or self._may_open() or self._stale()):
+                    self._changed.wait(self._patience())
+                leaving = [*self._leaving, *self._evicted()]
+                self._leaving.clear()
+                opening = not self._closed and self._may_open()
+                if self._closed and not leaving:
+                    return
+                self._opening += opening
+            for sandbox in leaving:
+                sandbox.close()
+            if opening:
+                self._open_ahead()
+
+    def _open_ahead(self) -> None:
+        try:
+            sandbox = self._open()
+        except Exception:
+            # Whoever asks next tries it in their own thread, and is told why it fails.
+            with self._changed:
+                self._opening -= 1
+                self._not_before = time.monotonic() + _AFTER_FAILURE
+                self._changed.notify_all()
+            return
+        with self._changed:
+            self._opening -= 1
+            if self._closed:
+                self._leaving.append(sandbox)
+            else:
+                self._warm.append((sandbox, time.monotonic()))
+            self._changed.notify_all()
+
+    def _may_open(self) -> bool:
+        wanted = max(self._minimum, self._busiest - len(self._taken))
+        few = len(self._warm) + self._opening < wanted and self._all() < self._size
+        return few and time.monotonic() >= self._not_before
+
+    def _stale(self) -> bool:
+        if self._idle is None or len(self._warm) <= self._minimum:
+            return False
+        return time.monotonic() >= self._warm[0][1] + self._idle
+
+    def _evicted(self) -> list[Sandbox]:
+        gone: list[Sandbox] = []
+        while self._stale():
+            gone.append(self._warm.pop(0)[0])
+            self._busiest = len(self._taken) + len(self._warm)
+        return gone
+
+    def _patience(self) -> float | None:
+        now = time.monotonic()
+        moments = [self._not_before] if self._not_before > now else []
+        if self._idle is not None and len(self._warm) > self._minimum:
+            moments.append(self._warm[0][1] + self._idle)
+        return max(0.0, min(moments) - now) if moments else None
+
+
+class Borrowed:
+    """A sandbox of a pool for the length of a `with` block."""
+
+    def __init__(self, pool: Pool, timeout: float | None) -> None:
+        self._pool = pool
+        self._timeout = timeout
+        self._sandbox: Sandbox | None = None
+
+    def __enter__(self) -> Sandbox:
+        self._sandbox = self._pool.acquire(self._timeout)
+        return self._sandbox
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self._sandbox is not None:
+            self._pool.release(self._sandbox)
+
+
+def _opener(options: dict[str, Any]) -> Callable[[], Sandbox]:
+    from .sandbox import Sandbox
+
+    Sandbox.check(**options)  # a policy that means nothing is an error now, not in the attendant
+
+    def opened() -> Sandbox:
+        sandbox = Sandbox(**options)
+        try:
+            sandbox.warm_up()
+        except BaseException:
+            sandbox.close()
+            raise
+        return sandbox
+
+    return opened
+
+
+def _count(name: str, value: object, least: int, most: int | None) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidCall(f"{name} is {value!r}", why="it is not a whole number")
+    if value < least or (most is not None and value > most):
+        raise InvalidCall(f"{name} is {value!r}", fix=f"choose {least} to {most}" if most else "at least 1")
+    return value

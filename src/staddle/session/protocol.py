@@ -1,0 +1,235 @@
+r"""What is said to a shell, and what it answers: a run as a state machine. No I/O.
+
+    \. STATUS && \:                                   only when `$?` has to be something for the text
+    [NAME=value ...] \. TEXT <INPUT >OUTPUT 2>ERRORS
+    ((0)) 2>DONE >"NOWHERE/NONCE.$?.$-.${!-}..." || _=
+
+The last line is how a shell says that a command is over. NOWHERE does not exist, so the
+redirection fails, and bash's message, with the path in it, goes to the DONE pipe. It needs no
+builtin that a function or an alias may hide, no descriptor that a command may have closed, and no
+DEBUG trap can veto it; `set -e` and ERR traps do not see it; it creates no file. An answer
+without this run's nonce is noise.
+"""
+
+from __future__ import annotations
+
+from .._value import Value
+from .quoting import quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Steps of ending a run, as the agent knows them, and how long each may take.
+INTERRUPT, HOLD, KILL, KILL_SHELL, TIDY = 1, 2, 3, 4, 5
+LADDER = ((INTERRUPT, 0.15), (HOLD, 0.15), *((KILL, 0.05),) * 10, (KILL_SHELL, 2.0))
+#: What the shell says by itself is kept up to here, to look for its answer in it.
+_LONGEST_NOISE = 64 << 10
+
+
+class Places(Value):
+    """Where the shell finds its files."""
+
+    text: bytes
+    status: bytes
+    done: bytes
+    input: bytes
+    output: bytes
+    errors: bytes
+    nowhere: bytes
+
+
+class Answer(Value):
+    """What the shell says when a command is over."""
+
+    status: int
+    flags: bytes
+    newest_job: int
+    cwd: bytes
+    oldpwd: bytes
+
+
+class Way(Value):
+    """How builtins are reached in a shell where functions may have their names."""
+
+    source: bytes = b"\\."
+    give_back: bytes = b"return"
+
+
+#: In order of preference: the words, the names that must not be functions, and those that must be enabled.
+_SOURCES = (
+    (b"\\.", {b"."}, {b"."}),
+    (b"\\source", {b"source"}, {b"source"}),
+    (b"\\builtin .", {b"builtin"}, {b"builtin", b"."}),
+    (b"\\builtin source", {b"builtin"}, {b"builtin", b"source"}),
+    (b"\\command .", {b"command"}, {b"command", b"."}),
+    (b"\\command source", {b"command"}, {b"command", b"source"}),
+)
+_RETURNS = (
+    (b"return", {b"return"}, {b"return"}),
+    (b"builtin return", {b"builtin"}, {b"builtin", b"return"}),
+    (b"command return", {b"command"}, {b"command", b"return"}),
+)
+#: Every way to try when none is known to work.
+WAYS = tuple(Way(words) for words, _, _ in _SOURCES)
+
+
+def way(functions: frozenset[bytes], disabled: frozenset[bytes]) -> Way | None:
+    """How to reach builtins past these functions and without those builtins; None when there is no way."""
+
+    def first(choices: tuple[tuple[bytes, set[bytes], set[bytes]], ...]) -> bytes | None:
+        for words, hidden, needed in choices:
+            if not hidden & functions and not needed & disabled:
+                return words
+        return None
+
+    source, give_back = first(_SOURCES), first(_RETURNS)
+    return Way(source, give_back) if source and give_back else None
+
+
+def lines(
+    places: Places,
+    nonce: bytes,
+    way: Way,
+    *,
+    status: int = 0,
+    env: Mapping[str, str] | None = None,
+    cwd: bytes | None = None,
+    has_input: bool = False,
+    before: bytes = b"",
+) -> bytes:
+    """What is written to the control pipe to run the text. `before` are whole lines of our own."""
+    source = b"%b %b <%b >%b 2>%b" % (
+        way.source,
+        places.text,
+        places.input if has_input else b"/dev/null",
+        places.output,
+        places.errors,
+    )
+    if env:
+        # `command`: in POSIX mode the variables of a special builtin would stay.
+        assignments = b" ".join(name.encode() + b"=" + quoted(_bytes(value)) for name, value in env.items())
+        special = way.source[1:]
+        source = b"%b \\command %b%b" % (assignments, special, source[len(way.source) :])
+    restore = b"%b %b" % (way.source, places.status)
+    if cwd is not None:
+        inner = b"%b || %b" % (restore, source) if status else source
+        source = b"\\builtin cd -- %b 2>%b && { %b; }" % (quoted(cwd), places.errors, inner)
+    elif status:
+        source = b"%b && \\:\n%b" % (restore, source)
+    return b"%b%b\n%b" % (before, source, question(places, nonce))
+
+
+def question(places: Places, nonce: bytes) -> bytes:
+    """The line that has the shell answer."""
+    return b'((0)) 2>%b >"%b/%b.$?.$-.${!-}.${PWD-}/%b.${OLDPWD-}/%b" || _=\n' % (
+        *(places.done, places.nowhere),
+        *(nonce,) * 3,
+    )
+
+
+def answer(nonce: bytes, noise: bytes) -> Answer | None:
+    """The answer with this nonce, if it is in there. Everything in it comes from inside."""
+    mark = b"/%b." % nonce
+    start = noise.find(mark)
+    while start >= 0:  # `set -v` has the question itself in there, before the answer
+        middle = noise.find(mark, start + len(mark))
+        end = noise.find(mark[:-1], middle + len(mark)) if middle >= 0 else -1
+        if end < 0:
+            return None
+        status, flags, job, cwd = (noise[start + len(mark) : middle].split(b".", 3) + [b""] * 3)[:4]
+        if status.isdigit() and len(status) <= 3 and len(job) <= 9 and (job.isdigit() or not job):
+            oldpwd = noise[middle + len(mark) : end]
+            return Answer(int(status), flags[:64], int(job or 0), cwd[:4096], oldpwd[:4096])
+        start = noise.find(mark, start + len(mark))
+    return None
+
+
+class Run:
+    """One command, from its first byte until it is over.
+
+    Fed with what came from the shell and with the time; says what to write, which step of the
+    ladder to ask the agent for, and when to look again.
+    """
+
+    def __init__(
+        self, nonce: bytes, unwritten: bytes, now: float, timeout: float | None, serial: int = 0
+    ) -> None:
+        self.nonce, self.serial = nonce, serial
+        self.unwritten = memoryview(unwritten)
+        self.began = now
+        self.deadline = None if timeout is None else now + timeout
+        self.answer: Answer | None = None
+        self.lost = False
+        self.refused = False
+        self.ended: int | None = None
+        self.reason: str | None = None
+        self._rung = 0
+        self._noise = b""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come of it: the shell has answered, or there is none."""
+        return self.answer is not None or self.ended is not None or self.lost
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether the ladder was begun: there may be something to tidy up."""
+        return self._rung > 0
+
+    @property
+    def held(self) -> bool:
+        """Whether the shell was kept from starting processes, and may have complained."""
+        return self._rung > 1
+
+    def wrote(self, count: int) -> None:
+        """So many bytes went into the control pipe."""
+        self.unwritten = self.unwritten[count:]
+
+    def heard(self, data: bytes, places: Places) -> None:
+        """The shell said this on its done pipe."""
+        self._noise = noise = (self._noise + data)[-_LONGEST_NOISE:]
+        self.answer = answer(self.nonce, noise)
+        if self.answer is not None:
+            # What it says of the files of a text, it says instead of running it: it has no
+            # descriptor left for them.
+            self.refused = self.answer.status == 1 and (
+                b": redirection error: " in noise
+                or any(place + b": " in noise for place in (places.output, places.errors, places.input))
+            )
+        else:
+            # Nor for its answer; or it may not redirect.
+            self.lost = places.done + b": " in noise
+
+    def shell_ended(self, status: int) -> None:
+        """The process of the shell is gone; `status` is what waitpid says."""
+        self.ended = status
+
+    def interrupt(self, reason: str, now: float) -> None:
+        """Somebody wants it to be over."""
+        if self.reason is None:
+            self.reason = reason
+            self.deadline = now
+
+    def poked(self, serial: int, now: float) -> None:
+        """Somebody pokes: at this run, or at one before it."""
+        if serial == self.serial:
+            self.interrupt("cancelled", now)
+
+    def step(self, now: float) -> int | None:
+        """The step to ask the agent for now, if the time has come for one."""
+        if self.over or self.deadline is None or now < self.deadline:
+            return None
+        if self.reason is None:
+            self.reason = "timeout"
+        if self._rung >= len(LADDER):
+            self.lost = True  # killed, and still nobody says that it is dead: there is no agent
+            return None
+        step, patience = LADDER[self._rung]
+        self._rung += 1
+        self.deadline = now + patience
+        return step
+
+
+def _bytes(value: str) -> bytes:
+    return value.encode("utf-8", "surrogateescape")

@@ -1,0 +1,133 @@
+"""Words as bash writes and reads them. Pure.
+
+Bash prints its state as commands that would make it again, quoted in one of three ways. This
+reads exactly what it prints, and no more of the language than that.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ESCAPES = {
+    ord("a"): 7,
+    ord("b"): 8,
+    ord("e"): 27,
+    ord("E"): 27,
+    ord("f"): 12,
+    ord("n"): 10,
+    ord("r"): 13,
+    ord("t"): 9,
+    ord("v"): 11,
+    ord("\\"): 92,
+    ord("'"): 39,
+    ord('"'): 34,
+    ord("?"): 63,
+}
+_OCTAL = b"01234567"
+_HEX = b"0123456789abcdefABCDEF"
+_IN_DOUBLE_QUOTES = b'$`"\\\n'
+
+
+def quoted(word: bytes) -> bytes:
+    """One word, whatever is in it, as bash reads it."""
+    return b"'" + word.replace(b"'", b"'\\''") + b"'"
+
+
+class Unreadable(ValueError):
+    """This is not how bash quotes."""
+
+
+class Reader:
+    """Reads words from what bash printed."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def peek(self) -> int:
+        """The next byte, or -1 at the end."""
+        return self.data[self.at] if self.at < len(self.data) else -1
+
+    def skip(self, what: bytes) -> bool:
+        """Go past `what`, if it is next."""
+        if self.data.startswith(what, self.at):
+            self.at += len(what)
+            return True
+        return False
+
+    def word(self, stop: bytes = b" \n") -> bytes:
+        """The next word without its quotes, up to an unquoted byte of `stop`."""
+        out = bytearray()
+        data = self.data
+        while self.at < len(data) and data[self.at] not in stop:
+            byte = data[self.at]
+            self.at += 1
+            if byte == 0x27:  # '
+                end = self._find(b"'")
+                out += data[self.at : end]
+                self.at = end + 1
+            elif byte == 0x22:  # "
+                self._double(out)
+            elif byte == 0x24 and self.peek() == 0x27:  # $'
+                self.at += 1
+                self._ansi(out)
+            elif byte == 0x5C:  # backslash
+                out.append(self._next())
+            else:
+                out.append(byte)
+        return bytes(out)
+
+    def _find(self, what: bytes) -> int:
+        end = self.data.find(what, self.at)
+        if end < 0:
+            raise Unreadable("a quote is not closed")
+        return end
+
+    def _next(self) -> int:
+        if self.at >= len(self.data):
+            raise Unreadable("it is cut short")
+        self.at += 1
+        return self.data[self.at - 1]
+
+    def _double(self, out: bytearray) -> None:
+        while (byte := self._next()) != 0x22:
+            if byte == 0x5C and self.peek() in _IN_DOUBLE_QUOTES:
+                byte = self._next()
+            out.append(byte)
+
+    def _ansi(self, out: bytearray) -> None:
+        while (byte := self._next()) != 0x27:
+            if byte != 0x5C:
+                out.append(byte)
+                continue
+            byte = self._next()
+            if byte in _ESCAPES:
+                out.append(_ESCAPES[byte])
+            elif byte in _OCTAL:
+                self.at -= 1
+                out.append(int(self._digits(_OCTAL, 3), 8) & 0xFF)
+            elif byte == 0x78:  # x
+                out.append(int(self._digits(_HEX, 2), 16))
+            elif byte in (0x75, 0x55):  # u, U
+                out += chr(int(self._digits(_HEX, 4 if byte == 0x75 else 8), 16)).encode()
+            else:
+                out += bytes((0x5C, byte))
+
+    def _digits(self, allowed: bytes, most: int) -> bytes:
+        start = self.at
+        while self.at < len(self.data) and self.at - start < most and self.data[self.at] in allowed:
+            self.at += 1
+        if start == self.at:
+            raise Unreadable("an escape without a number")
+        return self.data[start : self.at]
+
+
+def statements(data: bytes) -> Iterator[bytes]:
+    """What bash printed, a statement at a time, each as it is printed: newlines in quotes do not end one."""
+    reader = Reader(data)
+    while reader.at < len(data):
+        start = reader.at
+        reader.word(b"\n")
+        yield data[start : reader.at]
+        reader.at += 1

@@ -1,0 +1,138 @@
+"""Output of background jobs that comes after their command is over.
+
+A job that holds the pipes of its command keeps them, and the next command gets new ones. The
+old ones are read here, by one thread for all sandboxes, into bounded logs: a pipe that nobody
+reads would stop the job, one that is closed would kill it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import select
+
+from ..output import HeadTail
+
+#: How much of each stream is kept; the beginning and the end.
+KEPT = 256 << 10
+_AT_ONCE = 1 << 16
+_PIECES = 17  # of that size: more than the largest pipe that an ordinary user can make
+
+
+class LateOutput:
+    """What the jobs that one command left behind print.
+
+    `job` is the newest of them, as `$!` said after the command. `open` says that somebody may
+    still print.
+    """
+
+    def __init__(self, job: int | None, command: bytes, kept: int | None = KEPT) -> None:
+        self.job, self.command = job, command
+        self.stdout, self.stderr = HeadTail(kept), HeadTail(kept)
+        self.open = False
+        self._streams: dict[int, HeadTail] = {}
+        self._turn = _thread.allocate_lock()
+
+    def follow(self, stdout: int, stderr: int) -> None:
+        """Take over these pipes (-1: none); their end is waited for in the background."""
+        for fd, log in ((stdout, self.stdout), (stderr, self.stderr)):
+            if fd >= 0:
+                self._streams[fd] = log
+        self.open = bool(self._streams)
+        for fd in tuple(self._streams):
+            _READER.add(fd, self)
+
+    def catch_up(self) -> None:
+        """Take what is there at this moment, without the thread; at most what the pipes hold."""
+        for fd in tuple(self._streams):
+            for _ in range(_PIECES):
+                self.read(fd)
+
+    def texts(self) -> tuple[bytes, bytes]:
+        """Standard output and standard error, as far as they are kept."""
+        with self._turn:
+            return self.stdout.value(), self.stderr.value()
+
+    def read(self, fd: int) -> bool:
+        """Take what is there; whether more may come. For the reader."""
+        with self._turn:
+            log = self._streams.get(fd)
+            if log is None:
+                return False
+            try:
+                data = os.read(fd, _AT_ONCE)
+            except BlockingIOError:
+                return True
+            except OSError:
+                data = b""
+            if data:
+                log.feed(data)
+                return True
+            return False
+
+    def end(self, fd: int) -> None:
+        """Nothing more comes from there. For the reader."""
+        with self._turn:
+            if self._streams.pop(fd, None):
+                os.close(fd)
+            self.open = bool(self._streams)
+
+    def close(self) -> None:
+        """Read no more of it; its sandbox has ended."""
+        for fd in tuple(self._streams):
+            _READER.drop(fd, self)
+
+
+class _Reader:
+    """The thread that reads them all, started by the first one."""
+
+    def __init__(self) -> None:
+        self._epoll: select.epoll | None = None
+        self._late: dict[int, LateOutput] = {}
+        self._turn = _thread.allocate_lock()
+        self._process = 0
+
+    def add(self, fd: int, late: LateOutput) -> None:
+        """Read from `fd` until nobody else has it open."""
+        with self._turn:
+            if self._epoll is None or self._process != os.getpid():  # a forked child has no thread of it
+                self._epoll, self._process = select.epoll(), os.getpid()
+                self._late = {}
+                _thread.start_new_thread(self._read, (self._epoll,))
+            self._late[fd] = late
+            self._epoll.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
+
+    def drop(self, fd: int, late: LateOutput) -> None:
+        """Read no more from `fd`, and close it."""
+        with self._turn:
+            if self._late.get(fd) is not late:
+                return
+            del self._late[fd]
+            if self._epoll is not None:
+                # Not left to close(): the pipe stays open elsewhere, and would be reported for ever.
+                try:
+                    self._epoll.unregister(fd)
+                except OSError:
+                    pass
+            late.end(fd)
+
+    def _read(self, epoll: select.epoll) -> None:
+        while True:
+            try:
+                ready = epoll.poll()
+            except (OSError, ValueError):
+                return
+            for fd, _ in ready:
+                late = self._late.get(fd)
+                if late is None:
+                    continue
+                if not late.read(fd):
+                    self.drop(fd, late)
+                    continue
+                try:
+                    epoll.modify(fd, select.EPOLLIN | select.EPOLLONESHOT)
+                except OSError:
+                    continue  # closed with its sandbox meanwhile
+
+
+_READER = _Reader()

@@ -1,0 +1,62 @@
+"""What a text may do to its shell, by its words. Pure; a guess that errs on the safe side.
+
+A wrong guess costs a fraction of a millisecond, or the state of one command when its shell dies.
+"""
+
+from __future__ import annotations
+
+#: May end the shell, or make it deaf.
+_ENDING = (
+    *(
+        b"exit",
+        b"exec",
+        b"kill",
+        b"logout",
+        b"suspend",
+        b"ulimit",
+        b"set -",
+        b"set +",
+        b"errexit",
+        b"restricted",
+    ),
+    *(b"eval", b"source", b". ", b"trap", b"TMOUT", b">&-", b"<&-", b"return", b"enable", b"reboot"),
+)
+#: May leave behind something that does so later.
+_PLANTING = (b"()", b"function", b"alias", b"trap", b"source", b". ", b"eval", b"PROMPT_COMMAND", b"TMOUT")
+#: May hide a builtin, or have a DEBUG trap see ours.
+_HIDING = (b"()", b"function", b"enable", b"source", b". ", b"eval", b"extdebug", b"trap")
+#: May end the shell by itself, so that its EXIT trap runs.
+_LEAVING = (b"exit", b"set -", b"errexit", b"logout", b"source", b". ", b"eval")
+
+
+def may_end(text: bytes) -> bool:
+    """Whether the shell may not survive it."""
+    return any(word in text for word in _ENDING)
+
+
+def may_plant(text: bytes) -> bool:
+    """Whether the shell may not survive a later command because of it."""
+    return any(word in text for word in _PLANTING) and may_end(text)
+
+
+def may_hide(text: bytes) -> bool:
+    """Whether a builtin may not be found afterwards."""
+    return any(word in text for word in _HIDING)
+
+
+def may_leave(text: bytes) -> bool:
+    """Whether the shell may end in good order: an EXIT trap would run."""
+    return any(word in text for word in _LEAVING)
+
+
+def traces(text: bytes) -> bool:
+    """Whether it may switch on `set -x` or `set -v`, which show what an EXIT trap does."""
+    if b"xtrace" in text or b"verbose" in text:
+        return True
+    at = text.find(b"set -")
+    while at >= 0:
+        word = text[at + 5 : at + 21].split(None, 1)[:1]
+        if word and (b"x" in word[0] or b"v" in word[0]):
+            return True
+        at = text.find(b"set -", at + 5)
+    return False

@@ -1,0 +1,413 @@
+"""`Sandbox`: a computer for an agent. A shell that remembers, programs, processes, terminals.
+
+with Sandbox(workspace="project", mode="bind") as sb:
+    sb.run("cd src && make").check()
+    sb.run("pwd").stdout        # /workspace/src: the session remembers
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from weakref import WeakSet
+
+from ..errors import InvalidCall, SandboxClosed
+from . import calls, opening
+from .calls import Call
+from .execution import Execution, Streams, drive
+from .layered import Layered
+from .processes import Process, Processes
+from .session import Session
+from .shell import Shell
+from .terminal import Terminal, size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from os import PathLike
+    from typing import Any, Self, Unpack
+
+    from ..backends.base import Enforcement
+    from ..events import Event
+    from ..policy import Policy
+    from ..policy.plan import Plan
+    from .calls import RunOptions, StreamOptions
+    from .link import Spawned
+    from .processes import Job
+    from .result import Result
+    from .session import SessionState
+    from .snapshots import Snapshot
+    from .streaming import Stream
+
+_MAIN = "main"
+#: A person's prompt: who, where. The shell's own would say `bash-5.2$`.
+_PROMPT = r"\u@\h:\w\$ "
+
+
+class Sandbox(Layered):
+    """A confined place to run commands in, open until `close()`.
+
+    `workspace` is a directory of the host, seen at /workspace. With `mode="overlay"` changes to
+    it stay in the sandbox, with "bind" they are made directly, with "readonly" there are none.
+    Without one, /workspace is empty and gone with the sandbox. `env` are variables for
+    everything in it. What cannot be enforced raises PolicyNotEnforceable before anything
+    runs, or, with `best_effort`, is listed in `enforced`.
+
+    Everything may be called from any thread. After `close()` everything raises SandboxClosed;
+    a command that ran at that moment has a result with `Reason.closed`.
+    """
+
+    def __init__(
+        self,
+        workspace: str | PathLike[str] | None = None,
+        policy: Policy | None = None,
+        *,
+        backend: str = "auto",
+        mode: str = "overlay",
+        best_effort: bool = False,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._closed = True  # until it is open
+        self._begin(opening.settings(workspace, policy, backend, mode, best_effort, env))
+
+    def _begin(self, settings: opening.Settings, snapshot: Snapshot | None = None) -> None:
+        self._closed = True
+        self._process = os.getpid()
+        self._settings = settings
+        self._lock = threading.RLock()
+        self._inside = _Inside(settings, snapshot)
+        self._closed = False
+
+    @classmethod
+    def _continued(cls, settings: opening.Settings, snapshot: Snapshot) -> Self:
+        """Another sandbox that goes on where a snapshot was taken."""
+        made = cls.__new__(cls)
+        made._begin(settings, snapshot)
+        return made
+
+    @staticmethod
+    def check(**arguments: Any) -> None:
+        """Raise what Sandbox(**arguments) would raise before it starts anything."""
+        opening.decide(opening.settings(**arguments))
+
+    # ------------------------------------------------------------ commands
+
+    def run(self, command: str, **options: Unpack[RunOptions]) -> Result:
+        """Run `command` in the sandbox's own session and wait for its end; see `Session.run`."""
+        return self.main.run(command, **options)
+
+    def stream(self, command: str, **options: Unpack[StreamOptions]) -> Stream:
+        """Run `command` in the sandbox's own session, and read what it prints as it comes."""
+        return self.main.stream(command, **options)
+
+    def exec(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> Result:
+        """Run a program with exactly these arguments, without a shell, where the session is.
+
+        It has the session's exported variables, and takes the options of `run`. A program that
+        is not there ends with 127, one that cannot be run with 126. It does not wait for the
+        session's turn for longer than it takes to learn where that is.
+        """
+        words = calls.arguments(argv)
+        call, check = calls.of(words, self.policy.limits, options)
+        result = call.result(drive(self.execution(call, words, self.main.state)))
+        return result.check() if check else result
+
+    def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Process:
+        """Start `command`, shell text or a list of arguments, in the background, where the session is.
+
+        It has the session's exported variables and no timeout; it ends with the sandbox.
+        """
+        return self.background(command, cwd, env, self.main.state)
+
+    def processes(self) -> list[Process | Job]:
+        """What was started, and the jobs that commands left behind; those that ended for a while, too."""
+        inside = self._now()
+        return inside.processes.listed(inside.every_session(), self._tell)
+
+    def terminal(
+        self,
+        argv: Sequence[str] | None = None,
+        *,
+        rows: int = 24,
+        cols: int = 80,
+        term: str = "xterm-256color",
+        cwd: str | PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Terminal:
+        """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
+        return self.open_terminal(argv, rows, cols, term=term, cwd=cwd, env=env, state=self.main.state)
+
+    def interrupt(self) -> None:
+        """End the commands that run now, in every session; processes in the background go on."""
+        inside = self._now()
+        for session in inside.every_session():
+            session.interrupt()
+        for execution in list(inside.executions):
+            execution.interrupt()
+
+    # ------------------------------------------------------------ the whole
+
+    def session(self, name: str) -> Session:
+        """The session of that name: another shell in the same sandbox, made when it is first asked for."""
+        if not isinstance(name, str) or not name:
+            raise InvalidCall(f"the session's name is {name!r}", fix="give it a short text")
+        with self._lock:
+            inside = self._now()
+            return inside.main if name == _MAIN else inside.session(name)
+
+    def reset(self) -> None:
+        """Begin anew: a fresh sandbox takes the place of this one, with nothing left of what was in it.
+
+        What was written to a host directory (mode "bind", or `write` of the policy) stays written.
+        """
+        with self._lock:
+            self._now()
+            fresh = _Inside(self._settings)
+            old, self._inside = self._inside, fresh
+        old.close()
+
+    def close(self) -> None:
+        """End everything in it. A second time does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._process == os.getpid():  # a fork of the program has nothing to end here
+            self._inside.close()
+
+    @property
+    def main(self) -> Session:
+        """The session that `run`, `stream` and `state` use."""
+        return self._now().main
+
+    @property
+    def state(self) -> SessionState:
+        """What the session remembers: env, cwd, functions, aliases, options, history, ..."""
+        return self.main.state
+
+    @property
+    def enforced(self) -> Enforcement:
+        """What is really in force, and every gap."""
+        return self._inside.opened.decided.enforced
+
+    @property
+    def policy(self) -> Policy:
+        """The policy it was opened with."""
+        return self._settings.policy
+
+    @property
+    def plan(self) -> Plan:
+        """What the policy means on this host."""
+        return self._inside.opened.decided.plan
+
+    @property
+    def alive(self) -> bool:
+        """Whether commands can be run in it: it is open, and nothing has killed it."""
+        return not self._closed and self._inside.opened.link.alive
+
+    def violations(self) -> tuple[Event, ...]:
+        """Protected names that appeared in what may be written on the host since it was opened."""
+        from ..view import appeared
+
+        workspace = self._inside.opened.decided.workspace
+        return (*appeared(self.plan), *(() if workspace is None else appeared(workspace)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._closed and not sys.is_finalizing():  # then it ends with us, by itself
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<Sandbox on {self.enforced.backend}{' (closed)' if self._closed else ''}>"
+
+    # ------------------------------------------------------------ for both faces
+
+    def warm_up(self) -> None:
+        """Do now what the first command would have to wait for."""
+        self.main.shell.state()
+
+    def execution(self, call: Call, argv: Sequence[str], state: SessionState) -> Execution:
+        """A program that has just been started for `call`."""
+        inside = self._now()
+        made = Execution(
+            inside.opened.link,
+            argv,
+            {**state.env, **(call.env or {})},
+            _directory(state, call.cwd),
+            uid=inside.opened.uid,
+            stdin=call.stdin,
+            timeout=call.timeout,
+            out=call.out,
+            err=call.err,
+            over=inside.executions.discard,
+        )
+        inside.executions.add(made)
+        return made
+
+    def background(
+        self, command: str | Sequence[str], cwd: object, env: object, state: SessionState
+    ) -> Process:
+        """A program that has just been started in the background."""
+        argv, shown = self._argv(command)
+        inside = self._now()
+        streams = Streams(inside.opened.uid, with_stdin=True)
+        try:
+            spawned = inside.opened.link.spawn(
+                argv,
+                {**state.env, **({} if env is None else calls.variables(env))},
+                _directory(state, None if cwd is None else calls.directory(cwd)),
+                stdio=streams.theirs,
+            )
+        except BaseException:
+            streams.close()
+            raise
+        streams.started()
+        process = Process(shown, spawned, streams, self.policy.limits.output)
+        inside.processes.add(process)
+        return process
+
+    def open_terminal(
+        self,
+        argv: Sequence[str] | None,
+        high: int,
+        wide: int,
+        *,
+        term: object,
+        cwd: object,
+        env: object,
+        state: SessionState,
+    ) -> Terminal:
+        """A terminal with a program that has just been started on it."""
+        size(high, wide)
+        words = (self.bash, "-i") if argv is None else calls.arguments(argv)
+        variables = calls.variables({"TERM": term, **({} if env is None else dict(env))})  # type: ignore[call-overload]
+        prompt = {"PS1": _PROMPT} if argv is None else {}
+        inside = self._now()
+        spawned = inside.opened.link.spawn(
+            words,
+            {**prompt, **state.env, **variables},
+            _directory(state, None if cwd is None else calls.directory(cwd)),
+            terminal=(high, wide),
+        )
+        made = Terminal(spawned, high, wide)
+        inside.terminals = [*(known for known in inside.terminals if not known.closed), made]
+        return made
+
+    @property
+    def bash(self) -> str:
+        """The shell that the sandbox sees."""
+        return self._inside.opened.bash
+
+    @property
+    def uid(self) -> int | None:
+        """Who its processes are on the host, where that is not us."""
+        return self._inside.opened.uid
+
+    def spawn(self, argv: Sequence[str], stdio: tuple[int, int, int]) -> Spawned:
+        """A program with these descriptors of ours as its standard streams, where the session is."""
+        state = self.main.state
+        return self._now().opened.link.spawn(calls.arguments(argv), state.env, state.cwd, stdio=stdio)
+
+    def _argv(self, command: str | Sequence[str]) -> tuple[tuple[str, ...], str | tuple[str, ...]]:
+        if isinstance(command, str):
+            calls.command_bytes(command)
+            return (self.bash, "-c", command), command
+        argv = calls.arguments(command)
+        return argv, argv
+
+    def _tell(self, pids: Sequence[int], signal: int) -> set[int]:
+        """Send processes of the sandbox a signal, 0 for none; which of them are there."""
+        # As any program of the sandbox would: it can reach no other process than its own.
+        script = 'for pid; do kill -s "$0" "$pid" 2>/dev/null && echo "$pid"; done'
+        done = self.exec([self.bash, "-c", script, str(signal), *map(str, pids)], timeout=10, cwd="/")
+        return {int(line) for line in done.stdout_bytes.split() if line.isdigit()} & set(pids)
+
+    def _now(self) -> _Inside:
+        if self._closed:
+            raise SandboxClosed("the sandbox is closed", fix="open another one")
+        if self._process != os.getpid():
+            raise SandboxClosed(
+                "the sandbox belongs to another process",
+                why="this one is a fork of the program that opened it",
+                fix="open one here",
+            )
+        return self._inside
+
+
+#: All that are open in this process.
+_EVERY: WeakSet[_Inside] = WeakSet()
+
+
+def _after_fork() -> None:
+    for inside in list(_EVERY):
+        inside.opened.link.forsake()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class _Inside:
+    """One sandbox that is open, and everything of it that we hold."""
+
+    def __init__(self, settings: opening.Settings, snapshot: Snapshot | None = None) -> None:
+        self._limits = settings.policy.limits
+        self.opened = opened = opening.open_agent(settings, snapshot.layering() if snapshot else None)
+        try:
+            shell = Shell(opened.link, opened.shell, directory=opened.directory or None)
+        except BaseException:
+            opened.link.close()
+            raise
+        self.main = Session(_MAIN, shell, self._limits)
+        self.named: dict[str, Session] = {}
+        self.executions: set[Execution] = set()
+        self.terminals: list[Terminal] = []
+        self.processes = Processes()
+        _EVERY.add(self)
+        if snapshot is not None:
+            for name in snapshot.sessions:
+                snapshot.continue_in(self.main if name == _MAIN else self.session(name))
+
+    def session(self, name: str) -> Session:
+        """The named session, made if need be."""
+        found = self.named.get(name)
+        if found is None:
+            opened = self.opened
+            started = opened.link.shell(opened.environment, opened.directory, opened.bash)
+            shell = Shell(opened.link, started)
+            found = self.named[name] = Session(name, shell, self._limits, self._forget)
+        return found
+
+    def _forget(self, session: Session) -> None:
+        self.named.pop(session.name, None)
+
+    def every_session(self) -> list[Session]:
+        """The main one first."""
+        return [self.main, *self.named.values()]
+
+    def close(self) -> None:
+        """End it. What runs at this moment finds out by itself."""
+        for execution in list(self.executions):
+            execution.close()
+        for session in self.every_session():
+            session.close()
+        self.opened.link.close()
+        self.processes.close()
+        for terminal in self.terminals:
+            terminal.close()
+
+
+def _directory(state: SessionState, cwd: str | None) -> str:
+    """Where a program starts; a relative path counts from where the session is."""
+    return state.cwd if cwd is None else os.path.join(state.cwd, cwd)

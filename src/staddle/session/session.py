@@ -1,0 +1,207 @@
+"""A session: one shell with its state, for commands one after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from ..errors import SandboxClosed, SessionBusy
+from .calls import FROM_POLICY, Call, command_bytes
+from .state import State
+from .streaming import Stream
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from os import PathLike
+    from typing import Self
+
+    from ..policy.limits import Limits
+    from .calls import Heard
+    from .result import Result
+    from .shell import Outcome, Shell
+
+#: How many commands a session remembers, and how much of each.
+_REMEMBERED = 1000
+_REMEMBERED_BYTES = 10_000
+_REMEMBERED_JOBS = 100
+
+
+class SessionState(State):
+    """What a session remembers: its shell's state, and the commands that were run, the last one last."""
+
+    history: tuple[str, ...] = ()
+
+
+class Session:
+    """A shell in a sandbox, with variables, functions, a directory and jobs of its own.
+
+    Commands run one at a time: a second one waits for its turn. Safe to use from any thread.
+    """
+
+    def __init__(
+        self, name: str, shell: Shell, limits: Limits, on_close: Callable[[Session], None] = lambda _: None
+    ) -> None:
+        self.name = name
+        self._shell = shell
+        self._limits = limits
+        self._on_close = on_close
+        self._closed = False
+        self._busy: set[int] = set()  # the threads that have a command here
+        self._history: deque[str] = deque(maxlen=_REMEMBERED)
+        self.jobs: dict[int, str] = {}  # the newest job after a command, and that command
+
+    def run(
+        self,
+        command: str,
+        *,
+        timeout: float | None = FROM_POLICY,
+        cwd: str | PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        on_stdout: Heard = None,
+        on_stderr: Heard = None,
+        check: bool = False,
+        spill: str | PathLike[str] | None = None,
+    ) -> Result:
+        """Run `command` in the shell and wait for its end. A command that fails is a result.
+
+        `timeout` is in seconds, by default the policy's; None is no end. `cwd` and `env` hold
+        for this command only. Without `stdin` its standard input is empty. `on_stdout` and
+        `on_stderr` are called with text as it comes; an error of theirs ends the command and
+        comes out here. `spill` names a directory of the host for output that is too long to be
+        kept. `check` raises CommandFailed, with the result, unless the command succeeded.
+        """
+        text = command_bytes(command)
+        call = Call(
+            command,
+            self._limits,
+            timeout=timeout,
+            stdin=stdin,
+            env=env,
+            cwd=cwd,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            spill=spill,
+        )
+        me = self._enter()
+        self.remember(command)
+        try:
+            outcome = self._shell.run(
+                text,
+                timeout=call.timeout,
+                stdin=call.stdin,
+                env=call.env,
+                cwd=call.cwd,
+                out=call.out,
+                err=call.err,
+            )
+        except BaseException:
+            call.abandon()
+            raise
+        finally:
+            self._busy.discard(me)
+        result = self.over(call, outcome)
+        return result.check() if check else result
+
+    def stream(
+        self,
+        command: str,
+        *,
+        timeout: float | None = FROM_POLICY,
+        cwd: str | PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        spill: str | PathLike[str] | None = None,
+    ) -> Stream:
+        """Run `command` and iterate over what it prints, as it comes; `.result` when it is over."""
+        text = command_bytes(command)
+        call = Call(command, self._limits, timeout=timeout, stdin=stdin, env=env, cwd=cwd, spill=spill)
+        me = self._enter()
+        self.remember(command)
+        try:
+            return Stream(self._shell, text, call, self.over, lambda: self._busy.discard(me))
+        except BaseException:
+            self._busy.discard(me)
+            call.abandon()
+            raise
+
+    def interrupt(self) -> None:
+        """End the command that runs now, if there is one; its reason is `cancelled`. From any thread."""
+        if not self._closed:
+            self._shell.interrupt()
+
+    def restart(self) -> None:
+        """A new shell as it was at the beginning, without its state, jobs and history."""
+        self.refuse_closed()
+        self._shell.restart()
+        self._history.clear()
+        self.jobs.clear()
+
+    @property
+    def state(self) -> SessionState:
+        """What the session remembers at this moment; waits for the command that runs."""
+        me = self._enter()
+        try:
+            state = self._shell.state()
+        finally:
+            self._busy.discard(me)
+        return self.remembered(state)
+
+    def close(self) -> None:
+        """End the shell and what it started. A second time does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._shell.close()
+            self._on_close(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Session {self.name!r}{' (closed)' if self._closed else ''}>"
+
+    # For the other faces.
+
+    @property
+    def shell(self) -> Shell:
+        """The shell, for those who drive it themselves."""
+        return self._shell
+
+    def remembered(self, state: State) -> SessionState:
+        """A shell's state with the history of this session."""
+        fields = {name: getattr(state, name) for name in State._fields}
+        return SessionState(**fields, history=tuple(self._history))
+
+    def refuse_closed(self) -> None:
+        """SandboxClosed, if it is."""
+        if self._closed:
+            raise SandboxClosed(f"the session {self.name!r} is closed", fix="open another one")
+
+    def remember(self, command: str) -> None:
+        """It is run now."""
+        self._history.append(command[:_REMEMBERED_BYTES])
+
+    def over(self, call: Call, outcome: Outcome) -> Result:
+        """The result of a command. The job that it left is remembered."""
+        job = outcome.newest_job
+        if job is not None and job not in self.jobs:
+            self.jobs[job] = str(call.command)[:_REMEMBERED_BYTES]
+            while len(self.jobs) > _REMEMBERED_JOBS:
+                del self.jobs[next(iter(self.jobs))]
+        return call.result(outcome)
+
+    def _enter(self) -> int:
+        self.refuse_closed()
+        me = threading.get_ident()
+        if me in self._busy:
+            raise SessionBusy(
+                f"the session {self.name!r} runs a command of this very thread",
+                why="it would wait for itself",
+                fix="read the stream to its end or close it first, or use another sb.session()",
+            )
+        self._busy.add(me)
+        return me

@@ -1,0 +1,267 @@
+"""A shell of a sandbox that cannot be lost: runs commands one after the other and keeps their state."""
+
+from __future__ import annotations
+
+import _thread
+import time
+
+from ..errors import SandboxClosed, SessionBusy
+from .bash import Bash
+from .command import Command, Outcome
+from .janitor import JANITOR
+from .memory import OLDEST, Memory
+from .parking import PARKING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .link import AgentLink, OpenedShell
+    from .memory import Remembered
+    from .retired import LateOutput
+    from .state import State
+
+__all__ = ["OLDEST", "Outcome", "Shell"]
+
+#: How many logs of late output are kept after their jobs have ended.
+_MOST_LOGS = 64
+
+
+class Shell:
+    """One bash session with its state. Thread-safe; concurrent runs queue.
+
+    For an event loop a run comes in pieces: `begin`, in a thread, since it waits for its turn;
+    then `step` whenever `fileno()` is readable, `deadline` has passed or `pending` is true, until
+    it returns True; then `finish`.
+    """
+
+    def __init__(self, link: AgentLink, opened: OpenedShell, *, directory: str | None = None) -> None:
+        """`directory` is entered before the first command, when it is not where the shell started."""
+        self._link = link
+        self._memory = Memory(Bash(opened), directory)
+        self._turn = _thread.allocate_lock()
+        self._runner = 0
+        self._current: Command | None = None
+        self._closed = False
+        self._late: list[LateOutput] = []
+
+    @property
+    def pid(self) -> int:
+        """The process of the present bash, in the sandbox's counting."""
+        return self._memory.bash.pid
+
+    # ---------------------------------------------------------------- a run, whole and in pieces
+
+    def run(
+        self,
+        text: bytes,
+        *,
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        out: Callable[[bytes], None],
+        err: Callable[[bytes], None],
+    ) -> Outcome:
+        """Run `text`. A sink that blocks slows it, one that raises ends it, and its error comes out."""
+        me = _thread.get_ident()
+        if self._runner == me:
+            raise SessionBusy(
+                "this session runs a command for this very thread",
+                why="its output is being passed on; a second command would wait for the first for ever",
+                fix="use sb.session(name) for another shell",
+            )
+        self.begin(text, timeout=timeout, stdin=stdin, env=env, cwd=cwd, out=out, err=err)
+        self._runner = me
+        try:
+            self._drive()
+        finally:
+            outcome = self.finish()
+        return outcome
+
+    def begin(
+        self,
+        text: bytes,
+        *,
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        out: Callable[[bytes], None],
+        err: Callable[[bytes], None],
+        wait: bool = True,
+    ) -> bool:
+        """Wait for the turn and start `text`.
+
+        Without `wait`, only if there is nothing to wait for: not for the turn, and nothing that
+        has to be said to the shell before. Whether it was started.
+        """
+        command = Command(text, timeout=timeout, stdin=stdin, env=env, cwd=cwd, out=out, err=err)
+        if not self._turn.acquire(wait):
+            return False
+        try:
+            self._check_open()
+            if not wait and not self._memory.is_ready(text, comes_back=cwd is not None):
+                self._turn.release()
+                return False
+            PARKING.used(self)
+            self._memory.revive()
+            command.begin(self._memory)
+            self._current = command
+            self._check_open()  # once more: close() has not seen this one
+        except BaseException:
+            self._current = None
+            self._turn.release()
+            raise
+        return True
+
+    def _drive(self) -> None:
+        """Step until the run is over, whatever comes between."""
+        command = self._current
+        assert command is not None  # noqa: S101 - begin() has set it
+        waited = False
+        while True:
+            deadline = command.run.deadline
+            try:
+                if not waited:
+                    waited = True
+                    self._memory.bash.wait_briefly()
+                wait = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+                if command.step(wait):
+                    return
+            except KeyboardInterrupt as error:
+                command.fail(error)
+
+    def step(self) -> bool:
+        """Do what can be done without waiting; whether the run is over."""
+        return self._current is None or self._current.step(0)
+
+    def finish(self) -> Outcome:
+        """The outcome of a run that is over; the next one may begin. Raises what a sink raised."""
+        command = self._current
+        if command is None:
+            raise SessionBusy("no command was begun", fix="call begin() first")
+        try:
+            outcome = command.finish()
+            if command.late is not None:
+                self._keep(command.late)
+            if self._closed and outcome.reason == "cancelled":
+                outcome = outcome.replace(reason="closed")
+        finally:
+            self._current = None
+            self._runner = 0
+            self._turn.release()
+        if not self._closed:
+            JANITOR.soon(self)
+        if command.failure is not None:
+            raise command.failure
+        return outcome
+
+    def fileno(self) -> int:
+        """Readable when `step` has something to do."""
+        return self._memory.bash.fileno()
+
+    @property
+    def deadline(self) -> float | None:
+        """When, on the monotonic clock, `step` has something to do even if nothing became readable."""
+        return self._current.run.deadline if self._current else None
+
+    @property
+    def pending(self) -> bool:
+        """Whether `step` has something to do now."""
+        return self._memory.bash.pending
+
+    # ---------------------------------------------------------------- everything else
+
+    def interrupt(self) -> None:
+        """End the run in progress, if there is one, from any thread; its outcome is `cancelled`."""
+        command = self._current
+        if command is not None:
+            self._memory.bash.poke(command.run.serial)
+
+    def state(self) -> State:
+        """Variables, functions, aliases, options and so on, as they are now; waits for the turn."""
+        with self._turn:
+            self._check_open()
+            PARKING.used(self)
+            self._memory.revive()
+            return self._memory.state()
+
+    def late_output(self) -> list[LateOutput]:
+        """What background jobs printed after the run that started them."""
+        return list(self._late)
+
+    def _keep(self, late: LateOutput) -> None:
+        ended = [log for log in self._late if not log.open]
+        forgotten = ended[: max(0, len(ended) - _MOST_LOGS)]
+        self._late = [*(log for log in self._late if log not in forgotten), late]
+
+    def held(self) -> _thread.LockType:
+        """The turn, for `with`: no command runs, and none begins. For the methods below."""
+        return self._turn
+
+    def remembered(self) -> Remembered:
+        """What the shell is now, for `become`. While held."""
+        self._memory.revive()
+        return self._memory.remembered()
+
+    def become(self, remembered: Remembered | None) -> None:
+        """Another bash, as that one was, or as at the beginning. While held."""
+        self._memory.become(remembered)
+
+    def directory(self) -> str:
+        """Where the shell is. While held."""
+        self._memory.revive()
+        return self._memory.directory()
+
+    def come_back(self) -> None:
+        """Enter the directory that it is in once more: another file system is there now. While held."""
+        self._memory.revive()
+        self._memory.come_back()
+
+    def restart(self) -> None:
+        """A new bash as it was at the beginning, without the state; ends a run in progress."""
+        self.interrupt()
+        with self._turn:
+            self._check_open()
+            self._memory.restart()
+
+    def close(self) -> None:
+        """End the shell and what it started. A run in progress ends with reason `closed`."""
+        if self._closed:
+            return
+        self._closed = True
+        self.interrupt()
+        with self._turn:
+            self._memory.bash.close()
+        JANITOR.forget(self)
+        PARKING.forget(self)
+        for late in self._late:
+            late.close()
+
+    def park(self) -> bool:
+        """Give back descriptors that a shell at rest does not need; False when it is not at rest."""
+        if not self._turn.acquire(False):
+            return False
+        try:
+            if not self._closed:
+                self._memory.bash.park()
+            return True
+        finally:
+            self._turn.release()
+
+    def tidy(self) -> None:
+        """What need not wait for the next command: another bash for an ended one, its state, new pipes."""
+        if not self._turn.acquire(False):
+            return
+        try:
+            if not self._closed and not self._memory.bash.parked:
+                self._memory.revive()
+                if self._memory.dirty:
+                    self._memory.learn()
+        finally:
+            self._turn.release()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxClosed("the session is closed", fix="open another one")

@@ -1,0 +1,335 @@
+"""What a shell remembers: asked for, read, and told to the shell that takes its place. Pure.
+
+A dump is what bash itself prints about its state, in sections. It is kept as it came; it is read
+into values only when somebody wants to see them, and turned into commands only when a shell has
+to be replaced.
+"""
+
+from __future__ import annotations
+
+from .._value import Value
+from .quoting import Reader, Unreadable, quoted, statements
+
+#: The sections, in order, and the commands that print them. Each command has its own redirection:
+#: what a DEBUG trap prints meanwhile goes elsewhere.
+_SECTIONS = (
+    ("variables", b"declare -p"),
+    ("functions", b"declare -f"),
+    ("names", b"declare -F"),
+    ("traps", b"trap -p"),
+    ("aliases", b"alias -p"),
+    ("umask", b"umask -p"),
+    ("positional", b"printf ' %q' $# \"$@\""),
+    ("directories", b"printf ' %q' \"${DIRSTACK[@]-}\""),
+    ("disabled", b"enable -n"),
+)
+#: What bash makes itself, anew in every shell.
+_ITS_OWN = frozenset(
+    b"BASHOPTS SHELLOPTS EUID UID PPID BASHPID BASH BASH_VERSION BASH_VERSINFO BASH_ARGC BASH_ARGV BASH_ARGV0"
+    b" BASH_SOURCE BASH_LINENO BASH_ALIASES BASH_CMDS BASH_COMMAND BASH_SUBSHELL BASH_EXECUTION_STRING"
+    b" FUNCNAME PIPESTATUS DIRSTACK GROUPS _ LINENO HISTCMD PWD OLDPWD RANDOM SRANDOM EPOCHSECONDS"
+    b" EPOCHREALTIME COMP_WORDBREAKS".split()
+)
+#: Variables that two dumps of one shell may differ in, though nothing has been done to them.
+_VARYING = _ITS_OWN - {b"BASHOPTS", b"SHELLOPTS", b"OLDPWD"} | {b"SECONDS"}
+#: Functions whose bodies need it could not be read without.
+_SYNTAX = b"extglob"
+#: How a shell finds a builtin although a function has its name.
+WORDS = (b"\\builtin ", b"\\command ", b"\\")
+
+
+class State(Value):
+    """What a shell remembers between commands, as text; bytes that are not UTF-8 are surrogates.
+
+    A variable is a str, an indexed array (a dict by number), or an associative one (by str).
+    """
+
+    env: dict[str, str]
+    variables: dict[str, str | dict[int, str] | dict[str, str]]
+    cwd: str
+    oldpwd: str | None
+    functions: dict[str, str]
+    aliases: dict[str, str]
+    options: tuple[str, ...]
+    shopts: tuple[str, ...]
+    traps: dict[str, str]
+    umask: int
+    positional: tuple[str, ...]
+    readonly: tuple[str, ...]
+
+
+def question(nonce: bytes, place: bytes, word: bytes) -> bytes:
+    """The text that has a shell print its state to the pipe at `place`."""
+    parts = []
+    for _, command in _SECTIONS:
+        parts.append(word + command + b" >" + place + b" || _=\n")
+        parts.append(b"%bprintf '\\n%%s\\n' %b. >%b || _=\n" % (word, nonce, place))
+    return b"".join(parts)
+
+
+def debug_question(nonce: bytes, place: bytes, word: bytes) -> bytes:
+    """The lines, before that text, that have a shell print its DEBUG trap: a script does not see it."""
+    return b"%btrap -p DEBUG >%b || _=\n%bprintf '\\n%%s\\n' %b, >%b || _=\n" % (
+        word,
+        place,
+        word,
+        nonce,
+        place,
+    )
+
+
+class Dump:
+    """The state of a shell as bash printed it."""
+
+    def __init__(self, sections: dict[str, bytes], debug: bytes = b"") -> None:
+        self._sections = sections
+        self.exit_trap = self._trap(b"EXIT")
+        start = debug.rfind(b"trap -- ")
+        self._debug = debug[start:] if start >= 0 and debug.endswith(b" DEBUG") else b""
+        self.debug_trap = _words(self._debug)[2] if self._debug else self._trap(b"DEBUG")
+
+    @classmethod
+    def found(cls, nonce: bytes, data: bytes) -> Dump | None:
+        """The dump in what came out of the pipe, or None when it is not all there."""
+        debug, _, data = data.rpartition(b"\n" + nonce + b",\n")
+        pieces = data.split(b"\n" + nonce + b".\n")
+        if len(pieces) != len(_SECTIONS) + 1:
+            return None
+        # Before the first section there may be what the shell said by itself.
+        start = pieces[0].find(b"declare -")
+        pieces[0] = pieces[0][start:] if start >= 0 else b""
+        named = {name: piece for (name, _), piece in zip(_SECTIONS, pieces, strict=False)}
+        return cls(named, debug.rstrip(b"\n"))
+
+    def _trap(self, name: bytes) -> bytes | None:
+        for statement in statements(self._sections["traps"]):
+            words = _words(statement)
+            if len(words) == 4 and words[3] == name:
+                return words[2]
+        return None
+
+    def functions(self) -> frozenset[bytes]:
+        """The names of all functions."""
+        return frozenset(line.split()[-1] for line in self._sections["names"].splitlines() if line)
+
+    def disabled(self) -> frozenset[bytes]:
+        """The builtins that are switched off."""
+        return frozenset(line.split()[-1] for line in self._sections["disabled"].splitlines() if line)
+
+    def without_exit_trap(self) -> None:
+        """Forget the EXIT trap: it was ours."""
+        kept = [s for s in statements(self._sections["traps"]) if _words(s)[3:] != [b"EXIT"]]
+        self._sections["traps"] = b"\n".join(kept)
+        self.exit_trap = None
+
+    # ---------------------------------------------------------------- as values
+
+    def state(self) -> State:
+        """What is in it."""
+        flags: dict[str, str] = {}
+        values: dict[str, str | dict[int, str] | dict[str, str]] = {}
+        for statement in statements(self._sections["variables"]):
+            name, attributes, value = _variable(statement)
+            if name:
+                flags[name] = attributes
+                if value is not None:
+                    values[name] = value
+        env = {n: v for n, v in values.items() if isinstance(v, str) and "x" in flags[n]}
+        shown = {n: v for n, v in values.items() if n.encode() not in _ITS_OWN - {b"PWD", b"OLDPWD"}}
+        oldpwd = values.get("OLDPWD")
+        return State(
+            env=env,
+            variables=shown,
+            cwd=str(values.get("PWD", "")),
+            oldpwd=oldpwd if isinstance(oldpwd, str) else None,
+            functions=self._bodies(),
+            aliases=dict(
+                _text(_words(s)[-1]).split("=", 1)
+                for s in statements(self._sections["aliases"])
+                if b"=" in s
+            ),
+            options=_listed(values.get("SHELLOPTS")),
+            shopts=_listed(values.get("BASHOPTS")),
+            traps={
+                _text(words[3]): _text(words[2])
+                for s in statements(self._sections["traps"])
+                if len(words := _words(s)) == 4
+            },
+            umask=int(self._sections["umask"].split()[-1], 8),
+            positional=tuple(map(_text, self._positional())),
+            readonly=tuple(
+                n for n, letters in flags.items() if "r" in letters and n.encode() not in _ITS_OWN
+            ),
+        )
+
+    def _positional(self) -> list[bytes]:
+        return _words(self._sections["positional"])[1:]  # without their number
+
+    def _bodies(self) -> dict[str, str]:
+        """Functions by name. Each begins in the first column with its name, in the order of `names`."""
+        text = self._sections["functions"]
+        found: dict[str, str] = {}
+        previous, start = b"", 0
+        for line in self._sections["names"].splitlines():
+            name = line.split()[-1] if line else b""
+            if not name:
+                continue
+            at = text.find(name + b" () \n", start)
+            if at < 0:
+                continue
+            if previous:
+                found[_text(previous)] = _text(text[start:at].rstrip(b"\n"))
+            previous, start = name, at
+        if previous:
+            found[_text(previous)] = _text(text[start:].rstrip(b"\n"))
+        return found
+
+    # ---------------------------------------------------------------- as commands
+
+    def is_as(self, other: Dump) -> bool:
+        """Whether a shell in this state needs nothing to be in the other one, but for its directory."""
+        return self._essence() == other._essence()
+
+    def _essence(self) -> tuple[object, ...]:
+        variables = [
+            statement
+            for statement in statements(self._sections["variables"])
+            if statement.split(b" ", 2)[-1].partition(b"=")[0] not in _VARYING
+        ]
+        others = {k: v for k, v in self._sections.items() if k not in ("variables", "directories")}
+        return variables, others, self._debug, _words(self._sections["directories"])[1:]
+
+    def replay(self, usual: Dump | None, *, careful: bool = False) -> bytes:
+        """The text that makes a shell as this one was of one that has just started, whose dump is `usual`.
+
+        A careful one leaves out what may end a shell by itself: traps, and options of `set`.
+        """
+        out = []
+        names = self._names()
+        for statement in statements(self._sections["variables"]):
+            name = statement.split(b" ", 2)[-1].partition(b"=")[0]
+            if statement.startswith(b"declare -") and name not in _ITS_OWN:
+                out.append(statement)  # not `builtin`: an array could not be read then
+        gone = sorted((usual._names() if usual else set()) - names - _ITS_OWN)
+        if gone:
+            out.insert(0, b"\\unset " + b" ".join(gone))
+        out += self._places()
+        out.append(b"\\set --" + b"".join(b" " + quoted(word) for word in self._positional()))
+        out.append(b"\\builtin " + self._sections["umask"].strip())
+        on, off = self._switched(usual, b"BASHOPTS")
+        if _SYNTAX in on:
+            out.append(b"\\builtin shopt -s " + _SYNTAX)
+        out.append(self._sections["functions"])
+        out += [
+            b"\\builtin " + line
+            for line in self._sections["names"].splitlines()
+            if line.split()[1:2] != [b"-f"] and line
+        ]
+        out += [b"\\builtin " + statement for statement in statements(self._sections["aliases"]) if statement]
+        out += [b"\\builtin " + line for line in self._sections["disabled"].splitlines() if line]
+        out += [b"\\builtin shopt -s " + name for name in on]
+        out += [b"\\builtin shopt -u " + name for name in off]
+        on, off = self._switched(usual, b"SHELLOPTS")
+        switches = b" ".join([*(b"-o " + name for name in on), *(b"+o " + name for name in off)])
+        traps = [b"\\builtin " + statement for statement in statements(self._sections["traps"]) if statement]
+        if self._debug:
+            traps.append(b"\\builtin " + self._debug)
+        # Both from one string each: what they switch on must not see the rest of this.
+        if not careful:
+            out.append(
+                b"\\builtin eval " + quoted(b"\n".join([*traps, b"\\set " + switches if switches else b":"]))
+            )
+        return b"\n".join(out) + b"\n"
+
+    def _names(self) -> set[bytes]:
+        """Of all variables."""
+        found = statements(self._sections["variables"])
+        return {statement.split(b" ", 2)[-1].partition(b"=")[0] for statement in found if statement}
+
+    def _places(self) -> list[bytes]:
+        """Back to where it was, or as near as there is still a directory; with its directory stack."""
+        values = {}
+        for statement in statements(self._sections["variables"]):
+            name, _, value = _variable(statement)
+            if name in ("PWD", "OLDPWD"):
+                values[name] = value if isinstance(value, str) else None
+        out = []
+        stack = _words(self._sections["directories"])[1:]
+        for place in reversed(stack):
+            if not place.startswith(b"~"):
+                out.append(b"\\builtin cd -- %b 2>/dev/null && \\builtin pushd . >/dev/null" % quoted(place))
+        where = (values.get("PWD") or "/").encode("utf-8", "surrogateescape")
+        tries = []
+        while where:
+            tries.append(b"\\builtin cd -- %b 2>/dev/null" % quoted(where))
+            where = where.rpartition(b"/")[0]
+        out.append(b" || ".join([*tries, b"\\builtin cd /"]))
+        old = values.get("OLDPWD")
+        out.append(
+            b"\\unset OLDPWD" if old is None else b"OLDPWD=" + quoted(old.encode("utf-8", "surrogateescape"))
+        )
+        return out
+
+    def _switched(self, usual: Dump | None, name: bytes) -> tuple[list[bytes], list[bytes]]:
+        """Options that are on here and not usually, and the other way round."""
+        now, then = self._options(name), usual._options(name) if usual else self._options(name)
+        # Not to be set, or the end of the shell that it is set in.
+        fixed = {b"restricted_shell", b"login_shell", b"onecmd"}
+        return sorted(now - then - fixed), sorted(then - now - fixed)
+
+    def _options(self, name: bytes) -> set[bytes]:
+        for statement in statements(self._sections["variables"]):
+            if statement.split(b" ", 2)[-1].partition(b"=")[0] == name:
+                return set(_listed_bytes(_variable(statement)[2]))
+        return set()
+
+
+def _variable(statement: bytes) -> tuple[str, str, str | dict[int, str] | dict[str, str] | None]:
+    """The name, attributes and value in a line of `declare -p`."""
+    reader = Reader(statement)
+    if not reader.skip(b"declare -"):
+        return "", "", None
+    attributes = reader.word(b" ").decode()
+    reader.skip(b" ")
+    name = _text(reader.word(b"="))
+    if not reader.skip(b"="):
+        return name, attributes, None
+    try:
+        if "a" not in attributes and "A" not in attributes:
+            return name, attributes, _text(reader.word(b"\n"))
+        return name, attributes, _array(reader, "A" in attributes)
+    except Unreadable:
+        return name, attributes, None
+
+
+def _array(reader: Reader, associative: bool) -> dict[int, str] | dict[str, str]:
+    found: dict[str, str] = {}
+    reader.skip(b"'")  # bash 4.4 and older quote it once more when it is empty
+    reader.skip(b"(")
+    while reader.skip(b" ") or reader.peek() == ord("["):
+        if not reader.skip(b"["):
+            break
+        key = _text(reader.word(b"]"))
+        reader.skip(b"]=")
+        found[key] = _text(reader.word(b" )"))
+    return found if associative else {int(key): value for key, value in found.items()}
+
+
+def _words(statement: bytes) -> list[bytes]:
+    reader, found = Reader(statement), []
+    while reader.at < len(statement):
+        if not reader.skip(b" ") and not reader.skip(b"\n"):
+            found.append(reader.word(b" \n"))
+    return found
+
+
+def _listed(value: object) -> tuple[str, ...]:
+    return tuple(value.split(":")) if isinstance(value, str) and value else ()
+
+
+def _listed_bytes(value: object) -> list[bytes]:
+    return [name.encode() for name in _listed(value)]
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")

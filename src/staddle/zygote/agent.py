@@ -1,0 +1,376 @@
+"""The agent: the process of ours inside a sandbox, which starts everything else there.
+
+    host program ══ main line ══ agent ── shells, commands, terminals
+                 ══ a line for each process it started
+
+It never waits for anything but its lines and the end of its children, it reaps everything that
+loses its parent, and it ends, with all that is below it, when the main line is closed: by the
+host program, or by the kernel because there is no host program any more.
+
+As the first process of a pid namespace it holds capabilities over the sandbox; nothing it hears
+comes from inside, and nothing inside can look into it. In any other habitat it is as confined
+as the commands it starts, and no more to be trusted than they are.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import fcntl
+import os
+import select
+import struct
+
+from ..helper.wire import Malformed
+from ..linux import process
+from . import payload, requests, runs
+from .channel import Files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import NoReturn
+
+    from .channel import Channel
+    from .payload import Become
+
+#: When nothing was asked for this long, in milliseconds, there is time for what can wait.
+_IDLE = 100
+_TIOCSPTLCK, _TIOCGPTN, _TIOCSWINSZ = 0x40045431, 0x80045430, 0x5414
+#: A shell that reads its commands from a pipe, and goes on after any error.
+SHELL_OPTIONS = (b"--norc", b"--noprofile", b"--noediting", b"-i")
+#: Its first words. It keeps no history, prints no prompt, looks for no mail, and says which it is.
+GREETING = (
+    b"unset MAILCHECK HISTFILE; set +o history +o histexpand; PS1= PS2= PS0=; shopt -u checkwinsize\n"
+    b'((0)) >"%b/hello.${BASH_VERSINFO[0]-}.${BASH_VERSINFO[1]-}." || _=\n'
+)
+
+
+class Agent:
+    """Serves one host program. Made after the fork, before anything is confined."""
+
+    def __init__(
+        self,
+        line: _socket.socket,
+        channel: Channel,
+        become: Become,
+        *,
+        user: int = -1,
+        swap: Callable[[int, bool], int] | None = None,
+    ) -> None:
+        """`become` confines a child of ours and execs in it; see payload.start.
+
+        `user` is whose the terminals are, if not ours. `swap` puts a workspace in the place of the
+        present one, and returns a descriptor that holds the old one together.
+        """
+        self._main = _Line(line)
+        self._channel, self._become = channel, become
+        self._user, self._swap = user, swap
+        self._pause = runs.Pause(os.getpid())
+        self._later: list[int] = []  # to be closed when there is nothing else to do
+        self._shells = 0
+        self._children: dict[int, _Child] = {}
+        self._poll = select.poll()
+        self._lines: dict[int, _Child | None] = {line.fileno(): None}
+        self._telling: dict[int, _Child] = {}
+        process.block_signals((process.SIGCHLD,))
+        self._signals = process.signal_descriptor((process.SIGCHLD,))
+
+    def open_shell(self, program: bytes, environment: tuple[bytes, ...], directory: bytes) -> None:
+        """Start a shell and say so on the main line."""
+        self.announce(*self.start_shell(program, environment, directory))
+
+    def start_shell(
+        self, program: bytes, environment: tuple[bytes, ...], directory: bytes
+    ) -> tuple[bytes, tuple[int, ...]]:
+        """Start a shell; what there is to say about it, and the descriptors to hand over.
+
+        Of these the first two, its line and the pipe of its commands, are to be closed.
+        """
+        files = Files(self._channel, self._shells)
+        self._shells += 1
+        control, commands = os.pipe2(os.O_CLOEXEC)
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        # What it says outside of commands goes where it says that they are over.
+        noise = os.open(f"/proc/self/fd/{files.descriptor('done')}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            order = payload.Order((program, *SHELL_OPTIONS), environment, directory, (control, null, noise))
+            os.write(commands, GREETING % self._channel.nowhere())
+            child, theirs = self._start(order, files)
+            child.again = (program, environment, directory)
+            said = requests.encode(requests.OPENED, child.pid, files.places())
+            return said, (theirs.detach(), commands, *files.descriptors())
+        except BaseException:
+            files.close()
+            os.close(commands)
+            raise
+        finally:
+            for fd in (control, null, noise):
+                os.close(fd)
+
+    def announce(self, said: bytes, descriptors: tuple[int, ...], line: _Line | None = None) -> None:
+        """Hand over a shell that was started."""
+        try:
+            (line or self._main).say(said, descriptors)
+        finally:
+            for fd in descriptors[:2]:
+                os.close(fd)
+
+    def serve(self) -> NoReturn:
+        """Do what is asked for until the main line is closed. Never returns."""
+        self._poll.register(self._signals, select.POLLIN)
+        for fd in self._lines:
+            self._poll.register(fd, select.POLLIN)
+        while True:
+            ready = self._poll.poll(_IDLE if self._later else None)
+            while self._later and not ready:
+                os.close(self._later.pop())
+            for fd, events in ready:
+                if fd == self._signals:
+                    process.read_signals(fd)
+                    self._reap()
+                elif fd in self._telling:
+                    self._heard_start(fd)
+                elif fd in self._lines:
+                    self._attend(fd, events)
+
+    def _attend(self, fd: int, events: int) -> None:
+        child = self._lines[fd]
+        line = child.line if child else self._main
+        if events & select.POLLOUT:
+            self._watch(line)
+        if not events & ~select.POLLOUT:
+            return
+        try:
+            message = requests.hear(line.socket, bodies=child is None)
+        except BlockingIOError:
+            return
+        except (Malformed, OSError):
+            message = None  # it does not speak our language: as if it had hung up
+        if message is None:
+            if child is None:
+                self._end()
+            else:
+                self._let_go(child)
+            return
+        try:
+            if child:
+                self._ask_child(child, message)
+            else:
+                self._ask(message)
+        except (OSError, Malformed, ValueError) as error:
+            line.say(requests.encode(requests.REFUSED, str(error).encode("utf-8", "backslashreplace")[:2048]))
+        finally:
+            message.close()
+        self._watch(line)
+
+    # ---------------------------------------------------------------- requests
+
+    def _ask(self, message: requests.Message) -> None:
+        """What is asked for on the main line."""
+        if message.kind == requests.SHELL:
+            self.open_shell(*message.fields)
+        elif message.kind == requests.SPAWN:
+            self._spawn(message)
+        elif message.kind == requests.PAUSE:
+            if message.fields[0]:
+                self._pause.begin()
+            else:
+                self._pause.end()
+            self._main.say(requests.encode(requests.PAUSED))
+        elif message.kind == requests.SWAP and self._swap is not None:
+            self._main.say(self._swapped(self._swap, message.fields[0], message.descriptors[0]))
+        else:
+            raise Malformed(f"{message.kind!r} is not for the main line")
+
+    def _swapped(self, swap: Callable[[int, bool], int], alone: bool, tree: int) -> bytes:
+        """Change the workspace; with `alone` only if nothing but shells, which wait, can be in it."""
+        shells = {pid for pid, child in self._children.items() if child.files is not None}
+        others = [pid for pid in runs.table() if pid != os.getpid() and pid not in shells] if alone else []
+        if others:
+            return requests.encode(requests.BUSY, b"%d processes run in the sandbox" % len(others))
+        try:
+            # The last to let go of a mount pays for all that it has in memory: not now.
+            self._later.append(swap(tree, alone))
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            return requests.encode(requests.BUSY, b"a file is open for writing")
+        return requests.encode(requests.SWAPPED)
+
+    def _spawn(self, message: requests.Message) -> None:
+        argv, environment, directory, rows, columns = message.fields
+        if not argv:
+            raise Malformed("no program")
+        made: list[int] = []
+        master: list[int] = []
+        try:
+            if message.descriptors:
+                stdin, stdout, stderr = message.descriptors
+            else:
+                master, terminal = _terminal(rows, columns, self._user)
+                made = [*master, terminal]
+                stdin = stdout = stderr = terminal
+            order = payload.Order(
+                argv, environment, directory, (stdin, stdout, stderr), terminal=bool(master)
+            )
+            child, theirs = self._start(order, None)
+            self._main.say(requests.encode(requests.STARTED, child.pid), (theirs.fileno(), *master))
+            theirs.close()
+        finally:
+            for fd in made:
+                os.close(fd)
+
+    def _ask_child(self, child: _Child, message: requests.Message) -> None:
+        """What is asked for on the line of a process."""
+        kind, fields = message.kind, message.fields
+        if kind == requests.POKE:
+            child.line.say(requests.encode(requests.POKED, *fields))
+        elif kind == requests.SIGNAL:
+            number, everything = fields
+            if not child.ended:
+                more = runs.below(child.pid, runs.table()) if everything else ()
+                runs.signal((child.pid, *more), number)
+        elif child.files is None:
+            raise Malformed(f"{kind!r} is for a shell")
+        elif kind == requests.END_RUN:
+            step, since, newest = fields
+            holds = runs.holder(child.files.pipes(), child.files.former)
+            if not child.ended:
+                child.ending.step(step, lambda: runs.of_run(child.pid, since, newest, runs.table(), holds))
+        elif kind == requests.AGAIN:
+            self.announce(*self.start_shell(*child.again), child.line)
+        elif kind in (requests.ATTACH, requests.RENEW):
+            if kind == requests.RENEW:
+                child.files.renew()
+            said = requests.encode(requests.FILES, child.files.places())
+            child.line.say(said, child.files.descriptors())
+        else:
+            raise Malformed(f"{kind!r} is not for the line of a process")
+
+    # ---------------------------------------------------------------- children
+
+    def _start(self, order: payload.Order, files: Files | None) -> tuple[_Child, _socket.socket]:
+        """A child and the host program's end of its line."""
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
+            pid, told = payload.start(order, self._become)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
+        child = _Child(pid, _Line(ours), files)
+        self._children[pid] = self._telling[told] = self._lines[ours.fileno()] = child
+        self._poll.register(told, select.POLLIN)
+        self._poll.register(ours.fileno(), select.POLLIN)
+        return child, theirs
+
+    def _heard_start(self, told: int) -> None:
+        """The program runs, or it is said why not."""
+        self._telling[told].why += _available(told)
+        self._poll.unregister(told)
+        del self._telling[told]
+        os.close(told)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            child = self._children.pop(pid, None)
+            if child is None:
+                continue
+            for told in [fd for fd, whose in self._telling.items() if whose is child]:
+                self._heard_start(told)
+            child.ended = True
+            child.line.say(requests.encode(requests.ENDED, status, child.why))
+            self._watch(child.line)
+
+    def _let_go(self, child: _Child) -> None:
+        """Nobody is interested any more: the process ends with everything below it."""
+        fd = child.line.socket.fileno()
+        self._poll.unregister(fd)
+        del self._lines[fd]
+        child.line.socket.close()
+        if not child.ended:
+            runs.signal((*runs.below(child.pid, runs.table()), child.pid), process.SIGKILL)
+        if child.files:
+            child.files.close()
+
+    def _watch(self, line: _Line) -> None:
+        """Also for room on the line, as long as something waits to be said."""
+        waiting = line.flush()
+        fd = line.socket.fileno()
+        if fd in self._lines:
+            self._poll.modify(fd, select.POLLIN | (select.POLLOUT if waiting else 0))
+
+    def _end(self) -> NoReturn:
+        # The kernel ends a pid namespace with its first process.
+        if os.getpid() != 1:
+            runs.end_everything(os.getpid())
+        os._exit(0)
+
+
+class _Child:
+    """A process that was asked for."""
+
+    def __init__(self, pid: int, line: _Line, files: Files | None) -> None:
+        self.pid, self.line, self.files = pid, line, files
+        self.ending = runs.Ending(pid)
+        self.again: tuple[bytes, tuple[bytes, ...], bytes] = (b"", (), b"")
+        self.ended = False
+        self.why = b""
+
+
+class _Line:
+    """A line that is never waited for: what it has no room for is said later."""
+
+    def __init__(self, socket: _socket.socket) -> None:
+        socket.setblocking(False)
+        self.socket = socket
+        self._later: list[tuple[bytes, list[int]]] = []
+
+    def say(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Say it, or keep it with copies of the descriptors."""
+        self._later.append((data, [os.dup(fd) for fd in descriptors]))
+        self.flush()
+
+    def flush(self) -> bool:
+        """Say what there is room for; whether something is left."""
+        while self._later:
+            data, descriptors = self._later[0]
+            try:
+                requests.say(self.socket, data, descriptors)
+            except BlockingIOError:
+                return True
+            except OSError:
+                pass  # nobody listens; the line says so itself
+            for fd in descriptors:
+                os.close(fd)
+            del self._later[0]
+        return False
+
+
+def _terminal(rows: int, columns: int, user: int) -> tuple[list[int], int]:
+    """A new terminal of the sandbox: its master, in a list, and its other side."""
+    master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+        (number,) = struct.unpack("i", fcntl.ioctl(master, _TIOCGPTN, bytes(4)))
+        fcntl.ioctl(master, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        if user >= 0:
+            os.chown(f"/dev/pts/{number}", user, -1)
+        return [master], os.open(f"/dev/pts/{number}", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except BaseException:
+        os.close(master)
+        raise
+
+
+def _available(fd: int) -> bytes:
+    try:
+        return os.read(fd, 2048)
+    except BlockingIOError:
+        return b""

@@ -1,0 +1,139 @@
+"""What a zygote is told to make, what it is asked for and how it answers, as bytes. Pure."""
+
+from __future__ import annotations
+
+from .._value import Value
+from ..helper import wire
+from ..helper.wire import Malformed
+from ..layout.rows import decoded
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..helper.wire import Shape
+    from ..layout.operations import Operation
+    from ..layout.rows import Row
+
+#: Of a zygote. Ready to be asked; a sandbox, whose line comes along; it cannot be had from here, but
+#: from a new zygote it may; it cannot be had.
+READY, TAKEN, STALE, REFUSED = b"r", b"t", b"s", b"x"
+#: Of root's, while it starts: write my maps. And that it was done.
+MAP, MAPPED = b"map", b"mapped"
+#: As long as a message may be, and as many descriptors as may come with one.
+LONGEST, MOST_DESCRIPTORS = 1 << 18, 64
+
+_ROW = (bytes, bytes, int, int, int, bytes)
+
+
+class Blueprint(Value):
+    """All sandboxes of one plan, but for their workspaces."""
+
+    #: The shared part of the view and each sandbox's own, as `layout.rows` has them.
+    template: tuple[Row, ...]
+    own: tuple[Row, ...]
+    #: The ids of the sandbox's processes inside, and the machine's name there.
+    uid: int
+    gid: int
+    host: bytes
+    #: The host's ids that are 0, 1, 2 ... for the zygote; -1: only our own, as 0.
+    base: int
+    count: int
+    #: Whether the host's network is shared.
+    network: int
+    #: What Landlock keeps within the sandbox: where the network is shared, its abstract sockets are.
+    scoped: int
+    #: For every process: resource limits and the filter.
+    rlimits: tuple[tuple[int, int, int], ...]
+    filter: bytes
+    #: The shell that is started ahead, with its variables and where it starts.
+    bash: bytes
+    environment: tuple[bytes, ...]
+    directory: bytes
+    #: How many sandboxes are kept ready.
+    spares: int
+
+    @property
+    def whose(self) -> int:
+        """The zygote's name for the id of the sandbox's processes: its own, where it has no other."""
+        return self.uid if self.count > self.uid else 0
+
+
+class Request(Value):
+    """One sandbox. A workspace of an ordinary user is named; root's comes as a descriptor."""
+
+    #: The workspace on the host, empty for none, and the inode that it must be.
+    workspace: bytes
+    device: int
+    inode: int
+    #: Where changes go, if not to the workspace itself: a layer, its work directory, and the
+    #: layers below it, topmost first.
+    upper: bytes
+    work: bytes
+    lowers: tuple[bytes, ...]
+    #: What is to be done at and below the workspace's place. Nothing: the tree itself is asked for.
+    view: tuple[Row, ...]
+
+    def operations(self) -> tuple[Operation, ...]:
+        """The operations of `view`."""
+        return decoded(self.view)
+
+
+_MAGIC = {Blueprint: b"staddle-blueprint-1\n", Request: b"staddle-request-1\n"}
+_SHAPES: dict[type, dict[str, Shape]] = {
+    Blueprint: {
+        "template": [_ROW],
+        "own": [_ROW],
+        "uid": int,
+        "gid": int,
+        "host": bytes,
+        "base": int,
+        "count": int,
+        "network": int,
+        "scoped": int,
+        "rlimits": [(int, int, int)],
+        "filter": bytes,
+        "bash": bytes,
+        "environment": [bytes],
+        "directory": bytes,
+        "spares": int,
+    },
+    Request: {
+        "workspace": bytes,
+        "device": int,
+        "inode": int,
+        "upper": bytes,
+        "work": bytes,
+        "lowers": [bytes],
+        "view": [_ROW],
+    },
+}
+
+
+def encode(record: Blueprint | Request) -> bytes:
+    """The bytes of a record. Malformed for what decode would refuse."""
+    shapes = _SHAPES[type(record)]
+    wire.check(record, shapes)
+    return wire.encode(_MAGIC[type(record)], tuple(getattr(record, name) for name in shapes))
+
+
+def decode_blueprint(data: bytes) -> Blueprint:
+    """The blueprint in `data`, or Malformed."""
+    record = Blueprint(*wire.decode(_MAGIC[Blueprint], data, len(_SHAPES[Blueprint])))
+    wire.check(record, _SHAPES[Blueprint])
+    _check_rows(record.template, record.own)
+    return record
+
+
+def decode_request(data: bytes) -> Request:
+    """The request in `data`, or Malformed."""
+    record = Request(*wire.decode(_MAGIC[Request], data, len(_SHAPES[Request])))
+    wire.check(record, _SHAPES[Request])
+    _check_rows(record.view)
+    return record
+
+
+def _check_rows(*several: tuple[Row, ...]) -> None:
+    try:
+        for rows in several:
+            decoded(rows)
+    except ValueError as error:
+        raise Malformed(str(error)) from None

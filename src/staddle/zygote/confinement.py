@@ -1,0 +1,86 @@
+"""What a process of the sandbox does to itself between fork and exec.
+
+It comes from the agent, with the agent's capabilities over the sandbox, and ends in the
+sandbox's inner user namespace with none.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..helper.confine import become_command
+from ..helper.instructions import Instructions
+from ..linux import process, userns
+from ..linux.syscalls import call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+class Confinement:
+    """The same for every process of one sandbox.
+
+    All of them are in one user namespace, below the one that the view belongs to: from there
+    no mount can be changed, and what the kernel counts for a user is counted for all of them
+    together.
+    """
+
+    def __init__(
+        self, uid: int, gid: int, whose: int, rlimits: tuple[tuple[int, int, int], ...], filter: bytes
+    ):
+        """`whose` is the id, in our namespace, that `uid` is to be: ours (0), or one that nobody has."""
+        self._uid, self._gid, self._whose = uid, gid, whose
+        self._rlimits, self._filter = rlimits, filter
+        self._namespace = _inner_namespace(self._maps())
+
+    @property
+    def descriptor(self) -> int:
+        """The namespace. To be kept open."""
+        return self._namespace
+
+    def become(self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
+        """Be confined and exec. Raises NotStarted; nothing else comes back."""
+        call("setns", self._namespace, userns.CLONE_NEWUSER)
+        if self._whose:
+            process.empty_bounding_set()  # before the change of ids, which takes the right to
+            process.become(self._uid, self._gid)
+        instructions = Instructions(argv, environment, directory, rlimits=self._rlimits, filter=self._filter)
+        become_command(instructions, None, -1, guardian=0)
+
+    def _maps(self) -> tuple[tuple[str, bytes], ...]:
+        if self._whose:  # everybody is who they are
+            everybody = b"0 0 65536"
+            return ("uid_map", everybody), ("gid_map", everybody)
+        return ("setgroups", b"deny"), ("uid_map", b"%d 0 1" % self._uid), ("gid_map", b"%d 0 1" % self._gid)
+
+
+def _inner_namespace(maps: tuple[tuple[str, bytes], ...]) -> int:
+    """A user namespace below ours, with nobody in it."""
+    ready, entered = os.pipe2(os.O_CLOEXEC)
+    wait, release = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(release)
+            call("unshare", userns.CLONE_NEWUSER)
+            os.write(entered, b"!")
+            os.read(wait, 1)
+        finally:
+            os._exit(0)
+    os.close(entered)
+    os.close(wait)
+    try:
+        if os.read(ready, 1) != b"!":
+            raise OSError(1, "the sandbox's inner user namespace cannot be made")
+        for name, text in maps:
+            fd = os.open(f"/proc/{child}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, text)
+            finally:
+                os.close(fd)
+        return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(ready)
+        os.close(release)
+        os.waitpid(child, 0)

@@ -1,0 +1,39 @@
+"""Messages with descriptors on a line between our own processes."""
+
+from __future__ import annotations
+
+import _socket
+import os
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: As many descriptors as a message may bring.
+_MOST = 64
+_CLOSE_ON_EXEC = 0x40000000  # MSG_CMSG_CLOEXEC
+
+
+def send(line: _socket.socket, message: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Send one message. OSError when nobody is there, or it does not fit."""
+    rights = struct.pack(f"{len(descriptors)}i", *descriptors)
+    extra = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if descriptors else []
+    line.sendmsg([message], extra, _socket.MSG_NOSIGNAL)
+
+
+def receive(line: _socket.socket, longest: int) -> tuple[bytes, list[int]]:
+    """One message, empty when the other end is closed, and the descriptors that came with it."""
+    room = _socket.CMSG_SPACE(4 * _MOST)
+    message, extra, flags, _ = line.recvmsg(longest, room, _CLOSE_ON_EXEC)
+    descriptors = [
+        fd
+        for level, kind, data in extra
+        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS)
+        for fd in struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4])
+    ]
+    if flags & (_socket.MSG_TRUNC | _socket.MSG_CTRUNC):
+        for fd in descriptors:
+            os.close(fd)
+        raise OSError(90, "a message is longer than it may be")  # EMSGSIZE
+    return message, descriptors

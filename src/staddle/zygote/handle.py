@@ -1,0 +1,139 @@
+"""One zygote, as the host program has it: a child process and a line to it."""
+
+from __future__ import annotations
+
+import _socket
+import os
+import threading
+
+from ..errors import LaunchFailed
+from ..helper import starting
+from ..layout.building import take
+from ..layout.operations import Bind
+from ..layout.rows import decoded
+from ..linux import idmaps
+from . import blueprint as records
+from .descriptors import receive, send
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+
+#: How long a zygote may take to start on a loaded machine, in seconds.
+_PATIENCE = 60.0
+
+
+class Zygote:
+    """One fork server, and the right to talk to it."""
+
+    def __init__(self, blueprint: records.Blueprint) -> None:
+        self.live = 0  # sandboxes; whoever keeps us counts
+        self._lock = threading.Lock()
+        self._line, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
+            self._process = _start(theirs.fileno(), records.encode(blueprint))
+            theirs.close()
+            self._line.settimeout(_PATIENCE)
+            if blueprint.base >= 0:
+                self._lend(blueprint)
+            self._hear(records.READY)
+        except BaseException:
+            self._line.close()
+            raise
+
+    def take(self, request: records.Request, tree: int | None) -> int | None:
+        """What is asked for: the line to a new sandbox, or a workspace alone.
+
+        None when the host's mounts have changed since we were started, or the zygote has ended.
+        """
+        try:
+            return self._take(request, tree)
+        except (BrokenPipeError, ConnectionResetError):
+            return None
+
+    def _take(self, request: records.Request, tree: int | None) -> int | None:
+        with self._lock:
+            send(self._line, records.encode(request), [] if tree is None else [tree])
+            answer, descriptors = receive(self._line, records.LONGEST)
+        if answer in (records.STALE, b""):
+            return None
+        if answer != records.TAKEN or len(descriptors) != 1:
+            raise _failed(answer)
+        return descriptors[0]
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has gone."""
+        return self._process.poll() is not None
+
+    def hang_up(self) -> None:
+        """Leave it to whoever else has the line."""
+        self._line.close()
+
+    def close(self) -> None:
+        """End it, and every sandbox of it."""
+        self._line.close()
+        self._process.wait()
+
+    def _lend(self, blueprint: records.Blueprint) -> None:
+        """What only root can do for a zygote that is nobody: map its ids, open what is shown."""
+        self._hear(records.MAP)
+        pid = self._process.pid
+        for name in ("uid_map", "gid_map"):
+            with open(f"/proc/{pid}/{name}", "wb", buffering=0) as file:
+                file.write(b"0 %d %d" % (blueprint.base, blueprint.count))
+        send(self._line, records.MAPPED)
+        shown = [op for op in decoded(blueprint.template) if isinstance(op, Bind) and not op.again]
+        for first in range(0, len(shown), records.MOST_DESCRIPTORS):
+            trees: list[int | None] = []
+            try:
+                for operation in shown[first : first + records.MOST_DESCRIPTORS]:
+                    trees.append(taken_as_root(operation, blueprint))
+                there = bytes(tree is not None for tree in trees)
+                send(self._line, there, [tree for tree in trees if tree is not None])
+            finally:
+                for tree in trees:
+                    if tree is not None:
+                        os.close(tree)
+
+    def _hear(self, expected: bytes) -> None:
+        answer, _ = receive(self._line, records.LONGEST)
+        if answer != expected:
+            self._line.close()
+            self._process.wait()
+            raise _failed(answer)
+
+
+def taken_as_root(operation: Bind, blueprint: records.Blueprint) -> int | None:
+    """What a grant names, as root's sandbox is to see it."""
+    stranger = blueprint.base + blueprint.whose
+    return take(operation, lambda owner, group: idmaps.translation(owner, group, stranger), private=True)
+
+
+def _start(line: int, blueprint: bytes) -> subprocess.Popen[bytes]:
+    import subprocess
+
+    file = os.memfd_create("staddle", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(blueprint)
+        while view:
+            view = view[os.write(file, view) :]
+        return subprocess.Popen(
+            starting.command("zygote", str(line), str(file)),
+            env=starting.ENVIRONMENT,
+            cwd="/",
+            pass_fds=(line, file),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in the user's terminal is not for it
+        )
+    except OSError as error:
+        raise LaunchFailed("the zygote could not be started", why=error.strerror or str(error)) from error
+    finally:
+        os.close(file)
+
+
+def _failed(answer: bytes) -> LaunchFailed:
+    why = answer[1:].decode("utf-8", "replace") if answer[:1] == records.REFUSED else "it has ended"
+    return LaunchFailed("the sandbox could not be made", why=why, fix="see `staddle doctor`")

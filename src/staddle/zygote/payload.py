@@ -1,0 +1,122 @@
+"""Starting a process of the sandbox: what happens between the agent's fork and its exec."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+
+from ..helper.status import EXEC, NotStarted
+from ..linux import process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    #: Confines this process and execs; argv, environment, directory. Raises NotStarted or OSError.
+    Become = Callable[[tuple[bytes, ...], tuple[bytes, ...], bytes], NoReturn]
+
+#: As a shell says it: not there, there but not to be run, and our own failure.
+NOT_FOUND, NOT_RUNNABLE, NOT_CONFINED = 127, 126, 125
+_TIOCSCTTY = 0x540E
+#: Standard descriptors are first moved up here: they may be each other's numbers.
+_ASIDE = 64
+
+
+class Order:
+    """A process to be started."""
+
+    def __init__(
+        self,
+        argv: tuple[bytes, ...],
+        environment: tuple[bytes, ...],
+        directory: bytes,
+        stdio: tuple[int, int, int],
+        *,
+        terminal: bool = False,
+    ) -> None:
+        """With `terminal`, its standard input becomes the terminal that controls it."""
+        self.argv, self.environment, self.directory = argv, environment, directory
+        self.stdio, self.terminal = stdio, terminal
+
+
+def start(order: Order, become: Become) -> tuple[int, int]:
+    """Fork and have the child become `order`.
+
+    Returns the process and a descriptor, which says nothing and closes when the program runs,
+    or says why it does not.
+    """
+    told, telling = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        pid = os.fork()
+    except BaseException:
+        os.close(told)
+        os.close(telling)
+        raise
+    if pid == 0:
+        _live(order, become, telling)
+    os.close(telling)
+    return pid, told
+
+
+def _live(order: Order, become: Become, telling: int) -> NoReturn:
+    """The whole life of the child: it never returns into what the agent was doing."""
+    code = NOT_CONFINED
+    try:
+        os.setsid()
+        telling = fcntl.fcntl(telling, fcntl.F_DUPFD_CLOEXEC, _ASIDE)
+        aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ASIDE) for fd in order.stdio]
+        for number, fd in enumerate(aside):
+            os.dup2(fd, number)
+        if order.terminal:
+            fcntl.ioctl(0, _TIOCSCTTY, 0)
+        process.default_signals()
+        # Whatever loses its parent stays below this process, where it is found and ended.
+        process.subreaper()
+        become(order.argv, order.environment, order.directory)
+    except BaseException as error:
+        code = _code(error)
+        why = str(error) if isinstance(error, NotStarted | OSError) else f"{type(error).__name__}: {error}"
+        try:
+            os.write(telling, why.encode("utf-8", "backslashreplace")[:2048])
+        except OSError:
+            pass
+    os._exit(code)
+
+
+def _code(error: BaseException) -> int:
+    if isinstance(error, NotStarted):
+        if error.code != EXEC:
+            return NOT_CONFINED
+        error = error.__cause__ or FileNotFoundError(errno.ENOENT, "")
+    missing = isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ENOTDIR)
+    return NOT_FOUND if missing else NOT_RUNNABLE
+
+
+def execute(argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
+    """Become the program, without any confinement but what this process is in already.
+
+    No environment and no directory: what the agent itself was started with.
+    """
+    try:
+        os.chdir(directory or b".")
+    except OSError as error:
+        raise NotStarted(0, f"{os.fsdecode(directory)!r} cannot be entered: {error.strerror}") from None
+    variables = dict(item.split(b"=", 1) for item in environment) if environment else dict(os.environb)
+    failure: OSError | None = None
+    for program in _places(argv[0], variables.get(b"PATH", b"/usr/bin:/bin")):
+        try:
+            os.execve(program, argv, variables)  # noqa: S606 - no shell, on purpose
+        except OSError as error:
+            # As execvp: a program that may not be run is worth more words than one that is not there.
+            if failure is None or error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                failure = error
+    why = os.strerror(failure.errno or 0) if failure else "it has no name"
+    raise NotStarted(EXEC, f"{os.fsdecode(argv[0])!r} cannot be run: {why}") from failure
+
+
+def _places(name: bytes, path: bytes) -> list[bytes]:
+    if not name or b"/" in name:
+        return [name] if name else []
+    return [os.path.join(directory or b".", name) for directory in path.split(b":")]

@@ -1,0 +1,106 @@
+"""The agent as a program of its own, for every habitat that a backend's command makes.
+
+The backend starts `python -I -S -c LOADER` confined as any command is, with one end of a line
+as its standard input. The code comes over that line in a memory file: none of our files need
+be visible inside, only the interpreter and its library.
+
+The environment and the directory of that command are what the backend made of the plan. A
+shell that is asked for without either gets these.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from typing import NoReturn
+
+#: What the agent is made of, in the order of import.
+_PACKAGES = ("staddle", "staddle.helper", "staddle.linux", "staddle.zygote")
+_MODULES = (
+    *("staddle.linux.syscalls", "staddle.linux.process", "staddle.helper.wire", "staddle.helper.status"),
+    *("staddle.zygote.descriptors", "staddle.zygote.requests", "staddle.zygote.channel"),
+    *("staddle.zygote.runs", "staddle.zygote.payload", "staddle.zygote.agent", "staddle.zygote.plain"),
+)
+
+#: Runs inside. Everything is read before anything is run; the memory file is gone afterwards.
+LOADER = """
+import _socket, marshal, os, sys
+line = _socket.socket(fileno=os.dup(0))
+os.dup2(null := os.open("/dev/null", 2), 0)
+_, extra, _, _ = line.recvmsg(1, 32)
+if not extra:
+    sys.exit(0)
+code = int.from_bytes(extra[0][2][:4], sys.byteorder)
+data = b""
+while chunk := os.pread(code, 1 << 20, len(data)):
+    data += chunk
+os.close(code)
+os.close(null)
+for name, is_package, body in marshal.loads(data):
+    module = sys.modules[name] = type(sys)(name)
+    module.__package__ = name if is_package else name.rpartition(".")[0]
+    parent, _, last = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], last, module)
+    if is_package:
+        module.__path__ = []
+    else:
+        exec(body, module.__dict__)
+sys.modules["staddle.zygote.plain"].serve(line)
+"""
+
+
+def command() -> tuple[str, ...]:
+    """The agent's command line, for a backend's `prepare`."""
+    import sys
+
+    return (os.path.realpath(sys.executable), "-I", "-S", "-c", LOADER)
+
+
+def code() -> bytes:
+    """What the loader waits for: our modules, compiled by this very interpreter."""
+    import importlib.util
+    import marshal
+
+    rows: list[tuple[str, bool, object]] = [(name, True, None) for name in _PACKAGES]
+    for name in _MODULES:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{name} is not there")
+        rows.append((name, False, spec.loader.get_code(name)))  # type: ignore[attr-defined]
+    return marshal.dumps(rows)
+
+
+def send_code(line: _socket.socket) -> None:
+    """Give the loader at the other end of `line` its code."""
+    from .descriptors import send
+
+    file = os.memfd_create("staddle", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(code())
+        while view:
+            view = view[os.write(file, view) :]
+        send(line, b"c", (file,))
+    finally:
+        os.close(file)
+
+
+def serve(line: _socket.socket) -> NoReturn:
+    """Be the agent. Called by the loader, in the sandbox."""
+    from ..linux import process
+    from .agent import Agent
+    from .channel import Nameless
+    from .payload import execute
+
+    # As we were started: the interpreter has added to it since.
+    with open("/proc/self/environ", "rb") as file:
+        own = tuple(item for item in file.read().split(b"\0") if b"=" in item)
+
+    def become(argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
+        execute(argv, environment or own, directory or b".")
+
+    process.subreaper()  # all that we start, and what that leaves behind, stays below us
+    Agent(line, Nameless(), become).serve()

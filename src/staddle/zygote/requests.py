@@ -1,0 +1,169 @@
+"""What the host program and the agent say to each other, and how it is put on a line.
+
+A line is one socket that keeps messages apart. A message is one letter, which says what it
+is, and a record of its fields. What is too long for the line travels in a memory file. Both
+sides refuse whatever is not exactly a message; the host program believes nothing that it says.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..helper import wire
+from ..helper.wire import Malformed
+from .descriptors import receive, send
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Sequence
+    from typing import Any
+
+# To the agent, on the main line.
+SHELL = b"S"  # program, environment, directory
+SPAWN = b"P"  # argv, environment, directory, rows, columns; three descriptors, or rows and columns
+SWAP = b"w"  # whether nobody else may be in it; the workspace that takes the place of the present one
+PAUSE = b"z"  # whether everything in the sandbox is to stop, or to go on
+# To the agent, on the line of a process.
+SIGNAL = b"k"  # number, whether to everything below it, too
+ATTACH = b"a"  # the files of a shell, once more
+RENEW = b"n"  # new pipes for what a shell prints
+AGAIN = b"A"  # another shell like this one, which has ended or will
+END_RUN = b"e"  # step, since when (clock ticks), the newest job before the run
+POKE = b"i"  # serial; comes back at once, to wake up whoever waits on the line
+# From the agent, on the main line, and after AGAIN on that of the shell.
+OPENED = b"s"  # process, places; the line, the control pipe and the files
+# From the agent, on the main line.
+STARTED = b"p"  # process; the line, and the master of its terminal
+REFUSED = b"f"  # why
+SWAPPED = b"W"
+PAUSED = b"Z"
+BUSY = b"b"  # who is in the way
+# From the agent, on the line of a process.
+FILES = b"F"  # places; the files
+ENDED = b"x"  # status as waitpid gives it, why it was not started
+POKED = b"I"  # serial
+
+#: The fields of each, as wire.py describes shapes, and how many descriptors may come along.
+SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
+    SHELL: ((bytes, [bytes], bytes), (0,)),
+    SPAWN: (([bytes], [bytes], bytes, int, int), (0, 3)),
+    SIGNAL: ((int, int), (0,)),
+    ATTACH: ((), (0,)),
+    RENEW: ((), (0,)),
+    AGAIN: ((), (0,)),
+    END_RUN: ((int, int, int), (0,)),
+    POKE: ((int,), (0,)),
+    OPENED: ((int, [bytes]), (8,)),
+    STARTED: ((int,), (1, 2)),
+    REFUSED: ((bytes,), (0,)),
+    FILES: (([bytes],), (6,)),
+    ENDED: ((int, bytes), (0,)),
+    POKED: ((int,), (0,)),
+    SWAP: ((int,), (1,)),
+    SWAPPED: ((), (0,)),
+    PAUSE: ((int,), (0,)),
+    PAUSED: ((), (0,)),
+    BUSY: ((bytes,), (0,)),
+}
+
+#: What fits on a line for sure; longer bodies come in a memory file, whose descriptor is the last.
+LONGEST = 32 << 10
+_ELSEWHERE = b"M"
+#: An argument list and an environment of the kernel's own limits, and room.
+LONGEST_BODY = 16 << 20
+
+
+class Message:
+    """What was said: its letter, its fields and its descriptors, which are the hearer's to close."""
+
+    def __init__(self, kind: bytes, fields: tuple[Any, ...], descriptors: list[int]) -> None:
+        self.kind, self.fields, self.descriptors = kind, fields, descriptors
+
+    def close(self) -> None:
+        """Close the descriptors that came along."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+def encode(kind: bytes, *fields: object) -> bytes:
+    """The bytes of a message. Malformed when its fields are not what that kind has."""
+    _check(kind, fields)
+    return wire.encode(kind, fields)
+
+
+def decode(data: bytes, descriptors: int = 0) -> tuple[bytes, tuple[Any, ...]]:
+    """The letter and the fields of a message that came with so many descriptors, or Malformed."""
+    kind = data[:1]
+    if kind not in SHAPES:
+        raise Malformed(f"there is no message {kind!r}")
+    fields = wire.decode(kind, data, len(SHAPES[kind][0]))
+    _check(kind, fields)
+    if descriptors not in SHAPES[kind][1]:
+        raise Malformed(f"{descriptors} descriptors came with {kind!r}")
+    return kind, fields
+
+
+def _check(kind: bytes, fields: tuple[object, ...]) -> None:
+    shapes = SHAPES[kind][0]
+    if len(fields) != len(shapes):
+        raise Malformed(f"{kind!r} has {len(shapes)} fields, not {len(fields)}")
+    if not all(wire.fits(field, shape) for field, shape in zip(fields, shapes, strict=True)):
+        raise Malformed(f"the fields of {kind!r} are not what they should be")
+
+
+# ---------------------------------------------------------------- on a line
+
+
+def say(line: _socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Put an encoded message on the line. OSError when nobody is there."""
+    if len(data) <= LONGEST:
+        send(line, data, descriptors)
+        return
+    if len(data) > LONGEST_BODY:
+        raise OSError(7, "arguments and environment are longer than any program can take")  # E2BIG
+    body = os.memfd_create("staddle", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(body, view) :]
+        send(line, _ELSEWHERE, (*descriptors, body))
+    finally:
+        os.close(body)
+
+
+def hear(line: _socket.socket, *, bodies: bool = False) -> Message | None:
+    """The next message; None when the other end is closed. BlockingIOError when none is there.
+
+    Only with `bodies` may it come in a memory file: the agent reads those of the host program,
+    which takes none of anybody's.
+    """
+    try:
+        data, descriptors = receive(line, LONGEST + 1)
+    except ConnectionResetError:
+        return None
+    try:
+        if data == _ELSEWHERE and descriptors and bodies:
+            body = descriptors.pop()
+            try:
+                data = _contents(body)
+            finally:
+                os.close(body)
+        if not data and not descriptors:
+            return None
+        kind, fields = decode(data, len(descriptors))
+    except BaseException:
+        for fd in descriptors:
+            os.close(fd)
+        raise
+    return Message(kind, fields, descriptors)
+
+
+def _contents(body: int) -> bytes:
+    size = os.fstat(body).st_size
+    if size > LONGEST_BODY:
+        raise Malformed("it is longer than it may be")
+    data = bytearray()
+    while len(data) < size and (chunk := os.pread(body, size - len(data), len(data))):
+        data += chunk
+    return bytes(data)

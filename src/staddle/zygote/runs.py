@@ -1,0 +1,240 @@
+"""Which processes belong to a run of a shell, and how they are ended.
+
+A run is what a shell does for one command. Its processes are those below the shell that began
+with it; jobs of earlier commands are below the same shell and must live. What tells them
+apart, from sure to likely: the pipes they print to, when they began, and their numbers.
+
+Ending goes in steps, the host program's clock between them. A shell that waits for a program
+goes on with the next one of the list when that is killed; so that it cannot, it may start no
+more processes from the second step on, and a fork that fails takes it back to its prompt.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+
+from ..linux import process
+from ..linux.syscalls import call
+from .channel import identity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+#: The steps, as the host program asks for them, in this order. TIDY is for a run that is over.
+INTERRUPT, HOLD, KILL, KILL_SHELL, TIDY = 1, 2, 3, 4, 5
+SIGCONT, SIGSTOP = 18, 19
+_RLIMIT_NPROC = 6
+#: The unit of start times is 10 ms: one that looks as old as the run may be older or its own.
+_TICK = 1
+
+
+class Entry:
+    """A line of the table of processes."""
+
+    def __init__(self, parent: int, started: int, dead: bool = False, stopped: bool = False) -> None:
+        self.parent, self.started, self.dead, self.stopped = parent, started, dead, stopped
+
+
+def table() -> dict[int, Entry]:
+    """All processes that can be seen."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                fd = os.open(f"/proc/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                words = os.read(fd, 2048).rpartition(b")")[2].split()
+            except OSError:
+                continue
+            finally:
+                os.close(fd)
+            found[int(name)] = Entry(
+                int(words[1]), int(words[19]), words[0] in (b"Z", b"X"), words[0] == b"T"
+            )
+    return found
+
+
+def below(root: int, processes: dict[int, Entry]) -> set[int]:
+    """Everything that `root` started, and what that started."""
+    children: dict[int, list[int]] = {}
+    for pid, entry in processes.items():
+        children.setdefault(entry.parent, []).append(pid)
+    found: set[int] = set()
+    waiting = [root]
+    while waiting:
+        for pid in children.get(waiting.pop(), ()):
+            if pid not in found:
+                found.add(pid)
+                waiting.append(pid)
+    return found
+
+
+def of_run(
+    shell: int,
+    since: int,
+    newest_job: int,
+    processes: dict[int, Entry],
+    holds: Callable[[int], int],
+) -> set[int]:
+    """The processes of the run of `shell` that began at `since`. Pure.
+
+    `newest_job` is `$!` of before. `holds` says of a process whether it has the run's pipes
+    open (1), only those of earlier runs (-1), or none (0).
+    """
+
+    def is_older(pid: int) -> bool:
+        entry, sure = processes[pid], holds(pid)
+        if sure:
+            return sure < 0
+        if entry.started < since - _TICK:
+            return True
+        return entry.started <= since + _TICK and pid <= newest_job
+
+    children: dict[int, list[int]] = {}
+    for pid, entry in processes.items():
+        children.setdefault(entry.parent, []).append(pid)
+    found: set[int] = set()
+    waiting = [shell]
+    while waiting:  # what an older job starts meanwhile is the older job's
+        for pid in children.get(waiting.pop(), ()):
+            if pid not in found and not is_older(pid):
+                found.add(pid)
+                waiting.append(pid)
+    return {pid for pid in found if not processes[pid].dead}
+
+
+def holder(present: set[tuple[int, int]], former: set[tuple[int, int]]) -> Callable[[int], int]:
+    """What `of_run` asks, answered from /proc."""
+
+    def holds(pid: int) -> int:
+        files = set()
+        try:
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                try:
+                    files.add(identity(f"/proc/{pid}/fd/{name}"))
+                except OSError:
+                    continue
+        except OSError:
+            return 0
+        return 1 if files & present else -1 if files & former else 0
+
+    return holds
+
+
+# ---------------------------------------------------------------- ending
+
+
+class Ending:
+    """The end of a run of one shell, step by step."""
+
+    def __init__(self, shell: int) -> None:
+        self._shell = shell
+        self._limits = b""
+
+    def step(self, number: int, run: Callable[[], Iterable[int]]) -> None:
+        """Do one step. `run` gives the processes of the run as they are now."""
+        if number == INTERRUPT:
+            signal((self._shell, *run()), process.SIGINT)
+        elif number == HOLD:
+            self._hold()
+            signal(run(), process.SIGTERM)
+            signal((self._shell,), process.SIGINT)
+        elif number == KILL:
+            self._hold()
+            signal(run(), process.SIGKILL)
+            signal((self._shell,), SIGCONT)
+            signal((self._shell,), process.SIGINT)
+        elif number == KILL_SHELL:
+            chosen = list(run())  # afterwards they are no longer below it
+            signal((*chosen, self._shell, *chosen), process.SIGKILL)
+        elif number == TIDY:
+            signal(run(), process.SIGKILL)
+            self._release()
+
+    def _hold(self) -> None:
+        """No new processes for the shell. It does not bind root, whose shell may get a command further."""
+        if not self._limits:
+            try:
+                self._limits = _limit(self._shell, 0)
+            except OSError:
+                pass  # it has ended, or has become a program with other rights
+
+    def _release(self) -> None:
+        if self._limits:
+            try:
+                call("prlimit64", self._shell, _RLIMIT_NPROC, self._limits, None)
+            except OSError:
+                pass
+            self._limits = b""
+
+
+def _limit(pid: int, most: int) -> bytes:
+    """Set how many processes the user of `pid` may have when it starts another; the limits before."""
+    old = ctypes.create_string_buffer(16)
+    call("prlimit64", pid, _RLIMIT_NPROC, None, ctypes.addressof(old))
+    _, hard = struct.unpack("QQ", old.raw)
+    call("prlimit64", pid, _RLIMIT_NPROC, struct.pack("QQ", min(most, hard), hard), None)
+    return old.raw
+
+
+def signal(pids: Iterable[int], number: int) -> None:
+    """Send a signal to each that is still there."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            continue
+
+
+class Pause:
+    """Everything below a process, stopped for a while. What was stopped already stays so afterwards."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._stopped: set[int] = set()
+
+    def begin(self) -> None:
+        """Stop what runs, until nothing does."""
+        for _ in range(100):
+            processes = table()
+            running = [
+                pid
+                for pid in below(self._root, processes)
+                if not processes[pid].dead and not processes[pid].stopped and pid not in self._stopped
+            ]
+            if not running:
+                return
+            signal(running, SIGSTOP)
+            self._stopped.update(running)
+
+    def end(self) -> None:
+        """Let it go on."""
+        signal(self._stopped, SIGCONT)
+        self._stopped.clear()
+
+
+def end_everything(root: int) -> None:
+    """Kill whatever is below `root`, which must be where orphans come to. Returns when nothing is left."""
+    for _ in range(200):
+        processes = table()
+        left = {pid for pid in below(root, processes) if not processes[pid].dead}
+        if not left:
+            return
+        signal(left, process.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+        _pause(0.002)
+
+
+def _pause(seconds: float) -> None:
+    import select
+
+    select.select((), (), (), seconds)

@@ -1,0 +1,138 @@
+"""The last part of a sandbox's view: the directory that it is for.
+
+Taken from the host by who can: the zygote, for an ordinary user, from the old root that it
+has kept aside; root's own program, for root. Mounted by the sandbox's first process.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from ..layout.building import Builder
+from ..layout.operations import Bind
+from ..linux import mounts, overlay
+from ..linux.openat2 import open_beneath
+from .sharing import LENT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..layout.operations import Operation
+    from .blueprint import Request
+
+
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Moved(Exception):
+    """The zygote sees something else at this path: the host's mounts have changed since it was made."""
+
+
+def take(request: Request, old_root: int, lent: int | None) -> int:
+    """The workspace as the sandbox is to see it, attached nowhere yet. Run by the zygote.
+
+    Found below the old root through no link, or `lent` by root, and taken from there; with its
+    layers on it, if it has any.
+    """
+    tree = _taken(request, old_root) if lent is None else lent
+    if not request.upper:
+        return tree
+    opened = [_beneath(old_root, path) for path in (*request.lowers, request.upper, request.work)]
+    place = os.open(LENT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Layers must be mounted somewhere in our namespace when they are put together.
+        mounts.attach(tree, place)
+        try:
+            *lowers, upper, work = opened
+            return overlay.overlay([*lowers, LENT], upper, work)
+        finally:
+            mounts.umount(LENT)
+    finally:
+        for fd in (*opened, place, tree):
+            os.close(fd)
+
+
+def _taken(request: Request, old_root: int) -> int:
+    try:
+        source = _beneath(old_root, request.workspace)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
+            raise Moved from None
+        raise
+    try:
+        status = os.fstat(source)
+        if (status.st_dev, status.st_ino) != (request.device, request.inode):
+            raise Moved
+        tree = mounts.clone_tree(source)
+    finally:
+        os.close(source)
+    writable = any(isinstance(op, Bind) and op.writable for op in request.operations()[:1])
+    read_only = 0 if writable and not request.upper else mounts.ATTR_RDONLY
+    mounts.set_attributes(tree, mounts.ATTR_NOSUID | mounts.ATTR_NODEV | read_only)
+    return tree
+
+
+def _beneath(old_root: int, path: bytes) -> int:
+    return open_beneath(old_root, os.fsdecode(path[1:]) or ".", os.O_PATH)
+
+
+class Workspace:
+    """The mounted workspace of one sandbox. Belongs to its first process.
+
+    `aside` is a directory of ours that nobody inside can look into.
+    """
+
+    def __init__(self, owner: int, aside: int) -> None:
+        self._owner, self._aside = owner, aside
+        self._operations: Sequence[Operation] = ()
+
+    def mount(self, operations: Sequence[Operation], tree: int) -> None:
+        """Show `tree` at the workspace's place and do what else is to be done there."""
+        place = operations[0]
+        if not isinstance(place, Bind):
+            raise ValueError("a workspace begins with what is shown")
+        Builder.extending("/", owner=self._owner, taken={place: tree}).build(operations)
+        self._operations = operations
+
+    def swap(self, tree: int, alone: bool) -> int:
+        """Put `tree` in the place of what is there, with nothing in between to be seen.
+
+        With `alone`, EBUSY when a file there is open for writing. The descriptor that is returned
+        holds the old one together.
+        """
+        if not self._operations:
+            raise OSError(errno.EINVAL, "this sandbox has no workspace")
+        path = self._operations[0].path
+        old = os.open(path, _DIRECTORY)
+        try:
+            if alone:
+                mounts.set_attributes(old, mounts.ATTR_RDONLY, recursive=False)
+            try:
+                overlay.exchange(self._prepared(tree, path), path)
+            except BaseException:
+                if alone:
+                    mounts.clear_attributes(old, mounts.ATTR_RDONLY)
+                raise
+        except BaseException:
+            os.close(old)
+            raise
+        return old
+
+    def _prepared(self, tree: int, path: str) -> int:
+        """The same tree with all done in it that is done in a workspace, mounted where nobody looks."""
+        below = [op.replace(path=op.path[len(path) :]) for op in self._operations[1:]]
+        if not below:
+            return tree
+        try:
+            os.mkdir("next", 0o700, dir_fd=self._aside)
+        except FileExistsError:
+            pass
+        place = os.open("next", _DIRECTORY, dir_fd=self._aside)
+        try:
+            mounts.attach(tree, place)
+        finally:
+            os.close(place)
+        Builder.extending(f"{mounts.path_of(self._aside)}/next", owner=self._owner).build(below)
+        return tree

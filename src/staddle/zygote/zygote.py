@@ -1,0 +1,140 @@
+"""The fork server: one process for each plan that a host program opens sessions with.
+
+Single-threaded, started by exec, so that it may enter a user namespace and clone itself. It
+keeps a few sandboxes ready and hands one out when asked. It ends when the host program does,
+however that happens, because their line is down then; and with it, by the kernel's hand, every
+sandbox.
+"""
+
+from __future__ import annotations
+
+import _socket
+import gc
+import os
+import select
+
+from ..errors import StaddleError
+from ..helper.wire import Malformed
+from ..linux import process
+from . import spare, template, workspace
+from .blueprint import LONGEST, READY, REFUSED, STALE, TAKEN, decode_blueprint, decode_request
+from .descriptors import receive, send
+from .sharing import OLD_ROOT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from .blueprint import Blueprint
+
+#: A spare is made again only when nothing was asked for this long: the processor is the first
+#: command's.
+_QUIET = 20  # milliseconds
+
+
+def main(words: list[str]) -> NoReturn:
+    """Be the zygote on the line that is descriptor `words[0]`, with the blueprint in `words[1]`."""
+    line = _socket.socket(fileno=int(words[0]))
+    os.set_inheritable(line.fileno(), False)
+    try:
+        blueprint = decode_blueprint(_contents(int(words[1])))
+        process.close_from(3, keep=(line.fileno(),))
+        _be_quiet()
+        template.make(blueprint, line)
+        old_root = os.open(OLD_ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (StaddleError, Malformed, OSError) as error:
+        _answer(line, REFUSED + str(error).encode("utf-8", "backslashreplace")[:2048])
+        os._exit(1)
+    gc.collect()
+    gc.freeze()
+    _Zygote(blueprint, line, old_root).serve()
+
+
+class _Zygote:
+    def __init__(self, blueprint: Blueprint, line: _socket.socket, old_root: int) -> None:
+        self._blueprint, self._line, self._old_root = blueprint, line, old_root
+        self._spares: list[_socket.socket] = []
+
+    def serve(self) -> NoReturn:
+        poll = select.poll()
+        poll.register(self._line, select.POLLIN)
+        self._refill()
+        _answer(self._line, READY)
+        while True:
+            short = len(self._spares) < self._blueprint.spares
+            asked = poll.poll(_QUIET if short else 1000)
+            self._reap()
+            if asked:
+                message, trees = receive(self._line, LONGEST)
+                if not message:
+                    os._exit(0)
+                self._hand_out(message, trees)
+            elif short:
+                self._refill()
+
+    def _hand_out(self, message: bytes, trees: list[int]) -> None:
+        """A sandbox with its workspace, or the workspace alone."""
+        given: _socket.socket | None = None
+        try:
+            request = decode_request(message)
+            if request.workspace:
+                trees.append(workspace.take(request, self._old_root, trees.pop() if trees else None))
+                if not request.view:
+                    send(self._line, TAKEN, trees)
+                    return
+            given = self._spares.pop(0) if self._spares else spare.make(self._blueprint)[1]
+            try:
+                send(given, message, trees)
+            except BrokenPipeError:
+                pass  # it could not be made, and whoever gets its line reads there why
+            send(self._line, TAKEN, [given.fileno()])
+        except workspace.Moved:
+            _answer(self._line, STALE)
+        except (Malformed, OSError) as error:
+            _answer(self._line, REFUSED + str(error).encode("utf-8", "backslashreplace")[:2048])
+        finally:
+            for tree in trees:
+                os.close(tree)
+            if given is not None:
+                given.close()
+
+    def _refill(self) -> None:
+        try:
+            self._spares.append(spare.make(self._blueprint)[1])
+        except OSError:
+            pass  # too many processes, for now; who asks is told
+
+    def _reap(self) -> None:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+
+
+def _be_quiet() -> None:
+    """Nothing of the user's is ours: their terminal, their standard streams, their keys."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+    os.close(null)
+    try:
+        process.new_session_keyring()
+    except OSError:
+        pass  # a kernel without keys
+    os.umask(0o022)
+    process.default_signals()
+
+
+def _answer(line: _socket.socket, message: bytes) -> None:
+    try:
+        send(line, message)
+    except OSError:
+        os._exit(0)  # nobody is there any more
+
+
+def _contents(file: int) -> bytes:
+    data = bytearray()
+    while chunk := os.pread(file, 1 << 20, len(data)):
+        data += chunk
+    return bytes(data)

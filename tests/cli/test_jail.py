@@ -1,0 +1,323 @@
+"""`staddle jail`: from a repository to a reviewed branch, on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from staddle.cli import jail as command
+from staddle.cli.jail import _parsed
+from staddle.cli.jail_run import RUN_OPTIONS, SHELL_OPTIONS, _opts
+from staddle.jail.workspace import Workspace
+from tests.cli.staddle_command import COMMAND, gone, staddle, start
+from tests.kernel.git_plants import World
+
+TYPIST = Path(__file__).parents[1] / "kernel/typing_at_a_terminal.py"
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    (tmp_path / "home/.local/bin").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("STADDLE_WORKSPACES", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    yield World(tmp_path)
+    assert sorted(os.listdir(tmp_path / "home")) == [".local"]  # nothing else of ours in it
+
+
+@pytest.fixture
+def name(world: World) -> str:
+    return jail("create", "repository").stdout.strip()
+
+
+def jail(*words: str, status: int = 0, **kwargs: object) -> subprocess.CompletedProcess[str]:
+    done = staddle("jail", *words, **kwargs)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def state(name: str) -> str:
+    return str(json.loads(jail("status", name, "--json").stdout)["state"])
+
+
+def test_from_a_repository_to_a_reviewed_branch(world: World) -> None:
+    name = jail("create", "repository", "--branch", "agent/one", "--base", "main~1").stdout.strip()
+    script = "echo two > two; git add two; git commit -qm 'Add two'; echo three > three"
+    jail("run", name, "--", "bash", "-c", script)
+    listed = jail("ls").stdout
+    assert name in listed
+    assert "stopped" in listed
+    told = jail("status", "agent/one").stdout
+    for part in ("Add two", "three", "ended status=0", "agent/one"):
+        assert part in told
+    changes = jail("diff", name[:6]).stdout
+    assert "+two" in changes
+    assert "+three" in changes
+    assert "+three" not in jail("diff", name, "--committed").stdout
+    assert "2 files changed" in jail("diff", name, "--stat").stdout
+    assert "uncommitted" in jail("publish", name, status=125).stderr
+    assert "uncommitted" in jail("rm", name, status=125).stderr
+    commit = jail("commit", name, "-m", "The rest").stdout.strip()
+    assert jail("commit", name, "-m", "again").stdout == "nothing to commit\n"
+    assert jail("publish", name).stdout == f"agent/one at {commit}\n"
+    jail("rm", name)
+    log = world.git("log", "--format=%s", "main~1..agent/one", where=world.repository)
+    assert log == b"The rest\nAdd two\n"
+    assert world.git("fsck", "--strict", where=world.repository) == b""
+    assert json.loads(jail("ls", "--json").stdout) == []
+
+
+def test_the_exit_status_is_the_commands_and_the_state_is_told(name: str) -> None:
+    assert jail("run", name, "--", "sh", "-c", "exit 7", status=7).stderr == ""
+    assert state(name) == "stopped"
+    late = jail("run", name, "--timeout", "1", "--", "sleep", "60", status=124)
+    assert "ended after 1 s" in late.stderr
+    assert state(name) == "failed"
+    jail("run", name, "--", "sh", "-c", "kill -9 $$", status=137)
+
+
+def test_what_cannot_run_changes_nothing(name: str) -> None:
+    missing = jail("run", name, "--", "no-such-program", status=127)
+    assert "no program 'no-such-program'" in missing.stderr
+    jail("run", name, "--backend", "no-such", "--", "true", status=125)
+    jail("run", name, "--read", "missing", "--", "true", status=125)
+    assert state(name) == "prepared"
+
+
+def test_streams(name: str) -> None:
+    done = jail("run", name, "--", "sh", "-c", "cat; echo out; echo err >&2", input="not for it\n")
+    assert (done.stdout, done.stderr) == ("out\n", "err\n")
+    capped = jail("run", name, "--output-cap", "10", "--", "sh", "-c", "seq 100")
+    assert capped.stdout == "1\n2\n3\n4\n5\n"
+    assert "were dropped" in capped.stderr
+
+
+def test_as_json(name: str) -> None:
+    done = jail("run", name, "--json", "--", "sh", "-c", "echo out; mkdir .vscode; exit 3", status=3)
+    report = json.loads(done.stdout)
+    assert (report["exit_code"], report["reason"], report["stdout"]) == (3, "exited", "out\n")
+    assert report["workspace"] == name
+    assert report["violations"][0]["what"].endswith("/.vscode")
+    late = json.loads(jail("run", name, "--json", "--timeout", "1", "--", "sleep", "9", status=124).stdout)
+    assert late["reason"] == "timeout"
+    assert state(name) == "failed"
+
+
+def test_a_protected_name_that_appears_is_told(name: str) -> None:
+    assert ".vscode" in jail("run", name, "--", "mkdir", ".vscode").stderr
+    told = json.loads(jail("status", name, "--json").stdout)
+    assert told["planted"][0]["path"].endswith("/.vscode")
+    assert "violations" in told["journal"][-1]
+
+
+@pytest.mark.parametrize(
+    ("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_when_it_is_ended_so_is_the_agent(name: str, how: signal.Signals, status: int) -> None:
+    mark = f"mark-{os.urandom(6).hex()}"
+    tree = Workspace.find(name).path
+    script = f"(setsid sh -c 'sleep 600' {mark} &); touch ready; sleep 600"
+    running = start("jail", "run", name, "--", "bash", "-c", script)
+    try:
+        until = time.monotonic() + 30
+        while not os.path.exists(f"{tree}/ready") and time.monotonic() < until:
+            time.sleep(0.02)
+        assert state(name) == "running"
+        assert "in use" in jail("run", name, "--", "true", status=125).stderr
+        assert "in use" in jail("rm", name, "--force", status=125).stderr
+        running.send_signal(how)
+        assert running.wait(20) == status
+    finally:
+        running.kill()
+        running.communicate()
+    assert gone(mark, within=10)
+    assert state(name) == "failed"
+    jail("run", name, "--", "true")
+
+
+def test_the_key_comes_from_a_variable_or_a_file(name: str, world: World) -> None:
+    key = "sk-0123456789"
+    (world.top / "key").write_text(f"{key}\n")
+    words = ["--", "sh", "-c", 'test "$GEMINI_API_KEY" = sk-0123456789; echo $?']
+    env = {**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2]), "MY_KEY": key}
+    for option, value in (("--key-file", "key"), ("--key-env", "MY_KEY")):
+        done = jail("run", name, "--agent", "gemini", option, value, *words, env=env)
+        assert done.stdout == "0\n"
+    assert "not set" in jail("run", name, "--key-env", "NO_KEY", *words, status=125).stderr
+    assert "both" in jail("run", name, "--key-env", "A", "--key-file", "b", *words, status=125).stderr
+    (world.top / "empty").touch()
+    assert "empty" in jail("run", name, "--key-file", "empty", *words, status=125).stderr
+
+
+def test_an_agent_is_run_on_a_prompt(name: str, world: World) -> None:
+    program = world.top / "home/.local/bin/codex"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    done = jail("run", name, "--agent", "codex", "--prompt", "--fix 'it'\nall")
+    assert done.stdout == "exec\n--dangerously-bypass-approvals-and-sandbox\n--\n--fix 'it'\nall\n"
+    assert "claude, codex" in jail("run", name, "--agent", "hal", "--", "true", status=125).stderr
+    assert "--agent" in jail("run", name, "--prompt", "x", status=125).stderr
+    assert "nothing to run" in jail("run", name, "--agent", "codex", status=125).stderr
+
+
+def test_options_stand_on_both_sides_of_the_workspace_and_never_behind_the_dashes(name: str) -> None:
+    done = jail("run", "--env", "A=1", name, "--env", "B=2", "--", "sh", "-c", "echo $A$B $0", "--env")
+    assert done.stdout == "12 --env\n"
+    assert "twice" in jail("run", "--timeout", "5", name, "--timeout", "5", "--", "true", status=125).stderr
+
+
+def test_paths_are_relative_to_where_the_user_stands(name: str, world: World) -> None:
+    (world.top / "data.txt").write_text("read me\n")
+    done = jail("run", name, "--read", "data.txt", "--", "cat", str(world.top / "data.txt"))
+    assert done.stdout == "read me\n"
+
+
+def test_an_agent_may_reach_its_own_hosts_where_only_some_are_allowed(name: str) -> None:
+    workspace = Workspace.find(name)
+
+    def network(*words: str) -> object:
+        parsed = _parsed([name, *words], RUN_OPTIONS, "jail run")
+        return _opts(workspace, ["x"], parsed, "x")[0].policy.network  # type: ignore[union-attr]
+
+    assert "api.anthropic.com" in str(network("--agent", "claude", "--network", "allow"))
+    both = str(network("--agent", "claude", "--allow", "pypi.org:443"))
+    assert "api.anthropic.com" in both
+    assert "pypi.org" in both
+    assert str(network("--agent", "claude")) == "deny"
+    assert str(network("--agent", "claude", "--network", "open")) == "open"
+
+
+def test_a_policy_file_takes_the_place_of_the_preset(name: str, world: World) -> None:
+    (world.top / "policy.toml").write_text('preset = "agent"\n[limits]\ntimeout = 1\n')
+    jail("run", name, "--policy", "policy.toml", "--", "sleep", "60", status=124)
+    jail("run", name, "--policy", "policy.toml", "--", "sh", "-c", "echo x > file.txt")
+    assert "file.txt" in jail("status", name).stdout
+
+
+def test_a_shell_reads_its_commands_from_a_pipe(name: str) -> None:
+    done = jail("shell", name, input="echo $((40 + 2)); pwd\nexit 4\n", status=4)
+    assert done.stdout == f"42\n{Workspace.find(name).path}\n"
+    assert jail("shell", name, "--", "echo", "hello").stdout == "hello\n"
+
+
+def test_a_shell_on_a_terminal_has_job_control_and_the_windows_size(name: str) -> None:
+    lines = ["stty size; echo $TERM", "sleep 300", "\x03", "echo $((40 + 2)) > answer", "jobs; exit 5"]
+    words = [*COMMAND, "jail", "shell", name, "--", "bash", "--norc"]
+    done = subprocess.run(
+        [sys.executable, str(TYPIST), json.dumps(lines), *words],
+        env={**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2]), "TERM": "vt100"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 5, done.stdout
+    assert b"31 99" in done.stdout
+    assert b"vt100" in done.stdout
+    assert b"no job control" not in done.stdout
+    assert Path(Workspace.find(name).path, "answer").read_text() == "42\n"
+    assert state(name) == "stopped"
+
+
+def test_when_the_window_is_closed_everything_inside_ends(name: str) -> None:
+    mark = f"mark-{os.urandom(6).hex()}"
+    tree = Workspace.find(name).path
+    script = f"trap '' HUP; (setsid sh -c 'sleep 600' {mark} &); touch ready; sleep 600"
+    words = [*COMMAND, "jail", "shell", name, "--", "bash", "-c", script]
+    window = subprocess.Popen(
+        [sys.executable, str(TYPIST), "[]", *words],
+        env={**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2])},
+        stdout=subprocess.DEVNULL,
+    )
+    until = time.monotonic() + 30
+    while not os.path.exists(f"{tree}/ready") and time.monotonic() < until:
+        time.sleep(0.02)
+    window.kill()
+    window.wait()
+    assert gone(mark, within=15)
+    until = time.monotonic() + 10
+    while state(name) == "running" and time.monotonic() < until:
+        time.sleep(0.05)
+    assert state(name) in ("failed", "stopped")
+    jail("run", name, "--", "true")
+
+
+def test_what_an_agent_wrote_does_not_move_the_cursor(name: str) -> None:
+    jail(
+        "run",
+        name,
+        "--",
+        "sh",
+        "-c",
+        r"printf 'a\033[2Jb\n' > odd; git add odd; git commit -qm 'x'$(printf '\033[1m')",
+    )
+    assert "\x1b[2J" in jail("diff", name).stdout  # for another program: as it is
+    leader, follower = os.openpty()
+    env = {**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2])}
+    subprocess.run([*COMMAND, "jail", "diff", name], stdout=follower, env=env, check=True, timeout=60)
+    os.close(follower)
+    seen = os.read(leader, 65536)
+    os.close(leader)
+    assert b"\x1b" not in seen
+    assert rb"a\x1b[2Jb" in seen
+    assert "\x1b" not in jail("status", name).stdout
+
+
+def test_reaping(name: str) -> None:
+    jail("run", name, "--timeout", "1", "--", "sleep", "60", status=124)
+    assert jail("reap").stdout == ""
+    assert name in jail("reap", "--failed", "0", "--dry-run").stdout
+    assert jail("reap", "--failed", "never").stdout == ""
+    assert state(name) == "failed"
+    assert name in jail("reap", "--failed", "0").stdout
+    assert name not in jail("ls").stdout
+    assert "no time" in jail("reap", "--failed", "soon", status=125).stderr
+
+
+def test_agents_are_listed() -> None:
+    listed = jail("agents").stdout
+    assert "CODEX_API_KEY" in listed
+    assert {agent["name"] for agent in json.loads(jail("agents", "--json").stdout)} >= {
+        "claude",
+        "codex",
+        "gemini",
+    }
+
+
+def test_help() -> None:
+    whole = jail("--help").stdout
+    assert jail(status=125).stdout == whole
+    for sub in ("run", "shell", *command._COMMANDS):
+        assert f"\n  {sub} " in whole
+        told = jail(sub, "--help").stdout
+        assert f"usage: staddle jail {sub}" in told
+        options = {"run": RUN_OPTIONS, "shell": SHELL_OPTIONS}.get(sub) or command._COMMANDS[sub][2]
+        for option in options:
+            assert f"--{option.name}" in told
+    assert "staddle jail" in staddle("jail", "nothing").stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("create",),
+        ("create", "a", "b"),
+        ("ls", "x"),
+        ("status",),
+        ("rm",),
+        ("run",),
+        ("commit", "x"),
+        ("reap", "x"),
+    ],
+)
+def test_what_is_not_understood_is_a_sentence(world: World, words: tuple[str, ...]) -> None:
+    told = jail(*words, status=125).stderr
+    assert told.startswith("staddle: ")
+    assert "bug" not in told

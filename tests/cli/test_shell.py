@@ -1,0 +1,343 @@
+"""`staddle shell`: a confined shell on a real terminal, which gets its terminal back, and one on a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.staddle_command import COMMAND, environment, gone, processes_with, staddle
+
+BACKENDS = ["namespaces", "bwrap"]
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+class Person:
+    """Somebody at a terminal, who starts `staddle shell` there."""
+
+    def __init__(self, place: Path, *words: str, rows: int = 24, cols: int = 80) -> None:
+        self._master, terminal = pty.openpty()
+        self.resize(rows, cols)
+        self.modes: list[Any] = termios.tcgetattr(terminal)
+        self.seen = b""
+        self.process = subprocess.Popen(
+            [*COMMAND, "shell", *words],
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            cwd=place,
+            env={**environment(), "TERM": "vt100"},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - no thread here
+        )
+        self._terminal = terminal  # held open, to look at it afterwards
+
+    def resize(self, rows: int, cols: int) -> None:
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def sees(self, what: str, seconds: float = 15) -> bool:
+        """Whether `what` is printed from here on, in time."""
+        until = time.monotonic() + seconds
+        while what.encode() not in self.seen:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([self._master], [], [], left)[0]:
+                return False
+            self.seen += os.read(self._master, 65536)
+        self.seen = self.seen.partition(what.encode())[2]
+        return True
+
+    def status(self) -> int:
+        until = time.monotonic() + 15
+        while self.process.poll() is None and time.monotonic() < until:
+            if select.select([self._master], [], [], 0.05)[0]:  # or it could not print its last words
+                self.seen += os.read(self._master, 65536)
+        return self.process.wait(5)
+
+    def has_the_terminal_back(self) -> bool:
+        return termios.tcgetattr(self._terminal) == self.modes
+
+    def leave(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._terminal)
+        os.close(self._master)
+
+
+@pytest.fixture
+def person(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Person]:
+    (tmp_path / "here").write_text("text\n")
+    backend = getattr(request, "param", "bwrap")
+    made = Person(tmp_path, "--backend", backend)
+    assert made.sees("$ "), made.seen
+    yield made
+    made.leave()
+
+
+on_every_backend = pytest.mark.parametrize("person", BACKENDS, indirect=True)
+
+
+# ---------------------------------------------------------------- on a terminal
+
+
+@on_every_backend
+def test_it_is_an_interactive_shell_in_the_sandbox(person: Person) -> None:
+    person.type("pwd; cat here; tty; echo $TERM; stty size\n")
+    for expected in ("/workspace\r\n", "text\r\n", "/dev/pts/0\r\n", "vt100\r\n", "24 80\r\n"):
+        assert person.sees(expected), person.seen
+    person.type("exit 7\n")
+    assert person.status() == 7
+    assert person.has_the_terminal_back()
+
+
+def test_the_terminal_is_raw_meanwhile(person: Person) -> None:
+    assert not person.has_the_terminal_back()
+    person.type("\x04")
+    assert person.status() == 0
+    assert person.has_the_terminal_back()
+
+
+@on_every_backend
+def test_control_c_goes_inside_and_the_shell_goes_on(person: Person) -> None:
+    person.type("sleep 1241.1; echo not-$((40+2))\n")
+    assert _appears("1241.1")
+    person.type("\x03")
+    assert person.sees("$ ")
+    person.type("echo alive-$((40+2))\n")
+    assert person.sees("alive-42")
+    assert b"not-42" not in person.seen
+    person.type("exit\n")
+    assert person.status() == 0
+
+
+def test_jobs_are_controlled(person: Person) -> None:
+    person.type("sleep 1241.2\n")
+    assert _appears("1241.2")
+    person.type("\x1a")
+    assert person.sees("Stopped")
+    person.type("kill %1; wait %1; echo gone-$((40+2))\n")
+    assert person.sees("gone-42")
+
+
+def test_a_new_size_of_the_window_is_told_inside(person: Person) -> None:
+    person.type("trap 'echo now-$(stty size)' WINCH; echo set-$((40+2))\n")
+    assert person.sees("set-42")
+    person.resize(41, 132)
+    person.type("\n")
+    assert person.sees("now-41 132"), person.seen
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
+def test_a_signal_ends_it_all_and_gives_the_terminal_back(person: Person, number: int) -> None:
+    person.type("sleep 1241.3 &\n")
+    assert _appears("1241.3")
+    person.process.send_signal(number)
+    assert person.status() == 128 + number
+    assert person.has_the_terminal_back()
+    assert gone("1241.3")
+
+
+@every_backend
+def test_killed_outright_it_leaves_nothing_inside(tmp_path: Path, backend: str) -> None:
+    person = Person(tmp_path, "--backend", backend)
+    try:
+        assert person.sees("$ ")
+        person.type("sleep 1241.4\n")
+        assert _appears("1241.4")
+        person.process.kill()
+        person.process.wait()
+        assert gone("1241.4")
+    finally:
+        person.leave()
+
+
+def test_a_terminal_that_is_taken_away_ends_it(tmp_path: Path) -> None:
+    person = Person(tmp_path, "--backend", "bwrap")
+    try:
+        assert person.sees("$ ")
+        person.type("sleep 1241.5\n")
+        assert _appears("1241.5")
+        os.close(person._terminal)
+        os.close(person._master)
+        assert person.process.wait(10) != 0
+        assert gone("1241.5")
+    finally:
+        if person.process.poll() is None:
+            person.process.kill()
+            person.process.wait()
+
+
+def test_much_output_arrives_whole(person: Person) -> None:
+    person.type("seq 100000 | tail -c 300000; echo the-$((40+2))\n")
+    assert person.sees("99999\r\n100000\r\nthe-42", 30)
+
+
+def test_a_timeout_ends_it(tmp_path: Path) -> None:
+    person = Person(tmp_path, "--backend", "bwrap", "--timeout", "1")
+    try:
+        assert person.sees("$ ")
+        assert person.status() == 124
+        assert person.has_the_terminal_back()
+        assert person.sees("--timeout gives it more", 1)
+    finally:
+        person.leave()
+
+
+def _appears(mark: str) -> bool:
+    until = time.monotonic() + 10
+    while not processes_with(mark):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# ---------------------------------------------------------------- on a pipe
+
+
+@every_backend
+def test_a_script_on_standard_input(tmp_path: Path, backend: str) -> None:
+    script = "x=1\nfor i in a b\ndo\n  echo $i$x\ndone\ncat <<END\nhere\nEND\npwd; echo err >&2\nexit 3\n"
+    done = staddle("shell", "--backend", backend, input=script, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout == "a1\nb1\nhere\n/workspace\n"
+    assert done.stderr == "err\n"
+
+
+@every_backend
+def test_each_line_is_done_as_it_comes(tmp_path: Path, backend: str) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "shell", "--backend", backend],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        cwd=tmp_path,
+    )
+    assert process.stdin
+    assert process.stdout
+    for number in range(3):
+        process.stdin.write(f"x=$((x + {number})); echo $x > /dev/stdout\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == f"{sum(range(number + 1))}\n"
+    process.stdin.close()
+    assert process.wait(10) == 0
+    process.stdout.close()
+
+
+def test_no_input_is_an_empty_script(tmp_path: Path) -> None:
+    done = staddle("shell", "--backend", "bwrap", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_signals_reach_the_script(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "shell", "--backend", "bwrap"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+        cwd=tmp_path,
+    )
+    assert process.stdin
+    process.stdin.write(b"trap 'echo caught; exit 9' TERM; echo ready; sleep 1241.6 & wait\n")
+    process.stdin.flush()
+    assert process.stdout
+    assert process.stdout.readline() == b"ready\n"
+    process.terminate()
+    assert process.wait(10) == 9
+    assert process.stdout.read() == b"caught\n"
+    assert gone("1241.6")
+
+
+def test_a_timeout_ends_the_script(tmp_path: Path) -> None:
+    done = staddle(
+        "shell",
+        "--backend",
+        "bwrap",
+        "--timeout",
+        "0.5",
+        input="trap '' TERM; sleep 1241.7; sleep 1241.7",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 124
+    assert "--timeout" in done.stderr
+    assert gone("1241.7")
+
+
+@every_backend
+def test_one_result_for_each_line(tmp_path: Path, backend: str) -> None:
+    lines = b"x=1; cd /usr\necho $x; pwd; (exit 3)\n\xff\nexit 4\necho $x\n"
+    done = staddle("shell", "--json", "--backend", backend, input=lines, text=False, cwd=tmp_path)
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [result["exit_code"] for result in results] == [0, 3, 127, 4, 0]
+    assert results[1]["stdout"] == "1\n/usr\n"
+    assert results[3]["shell_exited"]
+    assert results[4]["stdout"] == "1\n"
+    assert done.returncode == 0
+
+
+def test_a_line_that_cannot_be_run_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
+    done = staddle("shell", "--json", "--backend", "bwrap", input="a\0b\necho fine\n", cwd=tmp_path)
+    first, second = (json.loads(line) for line in done.stdout.splitlines())
+    assert "NUL" in first["error"]["what"]
+    assert second["stdout"] == "fine\n"
+
+
+# ---------------------------------------------------------------- what is allowed
+
+
+@every_backend
+def test_the_options_are_those_of_run(tmp_path: Path, backend: str) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "data").write_text("data\n")
+    words = ("--workspace", "work", "--mode", "bind", "--read", "data", "--env", "A=1", "--backend", backend)
+    script = f"echo new > made; cat {tmp_path}/data; echo $A; ls {tmp_path}; echo $HOME; ls ~\n"
+    done = staddle("shell", *words, input=script, cwd=tmp_path)
+    assert done.stdout == "data\n1\ndata\n/home/user\n", done.stderr
+    assert (tmp_path / "work/made").read_text() == "new\n"
+    done = staddle(
+        "shell", "--backend", backend, input="touch made 2>/dev/null || echo refused", cwd=tmp_path
+    )
+    assert done.stdout == "refused\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("ls",), "no argument"),
+        (("--mode", "nonsense"), "mode"),
+        (("--output-cap", "1K"), "--json"),
+        (("--workspace", "nowhere"), "not a directory"),
+        (("--mode", "overlay", "--backend", "bwrap"), "mode='bind'"),
+        (("--backend", "nonsense"), "no backend"),
+    ],
+)
+def test_what_cannot_be_meant_is_125(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+    done = staddle("shell", *words, cwd=tmp_path)
+    assert done.returncode == 125
+    assert says in done.stderr
+
+
+def test_in_a_directory_that_cannot_be_shown_the_workspace_is_empty() -> None:
+    done = staddle("shell", "--backend", "bwrap", input="pwd; ls -A", cwd="/")
+    assert done.stdout == "/workspace\n", done.stderr
+
+
+def test_help_teaches_it() -> None:
+    assert "staddle shell" in staddle("shell", "--help").stdout
+    assert "shell" in staddle("--help").stdout

@@ -1,0 +1,214 @@
+"""The protections of our own namespaces, one by one: what the helper is told, and what it does by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from staddle.backends.namespaces.orders import NAMESPACES
+from staddle.linux import userns
+
+from . import bwrap
+from .base import (
+    NO_LAST_LOOK,
+    NO_PROCESS_NAMESPACE,
+    OPEN_FIRST_PROCESS,
+    Edit,
+    Patch,
+    Switch,
+    allow_everything,
+    nothing,
+    together,
+)
+
+
+def _trust() -> None:
+    """Its self-test notices most of this by itself, and would not start anything."""
+    from staddle.backends.base import Probe
+    from staddle.backends.namespaces import Namespaces
+
+    Namespaces.probe = lambda self: Probe("namespaces", usable=True)  # type: ignore[method-assign]
+
+
+def _asked(change: Callable[[Any], Any]) -> Patch:
+    """Change what the helper is told to make."""
+
+    def off() -> None:
+        from staddle.backends.namespaces import orders
+
+        original = orders.orders
+
+        def changed(*args: Any, **options: Any) -> Any:
+            before = original(*args, **options)
+            after = change(before)
+            assert after != before, "this switch takes nothing away any more"
+            return after
+
+        orders.orders = changed
+        _trust()
+
+    return off
+
+
+def _without_namespace(flag: int) -> Patch:
+    return _asked(lambda asked: asked.replace(namespaces=asked.namespaces & ~flag))
+
+
+def _command(change: Callable[[Any], Any]) -> Patch:
+    """Change what the command's own process does last."""
+    from staddle.helper import instructions
+
+    return _asked(
+        lambda asked: asked.replace(command=instructions.encode(change(instructions.decode(asked.command))))
+    )
+
+
+def _launcher_environment() -> None:
+    from staddle.helper import starting
+
+    starting.ENVIRONMENT.update(os.environ)
+    _trust()
+
+
+def _program(profile: str) -> bytes:
+    from staddle.linux.seccomp import program
+
+    return program(profile)
+
+
+SWITCHES: dict[str, Switch] = {
+    **{
+        name: Switch(together(_trust, switch.off), switch.notices, switch.only)
+        for name, switch in bwrap.SWITCHES.items()
+        if name in (*bwrap.VIEW, "sealed /dev", "mask of the list of keys")
+    },
+    "sealed root": Switch(
+        together(_trust, bwrap.SWITCHES["sealed root"].off),
+        ("create-in-system-directories",),
+        only="user",  # as root the directory belongs to root, whom nobody is inside
+    ),
+    "leaving the old root": Switch(
+        nothing,
+        # As root nothing starts: who is not at the root of its mounts gets no user namespace.
+        ("read-outside-by-own-directory", "start"),
+        edits=(Edit("helper/fresh_root.py", '    mounts.umount(".")\n', ""),),
+    ),
+    **{
+        f"{kind} namespace": Switch(_without_namespace(flag), ("start",)) for kind, flag in NAMESPACES.items()
+    },
+    "network namespace and the last look": Switch(
+        _without_namespace(userns.CLONE_NEWNET),
+        ("connect-to-loopback", "send-a-datagram"),
+        edits=(NO_LAST_LOOK,),
+    ),
+    "ipc namespace and the last look": Switch(
+        _without_namespace(userns.CLONE_NEWIPC),
+        ("attach-shared-memory", "open-a-message-queue"),
+        edits=(NO_LAST_LOOK,),
+    ),
+    "process namespace": Switch(nothing, ("start", "see-a-process-of-the-host"), edits=NO_PROCESS_NAMESPACE),
+    "capability drop and the last look": Switch(
+        _trust,
+        ("have-a-capability",),
+        edits=(
+            NO_LAST_LOOK,
+            Edit(
+                "helper/inside.py",
+                "    process.empty_bounding_set()\n    process.clear_capabilities()\n",
+                "",
+            ),
+            Edit(
+                "helper/confine.py",
+                '        _checked("capabilities cannot be dropped", process.drop_capabilities)\n',
+                "        pass\n",
+            ),
+        ),
+    ),
+    "no new privileges": Switch(
+        nothing,
+        ("start",),  # the kernel takes no filter without it
+        edits=(
+            Edit(
+                "helper/confine.py",
+                '    _checked("no_new_privs cannot be set", process.no_new_privs)\n',
+                "",
+            ),
+            Edit("helper/inside.py", "    process.no_new_privs()\n    process.empty", "    process.empty"),
+        ),
+    ),
+    "system call filter": Switch(
+        _command(lambda i: i.replace(filter=allow_everything())),
+        ("call-io_uring_setup", "socket-vsock", "read-a-key", "make-a-whiteout", "unshare-user"),
+    ),
+    "filter of set-user-id files": Switch(
+        _command(lambda i: i.replace(filter=_program("namespaces"))), ("set-the-user-id-bit",)
+    ),
+    "scope of abstract sockets": Switch(
+        _command(lambda i: i.replace(scoped=0)), ("connect-to-an-abstract-socket",), network="open"
+    ),
+    "core limit": Switch(_command(lambda i: i.replace(rlimits=())), ("dump-core",)),
+    "clean environment": Switch(
+        _command(
+            lambda i: i.replace(environment=tuple(os.fsencode(f"{k}={v}") for k, v in os.environ.items()))
+        ),
+        ("find-variables-of-the-host",),
+    ),
+    "clean launcher, closedness of the first process": Switch(
+        _launcher_environment, ("find-the-secret-in-any-environment",), edits=OPEN_FIRST_PROCESS
+    ),
+    "closedness of the first process": Switch(
+        nothing,
+        ("read-environment-of-the-first-process", "enter-the-root-of-the-first-process"),
+        edits=OPEN_FIRST_PROCESS,
+    ),
+    "session of its own": Switch(
+        nothing,
+        ("terminal",),
+        edits=(Edit("helper/confine.py", "    _leave_session()\n    if guardian", "    if guardian"),),
+    ),
+    "closing of descriptors": Switch(
+        nothing,
+        ("find-open-descriptors",),
+        edits=(
+            Edit(
+                "helper/inside.py",
+                "    process.close_from(3, keep=(telling, *((ruleset.fd,) if ruleset else ())))\n",
+                '    os.dup2(os.open("/", os.O_RDONLY), 30)\n',
+            ),
+        ),
+    ),
+    "launcher's end with its parent": Switch(
+        nothing,
+        ("parent",),
+        edits=(Edit("helper/caller.py", "    process.death_signal(number)\n", ""),),
+    ),
+    "sandbox's end with the launcher": Switch(
+        nothing,
+        ("parent",),
+        edits=(Edit("helper/inside.py", "    process.death_signal(process.SIGKILL)\n", ""),),
+    ),
+    "another user than root, and the last look": Switch(
+        _trust,
+        ("uids",),
+        only="root",
+        edits=(
+            NO_LAST_LOOK,
+            Edit(
+                "helper/inside.py",
+                "        process.become(asked.stranger, asked.stranger)\n        process.dumpable(True)",
+                "        process.dumpable(True)",
+            ),
+        ),
+    ),
+}
+
+ALONE = {
+    "hidden, not dumpable": "each alone closes PID 1: switched off together",
+    "user namespace": "an ordinary user can make no other without it; root's sandbox is nobody by its id",
+    "last look": "it sees whether other steps did what they say: switched off together with each",
+    "private mounts": "they keep our own mounts from the host, where tests of endings look for them",
+    "mask of /proc/timer_list": "only root may read it, and root of the host is nobody inside",
+    "mask of /proc/kallsyms": "without capabilities the kernel shows every address as zero",
+    "RLIMIT_NICE, RLIMIT_RTPRIO": "they are zero already where nobody raised them",
+}

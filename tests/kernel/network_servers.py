@@ -1,0 +1,141 @@
+"""Servers of the made-up host, each in a process of its own, listening when the function returns."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from staddle.network import dns
+from tests.kernel.network_world import apart
+
+
+def listening(host: str, port: int, serve: Callable[[socket.socket], None]) -> int:
+    """A TCP server that calls `serve` with every connection, one at a time in children of its own."""
+    listener = socket.create_server(
+        (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
+    )
+
+    def work() -> None:
+        while True:
+            connection, _ = listener.accept()
+            apart(lambda: serve(connection))  # noqa: B023 - forked at once
+            connection.close()
+
+    child = apart(work)
+    listener.close()
+    return child
+
+
+def http_server(host: str, port: int = 80, certificate: Path | None = None) -> int:
+    """Says which Host it was asked for, over TLS when there is a certificate."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            body = f"hello from {self.headers['Host']}".encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    def serve(connection: socket.socket) -> None:
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            connection = context.wrap_socket(connection, server_side=True)
+        Handler(connection, ("", 0), None)  # type: ignore[arg-type]
+        connection.close()
+
+    return listening(host, port, serve)
+
+
+def echo(host: str, port: int, greeting: bytes = b"") -> int:
+    """Sends back what it gets, after a greeting, and ends when the other side has ended."""
+
+    def serve(connection: socket.socket) -> None:
+        if greeting:
+            connection.sendall(greeting)
+        while data := connection.recv(65536):
+            connection.sendall(data)
+        connection.close()
+
+    return listening(host, port, serve)
+
+
+def udp_echo(host: str, port: int) -> int:
+    """Sends every datagram back, in capital letters."""
+    served = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
+    served.bind((host, port))
+
+    def work() -> None:
+        while True:
+            data, sender = served.recvfrom(65536)
+            served.sendto(data.upper(), sender)
+
+    child = apart(work)
+    served.close()
+    return child
+
+
+def nameserver(host: str, names: dict[str, str], log: Path, *, truncate: bool = False) -> int:
+    """A DNS server on port 53 that knows these names, and writes down every name it is asked for."""
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagrams.bind((host, 53))
+
+    def answer(packet: bytes, over_tcp: bool) -> bytes:
+        question = dns.parse(packet, over_tcp)
+        with log.open("a") as file:
+            file.write(f"{question.name}\n")
+        if truncate and not over_tcp:
+            return dns.error_answer(question, dns.OK)[:2] + b"\x83\x80" + packet[4:]
+        address = names.get(question.name or "")
+        if address is None:
+            return dns.error_answer(question, dns.NO_SUCH_NAME)
+        return dns.address_answer(question, socket.inet_aton(address), None)
+
+    def work() -> None:
+        while True:
+            packet, sender = datagrams.recvfrom(4096)
+            datagrams.sendto(answer(packet, False), sender)
+
+    def serve(connection: socket.socket) -> None:
+        size = int.from_bytes(connection.recv(2, socket.MSG_WAITALL), "big")
+        connection.sendall(dns.framed(answer(connection.recv(size, socket.MSG_WAITALL), True)))
+        connection.recv(1)
+
+    apart(work)
+    datagrams.close()
+    return listening(host, 53, serve)
+
+
+def certificate_for(directory: Path, *names: str) -> Path:
+    """A throw-away certificate with its key in one file; it is its own authority."""
+    key, made = directory / "key.pem", directory / "cert.pem"
+    alternatives = ",".join(f"DNS:{name}" for name in names)
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=staddle"
+    )
+    subprocess.run(
+        [
+            *command.split(),
+            "-addext",
+            f"subjectAltName={alternatives}",
+            "-keyout",
+            str(key),
+            "-out",
+            str(made),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    both = directory / "both.pem"
+    both.write_bytes(made.read_bytes() + key.read_bytes())
+    return both

@@ -1,0 +1,223 @@
+"""A small world in network namespaces of its own: a host with servers, and sandboxes in it.
+
+    @in_a_world
+    def test_something(): ...
+
+The test runs in a child that has become "the host": a user and a network namespace in which it
+may bind any port and have any address, nothing of which exists outside. A sandbox is a child
+of that, with a network namespace of its own. Everything ends with the child.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from staddle.linux.mounts import CLONE_NEWNS, MS_BIND, MS_REC, MS_SLAVE, mount
+from staddle.linux.netlink import LOOPBACK, Netlink, address, link_up
+from staddle.linux.process import SIGKILL, death_signal
+from staddle.linux.syscalls import call
+from staddle.linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
+from staddle.network.arrangement import RESOLV_CONF, arrange
+from staddle.network.forward import answer, is_wish
+from staddle.network.inside import hand_over, prepare
+from staddle.network.orders import LONGEST, Attempt
+from staddle.network.starting import GatewayProcess, Limits, start
+from staddle.policy.network import Network
+
+#: Addresses that exist in the made-up host only.
+PUBLIC, OTHER, PUBLIC_V6, PRIVATE = "93.184.216.34", "93.184.216.35", "2606:2800:220:1::1", "10.1.2.3"
+SECONDS = 60
+
+
+def in_a_world(test: Callable[..., None]) -> Callable[..., None]:
+    """The test, run by a child that has a host's network for itself."""
+
+    @functools.wraps(test)
+    def run(*args: object, **kwargs: object) -> None:
+        said, say = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(said)
+            try:
+                signal.alarm(SECONDS)
+                death_signal(SIGKILL)
+                _become_a_host()
+                test(*args, **kwargs)
+                text = ""
+            except BaseException:
+                text = traceback.format_exc()
+            os.write(say, text.encode("utf-8", "replace")[-60000:])
+            os._exit(0 if not text else 1)
+        os.close(say)
+        with os.fdopen(said, "rb") as file:
+            text = file.read().decode()
+        _, status = os.waitpid(child, 0)
+        assert not text, text
+        assert status == 0, f"the world ended with {status}: it took too long"
+
+    return run
+
+
+def _become_a_host() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    call("unshare", CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWNS)
+    map_ids(uid, gid, 0, 0)
+    with Netlink() as kernel:
+        kernel.ask(link_up(LOOPBACK))
+        for text in (PUBLIC, OTHER, PRIVATE):
+            kernel.ask(address(LOOPBACK, socket.inet_aton(text), 32))
+        kernel.ask(address(LOOPBACK, socket.inet_pton(socket.AF_INET6, PUBLIC_V6), 128))
+
+
+def apart(work: Callable[[], object]) -> int:
+    """A process that does `work` for as long as the world stands."""
+    child = os.fork()
+    if child == 0:
+        death_signal(SIGKILL)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return child
+
+
+def status(pid: int) -> dict[str, str]:
+    """What /proc says about a process."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+def until(done: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether it becomes true in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if done():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+class Sandbox:
+    """A network namespace inside, prepared as the first process of a sandbox does it."""
+
+    def __init__(
+        self, network: Network, gateway: GatewayProcess | None, *, redirect: bool = True, asks: bool = False
+    ) -> None:
+        self.network, self.gateway, self._asks = network, gateway, asks
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.descriptors, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = apart(lambda: self._be(theirs, inside, redirect))
+        theirs.close()
+        inside.close()
+        self.ready = self._receive()
+
+    def _be(self, line: socket.socket, descriptors: socket.socket, redirect: bool) -> None:
+        """In the child: prepare, hand over, and then run what comes over the line."""
+        call("unshare", CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWNS)
+        map_ids(0, 0, 0, 0)
+        if self.network.mode == "allow":
+            mount(None, "/", flags=MS_REC | MS_SLAVE)
+            mount("tmpfs", "/mnt", "tmpfs")
+            Path("/mnt/resolv.conf").write_bytes(RESOLV_CONF)
+            mount("/mnt/resolv.conf", os.path.realpath("/etc/resolv.conf"), flags=MS_BIND)
+        ready = prepare(arrange(self.network, asks=self._asks), redirect=redirect)
+        hand_over(descriptors.fileno(), ready)
+        descriptors.send(f"ready {int(ready.redirects)} {int(ready.v6)}".encode())
+        threading.Thread(target=self._forward, args=(descriptors,), daemon=True).start()
+        self._serve(line)
+
+    def _forward(self, descriptors: socket.socket) -> None:
+        while message := descriptors.recv(LONGEST):
+            if is_wish(message):
+                answer(descriptors.fileno(), message)
+
+    def _serve(self, line: socket.socket) -> None:
+        while True:
+            size = int.from_bytes(line.recv(4, socket.MSG_WAITALL), "big")
+            if not size:
+                return
+            order = json.loads(line.recv(size, socket.MSG_WAITALL))
+            done = subprocess.run(**order, check=False, capture_output=True, text=True, timeout=30)
+            said = json.dumps((done.returncode, done.stdout, done.stderr)).encode()
+            line.sendall(len(said).to_bytes(4, "big") + said)
+
+    def _receive(self) -> tuple[bool, bool]:
+        while True:
+            data, fds, _, _ = socket.recv_fds(self.descriptors, LONGEST, 253)
+            assert data, "the sandbox has ended"
+            if data.startswith(b"ready"):
+                return data[6:7] == b"1", data[8:9] == b"1"
+            if self.gateway is not None:
+                self.gateway.pass_on(data, fds)
+            for fd in fds:
+                os.close(fd)
+
+    def run(self, *argv: str, stdin: str = "", env: dict[str, str] | None = None) -> tuple[int, str, str]:
+        """Status and output of a command inside, which has no variable about a proxy."""
+        plain = {"PATH": "/usr/bin:/bin:/usr/sbin", "HOME": "/tmp", **(env or {})}
+        order = json.dumps({"args": argv, "input": stdin, "env": plain}).encode()
+        self._line.sendall(len(order).to_bytes(4, "big") + order)
+        size = int.from_bytes(self._line.recv(4, socket.MSG_WAITALL), "big")
+        code, out, err = json.loads(self._line.recv(size, socket.MSG_WAITALL))
+        return code, out, err
+
+    def python(self, code: str) -> str:
+        """What a Python program inside prints."""
+        status, out, err = self.run(sys.executable, "-I", "-c", code)
+        assert status == 0, f"{out}{err}"
+        return out.strip()
+
+    def attempts(self) -> list[Attempt]:
+        """What the gateway told since the last call."""
+        assert self.gateway is not None
+        time.sleep(0.05)
+        told = self.gateway.attempts()
+        assert not [a for a in told if "bug" in a.why]
+        return told
+
+    def refused(self) -> list[str]:
+        """The destinations that were refused since the last call."""
+        return [f"{a.host}:{a.port}" for a in self.attempts() if a.outcome == "refused"]
+
+
+@contextmanager
+def sandbox(
+    *entries: str,
+    hosts: dict[str, str] | None = None,
+    redirect: bool = True,
+    limits: Limits | None = None,
+    nameservers: tuple[tuple[str, int], ...] = (),
+) -> Iterator[Sandbox]:
+    """A sandbox that may reach these, with a gateway that finds these names in /etc/hosts."""
+    with network_of(Network.allow(*entries), hosts or {}, redirect, limits, nameservers) as made:
+        yield made
+
+
+@contextmanager
+def network_of(
+    network: Network,
+    hosts: dict[str, str] | None = None,
+    redirect: bool = True,
+    limits: Limits | None = None,
+    nameservers: tuple[tuple[str, int], ...] = (),
+) -> Iterator[Sandbox]:
+    """The same for any policy that has a gateway."""
+    with start(network, limits, hosts=tuple((hosts or {}).items()), nameservers=nameservers) as gateway:
+        made = Sandbox(network, gateway, redirect=redirect, asks=bool(limits and limits.asks))
+        try:
+            yield made
+        finally:
+            os.kill(made.pid, SIGKILL)
+            os.waitpid(made.pid, 0)

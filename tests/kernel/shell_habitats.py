@@ -1,0 +1,79 @@
+"""Where a shell can be tried: a fresh one for each test, in each habitat that has an agent."""
+
+from __future__ import annotations
+
+import _socket
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import NamedTuple
+
+from staddle import Sandbox
+from staddle.session.link import AgentLink
+from staddle.session.shell import Outcome, Shell
+from staddle.zygote import plain
+
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb"}
+
+
+class Done(NamedTuple):
+    """What came of a run."""
+
+    out: bytes
+    err: bytes
+    outcome: Outcome
+
+
+class TriedShell:
+    """A shell and the directory that it starts in."""
+
+    def __init__(self, link: AgentLink, shell: Shell, directory: str) -> None:
+        self.link, self.shell, self.directory = link, shell, directory
+
+    def run(self, text: str | bytes, **kwargs: object) -> Done:
+        """Run it, with what it prints."""
+        out, err = bytearray(), bytearray()
+        data = text.encode() if isinstance(text, str) else text
+        kwargs.setdefault("timeout", 6)
+        outcome = self.shell.run(data, out=out.extend, err=err.extend, **kwargs)  # type: ignore[arg-type]
+        return Done(bytes(out), bytes(err), outcome)
+
+
+@contextmanager
+def native() -> Iterator[TriedShell]:
+    """No confinement: the agent as a child of the test."""
+    with tempfile.TemporaryDirectory() as directory:
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        agent = subprocess.Popen(
+            plain.command(), stdin=theirs.fileno(), env=ENVIRONMENT, cwd=directory, start_new_session=True
+        )
+        theirs.close()
+        plain.send_code(ours)
+        link = AgentLink(ours.detach(), lambda: agent.wait(10) and None)
+        shell = Shell(link, link.shell({}, ""))
+        try:
+            yield TriedShell(link, shell, os.path.realpath(directory))
+        finally:
+            shell.close()
+            link.close()
+        assert agent.returncode is not None
+
+
+@contextmanager
+def of(backend: str) -> Iterator[TriedShell]:
+    """A sandbox of this backend, without a workspace of the host."""
+    with Sandbox(backend=backend, best_effort=True) as sandbox:
+        shell = sandbox.main.shell
+        tried = TriedShell(sandbox._inside.opened.link, shell, "")
+        tried.directory = tried.run("pwd").out.decode().strip()
+        yield tried
+
+
+#: By name; each makes a fresh shell in an empty directory.
+HABITATS: dict[str, Callable[[], AbstractContextManager[TriedShell]]] = {
+    "native": native,
+    **{name: partial(of, name) for name in ("namespaces", "bwrap", "landlock")},
+}

@@ -1,0 +1,269 @@
+"""The awaited sandbox: the same promises, driven by the event loop, whole after every cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from staddle import AsyncSandbox, Reason
+from staddle.errors import CommandFailed, InvalidCall, SandboxClosed, SessionBusy, SessionError
+from tests.kernel.sandboxes import descriptors, every_backend, with_argument, within
+
+
+def awaited(backend: str, test: Callable[[AsyncSandbox], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with AsyncSandbox(backend=backend) as sb:
+            await test(sb)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+async def _with_timeout(seconds: float, command: Awaitable[object]) -> None:
+    async with asyncio.timeout(seconds):
+        await command
+
+
+@every_backend
+def test_commands_programs_and_state(backend: str) -> None:
+    async def test(sb: AsyncSandbox) -> None:
+        await sb.run("cd /usr; x=1; export y=2")
+        got = await sb.run("pwd; echo $x; cat", stdin="in", check=True)
+        assert (got.stdout, got.cwd) == ("/usr\n1\nin", "/usr")
+        assert (await sb.exec(["sh", "-c", "pwd; echo $y"])).stdout == "/usr\n2\n"
+        assert (await sb.exec(["no-such-program"])).exit_code == 127
+        assert (await sb.state).cwd == "/usr"
+        with pytest.raises(CommandFailed):
+            await sb.run("false", check=True)
+        with pytest.raises(InvalidCall):
+            await sb.run("a\0b")
+        late = await sb.run("echo begun; sleep 1239.1", timeout=0.3)
+        assert (late.reason, late.stdout) == (Reason.timeout, "begun\n")
+        ended = await sb.run("exit 4")
+        assert (ended.exit_code, ended.shell_exited) == (4, True)
+        assert (await sb.run("echo $x")).stdout == "1\n"
+
+    awaited(backend, test)
+
+
+@every_backend
+def test_concurrent_runs_take_turns_and_sessions_do_not_wait_for_each_other(backend: str) -> None:
+    async def test(sb: AsyncSandbox) -> None:
+        await sb.run("n=0")
+        await asyncio.gather(*(sb.run("m=$n; sleep 0.01; n=$((m + 1))") for _ in range(10)))
+        assert (await sb.run("echo $n")).stdout == "10\n"
+        dev = await sb.session("dev")
+        assert await sb.session("dev") is dev
+        long = asyncio.create_task(sb.run("sleep 1239.2", timeout=30))
+        await asyncio.sleep(0.2)
+        assert (await dev.run('echo "${n-unset}"')).stdout == "unset\n"
+        await sb.interrupt()
+        assert (await long).reason is Reason.cancelled
+        await dev.restart()
+        await dev.close()
+        with pytest.raises(SandboxClosed):
+            await dev.run("true")
+
+    awaited(backend, test)
+
+
+@every_backend
+def test_cancelling_interrupts_the_command_and_leaves_the_session_whole(backend: str) -> None:
+    async def test(sb: AsyncSandbox) -> None:
+        await sb.run("x=1; sleep 1239.3 &")
+        for command in ("x=2; sleep 1239.4; x=3", "x=2; (trap '' INT TERM; sleep 1239.4; sleep 1239.4)"):
+            task = asyncio.create_task(sb.run(command))
+            assert await asyncio.to_thread(within, 5, lambda: with_argument("1239.4"))
+            task.cancel()
+            await asyncio.sleep(0)
+            task.cancel()  # asked twice
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await asyncio.to_thread(within, 3, lambda: not with_argument("1239.4"))
+            assert (await sb.run("echo $x")).stdout == "2\n"
+        assert with_argument("1239.3")  # an earlier job is not part of it
+        waiting = asyncio.create_task(sb.exec(["sleep", "1239.5"]))
+        assert await asyncio.to_thread(within, 5, lambda: with_argument("1239.5"))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await asyncio.to_thread(within, 3, lambda: not with_argument("1239.5"))
+
+    awaited(backend, test)
+
+
+@every_backend
+def test_cancelling_at_any_moment(backend: str) -> None:
+    async def test(sb: AsyncSandbox) -> None:
+        await sb.run("x=1")
+        for turns in range(12):
+            task = asyncio.create_task(sb.run("x=1; sleep 0.02"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await sb.run("echo $x")).stdout == "1\n"
+
+    awaited(backend, test)
+
+
+@every_backend
+def test_a_timeout_of_asyncio_is_a_cancellation(backend: str) -> None:
+    async def test(sb: AsyncSandbox) -> None:
+        async def read() -> None:
+            async for _ in sb.stream("echo a; sleep 1239.6"):
+                pass
+
+        for command in (sb.run("sleep 1239.6"), read()):
+            with pytest.raises(TimeoutError):
+                await _with_timeout(0.3, command)
+        assert (await sb.run("echo fine")).ok
+        assert await asyncio.to_thread(within, 3, lambda: not with_argument("1239.6"))
+
+    awaited(backend, test)
+
+
+@every_backend
+def test_waiting_in_the_queue_can_be_cancelled(backend: str) -> None:
+    async def test(sb: AsyncSandbox) -> None:
+        first = asyncio.create_task(sb.run("sleep 0.5; echo first"))
+        await asyncio.sleep(0.1)
+        second = asyncio.create_task(sb.run("echo second"))
+        await asyncio.sleep(0.1)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert (await first).stdout == "first\n"
+
+    awaited(backend, test)
+
+
+@every_backend
+def test_streams(backend: str) -> None:
+    async def test(sb: AsyncSandbox) -> None:
+        stream = sb.stream(r"printf 'caf\303'; sleep 0.2; printf '\251\n'; echo err >&2; exit 3")
+        chunks = [chunk async for chunk in stream]
+        assert "".join(chunk.text for chunk in chunks if chunk.stream == "stdout") == "café\n"
+        assert stream.result is not None
+        assert stream.result.exit_code == 3
+        async with sb.stream("yes") as endless:
+            async for _ in endless:
+                break
+        assert endless.result is not None
+        assert endless.result.reason is Reason.cancelled
+        async with sb.stream("echo a; sleep 0.1") as mine:
+            await mine.__anext__()
+            with pytest.raises(SessionBusy):
+                await sb.run("true")
+        assert (await sb.run("echo fine")).ok
+
+    awaited(backend, test)
+
+
+@every_backend
+def test_the_loop_goes_on_while_a_command_prints_without_end(backend: str) -> None:
+    async def test(sb: AsyncSandbox) -> None:
+        task = asyncio.create_task(sb.run("yes", timeout=1))
+        longest = 0.0
+        while not task.done():
+            before = time.monotonic()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.monotonic() - before)
+        assert (await task).stdout_truncated
+        assert longest < 0.9
+
+    awaited(backend, test)
+
+
+@every_backend
+def test_processes_and_terminals(backend: str) -> None:
+    async def test(sb: AsyncSandbox) -> None:
+        process = await sb.start("read line; echo got $line; exec sleep 1239.7")
+        await process.send_stdin("hello\n")
+        assert await process.wait(0.3) is None
+        assert process.output() == "got hello\n"
+        both = asyncio.gather(process.wait(), process.wait())
+        await asyncio.sleep(0)
+        process.kill()
+        assert await both == [137, 137]
+        counting = await sb.start("sleep 0.2; wc -c")
+        await counting.send_stdin("x" * 500_000)
+        counting.close_stdin()
+        assert await counting.wait(10) == 0
+        assert counting.output().strip() == "500000"
+        await sb.run("sleep 1239.8 &")
+        assert [each.running for each in await sb.processes()] == [False, False, True]
+        async with await sb.terminal(rows=30, cols=90) as terminal:
+            await terminal.write("stty size; exit 5\n")
+            seen = b""
+            while data := await terminal.read(10):
+                seen += data
+            assert b"30 90" in seen
+            assert await terminal.wait(10) == 5
+            assert await terminal.read(0.01) == b""
+
+    awaited(backend, test)
+
+
+@every_backend
+def test_close_and_reset(backend: str) -> None:
+    async def main() -> None:
+        sb = AsyncSandbox(backend=backend)
+        with pytest.raises(SessionError):
+            _ = sb.enforced
+        assert (await sb.run("x=1; echo lazily")).stdout == "lazily\n"
+        assert sb.enforced.backend == backend
+        await sb.reset()
+        assert (await sb.run('echo "${x-unset}"')).stdout == "unset\n"
+        task = asyncio.create_task(sb.run("echo begun; sleep 1239.9"))
+        await asyncio.sleep(0.3)
+        await sb.close()
+        got = await task
+        assert (got.reason, got.stdout) == (Reason.closed, "begun\n")
+        await sb.close()
+        with pytest.raises(SandboxClosed):
+            await sb.run("true")
+        with pytest.raises(SandboxClosed):
+            sb.stream("true")
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_opening_can_be_cancelled_and_leaves_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncSandbox(tmp_path, backend="bwrap", mode="bind") as sb:
+            await sb.run("true")
+        before = descriptors()
+        for turns in range(3):
+            sb = AsyncSandbox(tmp_path, backend="bwrap", mode="bind")
+            task = asyncio.create_task(sb.run("true"))
+            await asyncio.sleep(0.005 * turns)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await sb.close()
+        assert await asyncio.to_thread(within, 5, lambda: descriptors() <= before)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_no_thread_waits_for_a_command() -> None:
+    async def main() -> None:
+        async with AsyncSandbox(backend="native") as sb:
+            sessions = [await sb.session(f"s{number}") for number in range(8)]
+            before = threading.active_count()
+            tasks = [asyncio.create_task(session.run("sleep 0.6; echo done")) for session in sessions]
+            await asyncio.sleep(0.3)
+            busy = [thread for thread in threading.enumerate() if thread.name.startswith("asyncio_")]
+            assert all(not task.done() for task in tasks)
+            assert threading.active_count() <= before + len(busy)
+            # Every thread of the executor is free for others, while eight commands run.
+            await asyncio.wait_for(asyncio.gather(*(asyncio.to_thread(int) for _ in range(64))), 0.25)
+            assert [(await task).stdout for task in tasks] == ["done\n"] * 8
+
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -1,0 +1,163 @@
+"""The jail on a real systemd, through the command line, as an ordinary user and as root."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kernel.jail_agent import Ways, leave, reached
+from tests.kernel.jail_prison import Prison
+from tests.kernel.private_systemd import PrivateSystemd
+from tests.kernel.systemd_sandbox import wait_for
+
+pytestmark = pytest.mark.needs_root
+
+#: Listens where agents and daemons do, for the control of each attempt to reach them.
+LISTEN = """
+import os, socket, sys
+doors = []
+for place in sys.argv[1:]:
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    door = socket.socket(socket.AF_UNIX)
+    door.bind(place)
+    os.chmod(place, 0o666)
+    door.listen(8)
+    doors.append(door)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(params=["user", "root"])
+def prison(machine: PrivateSystemd, request: pytest.FixtureRequest) -> Iterator[Prison]:
+    made = Prison(machine, request.param == "user")
+    yield made
+    wait_for("no unit is left", lambda: made.units() == [])
+
+
+def test_from_a_repository_to_a_published_branch(prison: Prison) -> None:
+    name = prison.create()
+    script = (
+        "set -e; grep -q one file.txt; echo two >> file.txt; git commit -qam 'The work';"
+        "test $(wc -l < file.txt) = 2; echo tests pass; echo rest > rest; echo note >&2; exit 3"
+    )
+    done = prison.go(name, script)
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"tests pass\n", b"note\n")
+    assert prison.state(name) == "stopped"
+    facts = json.loads(prison.jail("status", name, "--json").stdout)
+    assert facts["uncommitted"] == ["rest"]
+    assert facts["planted"] == []
+    assert facts["journal"][1]["backend"] == "systemd"
+    assert b"+two" in prison.jail("diff", name).stdout
+    assert prison.jail("publish", name).returncode == 125
+    prison.jail("commit", name, "-m", "The rest")
+    assert prison.jail("publish", name).returncode == 0
+    assert prison.jail("rm", name).returncode == 0
+    log = prison.shell(f"git -C {prison.repository} log --format=%s staddle/{name}")
+    assert log == b"The rest\nThe work\nfirst\n"
+    assert prison.healthy()
+
+
+def test_it_cannot_leave(prison: Prison) -> None:
+    machine, name, other = prison.machine, prison.create(), prison.create()
+    runtime = f"/run/user/{machine.uid}"
+    doors = ["/run/docker.sock", f"{prison.top}/ssh-agent", f"{prison.top}/home/.gnupg/S.gpg-agent"]
+    bus = f"{runtime}/bus" if prison.user else "/run/dbus/system_bus_socket"
+    scope = "--user " if prison.user else ""
+    hook = f"{prison.repository}/.git/hooks/pre-commit"
+    ways: Ways = [
+        ("systemd-run", "run", f"systemd-run {scope}--wait --collect --quiet true"),
+        ("systemctl", "run", f"systemctl {scope}show-environment"),
+        ("the bus", "connect", bus),
+        *((f"the socket {door}", "connect", door) for door in doors),
+        ("a secret of the home", "read", f"{prison.top}/home/.ssh/id"),
+        ("another workspace", "read", f"{prison.workspaces}/{other}/tree/file.txt"),
+        ("its own record", "change", f"{prison.workspaces}/{name}/workspace.json"),
+        ("a hook", "add", hook),
+        ("the repository's config", "change", f"{prison.repository}/.git/config"),
+        ("the agent's variable", "variable", "SSH_AUTH_SOCK"),
+    ]
+    listening = machine.popen(["/usr/bin/python3", "-c", LISTEN, *doors], user=False)
+    try:
+        assert listening.stdout is not None
+        assert listening.stdout.readline()
+        command = leave(ways)
+        agent = {"SSH_AUTH_SOCK": f"{prison.top}/ssh-agent"}
+        done = prison.jail("run", name, "--backend", "systemd", "--", *command, **agent)
+        assert done.returncode == 0, done.stderr
+        assert reached(done.stdout) == []
+        assert not machine.outside(hook).exists()
+        control = prison.unconfined(command, env={**prison.env, **agent})
+        assert reached(control.stdout) == [way for way, _, _ in ways]
+    finally:
+        listening.kill()
+        listening.communicate()
+        for door in doors:
+            machine.outside(door).unlink(missing_ok=True)
+
+
+def test_the_key_is_in_no_unit_and_on_no_command_line(prison: Prison) -> None:
+    key = f"sk-{os.urandom(12).hex()}"
+    name = prison.create()
+    running = prison.start(
+        name,
+        'test "${#ANTHROPIC_API_KEY}" = 27 || exit 1; touch ready; exec sleep 600',
+        *("--key-env", "MY_KEY"),
+        MY_KEY=key,
+    )
+    try:
+        scope = ["--user"] if prison.user else []
+        (unit,) = prison.units()
+        shown = prison.unconfined(["systemctl", *scope, "show", unit, "--all"]).stdout
+        assert b"ExecStart" in shown
+        assert key.encode() not in shown
+        assert key.encode() not in prison.unconfined(["systemctl", *scope, "cat", unit]).stdout
+        assert prison.processes(key) == []
+        code = (
+            "import os, sys\n"
+            "for place, _, names in os.walk('/run'):\n"
+            "    for name in names:\n"
+            "        path = os.path.join(place, name)\n"
+            "        if os.path.isfile(path) and sys.argv[1].encode() in open(path, 'rb').read(1 << 22):\n"
+            "            print(path)\n"
+        )
+        # The argument is on a command line of ours: cut in two, so that it does not find itself.
+        halves = code.replace("sys.argv[1]", "(sys.argv[1] + sys.argv[2])")
+        found = prison.machine.run(["/usr/bin/python3", "-c", halves, key[:9], key[9:]], user=False)
+        assert (found.stdout, found.stderr) == (b"", b"")
+        assert key not in prison.machine.log()
+    finally:
+        prison.end("TERM")
+        assert running.wait(20) == 143
+        running.communicate()
+    assert prison.state(name) == "failed"
+    workspaces = prison.machine.outside(prison.workspaces)
+    for file in workspaces.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            assert key.encode() not in file.read_bytes()
+
+
+def test_many_agents_of_one_repository(prison: Prison) -> None:
+    names = [prison.create() for _ in range(8)]
+    script = (
+        "for i in 1 2 3; do echo $i >> mine; git add mine; git commit -qm $i; done; git branch --show-current"
+    )
+    started = [
+        prison.machine.popen(
+            prison.words_of("run", name, "--backend", "systemd", "--", "bash", "-c", script),
+            user=prison.user,
+            env=prison.env,
+        )
+        for name in names
+    ]
+    told = [process.communicate(timeout=60)[0].decode().strip() for process in started]
+    assert told == [f"staddle/{name}" for name in names]
+    for name in names:
+        log = prison.shell(f"git -C {prison.repository} log --format=%s main..staddle/{name}")
+        assert log.split() == [b"3", b"2", b"1"]
+    assert prison.healthy()
+    assert prison.jail("rm", *names).returncode == 0
+    assert os.listdir(prison.machine.outside(prison.workspaces)) == []

@@ -1,0 +1,286 @@
+"""A commit that is killed, at whatever point, leaves the old state or the new one, after the next start."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from staddle.errors import CommitFailed
+from staddle.helper.scratch import remove
+from staddle.layers import journal, place, removal
+from staddle.layers.baseline import Baseline
+from staddle.layers.commit import commit
+from staddle.layers.merged import View
+from staddle.layers.recovery import recover
+from tests.kernel.layers_overlay import MEMORY, Picture, fill, picture
+
+#: Everything that changes something on a disk.
+CALLS = [
+    *(
+        "chmod",
+        "chown",
+        "fchmod",
+        "fchown",
+        "ftruncate",
+        "link",
+        "mkdir",
+        "mkfifo",
+        "mknod",
+        "open",
+        "rename",
+    ),
+    *("rmdir", "setxattr", "symlink", "unlink", "utime", "write", "fsync", "makedirs"),
+]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A host directory, and a layer that changes it in every way. The records go beside them."""
+    tmp_path = Path(tempfile.mkdtemp(prefix="layers", dir=MEMORY))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    host, layer = tmp_path / "host", tmp_path / "layer"
+    fill(
+        host,
+        [
+            *(("kept", "kept\n"), ("changed", "old\n"), ("gone", "gone\n"), ("link", "-> kept")),
+            *(("tree/a", "a\n"), ("tree/b/c", "c\n"), ("becomes a directory", "file\n")),
+            *(("becomes a file/x", "x\n"), ("open/y", "y\n"), ("moved", "moved\n")),
+        ],
+    )
+    fill(
+        layer,
+        [
+            *(("changed", "new\n"), ("added", "added\n"), ("link", "-> changed"), ("new/deep/er", "deep\n")),
+            *(("becomes a directory/z", "z\n"), ("becomes a file", "file now\n"), ("elsewhere", "moved\n")),
+            ("open/y", "Y\n"),
+        ],
+    )
+    (layer / "open").chmod(0o700)
+    for closed in (host / "tree", layer / "new"):  # only open directories can be moved
+        closed.chmod(0o555)
+    for name in ("gone", "tree", "moved"):
+        os.mknod(layer / name, stat.S_IFCHR, 0)
+    yield tmp_path
+    removal.wait()
+    remove((os.fsencode(tmp_path),))
+
+
+def new_state(host: Path, old: Picture) -> Picture:
+    state = dict(old)
+    for path in ("gone", "tree", "tree/a", "tree/b", "tree/b/c", "becomes a file/x", "moved"):
+        del state[path]
+    mode = old["kept"][1]
+    folder = 0o777 & ~_umask()
+    for path, text in (
+        ("changed", "new\n"),
+        ("added", "added\n"),
+        ("new/deep/er", "deep\n"),
+        ("open/y", "Y\n"),
+    ):
+        state[path] = ("file", mode, text.encode())
+    state["becomes a directory/z"] = ("file", mode, b"z\n")
+    state["becomes a file"] = ("file", mode, b"file now\n")
+    state["elsewhere"] = ("file", mode, b"moved\n")
+    for path in ("new", "new/deep", "becomes a directory"):
+        state[path] = ("directory", folder, b"")
+    state["open"] = ("directory", 0o700, b"")
+    state["new"] = ("directory", 0o555, b"")
+    state["link"] = ("symlink", 0, b"changed")
+    return state
+
+
+def _umask() -> int:
+    old = os.umask(0)
+    os.umask(old)
+    return old
+
+
+def view(world: Path) -> View:
+    return View((str(world / "layer"),), (str(world / "host"),))
+
+
+def killed_at(number: int, work: Callable[[], object]) -> bool:
+    """Do `work` in a child that dies right before its `number`th call; whether it came that far."""
+    child = os.fork()
+    if child == 0:
+        left = [number]
+
+        def dying(real: Callable[..., object]) -> Callable[..., object]:
+            def call(*args: object, **kwargs: object) -> object:
+                left[0] -= 1
+                if left[0] == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*args, **kwargs)
+
+            return call
+
+        for name in CALLS:
+            setattr(os, name, dying(getattr(os, name)))
+        journal.exchange_names = dying(journal.exchange_names)  # type: ignore[assignment]
+        journal.rename_new = dying(journal.rename_new)  # type: ignore[assignment]
+        place.sync_file_system = dying(place.sync_file_system)  # type: ignore[assignment]
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            os._exit(9)
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def test_after_a_kill_at_any_step_the_host_is_wholly_old_or_wholly_new(world: Path) -> None:
+    host = world / "host"
+    old = picture(host)
+    new = new_state(host, old)
+    seen = {"old": 0, "new": 0}
+    number = 0
+    while True:
+        number += 1
+        if not killed_at(number, lambda: commit(view(world), allow_protected=True)):
+            break
+        recover()
+        state = picture(host)
+        assert state in (old, new), number
+        seen["old" if state == old else "new"] += 1
+        assert _left(world) == [], number
+        if state == new:
+            # Back to the beginning, for the next one.
+            _again(world, old)
+            assert picture(host) == old
+    assert picture(host) == new
+    assert seen["old"] > 30
+    assert seen["new"] > 15
+
+
+def test_the_recovery_itself_may_be_killed(world: Path) -> None:
+    host = world / "host"
+    old = picture(host)
+    new = new_state(host, old)
+    # Somewhere in the middle of the renames.
+    middle = 0
+    while picture(host) in (old, new):
+        _again(world, old)
+        middle += 1
+        assert killed_at(middle, lambda: commit(view(world), allow_protected=True))
+    number = 0
+    while True:
+        number += 1
+        if not killed_at(number, recover):
+            break
+    assert picture(host) == new
+    assert _left(world) == []
+
+
+def test_an_edit_between_crash_and_recovery_is_not_lost(world: Path) -> None:
+    host = world / "host"
+    old = picture(host)
+    new = new_state(host, old)
+    number = 0
+    while picture(host) in (old, new):
+        _again(world, old)
+        number += 1
+        assert killed_at(number, lambda: commit(view(world), allow_protected=True))
+    waiting = next(path for path in ("open/y", "moved", "gone") if picture(host).get(path) == old[path])
+    (host / waiting).unlink()
+    (host / waiting).write_text("edited by hand\n")
+    recover()
+    state = picture(host)
+    assert state[waiting][2] == b"edited by hand\n"
+    assert {**state, waiting: old[waiting]} == old
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_a_step_that_the_host_refuses_takes_everything_back(
+    world: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    host = world / "host"
+    old = picture(host)
+    calls: list[object] = []
+
+    def refusing(*args: object, real: Callable[..., object] = journal.rename_new) -> object:
+        calls.append(args)
+        if len(calls) == at:
+            raise OSError(errno.EACCES, "Permission denied", "here")
+        return real(*args)
+
+    monkeypatch.setattr(journal, "rename_new", refusing)
+    with pytest.raises(CommitFailed, match="here: Permission denied"):
+        commit(view(world), allow_protected=True)
+    assert picture(host) == old
+    assert _left(world) == []
+
+
+def test_where_names_cannot_be_exchanged_it_is_done_in_two_moves(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "exchange_names", lambda *_: False)
+    test_after_a_kill_at_any_step_the_host_is_wholly_old_or_wholly_new(world)
+
+
+def test_slots_in_the_target_are_gone_too(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "_mount_of", lambda path: (0, ""))  # as when /home is another file system
+    host = world / "host"
+    old = picture(host)
+    new = new_state(host, old)
+    for number in range(1, 400, 9):
+        if not killed_at(number, lambda: commit(view(world), allow_protected=True)):
+            break
+        recover()
+        assert picture(host) in (old, new), number
+        assert _left(world) == [], number
+        _again(world, old)
+    assert picture(host) == new
+
+
+def _again(world: Path, old: Picture) -> None:
+    """Let the host be as it was."""
+    host = world / "host"
+    inode = host.stat().st_ino
+    for entry in host.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            entry.chmod(0o755)
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    for path in sorted(old):
+        kind, mode, content = old[path]
+        spot = host / path
+        if kind == "directory":
+            spot.mkdir()
+        elif kind == "symlink":
+            spot.symlink_to(os.fsdecode(content))
+        else:
+            spot.write_bytes(content)
+            spot.chmod(mode)
+    for path, (kind, mode, _) in old.items():
+        if kind == "directory":
+            (host / path).chmod(mode)
+    assert host.stat().st_ino == inode
+    remove((os.fsencode(world / "state"),))
+
+
+def _left(world: Path) -> list[str]:
+    removal.wait()
+    state = world / "state/staddle/commits"
+    records = os.listdir(state) if state.exists() else []
+    return [*records, *(name for name in os.listdir(world / "host") if name.startswith(".staddle"))]
+
+
+def test_a_commit_in_progress_is_left_alone_by_a_recovery(world: Path) -> None:
+    seen = []
+
+    def progress(done: int, total: int) -> None:
+        seen.append((recover(), done, total))
+
+    commit(view(world), allow_protected=True, baseline=Baseline(), progress=progress)
+    assert seen
+    assert all(found == [] for found, _, _ in seen)
+    assert seen[-1][1] == seen[-1][2] > 0
+    removal.wait()

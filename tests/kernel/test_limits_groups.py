@@ -1,0 +1,309 @@
+"""Limits that the kernel holds, in real control groups of this machine, beneath one of our own.
+
+What versions there are is the machine's: here the controllers are of version 1, and version 2
+ends, freezes and counts. The names of the tests say what holds, whichever does it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from staddle import Limits
+from staddle.limits import host, where
+from staddle.limits.family import Family, tidy
+from staddle.limits.group import Group
+from staddle.limits.usage import GroupMeter, Usage
+from tests.kernel.in_a_child import SRC
+from tests.kernel.limited import family, leftovers, limited, means, ran, started, until
+
+pytestmark = pytest.mark.needs_root
+
+BOMB = """
+made = 0
+for _ in range(300):
+    try:
+        pid = os.fork()
+    except BlockingIOError:
+        break
+    if pid == 0:
+        time.sleep(20)
+        os._exit(0)
+    made += 1
+print(made, flush=True)
+os._exit(3)
+"""
+THREADS = """
+import threading
+wait = threading.Event()
+made = 0
+try:
+    for _ in range(300):
+        threading.Thread(target=wait.wait, daemon=True).start()
+        made += 1
+except RuntimeError:
+    pass
+print(made, flush=True)
+os._exit(0)
+"""
+
+
+def cpu(usage: Usage) -> float:
+    assert usage.user is not None
+    assert usage.system is not None
+    return usage.user + usage.system
+
+
+def test_this_machine_has_the_controllers() -> None:
+    assert means().controllers >= {"memory", "cpu", "pids"}
+
+
+def test_a_fork_bomb_stops_at_the_limit_and_it_is_told() -> None:
+    with limited(Limits(processes=50)) as group:
+        meter = GroupMeter(group)
+        assert meter.events().refused_processes == 0
+        said, status = ran(group, BOMB)
+        assert int(said) == 50  # and the one that counts
+        assert status == 3
+        assert meter.events().refused_processes > 0
+        meter.park()
+
+
+def test_threads_count_as_processes() -> None:
+    with limited(Limits(processes=50)) as group:
+        assert int(ran(group, THREADS)[0]) == 50
+
+
+def test_without_the_limit_the_same_bomb_goes_off() -> None:
+    with limited(Limits()) as group:
+        assert ran(group, BOMB)[0] == "300"
+
+
+@pytest.mark.parametrize(
+    "hog",
+    [
+        "kept = [bytearray(1 << 20) for _ in range(300)]",
+        "fd = os.memfd_create('x')\nfor _ in range(300): os.write(fd, bytes(1 << 20))",
+        "import mmap; shared = mmap.mmap(-1, 300 << 20)\nfor at in range(0, 300 << 20, 4096): shared[at] = 1",
+        """
+        import subprocess; subprocess.run(['mount', '-t', 'tmpfs', 'none', '/mnt'], check=True)
+        with open('/mnt/file', 'wb') as file:
+            for _ in range(300): file.write(bytes(1 << 20))
+        """,
+    ],
+    ids=["own", "memory file", "shared", "tmpfs"],
+)
+def test_more_memory_than_the_limit_is_the_end_of_who_takes_it(hog: str) -> None:
+    code = f"""
+    from staddle.limits.victims import go_first
+    pid = os.fork()
+    if pid == 0:
+        go_first()
+        exec({hog!r}.replace(chr(10) + '        ', chr(10)).strip())
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    with limited(Limits(memory="100M")) as group:
+        meter = GroupMeter(group)
+        meter.begin()
+        said, status = ran(group, code)
+        assert (said, status) == (str(-signal.SIGKILL), 0), "the hog goes, who started it stays"
+        assert meter.events().out_of_memory >= 1
+        memory = meter.end(1.0).memory
+        assert memory is not None
+        assert 50 << 20 < memory <= 100 << 20
+        meter.park()
+
+
+def test_less_memory_than_the_limit_is_nobodys_end() -> None:
+    with limited(Limits(memory="100M")) as group:
+        assert ran(group, "kept = bytearray(50 << 20); print(len(kept))") == (str(50 << 20), 0)
+        assert GroupMeter(group).events().out_of_memory == 0
+
+
+def test_a_busy_loop_on_every_core_gets_its_share_and_no_more() -> None:
+    code = """
+    for _ in range(2):
+        os.fork()
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end: pass
+    """
+    with limited(Limits(cpu=0.3)) as group:
+        meter = GroupMeter(group)
+        meter.begin()
+        began = time.monotonic()
+        ran(group, code)
+        usage = meter.end(time.monotonic() - began)
+        assert cpu(usage) < 0.3 * usage.wall * 1.5 + 0.1
+        meter.park()
+
+
+@pytest.mark.parametrize("how", ["unified", "first version"], ids=["cgroup.kill", "freeze and kill"])
+def test_nothing_survives_being_killed(how: str) -> None:
+    stubborn = """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for kind in range(4):
+        for _ in range(16):
+            if os.fork() == 0:
+                if kind == 0: os.setsid()
+                if kind == 1 and os.fork(): os._exit(0)
+                if kind == 2: os.kill(os.getpid(), signal.SIGSTOP)
+                if kind == 3:
+                    while True:
+                        if os.fork() == 0: os._exit(0)
+                        try: os.waitpid(-1, os.WNOHANG)
+                        except OSError: pass
+                        time.sleep(0.001)
+                time.sleep(60)
+    print('ready', flush=True)
+    time.sleep(60)
+    """
+    facts = host.observe()
+    if how == "first version":
+        facts = facts.replace(hierarchies=tuple(item for item in facts.hierarchies if item.version == 1))
+    whole = Family(where.decide(facts))
+    try:
+        group = whole.group(Limits(processes=200))
+        with started(group, stubborn) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            assert len(group.members()) > 60
+            group.kill()
+            assert until(lambda: not group.members())
+            child.wait(10)
+        assert group.close()
+    finally:
+        whole.close()
+    assert leftovers() == []
+
+
+@pytest.mark.parametrize("how", ["unified", "first version"])
+def test_a_frozen_group_stands_still_and_goes_on(how: str) -> None:
+    facts = host.observe()
+    if how == "first version":
+        facts = facts.replace(hierarchies=tuple(item for item in facts.hierarchies if item.version == 1))
+    whole = Family(where.decide(facts))
+    try:
+        group = whole.group(Limits())
+        with started(group, "for at in range(2000): print(at, flush=True); time.sleep(0.005)") as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "0\n"
+            assert group.freezes
+            assert group.freeze()
+            os.set_blocking(child.stdout.fileno(), False)
+            while child.stdout.readline():
+                pass
+            time.sleep(0.1)
+            assert not child.stdout.readline()
+            group.thaw()
+            assert until(child.stdout.readline)
+            group.kill()
+        assert group.close()
+    finally:
+        whole.close()
+
+
+def test_usage_is_of_one_command_and_of_all() -> None:
+    with limited(Limits()) as group:
+        meter = GroupMeter(group)
+        meter.begin()
+        ran(
+            group,
+            "kept = bytearray(80 << 20)\nwhile time.process_time() < 0.3: pass",
+        )
+        first = meter.end(1.0)
+        meter.begin()
+        ran(group, "pass")
+        second = meter.end(0.5)
+        assert first.memory is not None
+        assert second.memory is not None
+        assert cpu(first) > 0.25 > cpu(second)
+        assert first.memory > 80 << 20 > second.memory, "what an earlier command took is not this one's"
+        total = meter.total(1.5)
+        assert total.memory == first.memory
+        assert cpu(total) >= cpu(first) + cpu(second) - 0.001
+        meter.park()
+        meter.begin()
+        assert meter.end(0.0).user is not None, "it reads on after it was parked"
+        meter.park()
+
+
+def test_a_process_is_put_in_from_outside() -> None:
+    with limited(Limits(processes=20)) as group:
+        child = subprocess.Popen(["sleep", "20"])
+        group.add(child.pid)
+        assert group.members() == {child.pid}
+        group.kill()
+        assert child.wait(10) == -signal.SIGKILL
+
+
+def test_closing_ends_what_is_inside() -> None:
+    with family() as whole:
+        group = whole.group(Limits())
+        child = subprocess.Popen(["sleep", "20"])
+        group.add(child.pid)
+        assert group.close()
+        assert group.close(), "a second time does nothing"
+        assert child.wait(10) == -signal.SIGKILL
+
+
+def test_many_sandboxes_leave_nothing() -> None:
+    with family() as whole:
+        groups = [whole.group(Limits(memory="64M", cpu=1, processes=10)) for _ in range(50)]
+        assert all(group.close() for group in groups)
+
+
+def test_a_limit_that_cannot_be_set_is_an_error_and_leaves_nothing() -> None:
+    from staddle.errors import LaunchFailed
+
+    with family() as whole:
+        broken = Group({where.Place(1, "/nowhere", frozenset({"pids"})): "/proc/nowhere"})
+        with pytest.raises(LaunchFailed, match=r"limits\.processes"):
+            broken.limit(Limits(processes=1))
+        assert whole.group(Limits()).close()
+
+
+def test_when_the_program_is_killed_its_groups_go() -> None:
+    code = f"""
+import sys, time; sys.path.insert(0, {str(SRC)!r})
+from staddle import Limits
+from staddle.limits import host, where
+from staddle.limits.family import Family
+family = Family(where.decide(host.observe()))
+group = family.group(Limits(memory="64M"))
+print(*family._own.values(), flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-I", "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        paths = [Path(word) for word in child.stdout.readline().split()]
+        assert paths
+        assert all(path.is_dir() for path in paths)
+        child.kill()
+    assert until(lambda: not any(path.exists() for path in paths))
+
+
+def test_groups_of_a_program_that_has_ended_are_removed_and_nobody_elses() -> None:
+    place = next(place for place in means().places if "pids" in place.controllers)
+    space = os.stat("/proc/self/ns/pid").st_ino
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    kept = [f"staddle-{space}-{os.getpid()}-other", f"staddle-{space + 1}-{gone.pid}-7-1", "staddle-mine"]
+    dead = f"staddle-{space}-{gone.pid}-7-1"
+    made = [Path(place.base) / name for name in (*kept, dead)]
+    try:
+        for path in made:
+            path.mkdir()
+        (made[-1] / "1").mkdir()
+        tidy(place.base)
+        assert [path.exists() for path in made] == [True, True, True, False]
+    finally:
+        for path in made:
+            if path.exists():
+                path.rmdir()

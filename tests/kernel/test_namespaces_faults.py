@@ -1,0 +1,34 @@
+"""Whichever call fails while a sandbox is made: the command does not start, and nothing is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel.faults import sweep
+
+WAYS = {
+    "by a launcher": {},
+    "with the network of the host": {"network": "open"},
+    "by our command line": {"here": True},
+}
+
+
+@pytest.fixture(params=WAYS.values(), ids=WAYS.keys())
+def swept(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    for name in ("secret", ".git"):
+        (tmp_path / name).mkdir()
+    return sweep(str(tmp_path), **request.param)
+
+
+def test_no_call_may_fail(swept: dict[str, Any]) -> None:
+    assert len(swept["runs"]) > 50
+    kinds = {run["failed"].split()[0] for run in swept["runs"]}
+    assert {"unshare", "fork", "mount", "umount2", "pivot_root", "mount_setattr", "open_tree"} <= kinds
+    assert {"move_mount", "sethostname", "prctl", "capset", "seccomp", "setsid", "execve", "write"} <= kinds
+    assert [run for run in swept["runs"] if "it ran" in run["out"] or run["made"]] == []
+    assert [run for run in swept["runs"] if run["code"] == 0 or not run["why"]] == []
+    assert [run for run in swept["runs"] if run["left"]] == []
+    assert not swept["mounts_changed"]

@@ -1,0 +1,309 @@
+"""Real programs inside reach what is allowed without one setting; all else fails at once."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.network_servers import certificate_for, echo, http_server, udp_echo
+from tests.kernel.network_world import OTHER, PRIVATE, PUBLIC, PUBLIC_V6, in_a_world, sandbox
+
+HOSTS = {
+    "api.example.com": PUBLIC,
+    "a.wild.example": PUBLIC,
+    "b.wild.example": OTHER,
+    "six.example.com": PUBLIC_V6,
+}
+
+#: What curl says to a connection that is reset, at the moment it sees that.
+RESET = (7, 35, 52, 55, 56)
+URLLIB = "import urllib.request as u; print(u.urlopen({url!r}, timeout=10).read().decode())"
+ASYNCIO = """
+import asyncio
+async def main():
+    r, w = await asyncio.open_connection({host!r}, {port})
+    w.write(b"GET / HTTP/1.0\\r\\nHost: {host}\\r\\n\\r\\n")
+    print((await r.read()).decode().split("\\r\\n\\r\\n")[1])
+asyncio.run(main())
+"""
+RAW = """
+import socket
+s = socket.create_connection(({host!r}, {port}), timeout=10)
+s.sendall({data!r})
+print(s.recv(100).decode())
+"""
+CONNECT = """
+import socket
+try:
+    socket.create_connection(({host!r}, {port}), timeout=5)
+    print("through")
+except OSError as error:
+    print(type(error).__name__)
+"""
+SPEAKS_FIRST = """
+import socket
+s = socket.create_connection(("git.example.com", 22), 10)
+print(s.recv(100).decode().strip())
+s.sendall(b"SSH-2.0-me\\r\\n")
+print(s.recv(100).decode())
+"""
+NODE = "fetch({url!r}).then(r => r.text()).then(t => console.log(t), e => process.exit(7))"
+
+
+@in_a_world
+def test_every_client_reaches_an_allowed_name() -> None:
+    http_server(PUBLIC, 80)
+    with sandbox("api.example.com:80", "*.wild.example:80", hosts=HOSTS) as inside:
+        url, said = "http://api.example.com/", "hello from api.example.com"
+        assert inside.run("curl", "-sS", url)[1] == said
+        assert inside.run("wget", "-qO-", url)[1] == said
+        assert inside.python(URLLIB.format(url=url)) == said
+        assert inside.python(ASYNCIO.format(host="api.example.com", port=80)) == said
+        assert inside.run("curl", "-sS", "http://a.wild.example/")[1] == "hello from a.wild.example"
+        request = "printf 'GET / HTTP/1.0\\r\\nHost: api.example.com\\r\\n\\r\\n' >&3"
+        dev_tcp = f"exec 3<>/dev/tcp/api.example.com/80; {request}; tail -1 <&3"
+        assert inside.run("bash", "-c", dev_tcp)[1] == said
+        if shutil.which("node"):
+            assert inside.run("node", "-e", NODE.format(url=url))[1].strip() == said
+        told = inside.attempts()
+        assert {a.outcome for a in told} == {"allowed"}
+        assert {a.host for a in told} == {"api.example.com", "a.wild.example"}
+
+
+@in_a_world
+def test_every_client_fails_at_once_for_what_is_not_allowed() -> None:
+    http_server(PUBLIC, 80)
+    with sandbox("api.example.com:80", hosts={**HOSTS, "evil.com": PUBLIC}) as inside:
+        began = time.monotonic()
+        for url in (
+            "http://evil.com/",
+            f"http://{PUBLIC}/",
+            "http://api.example.com:81/",
+            f"http://[{PUBLIC_V6}]/",
+        ):
+            assert inside.run("curl", "-sS", url)[0] in (6, 7)
+            assert inside.run("wget", "-qO-", "--tries=1", url)[0] != 0
+        assert inside.run("getent", "hosts", "evil.com")[0] == 2
+        assert inside.run("bash", "-c", f"exec 3<>/dev/tcp/{PUBLIC}/80")[0] == 1
+        if shutil.which("node"):
+            assert inside.run("node", "-e", NODE.format(url="http://evil.com/"))[0] == 7
+        assert time.monotonic() - began < 20
+        refused = {(a.host, a.port, a.allow) for a in inside.attempts() if a.outcome == "refused"}
+        assert ("evil.com", 0, "evil.com") in refused
+        assert (PUBLIC, 80, f"{PUBLIC}:80") in refused
+        assert ("api.example.com", 81, "api.example.com:81") in refused
+        assert (PUBLIC_V6, 80, f"[{PUBLIC_V6}]:80") in refused
+
+
+@in_a_world
+def test_the_hosts_own_services_are_not_there() -> None:
+    for host in ("127.0.0.1", PRIVATE):
+        echo(host, 7777)
+    with sandbox("api.example.com", hosts={"api.example.com": PUBLIC}) as inside:
+        for spelling in ("127.0.0.1", "localhost", "127.1", "2130706433", "0x7f000001", "0.0.0.0", "::1",
+                         "::ffff:127.0.0.1", PRIVATE, "169.254.169.254", "fd00:ec2::254"):  # fmt: skip
+            code = CONNECT.format(host=spelling, port=7777)
+            assert inside.python(code) in ("ConnectionRefusedError", "OSError", "gaierror"), spelling
+
+
+@in_a_world
+def test_a_name_does_not_lead_to_a_private_address() -> None:
+    echo(PRIVATE, 80)
+    echo("127.0.0.1", 80)
+    names = {"a.example.com": PRIVATE, "b.example.com": "127.0.0.1", "c.example.com": "169.254.169.254"}
+    with sandbox(*names, hosts=names) as inside:
+        for name in names:
+            assert inside.run("curl", "-sS", f"http://{name}/")[0] in RESET
+        told = inside.attempts()
+        assert {a.host for a in told if a.outcome == "refused"} == set(names)
+        assert f"{PRIVATE}:80" in {a.allow for a in told}
+
+
+@in_a_world
+def test_an_address_that_is_allowed_itself_is_reached_directly_and_behind_a_name() -> None:
+    echo(PRIVATE, 5432)
+    echo("127.0.0.1", 5433)
+    entries = ("db.example.com:5432", f"{PRIVATE}:5432", "local.example.com:5433", "127.0.0.1:5433")
+    with sandbox(*entries, hosts={"db.example.com": PRIVATE, "local.example.com": "127.0.0.1"}) as inside:
+        for host, port in (
+            ("db.example.com", 5432),
+            (PRIVATE, 5432),
+            ("local.example.com", 5433),
+            ("127.0.0.1", 5433),
+        ):
+            assert inside.python(RAW.format(host=host, port=port, data=b"ping")) == "ping"
+
+
+@in_a_world
+def test_networks_and_ipv6_are_reached() -> None:
+    http_server(PUBLIC_V6, 80)
+    echo(PRIVATE, 9999)
+    with sandbox("10.1.0.0/16:9999", f"[{PUBLIC_V6}]:80", "six.example.com", hosts=HOSTS) as inside:
+        assert inside.run("curl", "-sS", f"http://[{PUBLIC_V6}]/")[1] == f"hello from [{PUBLIC_V6}]"
+        assert inside.run("curl", "-sS", "http://six.example.com/")[1] == "hello from six.example.com"
+        assert inside.run("curl", "-6sS", "http://six.example.com/")[1] == "hello from six.example.com"
+        assert inside.run("curl", "-4sS", "http://six.example.com/")[1] == "hello from six.example.com"
+        assert inside.python(RAW.format(host=PRIVATE, port=9999, data=b"ping")) == "ping"
+        assert inside.run("curl", "-sS", f"http://{PRIVATE}:9998/")[0] == 7
+        assert inside.run("curl", "-sS", "http://10.2.0.1:9999/")[0] == 7
+
+
+@in_a_world
+def test_deny_entries_win() -> None:
+    echo(PRIVATE, 9999)
+    echo(PUBLIC, 9999)
+    names = {"a.wild.example": PUBLIC, "no.wild.example": PUBLIC}
+    with sandbox("*.wild.example", "!no.wild.example", "10.0.0.0/8", f"!{PRIVATE}", hosts=names) as inside:
+        assert inside.python(RAW.format(host="a.wild.example", port=9999, data=b"ping")) == "ping"
+        assert inside.run("getent", "ahosts", "no.wild.example")[0] == 2
+        assert inside.run("curl", "-sS", f"telnet://{PRIVATE}:9999")[0] in RESET
+        rules = {a.why for a in inside.attempts() if a.outcome == "refused"}
+        assert any("!no.wild.example" in rule for rule in rules)
+        assert any(f"!{PRIVATE}" in rule for rule in rules)
+
+
+@in_a_world
+def test_servers_inside_have_every_port_for_themselves() -> None:
+    http_server(PUBLIC, 80)
+    with sandbox("api.example.com", hosts=HOSTS) as inside:
+        code = """
+import socket, threading, urllib.request
+servers = [socket.create_server(("0.0.0.0", p)) for p in (80, 443, 22, 8000)]
+servers += [socket.create_server(("::", p), family=socket.AF_INET6, dualstack_ipv6=False) for p in (80, 443)]
+def serve():
+    c, _ = servers[0].accept(); c.recv(1000); c.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\nmine"); c.close()
+threading.Thread(target=serve, daemon=True).start()
+print(urllib.request.urlopen("http://127.0.0.1/").read().decode())
+print(urllib.request.urlopen("http://api.example.com/").read().decode())
+"""
+        assert inside.python(code).split("\n") == ["mine", "hello from api.example.com"]
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate")
+def test_tls_passes_through_with_the_servers_own_certificate(tmp_path: Path) -> None:
+    both = certificate_for(tmp_path, "api.example.com", "front.example.com")
+
+    @in_a_world
+    def world() -> None:
+        http_server(PUBLIC, 443, both)
+        hosts = {"api.example.com": PUBLIC, "front.example.com": PUBLIC}
+        with sandbox("api.example.com:443", "front.example.com:443", hosts=hosts) as inside:
+            verify = ("curl", "-sS", "--cacert", str(tmp_path / "cert.pem"))
+            assert inside.run(*verify, "https://api.example.com/")[1] == "hello from api.example.com"
+            if shutil.which("node"):
+                env = {"NODE_EXTRA_CA_CERTS": str(tmp_path / "cert.pem")}
+                node = inside.run("node", "-e", NODE.format(url="https://api.example.com/"), env=env)
+                assert node[1].strip() == "hello from api.example.com"
+            inside.attempts()
+            # One name dialled, another one shown.
+            address = inside.run("getent", "ahostsv4", "api.example.com")[1].split()[0]
+            fronted = inside.run(
+                *verify, "--resolve", f"front.example.com:443:{address}", "https://front.example.com/"
+            )
+            assert fronted[0] in RESET
+            shown = [a.why for a in inside.attempts() if a.outcome == "refused"]
+            assert shown == ["TLS is for front.example.com, not for api.example.com"]
+
+    world()
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate")
+def test_openings_that_hide_or_stretch_the_name(tmp_path: Path) -> None:
+    both = certificate_for(tmp_path, "api.example.com")
+    script = """
+import socket, ssl, sys, time
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT); context.check_hostname = False; context.verify_mode = 0
+name, pieces = (sys.argv[1] or None), int(sys.argv[2])
+inc, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+tls = context.wrap_bio(inc, out, server_hostname=name)
+s = socket.create_connection(("api.example.com", 443), timeout=10)
+s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def talk(call):
+    while True:
+        try: result = call()
+        except ssl.SSLWantReadError: result = None
+        data = out.read()
+        size = max(1, len(data) // pieces)
+        for at in range(0, len(data), size):
+            s.sendall(data[at:at + size]); time.sleep(0.001 if pieces > 1 else 0)
+        if result is not None: return result
+        more = s.recv(65536)
+        if not more: sys.exit("ended")
+        inc.write(more)
+try:
+    talk(lambda: tls.do_handshake() or True)
+    talk(lambda: tls.write(b"GET / HTTP/1.0\\r\\nHost: api.example.com\\r\\n\\r\\n"))
+    print(talk(lambda: tls.read(10000)).decode().split("\\r\\n")[0])
+except ConnectionResetError:
+    print("reset")
+"""
+
+    @in_a_world
+    def world() -> None:
+        http_server(PUBLIC, 443, both)
+        with sandbox("api.example.com:443", hosts={"api.example.com": PUBLIC}) as inside:
+
+            def client(name: str, pieces: int) -> str:
+                import sys
+
+                return inside.run(sys.executable, "-I", "-c", script, name, str(pieces))[1].strip()
+
+            assert client("api.example.com", 1) == "HTTP/1.1 200 OK"
+            assert client("api.example.com", 60) == "HTTP/1.1 200 OK"
+            assert client("", 1) == "reset"
+            assert client("evil.com", 60) == "reset"
+            why = [a.why for a in inside.attempts() if a.outcome == "refused"]
+            assert why == [
+                "TLS does not say which host it is for",
+                "TLS is for evil.com, not for api.example.com",
+            ]
+
+    world()
+
+
+@in_a_world
+def test_a_host_header_must_agree() -> None:
+    http_server(PUBLIC, 80)
+    with sandbox("api.example.com", hosts=HOSTS) as inside:
+        lying = inside.run("curl", "-sS", "-H", "Host: evil.com", "http://api.example.com/")
+        assert lying[0] in RESET
+        proxied = inside.run("curl", "-sS", "-x", "http://api.example.com:80", "http://evil.com/")
+        assert proxied[0] in RESET
+        tunnelled = inside.run("curl", "-sS", "-px", "http://api.example.com:80", "https://evil.com/")
+        assert tunnelled[0] in RESET
+        assert inside.run("curl", "-sS", "http://api.example.com/")[1] == "hello from api.example.com"
+
+
+@in_a_world
+def test_servers_that_speak_first_are_heard() -> None:
+    echo(PUBLIC, 22, b"SSH-2.0-test\r\n")
+    with sandbox("git.example.com:22", hosts={"git.example.com": PUBLIC}) as inside:
+        assert inside.python(SPEAKS_FIRST).split() == ["SSH-2.0-test", "SSH-2.0-me"]
+
+
+@in_a_world
+def test_udp_goes_where_it_was_asked_for_and_comes_back_from_there() -> None:
+    udp_echo(PUBLIC, 53)
+    udp_echo(PRIVATE, 514)
+    udp_echo(OTHER, 123)
+    entries = (f"udp://{PUBLIC}:53", "udp://10.1.0.0/16:514", "udp://time.example.com:123")
+    code = """
+import socket
+def ask(host, port):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(5)
+    try:
+        s.connect((host, port)); s.send(b"ping")
+        return s.recv(100).decode()
+    except OSError as error:
+        return type(error).__name__
+print(ask({PUBLIC!r}, 53), ask({PRIVATE!r}, 514), ask("time.example.com", 123))
+print(ask({PUBLIC!r}, 54), ask("8.8.8.8", 53), ask({PRIVATE!r}, 515), ask("time.example.com", 124))
+""".replace("{PUBLIC!r}", repr(PUBLIC)).replace("{PRIVATE!r}", repr(PRIVATE))
+    with sandbox(*entries, hosts={"time.example.com": OTHER}) as inside:
+        lines = inside.python(code).split("\n")
+        assert lines[0] == "PING PING PING"
+        assert set(lines[1].split()) <= {"OSError", "ConnectionRefusedError", "PermissionError"}
+        assert {"8.8.8.8:53", f"{PUBLIC}:54"} <= set(inside.refused())

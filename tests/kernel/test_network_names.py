@@ -1,0 +1,118 @@
+"""Names: the resolver inside answers what is allowed, and asks outside for nothing else."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+from tests.kernel.network_servers import http_server, nameserver
+from tests.kernel.network_world import OTHER, PUBLIC, in_a_world, sandbox
+
+HOSTS = {"api.example.com": PUBLIC}
+READ = """
+try:
+    while s.recv(65536): pass
+    print("end")
+except OSError as error:
+    print(type(error).__name__)
+"""
+CONNECT = "import socket, sys, time; s = socket.create_connection(('api.example.com', 9000), 10)\n"
+
+
+@in_a_world
+def test_only_allowed_names_are_ever_asked_outside() -> None:
+    log = Path(f"/dev/shm/staddle-dns-{os.getpid()}")
+    http_server(PUBLIC, 80)
+    nameserver(OTHER, {"api.example.com": PUBLIC, "x.wild.example": PUBLIC}, log)
+    servers = (("127.0.0.9", 53), (OTHER, 53))  # nobody is at the first one
+    try:
+        with sandbox("api.example.com", "*.wild.example", nameservers=servers) as inside:
+            assert inside.run("curl", "-sS", "http://api.example.com/")[1] == "hello from api.example.com"
+            assert inside.run("curl", "-sS", "http://x.wild.example/")[1] == "hello from x.wild.example"
+            for name in ("secret-data.evil.com", "evil.com", "wild.example", "a.b.api.example.com"):
+                assert inside.run("getent", "ahosts", name)[0] == 2
+            # An allowed name that does not exist outside has an address inside and no server behind it.
+            assert inside.run("curl", "-sS", "http://nowhere.wild.example/")[0] in (7, 52, 56)
+            assert any("knows no address" in a.why for a in inside.attempts())
+        asked = set(log.read_text().split())
+        assert asked == {"api.example.com", "x.wild.example", "nowhere.wild.example"}
+    finally:
+        log.unlink(missing_ok=True)
+
+
+@in_a_world
+def test_an_answer_that_is_too_long_for_a_datagram_comes_over_tcp() -> None:
+    log = Path(f"/dev/shm/staddle-dns-{os.getpid()}")
+    http_server(PUBLIC, 80)
+    nameserver(OTHER, {"api.example.com": PUBLIC}, log, truncate=True)
+    try:
+        with sandbox("api.example.com", nameservers=((OTHER, 53),)) as inside:
+            assert inside.run("curl", "-sS", "http://api.example.com/")[1] == "hello from api.example.com"
+    finally:
+        log.unlink(missing_ok=True)
+
+
+@in_a_world
+def test_a_nameserver_that_is_silent_is_a_failure_in_time() -> None:
+    silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    silent.bind((OTHER, 53))
+    with sandbox("api.example.com", nameservers=((OTHER, 53),)) as inside:
+        assert inside.run("curl", "-sS", "-m", "15", "http://api.example.com/")[0] in (52, 56)
+        assert any("no nameserver" in a.why for a in inside.attempts())
+
+
+@in_a_world
+def test_the_resolver_inside_answers_anything_without_falling_over() -> None:
+    with sandbox("api.example.com", hosts=HOSTS) as inside:
+        code = """
+import os, socket, struct, time
+def wire(name): return b"".join(bytes([len(x)]) + x.encode() for x in name.split(".")) + b"\\0"
+def ask(name, kind, tcp=False):
+    q = struct.pack(">HHHHHH", 7, 0x100, 1, 0, 0, 0) + wire(name) + struct.pack(">HH", kind, 1)
+    s = socket.socket(socket.AF_INET, socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM); s.settimeout(5)
+    s.connect(("127.0.0.53", 53)); s.sendall(struct.pack(">H", len(q)) + q if tcp else q)
+    a = s.recv(4096)[2 if tcp else 0:]
+    return a[3] & 15, struct.unpack(">H", a[6:8])[0]
+print(*(ask("API.example.com", kind) for kind in (1, 28, 65, 16)))
+print(ask("evil.com", 1), ask("evil.com", 65), ask("api.example.com", 252), ask("localhost", 1))
+print(ask("api.example.com", 1, True), ask("evil.com", 1, True))
+print(socket.gethostbyaddr(socket.gethostbyname("api.example.com"))[0])
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for n in range(2000): s.sendto(os.urandom(n % 200), ("127.0.0.53", 53))
+t = [socket.create_connection(("127.0.0.53", 53)) for _ in range(60)]
+for c in t[:20]:
+    try: c.sendall(b"\\xff\\xff" + os.urandom(500))
+    except OSError: pass
+for c in t: c.close()
+time.sleep(0.5)  # what does not fit into the queue of a UDP socket is lost
+print(ask("api.example.com", 1), ask("api.example.com", 1, True))
+"""
+        lines = inside.python(code).split("\n")
+        assert lines[0] == "(0, 1) (0, 1) (0, 0) (0, 0)"
+        assert lines[1] == "(3, 0) (3, 0) (4, 0) (0, 1)"
+        assert lines[2] == "(0, 1) (3, 0)"
+        assert lines[3] == "api.example.com"
+        assert lines[4] == "(0, 1) (0, 1)"
+
+
+@in_a_world
+def test_noise_is_told_within_bounds() -> None:
+    with sandbox("api.example.com", hosts=HOSTS) as inside:
+        inside.python(
+            "import socket\n"
+            "for n in range(3000):\n"
+            "    try: socket.gethostbyname(f'x{n}.evil.com')\n"
+            "    except OSError: pass"
+        )
+        time.sleep(1.2)
+        told = inside.attempts()
+        assert 100 < len(told) < 2500
+        assert any(a.outcome == "note" and "not told" in a.why for a in told)
+        for _ in range(3):
+            inside.run("getent", "ahostsv4", "again.evil.com")
+        time.sleep(1.2)
+        again = [a for a in inside.attempts() if a.host == "again.evil.com"]
+        assert sum(a.count for a in again) >= 3
+        assert len(again) <= 3

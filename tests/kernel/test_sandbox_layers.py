@@ -1,0 +1,289 @@
+"""The workspace of a sandbox in layers: looked at, kept, dropped, gone back to, continued."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from staddle import Policy, Sandbox
+from staddle.errors import CommitRefused, InvalidCall, LayerError
+from tests.kernel.in_a_child import SRC
+from tests.kernel.zygotes import until
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    directory = tmp_path / "a project, with: odd\nname"
+    (directory / "sub").mkdir(parents=True)
+    (directory / "file").write_text("of the host\n")
+    (directory / "sub" / "deep").write_text("deep\n")
+    (directory / "gone").write_text("soon\n")
+    return directory
+
+
+@pytest.fixture
+def sandbox(project: Path) -> Iterator[Sandbox]:
+    with Sandbox(project) as made:
+        yield made
+
+
+def kinds(sandbox: Sandbox) -> dict[str, str]:
+    return {change.path: change.kind for change in sandbox.diff()}
+
+
+# ---------------------------------------------------------------- diff
+
+
+def test_nothing_done_is_no_change(sandbox: Sandbox) -> None:
+    sandbox.run("cat file; ls -R; touch -a file")
+    assert sandbox.diff() == []
+
+
+def test_every_kind_of_change_is_told_by_the_path_inside(sandbox: Sandbox) -> None:
+    sandbox.run("echo more >> file; rm gone; echo n > new; chmod 700 sub/deep; ln -s file link; mkdir dir")
+    assert kinds(sandbox) == {
+        "/workspace/file": "modified",
+        "/workspace/gone": "deleted",
+        "/workspace/new": "added",
+        "/workspace/sub/deep": "mode",
+        "/workspace/link": "added",
+        "/workspace/dir": "added",
+    }
+
+
+def test_changes_of_every_process_are_told(sandbox: Sandbox) -> None:
+    sandbox.exec(["sh", "-c", "echo 1 > by-exec"])
+    sandbox.start("echo 2 > by-start").wait()
+    sandbox.session("other").run("echo 3 > /workspace/by-other")
+    sandbox.run("(setsid sh -c 'echo 4 > by-daemon' &); until [ -s by-daemon ]; do sleep .01; done")
+    assert set(kinds(sandbox)) == {f"/workspace/by-{who}" for who in ("exec", "start", "other", "daemon")}
+
+
+def test_a_file_rewritten_alike_is_no_change(sandbox: Sandbox) -> None:
+    sandbox.run("cp file copy; cat copy > file; rm copy")
+    assert sandbox.diff() == []
+
+
+def test_a_text_diff_can_be_asked_for(sandbox: Sandbox) -> None:
+    sandbox.run("echo more >> file")
+    (change,) = sandbox.diff()
+    assert "+more" in change.text_diff()
+
+
+def test_only_some_paths_can_be_asked_for_from_where_the_session_is(sandbox: Sandbox) -> None:
+    sandbox.run("echo 1 > a; echo 2 > sub/b; cd sub")
+    assert [change.path for change in sandbox.diff(["."])] == ["/workspace/sub/b"]
+    assert [change.path for change in sandbox.diff(["/workspace/a"])] == ["/workspace/a"]
+    with pytest.raises(InvalidCall, match="not in the workspace"):
+        sandbox.diff(["/etc/passwd"])
+    with pytest.raises(InvalidCall, match="one text"):
+        sandbox.diff("a")
+
+
+# ---------------------------------------------------------------- commit and discard
+
+
+def test_a_commit_takes_everything_over(sandbox: Sandbox, project: Path) -> None:
+    sandbox.run("echo more >> file; rm gone; mkdir -p new/dir; echo n > new/dir/f; ln -s ../file new/l")
+    done = sandbox.commit()
+    assert {change.path for change in done.changes} >= {"file", "gone", "new/dir/f", "new/l"}
+    assert (project / "file").read_text() == "of the host\nmore\n"
+    assert not (project / "gone").exists()
+    assert (project / "new/dir/f").read_text() == "n\n"
+    assert os.readlink(project / "new/l") == "../file"
+    assert os.stat(project / "new/dir/f").st_uid == os.geteuid()
+    assert sandbox.diff() == []
+    assert sorted(os.listdir(project)) == ["file", "new", "sub"]
+
+
+def test_work_goes_on_after_a_commit(sandbox: Sandbox, project: Path) -> None:
+    sandbox.run("echo 1 > a")
+    sandbox.commit()
+    sandbox.run("echo 2 >> a; echo 3 > b")
+    assert kinds(sandbox) == {"/workspace/a": "modified", "/workspace/b": "added"}
+    sandbox.commit(["a"])
+    assert (project / "a").read_text() == "1\n2\n"
+    assert not (project / "b").exists()
+
+
+def test_what_the_host_changed_meanwhile_is_a_conflict(sandbox: Sandbox, project: Path) -> None:
+    sandbox.run("echo inside > file; echo fine > other")
+    time.sleep(0.05)
+    (project / "file").write_text("outside\n")
+    with pytest.raises(CommitRefused, match="file"):
+        sandbox.commit()
+    assert (project / "file").read_text() == "outside\n"
+    assert not (project / "other").exists()
+    sandbox.commit(on_conflict="overwrite")
+    assert (project / "file").read_text() == "inside\n"
+
+
+def test_protected_names_and_new_programs_need_a_second_look(sandbox: Sandbox, project: Path) -> None:
+    assert sandbox.run(
+        "git init -q . && git config core.fsmonitor ./x && printf '#!/bin/sh' > x && chmod +x x"
+    ).ok
+    with pytest.raises(CommitRefused):
+        sandbox.commit()
+    assert not (project / ".git").exists()
+    sandbox.commit(allow_protected=True)
+    assert (project / ".git" / "config").exists()
+    assert os.stat(project / "x").st_mode & stat.S_IXUSR
+
+
+def test_setuid_and_devices_are_not_taken_over(sandbox: Sandbox, project: Path) -> None:
+    sandbox.run("echo x > s; chmod 4755 s; mkfifo p")
+    sandbox.commit(allow_protected=True)
+    assert not os.stat(project / "s").st_mode & stat.S_ISUID if (project / "s").exists() else True
+    assert not (project / "p").exists()
+
+
+def test_dropped_changes_are_gone(sandbox: Sandbox) -> None:
+    sandbox.run("echo 1 > a; echo 2 > file; cd sub; echo 3 > b")
+    sandbox.discard(["b", "/workspace/file"])
+    assert kinds(sandbox) == {"/workspace/a": "added"}
+    assert sandbox.run("pwd; ls; cat ../file").stdout == "/workspace/sub\ndeep\nof the host\n"
+    sandbox.discard()
+    assert sandbox.diff() == []
+    assert sandbox.run("ls ..").stdout == "file\ngone\nsub\n"
+
+
+def test_what_is_denied_stays_hidden_when_layers_change(project: Path) -> None:
+    (project / "secret").write_text("secret\n")
+    with Sandbox(project, Policy.agent().with_deny(project / "secret")) as sandbox:
+        assert "secret" not in sandbox.run("cat secret; echo 1 > a").stdout
+        snapshot = sandbox.snapshot()
+        assert sandbox.run("cat secret; echo 2 > a").stdout == ""
+        sandbox.restore(snapshot)
+        assert sandbox.run("cat secret; cat a").stdout == "1\n"
+        assert (project / "secret").read_text() == "secret\n"
+
+
+# ---------------------------------------------------------------- snapshots and forks
+
+
+def test_a_snapshot_is_of_files_and_shells(sandbox: Sandbox) -> None:
+    sandbox.run("x=1; f() { echo f; }; alias a='echo alias'; cd sub; echo 1 > s")
+    sandbox.session("other").run("y=1")
+    snapshot = sandbox.snapshot("before")
+    assert (snapshot.label, snapshot.method) == ("before", "swap")
+    sandbox.run("x=2; unset -f f; unalias a; cd /; rm -r /workspace/sub")
+    sandbox.session("other").run("y=2")
+    sandbox.restore(snapshot)
+    assert sandbox.run("echo $x; f; a; pwd; ls").stdout == "1\nf\nalias\n/workspace/sub\ndeep\ns\n"
+    assert sandbox.session("other").run("echo $y").stdout == "1\n"
+
+
+def test_a_snapshot_is_not_changed_by_what_comes_after(sandbox: Sandbox) -> None:
+    sandbox.run("echo 1 > a")
+    one = sandbox.snapshot()
+    sandbox.run("echo 2 > a")
+    two = sandbox.snapshot()
+    sandbox.run("echo 3 > a; echo x > b")
+    for snapshot, expected in ((one, "1\n"), (two, "2\n"), (one, "1\n"), (two, "2\n")):
+        sandbox.restore(snapshot)
+        assert sandbox.run("cat a; ls b 2>/dev/null").stdout == expected
+        sandbox.run("echo other > a; rm -f file")
+
+
+def test_with_something_running_it_is_a_copy_and_that_goes_on(sandbox: Sandbox) -> None:
+    process = sandbox.start("while sleep .05; do echo tick >> log; done")
+    assert until(lambda: bool(sandbox.run("cat log 2>/dev/null").stdout))
+    snapshot = sandbox.snapshot()
+    assert snapshot.method == "copy"
+    before = sandbox.run("wc -l < log").stdout
+    assert until(lambda: sandbox.run("wc -l < log").stdout != before)
+    assert process.poll() is None
+    process.kill()
+    sandbox.restore(snapshot)
+    assert sandbox.run("grep -c tick log").ok
+
+
+def test_a_file_that_is_open_for_writing_is_copied_too(sandbox: Sandbox) -> None:
+    sandbox.run("exec 7> open; echo 1 >&7")
+    snapshot = sandbox.snapshot()
+    assert snapshot.method == "copy"
+    sandbox.run("echo 2 >&7")
+    assert sandbox.run("cat open").stdout == "1\n2\n"
+    sandbox.restore(snapshot)
+    assert sandbox.run("cat open").stdout == "1\n"
+
+
+def test_forks_continue_each_for_itself(sandbox: Sandbox, project: Path) -> None:
+    sandbox.run("x=1; echo 1 > a; cd sub")
+    one, other = sandbox.fork(2)
+    try:
+        assert one.run("echo $x; pwd; cat ../a").stdout == "1\n/workspace/sub\n1\n"
+        one.run("echo one > ../a; x=one")
+        other.run("echo other > ../a")
+        assert sandbox.run("cat ../a; echo $x").stdout == "1\n1\n"
+        assert other.run("cat ../a; echo $x").stdout == "other\n1\n"
+        grandchild = one.fork()[0]
+        one.close()
+        sandbox.close()
+        assert grandchild.run("cat ../a; echo $x; echo 2 >> ../a; cat ../a").stdout == "one\none\none\n2\n"
+        snapshot = grandchild.snapshot()
+        grandchild.run("rm ../a")
+        grandchild.restore(snapshot)
+        grandchild.commit()
+        grandchild.close()
+    finally:
+        other.close()
+    assert (project / "a").read_text() == "one\n2\n"
+
+
+def test_many_snapshots_and_forks_of_forks(sandbox: Sandbox) -> None:
+    taken = []
+    for number in range(40):
+        sandbox.run(f"echo {number} > n; echo {number} >> all")
+        taken.append(sandbox.snapshot(str(number)))
+    for number in (0, 39, 17):
+        sandbox.restore(taken[number])
+        assert sandbox.run("cat n; wc -l < all").stdout == f"{number}\n{number + 1}\n"
+    current = sandbox
+    made: list[Sandbox] = []
+    for _ in range(10):
+        current = current.fork()[0]
+        made.append(current)
+        current.run("echo fork >> all")
+    assert current.run("grep -c fork all").stdout == "10\n"
+    for fork in made:
+        fork.close()
+
+
+def test_a_sandbox_that_writes_through_has_no_layers(project: Path) -> None:
+    with Sandbox(project, mode="bind") as sandbox:
+        for call in (sandbox.diff, sandbox.commit, sandbox.snapshot, sandbox.discard, sandbox.fork):
+            with pytest.raises(LayerError, match="apart"):
+                call()
+
+
+def test_nothing_is_left_of_layers(project: Path) -> None:
+    code = f"""
+import sys; sys.path.insert(0, {str(SRC)!r})
+from staddle import Sandbox
+sandbox = Sandbox(sys.argv[1])
+sandbox.run("for i in $(seq 200); do echo x > $i; done; mkdir -p a/b; chmod 000 a")
+kept = sandbox.snapshot()
+fork = sandbox.fork()[0]
+fork.run("echo x > y")
+print(sandbox._inside.opened.layering.stack.store.path)
+if len(sys.argv) > 2:
+    fork.close()
+    sandbox.close()
+"""
+    for how in ([], ["closed"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(project), *how],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert not os.path.exists(done.stdout.strip())

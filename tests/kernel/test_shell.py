@@ -1,0 +1,390 @@
+"""A shell as its callers see it: threads, sinks, interruptions, descriptors, processes."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from staddle.errors import (
+    BackendUnavailable,
+    InvalidCall,
+    LaunchFailed,
+    SandboxClosed,
+    SandboxLost,
+    SessionBusy,
+)
+from staddle.session.shell import Shell
+from tests.kernel.in_a_child import SRC
+from tests.kernel.shell_habitats import HABITATS, TriedShell
+
+
+@pytest.fixture(params=sorted(HABITATS))
+def tried(request: pytest.FixtureRequest) -> Iterator[TriedShell]:
+    """A fresh shell in an empty directory."""
+    with HABITATS[request.param]() as made:
+        yield made
+
+
+def until(true: Callable[[], object], seconds: float = 5) -> bool:
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def nowhere(_: bytes) -> None:
+    pass
+
+
+# Output.
+
+
+def test_late_output_has_its_own_place(tried: TriedShell) -> None:
+    done = tried.run("(sleep 0.2; echo late; echo worse >&2) & echo now")
+    assert done.out == b"now\n"
+    assert tried.run("echo next").out == b"next\n"
+    (late,) = tried.shell.late_output()
+    assert late.job == done.outcome.newest_job
+    assert until(lambda: not late.open)
+    assert late.texts() == (b"late\n", b"worse\n")
+    assert late.command == b"(sleep 0.2; echo late; echo worse >&2) & echo now"
+
+
+def test_late_output_stays_bounded_and_its_job_lives(tried: TriedShell) -> None:
+    tried.run("yes & echo $! >p")
+    (late,) = tried.shell.late_output()
+    assert until(lambda: late.stdout.total > 3_000_000)
+    assert len(late.texts()[0]) <= 256 << 10
+    assert tried.run("kill -0 $(cat p) && echo alive; kill $(cat p)").out == b"alive\n"
+
+
+def test_output_comes_as_it_is_printed(tried: TriedShell) -> None:
+    came: list[tuple[float, bytes]] = []
+    tried.shell.run(
+        b"echo a; sleep 0.3; echo b", out=lambda data: came.append((time.monotonic(), data)), err=nowhere
+    )
+    assert [data for _, data in came] == [b"a\n", b"b\n"]
+    assert came[1][0] - came[0][0] > 0.2
+
+
+def test_a_slow_reader_slows_the_command(tried: TriedShell) -> None:
+    printed = []
+
+    def slow(data: bytes) -> None:
+        if len(printed) < 3:
+            time.sleep(0.1)
+        printed.append(len(data))
+
+    tried.shell.run(
+        b"i=0; while [ $i -lt 400 ]; do head -c 10000 /dev/zero; i=$((i+1)); done", out=slow, err=nowhere
+    )
+    assert sum(printed) == 4_000_000
+    assert max(printed) <= 256 << 10
+
+
+def test_a_sink_that_raises_ends_the_command(tried: TriedShell) -> None:
+    def full(_: bytes) -> None:
+        raise OverflowError("enough")
+
+    with pytest.raises(OverflowError, match="enough"):
+        tried.shell.run(b"x=1; yes", out=full, err=nowhere)
+    assert tried.run("echo $x").out == b"1\n"
+
+
+def test_a_sink_cannot_run_a_command_in_its_own_session(tried: TriedShell) -> None:
+    with pytest.raises(SessionBusy):
+        tried.shell.run(b"echo a", out=lambda _: tried.run("echo b") and None, err=nowhere)
+    assert tried.run("echo ok").out == b"ok\n"
+
+
+# Interruptions.
+
+
+def test_another_thread_interrupts(tried: TriedShell) -> None:
+    timer = threading.Timer(0.2, tried.shell.interrupt)
+    timer.start()
+    done = tried.run("x=1; echo a; sleep 20; echo no")
+    assert (done.out, done.outcome.reason) == (b"a\n", "cancelled")
+    assert not done.outcome.shell_exited
+    assert tried.run("echo $x").out == b"1\n"
+
+
+def test_an_interruption_that_comes_too_late_is_for_nobody(tried: TriedShell) -> None:
+    tried.run("true")
+    tried.shell.interrupt()
+    assert tried.run("sleep 0.1; echo whole").out == b"whole\n"
+
+
+def test_keyboard_interrupt_ends_the_command_and_keeps_the_session() -> None:
+    code = f"""
+        import sys; sys.path[:0] = [{str(SRC)!r}, {str(SRC.parent)!r}]
+        import os, signal, threading
+        from tests.kernel.shell_habitats import native
+        with native() as tried:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                tried.run("x=1; sleep 20")
+            except KeyboardInterrupt:
+                print("interrupted", tried.run("echo $x").out)
+    """
+    import textwrap
+
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout == "interrupted b'1\\n'\n", done.stderr
+
+
+def test_nothing_is_run_after_what_was_interrupted(tried: TriedShell) -> None:
+    for _ in range(5):
+        done = tried.run("(trap '' INT TERM; sleep 20); touch after", timeout=0.1)
+        assert done.outcome.reason == "timeout"
+        assert b"fork" not in done.err
+    if tried.run("id -u").out != b"0\n":  # root cannot be kept from starting another process
+        assert tried.run("ls").out == b""
+
+
+# Turns.
+
+
+def test_concurrent_runs_queue(tried: TriedShell) -> None:
+    def add() -> None:
+        for _ in range(20):
+            assert tried.run("n=$((n+1)); m=$n; echo $((n-m))").out == b"0\n"
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert tried.run("echo $n").out == b"80\n"
+
+
+def test_a_run_in_pieces(tried: TriedShell) -> None:
+    shell, out = tried.shell, bytearray()
+    shell.begin(b"seq 1 100000; x=1", timeout=10, out=out.extend, err=nowhere)
+    poll = select.poll()
+    poll.register(shell.fileno(), select.POLLIN)
+    while not shell.step():
+        if not shell.pending:
+            assert shell.deadline is not None
+            poll.poll(max(0, shell.deadline - time.monotonic()) * 1000)
+    assert shell.finish().exit_code == 0
+    assert len(out) == 588_895
+    assert tried.run("echo $x").out == b"1\n"
+
+
+def test_close_ends_a_run_and_refuses_the_next(tried: TriedShell) -> None:
+    threading.Timer(0.2, tried.shell.close).start()
+    assert tried.run("sleep 20").outcome.reason == "closed"
+    with pytest.raises(SandboxClosed):
+        tried.run("true")
+
+
+def test_restart_begins_anew(tried: TriedShell) -> None:
+    tried.run("x=1; cd /")
+    tried.shell.restart()
+    done = tried.run('echo "${x-gone}"')
+    assert done.out == b"gone\n"
+    assert done.outcome.cwd == tried.directory
+
+
+def test_what_is_no_command_is_refused(tried: TriedShell) -> None:
+    with pytest.raises(InvalidCall, match="NUL"):
+        tried.run(b"echo a\0b")
+    for env in ({"a-b": "1"}, {"1a": "1"}, {"": "1"}, {"a": "x\0"}):
+        with pytest.raises(InvalidCall):
+            tried.run("true", env=env)
+    assert tried.run("echo ok").out == b"ok\n"
+
+
+# State.
+
+
+def test_the_state_is_readable(tried: TriedShell) -> None:
+    tried.run("export E='a b'; a=(1 2); declare -A h=([k]=v); f() { echo f; }; alias l=ls; umask 077")
+    tried.run("set -f; shopt -s extglob; set -- p 'q r'; trap 'echo t' INT; readonly r=1; x=$'\\xff'; cd /")
+    state = tried.shell.state()
+    assert state.env["E"] == "a b"
+    assert state.variables["a"] == {0: "1", 1: "2"}
+    assert state.variables["h"] == {"k": "v"}
+    assert state.variables["x"] == "\udcff"
+    assert state.functions["f"] == "f () \n{ \n    echo f\n}"
+    assert state.aliases["l"] == "ls"
+    assert "noglob" in state.options
+    assert "extglob" in state.shopts
+    assert state.positional == ("p", "q r")
+    assert state.traps == {"SIGINT": "echo t"}
+    assert state.readonly == ("r",)
+    assert state.umask == 0o077
+    assert (state.cwd, state.oldpwd) == ("/", tried.directory)
+
+
+def test_asking_for_the_state_changes_nothing(tried: TriedShell) -> None:
+    tried.run("false")
+    tried.shell.state()
+    assert tried.run("echo $?").out == b"1\n"
+
+
+def test_state_survives_any_number_of_deaths(tried: TriedShell) -> None:
+    tried.run("k=\"a'b]\"; declare -A h; h[$k]=$'c\\nd'; f() { cat <<E\nin $1\nE\n}; export X='q\"$`'")
+    for number in range(4):
+        assert tried.run(f"exit {number}").outcome.exit_code == number
+        assert tried.run('echo "${h[$k]}"; f 1; printenv X').out == b'c\nd\nin 1\nq"$`\n'
+
+
+def test_a_shell_that_ended_between_runs_is_replaced(tried: TriedShell) -> None:
+    tried.run("x=1")
+    assert until(lambda: not tried.shell._memory.dirty)
+    pid = tried.shell.pid
+    os.kill(pid, 9)
+    assert until(lambda: not os.path.exists(f"/proc/{pid}"))
+    done = tried.run("echo $x")
+    assert (done.out, done.outcome.shell_exited) == (b"1\n", False)
+
+
+def test_jobs_outlive_their_shell(tried: TriedShell) -> None:
+    tried.run("sleep 20 >/dev/null 2>&1 & echo $! >p")
+    tried.run("exit")
+    assert tried.run("kill -0 $(cat p) && kill $(cat p) && echo alive").out == b"alive\n"
+
+
+# Descriptors and processes.
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_shell_at_rest_has_two_descriptors(tried: TriedShell) -> None:
+    tried.run("x=1")
+    assert until(lambda: not tried.shell._memory.dirty)
+    in_use = open_descriptors()
+    assert tried.shell.park()
+    assert in_use - open_descriptors() == 7
+    assert tried.run("echo $x").out == b"1\n"
+    assert open_descriptors() == in_use
+
+
+def test_runs_leave_no_descriptor(tried: TriedShell) -> None:
+    tried.run("sleep 0.01 & exit")
+    tried.run("true")
+    until(lambda: not any(late.open for late in tried.shell.late_output()))
+    before = open_descriptors()
+    for _ in range(5):
+        tried.run("cat", stdin=b"x")
+        tried.run("sleep 0.01 &")
+        tried.run("exit")
+        tried.run("sleep 9", timeout=0.05)
+    assert until(lambda: open_descriptors() <= before)
+
+
+def test_a_program_beside_the_shell(tried: TriedShell) -> None:
+    read, write = os.pipe()
+    null = os.open("/dev/null", os.O_RDWR)
+    spawned = tried.link.spawn(
+        ["sh", "-c", "echo $A; exit 7"], {"A": "b", "PATH": "/usr/bin:/bin"}, "/", stdio=(null, write, write)
+    )
+    os.close(write)
+    assert spawned.wait(5) == 7
+    assert os.read(read, 99) == b"b\n"
+    spawned.close()
+    for name, code in (("nosuchprogram", 127), ("/etc/passwd", 126)):
+        failed = tried.link.spawn([name], {"PATH": "/usr/bin:/bin"}, "/", stdio=(null, null, null))
+        assert failed.wait(5) == code
+        assert name in failed.failure
+        failed.close()
+    os.close(read)
+    os.close(null)
+
+
+def test_a_large_argument_list(tried: TriedShell) -> None:
+    read, write = os.pipe()
+    null = os.open("/dev/null", os.O_RDWR)
+    words = ["x" * 65536] * 16
+    spawned = tried.link.spawn(
+        ["sh", "-c", "echo ${#2}$#", *words], {"PATH": "/bin"}, "/", stdio=(null, write, null)
+    )
+    assert spawned.wait(5) == 0
+    assert os.read(read, 99) == b"6553615\n"
+    spawned.close()
+    for fd in (read, write, null):
+        os.close(fd)
+
+
+def test_signals_reach_a_program_and_all_below_it(tried: TriedShell) -> None:
+    null = os.open("/dev/null", os.O_RDWR)
+    script = "trap '' TERM; sleep 77 & setsid sleep 77 & echo up >&2; wait"
+    read, write = os.pipe()
+    spawned = tried.link.spawn(["sh", "-c", script], {"PATH": "/bin"}, "/", stdio=(null, null, write))
+    assert os.read(read, 9) == b"up\n"
+    spawned.signal(15)
+    assert spawned.wait(0.1) is None
+    spawned.signal(9, everything=True)
+    assert spawned.wait(5) == 128 + 9
+    os.close(write)
+    assert os.read(read, 9) == b""  # nobody of them is left
+    spawned.close()
+    os.close(read)
+    os.close(null)
+
+
+def test_a_terminal(tried: TriedShell) -> None:
+    spawned = tried.link.spawn(
+        ["sh", "-c", "tty; stty size; read x; echo got $x"],
+        {"PATH": "/usr/bin:/bin"},
+        "/",
+        terminal=(30, 100),
+    )
+    os.write(spawned.master, b"hi\n")
+    said = b""
+    while b"got hi" not in said:
+        said += os.read(spawned.master, 999)
+    assert b"/dev/pts/" in said
+    assert b"30 100" in said
+    assert spawned.wait(5) == 0
+    os.close(spawned.master)
+    spawned.close()
+
+
+def test_everything_ends_with_the_line(tried: TriedShell) -> None:
+    tried.run("(setsid sleep 4321 &) ; trap '' TERM; setsid setsid sleep 4321 & sleep 4321 &")
+    tried.link.close()
+    found = subprocess.run(["pgrep", "-f", "^sleep 4321$"], capture_output=True, check=False)
+    assert found.stdout == b""
+
+
+def test_a_lost_sandbox_is_an_error_with_a_sentence(tried: TriedShell) -> None:
+    agent = int(tried.run("echo $PPID").out)
+    threading.Timer(0.2, os.kill, (agent, 9)).start()
+    with pytest.raises(SandboxLost, match="ended by itself"):
+        tried.run("sleep 2")  # nobody ends it any more
+    with pytest.raises(SandboxLost):
+        tried.run("true")
+
+
+# The bash that is there.
+
+
+def test_a_shell_that_is_not_there_is_an_error_with_a_sentence(tried: TriedShell) -> None:
+    shell = Shell(tried.link, tried.link.shell({}, "", "/nosuch/bash"))
+    with pytest.raises(LaunchFailed, match="/nosuch/bash"):
+        shell.run(b"true", out=nowhere, err=nowhere)
+    shell.close()
+
+
+def test_an_old_bash_is_refused(tried: TriedShell) -> None:
+    shell = Shell(tried.link, tried.link.shell({}, ""))
+    shell._memory.bash.hello = b"3.2."
+    with pytest.raises(BackendUnavailable, match=r"bash 3\.2 is too old"):
+        shell.run(b"true", out=nowhere, err=nowhere)
+    shell.close()

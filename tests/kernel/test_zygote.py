@@ -1,0 +1,265 @@
+"""The fork server: sandboxes that are ready before they are asked for, and gone when they are not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from staddle.zygote import client
+from tests.kernel.in_a_child import ROOT, SRC, python
+from tests.kernel.zygotes import children, close, opened, output, until
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    directory = tmp_path / 'it\'s a "project", with:a,colon\\ and\na line'
+    directory.mkdir()
+    (directory / "file").write_text("of the host\n")
+    return directory
+
+
+# ---------------------------------------------------------------- the workspace
+
+
+def test_a_workspace_of_any_name_is_seen_at_its_place(project: Path) -> None:
+    sandbox = opened(str(project))
+    try:
+        assert output(sandbox, "cat", "/workspace/file") == ("of the host\n", 0)
+        assert output(sandbox, "pwd") == ("/workspace\n", 0)
+    finally:
+        close(sandbox)
+
+
+def test_changes_in_a_layer_are_not_the_hosts(project: Path) -> None:
+    sandbox = opened(str(project))
+    try:
+        assert output(sandbox, "sh", "-c", "echo mine > file; echo new > new; cat file new") == (
+            "mine\nnew\n",
+            0,
+        )
+    finally:
+        close(sandbox)
+    assert (project / "file").read_text() == "of the host\n"
+    assert os.listdir(project) == ["file"]
+
+
+def test_two_sandboxes_do_not_see_each_others_changes(project: Path) -> None:
+    one, other = opened(str(project)), opened(str(project))
+    try:
+        assert (
+            output(one, "sh", "-c", "echo x > new; echo y > /tmp/t; echo z > ~/h; echo s > /dev/shm/s")[1]
+            == 0
+        )
+        assert output(other, "sh", "-c", "ls /workspace /tmp ~ /dev/shm")[0] == (
+            "/dev/shm:\n\n/home/user:\n\n/tmp:\n\n/workspace:\nfile\n"
+        )
+    finally:
+        close(one)
+        close(other)
+
+
+def test_a_bound_workspace_is_written_and_owned_as_on_the_host(project: Path) -> None:
+    sandbox = opened(str(project), "bind")
+    try:
+        assert output(sandbox, "sh", "-c", "echo mine > new; stat -c %U new") == ("user\n", 0)
+    finally:
+        close(sandbox)
+    assert (project / "new").read_text() == "mine\n"
+    assert os.stat(project / "new").st_uid == os.geteuid()
+
+
+def test_protected_names_of_a_bound_workspace_are_held(project: Path) -> None:
+    (project / ".git").mkdir()
+    (project / ".git" / "config").write_text("")
+    sandbox = opened(str(project), "bind")
+    try:
+        said, _ = output(sandbox, "sh", "-c", "echo x >> .git/config; mv .git elsewhere; echo ok > free")
+        assert "Read-only" in said
+    finally:
+        close(sandbox)
+    assert (project / ".git" / "config").read_text() == ""
+    assert (project / "free").exists()
+
+
+def test_a_readonly_workspace_is_not_written(project: Path) -> None:
+    sandbox = opened(str(project), "readonly")
+    try:
+        said, status = output(sandbox, "touch", "new")
+        assert status != 0
+        assert "Read-only" in said
+    finally:
+        close(sandbox)
+
+
+@pytest.mark.needs_root
+def test_a_workspace_that_is_mounted_after_the_zygote_was_started_is_the_one_that_is_shown(
+    tmp_path: Path,
+) -> None:
+    said = python(
+        f"""
+        import subprocess
+        sys.path.insert(0, {str(SRC.parent)!r})
+        from tests.kernel.zygotes import close, opened, output
+        place = {str(tmp_path)!r}
+        close(opened(place))
+        subprocess.run(["mount", "-t", "tmpfs", "new", place], check=True)
+        open(place + "/there", "w").close()
+        sandbox = opened(place)
+        print(output(sandbox, "ls", "/workspace"))
+        close(sandbox)
+        """,
+        around=["unshare", "--mount", "--propagation", "private"],
+    )
+    assert said == "('there\\n', 0)"
+
+
+# ---------------------------------------------------------------- ends
+
+
+def test_whatever_runs_in_a_sandbox_ends_with_it() -> None:
+    sandbox = opened()
+    null = os.open("/dev/null", os.O_RDWR)
+    name = f"{3000 + os.getpid() % 1000}.{os.getpid()}"
+    script = f"trap '' TERM INT HUP; setsid sleep {name} & setsid setsid sleep {name} & wait"
+    started = sandbox.link.spawn(["bash", "-c", script], sandbox.environment, "/", stdio=(null, null, null))
+    os.close(null)
+
+    def running() -> int:
+        said = subprocess.run(["pgrep", "-fc", f"^sleep {name}"], capture_output=True, text=True, check=False)
+        return int(said.stdout)
+
+    assert until(lambda: running() == 2)
+    assert started.poll() is None
+    close(sandbox)
+    assert until(lambda: running() == 0)
+
+
+def test_a_thousand_sandboxes_leave_nothing_behind() -> None:
+    close(opened())
+    time.sleep(0.5)  # for the spares to be made again
+    before = _there()
+    for _ in range(1000):
+        close(opened())
+    assert until(lambda: _there() == before, 20), f"{before} became {_there()}"
+
+
+def _there() -> dict[str, int]:
+    with open("/proc/self/mountinfo") as mounts:
+        return {
+            "processes": len(children()),
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "mounts": len(mounts.readlines()),
+            "temporary": len([name for name in os.listdir("/tmp") if "staddle" in name]),
+        }
+
+
+def test_everything_ends_with_the_host_program_however_it_ends() -> None:
+    code = f"""
+import sys; sys.path[:0] = [{str(SRC)!r}, {str(SRC.parent)!r}]
+from tests.kernel.zygotes import children, opened
+held = [opened() for _ in range(5)]
+print(*children(), flush=True)
+sys.stdin.read()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    started = {int(word) for word in process.stdout.readline().split()}
+    assert len(started) >= 1 + 5 * 2
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert until(lambda: not any(_alive(pid) for pid in started), 5)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
+
+
+def test_a_zygote_that_was_killed_is_replaced() -> None:
+    close(opened())
+    for pid in children():
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue  # a spare in the making
+        if b"zygote" in command:
+            os.kill(pid, signal.SIGKILL)
+    assert until(lambda: not children())
+    sandbox = opened()
+    assert output(sandbox, "echo", "there") == ("there\n", 0)
+    close(sandbox)
+
+
+def test_a_fork_of_the_host_program_has_zygotes_of_its_own() -> None:
+    kept = opened()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            sandbox = opened()
+            code = 0 if output(sandbox, "echo", "there") == ("there\n", 0) else 2
+            close(sandbox)
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert output(kept, "echo", "still") == ("still\n", 0)
+    close(kept)
+
+
+def test_zygotes_that_nobody_uses_are_few() -> None:
+    for number in range(8):
+        close(opened(env={"NUMBER": str(number)}))
+    assert len(client._zygotes) <= 4 + 1
+
+
+# ---------------------------------------------------------------- inside
+
+
+def test_nothing_of_the_first_process_can_be_seen_or_touched() -> None:
+    sandbox = opened()
+    try:
+        assert "Operation not permitted" in output(sandbox, "sh", "-c", "kill -0 1")[0]
+        assert "No such file" in output(sandbox, "ls", "/proc/1")[0]
+        assert output(sandbox, "sh", "-c", "ls /proc | grep -x 1")[0] == ""
+        assert output(sandbox, "ls", "/proc/self/fd")[0] == "0\n1\n2\n3\n"
+        assert "zygote" not in output(sandbox, "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")[0]
+    finally:
+        close(sandbox)
+
+
+def test_the_mount_table_tells_nothing_of_where_the_workspace_is(project: Path) -> None:
+    sandbox = opened(str(project))
+    try:
+        table = output(sandbox, "cat", "/proc/self/mountinfo")[0]
+        assert "project" not in table
+        assert str(project.parent) not in table
+    finally:
+        close(sandbox)
+
+
+def test_it_is_nobody_even_when_root_starts_it() -> None:
+    sandbox = opened()
+    try:
+        assert output(sandbox, "id", "-u") == ("1000\n", 0)
+        said = output(sandbox, "grep", "-hE", "^(Cap|NoNewPrivs|Seccomp:)", "/proc/self/status")[0]
+        values = dict(line.split(":\t") for line in said.splitlines())
+        assert {values[f"Cap{name}"] for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {"0" * 16}
+        assert (values["NoNewPrivs"], values["Seccomp"]) == ("1", "2")
+        if ROOT:
+            inside = output(sandbox, "cat", "/proc/self/uid_map")[0].split()
+            assert inside == ["0", "0", "65536"]
+            assert sandbox.uid is not None
+            assert sandbox.uid > 1 << 30
+    finally:
+        close(sandbox)

@@ -1,0 +1,188 @@
+"""Our own namespaces without making any: what the helper would be told, and what is said about it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from staddle.backends import shortfalls as common
+from staddle.backends.namespaces import Namespaces, description, orders, shortfalls
+from staddle.backends.namespaces.orders import NAMESPACES
+from staddle.helper import surroundings
+from staddle.helper.instructions import decode
+from staddle.layout.from_plan import lay_out
+from staddle.linux.landlock import RIGHTS
+from staddle.linux.seccomp import program
+from staddle.linux.userns import Facts
+from staddle.policy.limits import Limits
+from staddle.policy.network import Network
+from staddle.policy.plan import Plan, Text, Variable
+from tests.unit.layout.plans import DictHost, guard, hidden, plan, read, scratch, write
+
+STRANGER = 0x70000001
+ODD = '/w/a b:c"d\\e%h$HOME\n'
+
+
+def asked(
+    made: Plan, stranger: int | None = None, command: tuple[str, ...] = ("true",)
+) -> surroundings.Surroundings:
+    return orders.orders(made, lay_out(made, DictHost()), stranger, command, status=9)
+
+
+# What the helper is told.
+
+
+def test_nothing_of_the_policy_is_on_a_command_line() -> None:
+    made = plan(
+        grants=(read("/secret-place"),),
+        texts=(Text("/etc/secret-text", b"secret-content", "test"),),
+        variables=(Variable("TOKEN", "secret-value", "test", secret=True),),
+    )
+    launch = orders.launch(made, lay_out(made, DictHost()), None, ["secret-program"])
+    launch.close()
+    os.close(launch.status or -1)
+    assert launch.argv[1:3] == ("-I", "-S")
+    assert launch.argv[4:] == ("namespaces", str(launch.pass_fds[1]))
+    assert set(launch.env) == {"LC_ALL", "PATH"}
+    assert "secret" not in " ".join((*launch.argv, *launch.env.values()))
+    assert launch.relays
+
+
+def test_what_is_asked_survives_the_way() -> None:
+    made = plan(
+        grants=(write(ODD + "\udcff"),), guards=(guard(ODD + "\udcff/.git"),), scratch=(scratch("/tmp"),)
+    )
+    said = asked(made, STRANGER)
+    assert surroundings.decode(surroundings.encode(said)) == said
+    assert any(row[1] == os.fsencode(ODD + "\udcff") for row in said.view)
+    assert said.stranger == STRANGER
+    assert asked(made).stranger == -1
+
+
+def test_the_network_is_its_own_unless_it_is_open() -> None:
+    for network in (Network.deny(), Network.loopback()):
+        assert asked(plan(network=network)).namespaces == sum(NAMESPACES.values())
+    assert asked(plan(network=Network.open())).namespaces == sum(NAMESPACES.values()) - NAMESPACES["net"]
+
+
+def test_landlock_is_used_only_where_the_hosts_abstract_sockets_are_within_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(orders, "scopes_sockets", lambda: True)
+    assert decode(asked(plan()).command).scoped == 0
+    bit = RIGHTS["scope"]["abstract_unix_socket"][0]
+    assert decode(asked(plan(network=Network.open())).command).scoped == bit
+    monkeypatch.setattr(orders, "scopes_sockets", lambda: False)
+    assert decode(asked(plan(network=Network.open())).command).scoped == 0
+
+
+def test_the_filter_and_the_limits_are_those_of_the_plan() -> None:
+    limited = decode(asked(plan(limits=Limits(file_size=5, open_files=7), grants=(write("/w"),))).command)
+    assert limited.filter == program("namespaces-nosuid")
+    assert {(1, 5, 5), (7, 7, 7), (4, 1, 1)} <= set(limited.rlimits)
+    assert decode(asked(plan()).command).filter == program("namespaces")
+
+
+def test_the_first_process_is_not_covered_because_it_is_not_shown() -> None:
+    made = plan(grants=(read("/r"),))
+    wanted = [op.replace(origin="") for op in lay_out(made, DictHost()).operations if op.path != "/proc/1"]
+    assert list(asked(made).operations()) == wanted
+
+
+def test_a_launch_can_be_given_up() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    launch = orders.launch(plan(), lay_out(plan(), DictHost()), None, ["true"])
+    launch.close()
+    launch.close()
+    assert launch.status is not None
+    os.close(launch.status)
+    with pytest.raises(ValueError, match="no command"):
+        orders.launch(plan(), lay_out(plan(), DictHost()), None, [])
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"uid": 0},
+        {"gid": 0},
+        {"stranger": 0},
+        {"host": "text"},
+        {"view": ((b"bind", b"relative", 0, 0, 0, b""),)},
+    ],
+)
+def test_nobody_is_asked_to_be_root_and_nonsense_is_not_sent(wrong: dict[str, object]) -> None:
+    with pytest.raises(surroundings.Malformed):
+        surroundings.encode(asked(plan()).replace(**wrong))
+
+
+# What is said about it.
+
+
+def gaps(made: Plan) -> dict[str, bool]:
+    return {gap.protection: gap.documented for gap in shortfalls.gaps(made, lay_out(made, DictHost()), None)}
+
+
+def test_an_ordinary_plan_has_no_gap() -> None:
+    assert gaps(plan(grants=(read("/usr"), write("/w")), limits=Limits(file_size=1, open_files=9))) == {}
+
+
+def test_what_it_cannot_hold_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan(
+        network=Network.allow("example.com"),
+        limits=Limits(memory="1G", cpu=1, processes=5, disk="1G"),
+        grants=(write("/w"),),
+        hidden=(hidden("/w/x", "missing"),),
+    )
+    assert gaps(made) == dict.fromkeys(
+        ("deny", "network", "limits.memory", "limits.cpu", "limits.processes", "limits.disk"), False
+    )
+    assert gaps(plan(network=Network.loopback([80]))) == {"network": False}
+    monkeypatch.setattr(common, "scopes_sockets", lambda: False)
+    assert gaps(plan(network=Network.open())) == {"sockets": True}
+
+
+def printed(made: Plan, stranger: int | None = None) -> list[str]:
+    return [step.action for step in description.steps(made, lay_out(made, DictHost()), stranger)]
+
+
+def test_every_step_is_a_line() -> None:
+    made = plan(
+        grants=(write("/w"), read("/usr")),
+        guards=(guard("/w/.git"),),
+        variables=(Variable("TOKEN", "s3cret", "test", secret=True),),
+    )
+    lines = printed(made)
+    assert "show /w (read and write)" in lines
+    assert "protect /w/.git (read-only)" in lines
+    assert "variable TOKEN=(secret)" in lines
+    assert "resource limit core=1" in lines
+    assert any("namespaces-nosuid" in line for line in lines)
+    assert any("network of its own" in line for line in lines)
+    assert not any("network of its own" in line for line in printed(plan(network=Network.open())))
+    assert not any("no account has" in line for line in lines)
+    as_root = printed(made, STRANGER)
+    assert "show /w (read and write), its owner shown as the sandbox's user" in as_root
+    assert as_root.index("leave the old root for good") < next(
+        at for at, line in enumerate(as_root) if str(STRANGER) in line
+    )
+
+
+# The self-test's verdict.
+
+
+def test_a_canary_that_ran_unconfined_is_our_own_bug() -> None:
+    probe = Namespaces()._judged("no system call filter", "")
+    assert not probe.usable
+    assert "no system call filter" in probe.why
+    assert "bug" in probe.fix
+
+
+def test_the_true_cause_is_named_before_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from staddle.linux import userns
+
+    monkeypatch.setattr(userns, "observe", lambda identity: Facts("namespace", 28, maximum="0"))
+    assert "max_user_namespaces" in Namespaces()._judged("the command did not run", "unshare: ...").why
+    monkeypatch.setattr(userns, "observe", lambda identity: Facts(""))
+    assert "unshare: ..." in Namespaces()._judged("the command did not run", "unshare: ...").why

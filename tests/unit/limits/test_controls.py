@@ -1,0 +1,80 @@
+"""Which file of a group says what, for both versions."""
+
+from __future__ import annotations
+
+import pytest
+
+from staddle import Limits
+from staddle.limits import controls
+from staddle.limits.controls import Setting, Source
+
+
+def written(limits: Limits, version: int, **more: bool) -> dict[str, str]:
+    return {item.file: item.text for item in controls.settings(limits, version, **more)}  # type: ignore[arg-type]
+
+
+def test_nothing_asked_is_nothing_written() -> None:
+    assert written(Limits(), 1) == written(Limits(), 2) == {}
+
+
+@pytest.mark.parametrize(
+    ("limits", "first", "second"),
+    [
+        (
+            Limits(memory="64M"),
+            {
+                "memory.limit_in_bytes": "67108864",
+                "memory.memsw.limit_in_bytes": "67108864",
+                "memory.swappiness": "0",
+            },
+            {"memory.max": "67108864", "memory.swap.max": "0"},
+        ),
+        (
+            Limits(cpu=1.5),
+            {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "150000"},
+            {"cpu.max": "150000 100000"},
+        ),
+        (Limits(processes=64), {"pids.max": "65"}, {"pids.max": "65"}),
+    ],
+)
+def test_each_limit_has_its_files(limits: Limits, first: dict[str, str], second: dict[str, str]) -> None:
+    assert written(limits, 1) == first
+    assert written(limits, 2) == second
+
+
+def test_the_least_share_of_a_processor_is_one_that_the_kernel_takes() -> None:
+    quota, period = map(int, written(Limits(cpu=0.01), 2)["cpu.max"].split())
+    assert quota / period == pytest.approx(0.01)
+    assert quota >= 1000
+
+
+def test_all_go_together_only_when_asked() -> None:
+    assert "memory.oom.group" not in written(Limits(memory=1 << 20), 2)
+    assert written(Limits(memory=1 << 20), 2, together=True)["memory.oom.group"] == "1"
+
+
+def test_the_limit_itself_is_needed_and_swap_is_not_everywhere() -> None:
+    needed = {item.file for item in controls.settings(Limits(memory=1 << 20), 1) if item.needed}
+    assert needed == {"memory.limit_in_bytes"}
+    assert Setting("pids", "pids.max", "3") in set(controls.settings(Limits(processes=2), 2))
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "number"),
+    [
+        (Source("memory", "memory.peak"), "4096\n", 4096),
+        (Source("pids", "pids.max"), "max\n", None),
+        (Source("memory", "memory.events", "oom_kill"), "oom 3\noom_kill 2\n", 2),
+        (Source("memory", "memory.events", "oom_kill"), "oom 3\n", None),
+        (Source("memory", "memory.events", "oom_kill"), "", None),
+    ],
+)
+def test_numbers_are_found(source: Source, text: str, number: int | None) -> None:
+    assert controls.number(source, text) == number
+
+
+def test_traffic_is_summed_over_devices() -> None:
+    first = "8:0 Read 4096\n8:0 Write 100\n8:16 Read 1\n8:0 Total 4196\nTotal 4197\n"
+    second = "8:0 rbytes=4096 wbytes=100 rios=1\n8:16 rbytes=1 wbytes=0\n"
+    assert controls.traffic(1, first) == controls.traffic(2, second) == (4097, 100)
+    assert controls.traffic(1, "Total 0\n") == controls.traffic(2, "") == (0, 0)

@@ -1,0 +1,62 @@
+"""Who has to go when memory is short: decided from a sample."""
+
+from __future__ import annotations
+
+import pytest
+
+from staddle.limits.watch import Sample, Step, judge
+
+MB = 1 << 20
+
+
+def sample(*sizes: int, shared: int = 0, exact: bool = True) -> Sample:
+    return Sample(tuple((10 + at, size * MB) for at, size in enumerate(sizes)), shared * MB, exact)
+
+
+def test_below_the_limit_nobody_goes() -> None:
+    step = judge(sample(30, 30, shared=30), 100 * MB)
+    assert (step.kill, step.closer) == ((), False)
+
+
+def test_the_limit_itself_is_not_above_it() -> None:
+    assert judge(sample(100), 100 * MB).kill == ()
+
+
+def test_an_upper_bound_above_it_is_only_a_reason_to_look_closer() -> None:
+    assert judge(sample(90, 90, exact=False), 100 * MB) == Step(closer=True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "victims"),
+    [
+        ((10, 200, 30), (11,)),
+        ((60, 50), (10,)),
+        ((80, 70, 60, 5), (10, 11)),
+        ((40, 40, 40, 40), (10, 11)),
+    ],
+)
+def test_the_largest_go_and_no_more_than_needed(sizes: tuple[int, ...], victims: tuple[int, ...]) -> None:
+    assert judge(sample(*sizes), 100 * MB).kill == victims
+
+
+def test_a_shell_that_waits_is_spared() -> None:
+    assert judge(sample(5, 40, 80), 100 * MB, shells={10}).kill == (12,)
+    assert judge(sample(5, 1, shared=200), 100 * MB, shells={10}).kill == (11,)
+
+
+def test_a_shell_that_takes_the_memory_itself_is_not() -> None:
+    assert judge(sample(150, 1), 100 * MB, shells={10}).kill == (10,)
+
+
+def test_files_in_memory_that_take_it_all_end_whoever_could_write_more() -> None:
+    assert set(judge(sample(1, 2, 3, shared=101), 100 * MB).kill) == {10, 11, 12}
+
+
+def test_the_nearer_the_limit_the_sooner_the_next_look() -> None:
+    far, near, at = (judge(sample(size), 1000 * MB, cores=2).again for size in (1, 900, 1000))
+    assert 0.25 >= far > near > at > 0
+
+
+def test_rest_makes_looks_rarer_but_never_rare() -> None:
+    moving, resting = (judge(sample(900), 1000 * MB, resting=still).again for still in (False, True))
+    assert moving < resting <= 0.25

@@ -1,0 +1,109 @@
+"""Values that must not be seen are not, however a stream is cut and whatever is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from staddle.errors import CommandNotFound, CommandTimeout
+from staddle.events import Event
+from staddle.policy.plan import Variable
+from staddle.redaction import RedactedTail, Redactor, Secrets, secret_values
+
+KEY = b"sk-0123456789"
+
+
+def redacted(values: list[bytes], *chunks: bytes) -> bytes:
+    redactor = Redactor(values)
+    return b"".join([*map(redactor.feed, chunks), redactor.finish()])
+
+
+@pytest.mark.parametrize("cut", range(len(KEY) + 8))
+def test_a_value_is_found_across_any_cut(cut: int) -> None:
+    text = b"key " + KEY + b" end"
+    assert redacted([KEY], text[:cut], text[cut:]) == b"key (hidden) end"
+
+
+def test_a_value_is_found_byte_by_byte_and_its_beginning_alone_is_not_one() -> None:
+    assert redacted([KEY], *[bytes([byte]) for byte in KEY + KEY]) == b"(hidden)(hidden)"
+    assert redacted([KEY], KEY[:-1]) == KEY[:-1]
+
+
+def test_what_is_certain_is_not_held_back() -> None:
+    redactor = Redactor([KEY])
+    assert redactor.feed(b"line\nsk-x") == b"line\nsk-x"
+    assert redactor.feed(b"s") == b""
+    assert redactor.feed(b"o") == b"so"
+
+
+@pytest.mark.parametrize(
+    ("values", "text", "expected"),
+    [
+        ([b"abc", b"abcdef"], b"abcdef", b"(hidden)"),
+        ([b"abcd", b"cdef"], b"xabcdefx", b"x(hidden)x"),
+        ([b"aa"], b"aaaaa", b"(hidden)"),
+        ([b"aba"], b"ababa aba", b"(hidden) (hidden)"),
+        ([b"a", b""], b"banana", b"b(hidden)n(hidden)n(hidden)"),
+        ([], b"anything", b"anything"),
+        ([b"line one\nline two"], b"line one\nline two\n", b"(hidden)\n"),
+        ([b"\xff\xfe"], b"\xff\xfe\xff", b"(hidden)\xff"),
+    ],
+)
+def test_no_part_of_a_value_is_left_where_they_overlap(
+    values: list[bytes], text: bytes, expected: bytes
+) -> None:
+    assert redacted(values, text) == expected
+    assert redacted(values, *[bytes([byte]) for byte in text]) == expected
+
+
+def test_the_tail_never_begins_with_the_rest_of_a_value() -> None:
+    for limit in range(30):
+        kept = RedactedTail(limit, [KEY])
+        for chunk in (b"a" * 20 + KEY[:5], KEY[5:], b"end"):
+            kept.feed(chunk)
+        whole = b"a" * 20 + b"(hidden)end"
+        assert kept.value() == whole[max(0, len(whole) - limit) :]
+        assert kept.dropped == max(0, len(whole) - limit)
+
+
+def test_the_tail_counts_what_was_still_held_when_the_stream_was_cut_off() -> None:
+    kept = RedactedTail(5, [KEY])
+    kept.feed(b"abc" + KEY[:6])
+    assert (kept.value(), kept.dropped, kept.total) == (b"k-012", 4, 9)
+
+
+def test_declared_names_are_secret_and_those_that_look_like_it() -> None:
+    layers = [
+        {"API_KEY": "0123456789", "PLAIN": "visible text", "AUTH": "1", "CERT": "first\nsecond\n"},
+        {"DB": "postgres://u:password@host/db", "EMPTY_TOKEN": "", "MINE": " x "},
+    ]
+    assert secret_values(layers, ["CERT", "MINE", "NOT_SET"]) == (
+        "0123456789",
+        "first\nsecond",
+        "postgres://u:password@host/db",
+        "x",
+    )
+
+
+def test_errors_and_events_are_stripped_also_of_a_value_as_python_spells_it() -> None:
+    secrets = Secrets(["it's\na key", "täxt"])
+    key = "it's\na key"
+    error = CommandNotFound(f"there is no {key!r}", why="täxt", fix=key)
+    secrets.strip(error)
+    assert error.args == (error.what, error.why, error.fix)
+    assert "a key" not in str(error) + repr(error)
+    assert (error.why, error.fix, error.status) == ("(hidden)", "(hidden)", 127)
+    event = Event("violation", "/work/täxt/.bashrc", "a rule", "täxt\udcff")
+    assert secrets.event(event) == Event("violation", "/work/(hidden)/.bashrc", "a rule", "(hidden)\udcff")
+
+
+def test_without_secrets_nothing_changes() -> None:
+    error, event = CommandTimeout("what", why="why"), Event("note", "what", "rule")
+    Secrets(()).strip(error)
+    assert (str(error), Secrets(()).event(event), Secrets(()).text("x")) == ("what: why", event, "x")
+
+
+def test_a_plan_does_not_show_them_when_it_is_printed() -> None:
+    secret, plain = Variable("API_KEY", "0123456789", "env", True), Variable("CI", "1", "env")
+    assert "0123456789" not in repr((secret,))
+    assert "'1'" in repr(plain)
+    assert secret.value == "0123456789"

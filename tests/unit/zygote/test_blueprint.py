@@ -1,0 +1,65 @@
+"""What a zygote is told arrives whole, or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from staddle.helper.wire import Malformed
+from staddle.layout import rows
+from staddle.layout.operations import Bind, Empty
+from staddle.zygote.blueprint import Blueprint, Request, decode_blueprint, decode_request, encode
+
+VIEW = rows.encoded((Empty("/", 0o755, 4096, ""), Bind("/a b\n", True, "", source="/x'\"é")))
+BLUEPRINT = Blueprint(
+    template=VIEW,
+    own=(),
+    uid=1000,
+    gid=1000,
+    host=b"sandbox",
+    base=-1,
+    count=1,
+    network=0,
+    scoped=0,
+    rlimits=((4, 1, 1),),
+    filter=b"x" * 16,
+    bash=b"/bin/bash",
+    environment=(b"A=b\n",),
+    directory=b"/",
+    spares=2,
+)
+REQUEST = Request(b"/home/a b", 1, 2, b"/u", b"/w", (b"/l",), VIEW)
+
+
+def test_a_blueprint_arrives_as_it_was() -> None:
+    assert decode_blueprint(encode(BLUEPRINT)) == BLUEPRINT
+
+
+def test_a_request_arrives_as_it_was() -> None:
+    assert decode_request(encode(REQUEST)) == REQUEST
+    assert REQUEST.operations()[1] == Bind("/a b\n", True, "", source="/x'\"é")
+
+
+@pytest.mark.parametrize("cut", [0, 5, 20, 40, -1])
+def test_what_is_cut_short_is_refused(cut: int) -> None:
+    with pytest.raises(Malformed):
+        decode_blueprint(encode(BLUEPRINT)[:cut])
+    with pytest.raises(Malformed):
+        decode_request(encode(REQUEST)[:cut])
+
+
+def test_one_is_not_taken_for_the_other() -> None:
+    with pytest.raises(Malformed):
+        decode_request(encode(BLUEPRINT))
+
+
+def test_an_operation_that_is_none_is_refused() -> None:
+    with pytest.raises(Malformed):
+        decode_request(encode(REQUEST.replace(view=((b"bind", b"relative", 0, 0, 0, b""),))))
+    with pytest.raises(Malformed):
+        decode_request(encode(REQUEST.replace(view=((b"bind", b"/a", 0, 0, 0, b"relative"),))))
+
+
+def test_who_has_only_one_id_is_called_zero_by_the_zygote() -> None:
+    assert BLUEPRINT.whose == 0
+    assert BLUEPRINT.replace(base=1 << 30, count=1 << 16).whose == 1000
+    assert BLUEPRINT.replace(base=1 << 30, count=1).whose == 0
