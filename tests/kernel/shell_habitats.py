@@ -30,8 +30,8 @@ class Done(NamedTuple):
 class TriedShell:
     """A shell and the directory that it starts in."""
 
-    def __init__(self, link: AgentLink, shell: Shell, directory: str) -> None:
-        self.link, self.shell, self.directory = link, shell, directory
+    def __init__(self, backend: str, link: AgentLink, shell: Shell, directory: str) -> None:
+        self.backend, self.link, self.shell, self.directory = backend, link, shell, directory
 
     def run(self, text: str | bytes, **kwargs: object) -> Done:
         """Run it, with what it prints."""
@@ -55,7 +55,7 @@ def native() -> Iterator[TriedShell]:
         link = AgentLink(ours.detach(), lambda: agent.wait(10) and None)
         shell = Shell(link, link.shell({}, ""))
         try:
-            yield TriedShell(link, shell, os.path.realpath(directory))
+            yield TriedShell("native", link, shell, os.path.realpath(directory))
         finally:
             shell.close()
             link.close()
@@ -67,7 +67,7 @@ def of(backend: str) -> Iterator[TriedShell]:
     """A sandbox of this backend, without a workspace of the host."""
     with Sandbox(backend=backend, best_effort=True) as sandbox:
         shell = sandbox.main.shell
-        tried = TriedShell(sandbox._inside.opened.link, shell, "")
+        tried = TriedShell(backend, sandbox._inside.opened.link, shell, "")
         tried.directory = tried.run("pwd").out.decode().strip()
         yield tried
 

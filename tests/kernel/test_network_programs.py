@@ -169,15 +169,16 @@ def test_psql_talks_to_a_real_server(tmp_path: Path) -> None:
         call("unshare", CLONE_NEWUSER | CLONE_NEWIPC)
         map_ids(0, 0, 1000, 1000)
         programs = POSTGRES[-1]
-        with open(os.devnull, "w") as null:
+        with (tmp_path / "log").open("w") as log:
             initdb = [str(programs / "initdb"), "-D", str(data), "-U", "me", "-A", "trust", "--no-sync"]
-            subprocess.run(initdb, check=True, stdout=null, stderr=null)
+            subprocess.run(initdb, check=True, stdout=log, stderr=log)
             with (data / "pg_hba.conf").open("a") as file:
                 file.write("host all all 0.0.0.0/0 trust\n")
-            os.dup2(null.fileno(), 1)
-            os.dup2(null.fileno(), 2)
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
         options = ["-h", PUBLIC, "-k", "", "-c", "dynamic_shared_memory_type=sysv", "-c", "fsync=off"]
-        os.execv(programs / "postgres", ["postgres", "-D", str(data), *options])  # noqa: S606
+        postgres = str(programs / "postgres")
+        os.execv(postgres, [postgres, "-D", str(data), *options])  # noqa: S606
 
     @in_a_world
     def world() -> None:
@@ -192,7 +193,7 @@ def test_psql_talks_to_a_real_server(tmp_path: Path) -> None:
                 last[:] = inside.run(*psql, "-h", "db.example.com")
                 return last == [0, "42\n", ""]
 
-            assert until(answers, 30), last
+            assert until(answers, 30), (last, (tmp_path / "log").read_text())
             assert "could not translate" in inside.run(*psql, "-h", "other.example.com")[2]
 
     world()

@@ -53,6 +53,12 @@ def test_the_path_of_a_run_stays_light() -> None:
     assert sorted(loaded_by(code) & set(HEAVY)) == []
 
 
+def test_a_sandbox_is_light_and_asyncio_is_for_those_who_await() -> None:
+    loaded = loaded_by("from staddle import Pool, Reason, Result, Sandbox")
+    assert sorted(loaded & {*HEAVY, "asyncio", "signal", "socket"}) == []
+    assert "asyncio" in loaded_by("from staddle import AsyncSandbox")
+
+
 def test_every_public_name_exists_and_is_listed() -> None:
     for name in staddle.__all__:
         assert getattr(staddle, name).__name__ == name

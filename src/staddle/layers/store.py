@@ -85,6 +85,7 @@ class Store:
         self._lock = threading.Lock()
         if owner is not None:
             os.chown(self.path, *owner)
+            os.fchown(self._claim, *owner)  # so that they can tell, too, when we are gone
 
     def layer(self, *, like: str | None = None) -> Layer:
         """A new, empty layer. What is mounted from it looks like the directory `like` from outside."""

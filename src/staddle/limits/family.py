@@ -55,7 +55,7 @@ class Family:
                 self._own[place] = path = f"{place.base}/{name}-{_next()}"
                 os.mkdir(path, 0o755)
                 if place.version == 2:
-                    _enable(path, place.controllers)
+                    cgroups.enable(path, place.controllers)
             self._keeper, self._line = _keeper(tuple(self._own.values()))
         except OSError as error:
             self._remove()
@@ -175,13 +175,6 @@ def _below(group: str) -> list[str]:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
-
-
-def _enable(group: str, controllers: frozenset[str]) -> None:
-    """Let the groups below a group of ours have these controllers."""
-    if controllers:
-        text = " ".join(f"+{name}" for name in sorted(controllers))
-        cgroups.write(group, "cgroup.subtree_control", text)
 
 
 def _keeper(paths: Sequence[str]) -> tuple[int, int]:

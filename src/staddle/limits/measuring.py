@@ -25,14 +25,29 @@ def others() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal() and name != own]
 
 
-def at_most(pids: Iterable[int], shared: int) -> Sample:
-    """An upper bound, quickly: pages that were inherited by a fork count for parent and child."""
-    found = []
+def at_most(pids: Iterable[int], shared: int, enough: int) -> Sample:
+    """An upper bound, quickly: pages that were inherited by a fork count for parent and child.
+
+    If even with the pages of programs and libraries it is no more than `enough`, that will do;
+    else those are left out.
+    """
+    found, of_files = [], 0
     for pid in pids:
         words = _contents(f"/proc/{pid}/statm", 128).split()
-        if len(words) > 2 and (memory := (int(words[1]) - int(words[2])) * _PAGE) > 0:
-            found.append((pid, memory))
-    return Sample(tuple(found), shared, exact=False)
+        if len(words) > 2 and (resident := int(words[1])):
+            found.append((pid, (resident - int(words[2])) * _PAGE))
+            of_files += int(words[2]) * _PAGE
+    sample = Sample(tuple(found), shared + of_files, exact=False)
+    if sample.total <= enough:
+        return sample
+    mapped = sum(_field(_contents(f"/proc/{pid}/status", 4096), b"RssShmem:") for pid, _ in found)
+    return Sample(tuple(found), max(shared, mapped), exact=False)
+
+
+def _field(text: bytes, name: bytes) -> int:
+    """Bytes that a line of a status says in kilobytes."""
+    _, found, rest = text.partition(b"\n" + name)
+    return int(rest.split(None, 1)[0]) << 10 if found else 0
 
 
 def exactly(pids: Iterable[int], shared: int) -> Sample:

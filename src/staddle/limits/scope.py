@@ -48,8 +48,7 @@ def settle(pid: int, means: Means, uid: int | None = None) -> Means:
         os.mkdir(f"{hierarchy.own}/{_OURS}", 0o755)
         cgroups.add(f"{hierarchy.own}/{_OURS}", pid)
         enabled = wanted & hierarchy.controllers
-        text = " ".join(f"+{name}" for name in sorted(enabled))
-        cgroups.write(hierarchy.own, "cgroup.subtree_control", text)
+        cgroups.enable(hierarchy.own, enabled)
     except OSError as error:
         raise _refused(error.strerror or str(error)) from error
     places = (*(place for place in means.places if not place.given), Place(2, hierarchy.own, enabled))

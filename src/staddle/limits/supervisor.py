@@ -64,7 +64,7 @@ class Supervisor:
         shared = (
             measuring.files_in_memory(self._places) + measuring.system_v() + self._memory_files(pids, now)
         )
-        sample = measuring.at_most(pids, shared)
+        sample = measuring.at_most(pids, shared, self._memory)
         resting = self._is_resting(sample)
         step = watch.judge(sample, self._memory, self._shells(), self._cores, resting)
         if step.closer:

@@ -59,7 +59,11 @@ class GroupMeter:
         self._note_peak()
         if self._resets is not False:
             self._resets = self._reset_peak()
-        self._before = (*self._cpu(), *self._before[2:])
+        user, system = self._cpu()
+        traffic = self._before[2:]
+        if user + system - sum(self._before[:2]) > _NOTHING:  # something ran since the last command
+            traffic = self._traffic()
+        self._before = (user, system, *traffic)
 
     def end(self, wall: float) -> Usage:
         """It is over, after `wall` seconds."""

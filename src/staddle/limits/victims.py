@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 
+from ..linux import process
+
 _FILE = "/proc/self/oom_score_adj"
 #: From -1000, never, to 1000, always.
 _BEFORE_OTHERS = 500
@@ -18,11 +20,25 @@ _BEFORE_OTHERS = 500
 def go_first() -> None:
     """Be the kernel's choice, with all that is started from here on. Needs no right, but /proc.
 
-    To be called while we may still write to our own files in /proc: before the ids change.
+    To be called by a child of the sandbox's first process, before its ids change and it execs.
     """
-    fd = os.open(_FILE, os.O_RDWR | os.O_CLOEXEC)
+    fd = _opened()
     try:
         if int(os.read(fd, 16)) < _BEFORE_OTHERS:
             os.pwrite(fd, b"%d" % _BEFORE_OTHERS, 0)
     finally:
         os.close(fd)
+
+
+def _opened() -> int:
+    try:
+        return os.open(_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except PermissionError:
+        # A copy of a process that nobody may look into; then its files in /proc are root's, and
+        # we are not. Nobody in the sandbox can make use of the moment: they are in another user
+        # namespace, with no rights over this one.
+        process.dumpable(True)
+        try:
+            return os.open(_FILE, os.O_RDWR | os.O_CLOEXEC)
+        finally:
+            process.dumpable(False)

@@ -21,10 +21,10 @@ _LONGEST = 1 << 16
 
 
 class Mount(Value):
-    """A hierarchy of groups, seen at `place` from its group `root` on. Version 2 has its controllers inside."""
+    """A hierarchy of groups, seen at `place` from its group `root` on."""
 
     version: int
-    controllers: frozenset[str]
+    controllers: frozenset[str]  # none of version 2, where each group says what it has
     place: str
     root: str
     read_only: bool
@@ -108,6 +108,12 @@ def write(group: str, name: str, text: str) -> None:
         os.write(fd, text.encode())
     finally:
         os.close(fd)
+
+
+def enable(group: str, controllers: frozenset[str]) -> None:
+    """Let the groups below a group of version 2 have these controllers. It must have no processes itself."""
+    if controllers:
+        write(group, "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(controllers)))
 
 
 def table(text: str) -> dict[str, int]:

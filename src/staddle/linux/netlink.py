@@ -88,14 +88,18 @@ class Netlink:
         self._socket = _socket.socket(_AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC, protocol)
 
     def ask(self, *messages: bytes) -> None:
-        """Send all of these at once; raise OSError for the first that the kernel refuses."""
+        """Send all of these at once; raise OSError for the first that the kernel refused."""
+        for error in self.ask_each(*messages):
+            if error:
+                raise OSError(error, os.strerror(error))
+
+    def ask_each(self, *messages: bytes) -> list[int]:
+        """Send all of these at once; returns the error of each, 0 for what was done."""
         self._socket.send(b"".join(messages))
-        waiting = len(messages)
-        while waiting:
-            for error in errors(self._socket.recv(_ENOUGH)):
-                waiting -= 1
-                if error:
-                    raise OSError(error, os.strerror(error))
+        found: list[int] = []
+        while len(found) < len(messages):
+            found += errors(self._socket.recv(_ENOUGH))
+        return found
 
     def ask_batch(self, batch: bytes, answers: int) -> None:
         """Send what the kernel takes as a whole or not at all (nfnetlink), and check its answers."""

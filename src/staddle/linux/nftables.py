@@ -1,7 +1,8 @@
-"""nftables by netlink, as much of it as the sandbox's own namespace needs. Pure but for `install`.
+"""nftables by netlink, as much of it as the sandbox's own namespace needs. Pure.
 
 One table of family `inet` with base chains; a rule is a list of expressions, each of which
-may end it. Everything goes to the kernel as one transaction: all of it is in force or none.
+may end it. Everything goes to the kernel as one transaction (`Netlink.ask_batch`): all of it is
+in force or none.
 See linux/netfilter/nf_tables.h.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import struct
 
-from .netlink import NETFILTER, Netlink, attribute, message
+from .netlink import attribute, message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,13 +155,6 @@ def transaction(table: str, chains: Iterable[tuple[str, int, int, Iterable[bytes
             )
     begin, end = (message(kind, 0, struct.pack(">BBH", 0, 0, _SUBSYSTEM)) for kind in (_BEGIN, _END))
     return begin + b"".join(parts) + end, len(parts)
-
-
-def install(table: str, chains: Iterable[tuple[str, int, int, Iterable[bytes]]]) -> None:
-    """Put the chains in force in this network namespace, or raise OSError with none of them."""
-    batch, answers = transaction(table, chains)
-    with Netlink(NETFILTER) as kernel:
-        kernel.ask_batch(batch, answers)
 
 
 def _message(kind: int, flags: int, body: bytes) -> bytes:

@@ -18,11 +18,11 @@ import os
 import struct
 
 from .._value import Value
-from ..linux import nftables
 from ..linux.netlink import LOOPBACK, NETFILTER, Netlink, address, attribute, link_up, local_route, message
 from . import synthetic
 from .arrangement import ANYWHERE, LISTENER_PORT, RESOLVER
 from .orders import MOST_DESCRIPTORS, Sockets, encode_sockets
+from .ruleset import LOG_GROUP, LOG_LENGTH, compiled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _BACKLOG = 128
 #: Unconnected sockets to hand out at a time.
 STOCK = 16
-_LOG_GROUP, _LOG_LENGTH, _LOGGED_A_SECOND = 1, 80, 50
 _SOL_IPV6, _IP_TRANSPARENT, _IPV6_TRANSPARENT = 41, 19, 75
 _IP_PKTINFO, _IPV6_RECVPKTINFO, _IPV6_V6ONLY, _IPV6_FREEBIND = 8, 49, 26, 78
 _SOL_NETLINK, _NETLINK_NO_ENOBUFS = 270, 5
@@ -52,9 +51,8 @@ class Ready(Value):
 
 def prepare(arrangement: Arrangement, *, redirect: bool = True) -> Ready:
     """Bring loopback up and make what `arrangement` asks for. Nothing is left open when it fails."""
-    v6 = _interfaces(addresses=bool(arrangement.resolver or arrangement.gates or arrangement.datagrams))
-    redirects = bool(arrangement.gates or arrangement.datagrams) and redirect and _redirect(arrangement, v6)
-    _routes(arrangement, v6, everything=redirects)
+    redirects = bool(arrangement.gates or arrangement.datagrams) and redirect and _redirect(arrangement)
+    v6 = _interfaces(arrangement, everything=redirects)
     made: list[tuple[Label, _socket.socket]] = []
     try:
         for packed, port in arrangement.forwards:
@@ -122,100 +120,65 @@ def connected(port: int, host: str = "127.0.0.1", timeout: float = 5.0) -> _sock
     return made
 
 
-def _interfaces(addresses: bool) -> bool:
-    """Loopback, and `addresses` on it besides 127.0.0.1 and ::1. Returns whether there is IPv6.
+def _interfaces(arrangement: Arrangement, everything: bool) -> bool:
+    """Loopback, addresses on it besides 127.0.0.1 and ::1, and routes. Returns whether there is IPv6.
 
-    Without others, getaddrinfo() with AI_ADDRCONFIG finds that there is no network, and asks
-    for no address at all.
+    Without other addresses, getaddrinfo() with AI_ADDRCONFIG finds that there is no network,
+    and asks for no address at all.
     """
+    messages = [(4, link_up(LOOPBACK))]
+    networks = _networks(arrangement, everything)
+    if networks:
+        own = {4: synthetic.OWN_V4, 16: synthetic.OWN_V6}
+        messages += [(length, address(LOOPBACK, packed, length * 8)) for length, packed in own.items()]
+        messages += [
+            (len(packed), local_route(packed, prefix, own[len(packed)])) for packed, prefix in networks
+        ]
     with Netlink() as kernel:
-        kernel.ask(link_up(LOOPBACK))
-        if not addresses:
-            return False
-        kernel.ask(address(LOOPBACK, synthetic.OWN_V4, 32))
-        try:
-            kernel.ask(address(LOOPBACK, synthetic.OWN_V6, 128))
-        except OSError:
-            return False  # switched off here, or not built in
-    return True
+        refused = kernel.ask_each(*(message for _, message in messages))
+    v6 = bool(networks) and not refused[2]
+    for (length, _), error in zip(messages, refused, strict=True):
+        if error and (v6 or length == 4):  # without IPv6, its addresses and routes cannot be
+            raise OSError(error, os.strerror(error))
+    return v6
 
 
-def _routes(arrangement: Arrangement, v6: bool, everything: bool) -> None:
-    """Bring what goes to the gateway, or everything, to our own loopback."""
-    networks = {(packed, prefix) for packed, prefix, _ in arrangement.gates}
-    for packed, _ in arrangement.datagrams:
-        if packed:
-            networks.add((packed, len(packed) * 8))
+def _networks(arrangement: Arrangement, everything: bool) -> list[tuple[bytes, int]]:
+    """What is brought to our own loopback."""
+    found = {(packed, prefix) for packed, prefix, _ in arrangement.gates}
+    found |= {(packed, len(packed) * 8) for packed, _ in arrangement.datagrams if packed}
     if arrangement.resolver:
-        networks |= {
+        found |= {
             (synthetic.V4_NETWORK, synthetic.V4_PREFIX),
             (synthetic.V6_NETWORK, synthetic.V6_PREFIX),
         }
     if everything:
         # The rules refuse what is not allowed, and tell us. Without them it stays unreachable.
-        networks = {(bytes(4), 0), (bytes(16), 0)}
-    messages = [
-        local_route(packed, prefix, synthetic.OWN_V4 if len(packed) == 4 else synthetic.OWN_V6)
-        for packed, prefix in sorted(networks)
-        if (v6 or len(packed) == 4) and not _is_loopback(packed)
-    ]
-    if messages:
-        with Netlink() as kernel:
-            for each in messages:
-                kernel.ask(each)
+        return [(bytes(4), 0), (bytes(16), 0)]
+    return sorted(network for network in found if not _is_loopback(network[0]))
 
 
-def _redirect(arrangement: Arrangement, v6: bool) -> bool:
+def _redirect(arrangement: Arrangement) -> bool:
     """Have nftables deliver TCP to our listener and refuse the rest; False where it cannot."""
-    try:
-        nftables.install("staddle", [("incoming", nftables.PREROUTING, -150, _rules(arrangement, v6))])
-    except OSError as error:
-        # Not in this kernel, not loaded, or refused around us. Which of them does not matter.
-        if error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
-            raise
-        return False
-    return True
-
-
-def _rules(arrangement: Arrangement, v6: bool) -> list[bytes]:
-    families = (nftables.IPV4, nftables.IPV6) if v6 else (nftables.IPV4,)
-    own = {
-        nftables.IPV4: ((bytes((127, 0, 0, 0)), 8), (synthetic.OWN_V4, 32)),
-        nftables.IPV6: ((bytes(15) + b"\1", 128), (synthetic.OWN_V6, 128)),
-    }
-    accept = nftables.verdict(nftables.ACCEPT)
-    rules = []
-    for family in families:
-        only = nftables.family(family)
-        rules += [only + nftables.destination(*network) + accept for network in own[family]]
-        listener = nftables.deliver_to(
-            synthetic.OWN_V4 if family == nftables.IPV4 else synthetic.OWN_V6, LISTENER_PORT
-        )
-        tcp, udp = nftables.protocol(nftables.TCP), nftables.protocol(nftables.UDP)
-        length = 4 if family == nftables.IPV4 else 16
-        for packed, prefix, ports in arrangement.gates:
-            if len(packed) == length:
-                to = only + nftables.destination(packed, prefix) + tcp
-                at = [nftables.destination_port(port) for port in ports] or [b""]
-                rules += [to + port + listener + accept for port in at]
-        for packed, port in arrangement.datagrams:
-            if packed == ANYWHERE or len(packed) == length:
-                to = nftables.destination(packed, length * 8) if packed else b""
-                rules.append(only + to + udp + nftables.destination_port(port) + accept)
-    return [
-        *rules,
-        nftables.at_most(_LOGGED_A_SECOND) + nftables.log(_LOG_GROUP, _LOG_LENGTH),
-        nftables.protocol(nftables.TCP) + nftables.reset(),
-        nftables.unreachable(),
-    ]
+    for v6 in (True, False):
+        try:
+            with Netlink(NETFILTER) as kernel:
+                kernel.ask_batch(*compiled(arrangement, v6=v6))
+        except OSError as error:
+            # Not in this kernel, not loaded, or refused around us. Which of them does not matter.
+            if error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+                raise
+        else:
+            return True
+    return False
 
 
 def _refusals() -> _socket.socket:
     """The socket on which the kernel tells of packets that were refused (nfnetlink_log)."""
     configure = 4 << 8 | 1  # NFULNL_MSG_CONFIG
-    header = struct.pack(">BBH", 0, 0, _LOG_GROUP)
+    header = struct.pack(">BBH", 0, 0, LOG_GROUP)
     bind = attribute(1, b"\1")
-    mode = attribute(2, struct.pack(">IBx", _LOG_LENGTH, 2))  # copy the packet, so much of it
+    mode = attribute(2, struct.pack(">IBx", LOG_LENGTH, 2))  # copy the packet, so much of it
     made = _socket.socket(
         _socket.AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK, NETFILTER
     )

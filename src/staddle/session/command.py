@@ -145,7 +145,7 @@ class Command:
         self._pass_on(self._out, data)
 
     def _give_err(self, data: bytes) -> None:
-        if self.run.held:
+        if self.run.was_ended:
             whole, newline, self._held = (self._held + data).rpartition(b"\n")
             data = _unheld(whole + newline)
         self._pass_on(self._err, data)

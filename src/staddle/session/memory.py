@@ -265,7 +265,7 @@ class Memory:
     # ---------------------------------------------------------------- another bash
 
     def become(self, remembered: Remembered | None) -> None:
-        """Be in the state that was remembered, with another bash if need be; without one, as at the beginning."""
+        """Be in the state that was remembered, in another bash if need be; without one, begin anew."""
         if remembered is not None and remembered.dump is not None and self.bash.idle():
             now = self.remembered()
             if now.dump is not None and now.dump.is_as(remembered.dump) and not self.newest_job:

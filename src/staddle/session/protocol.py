@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 #: Steps of ending a run, as the agent knows them, and how long each may take.
-INTERRUPT, HOLD, KILL, KILL_SHELL, TIDY = 1, 2, 3, 4, 5
-LADDER = ((INTERRUPT, 0.15), (HOLD, 0.15), *((KILL, 0.05),) * 10, (KILL_SHELL, 2.0))
+INTERRUPT, TERMINATE, KILL, KILL_SHELL, TIDY = 1, 2, 3, 4, 5
+LADDER = ((INTERRUPT, 0.15), (TERMINATE, 0.15), *((KILL, 0.05),) * 10, (KILL_SHELL, 2.0))
 #: What the shell says by itself is kept up to here, to look for its answer in it.
 _LONGEST_NOISE = 64 << 10
 
@@ -174,13 +174,8 @@ class Run:
 
     @property
     def was_ended(self) -> bool:
-        """Whether the ladder was begun: there may be something to tidy up."""
+        """Whether the ladder was begun: the shell is held, may complain, and there is something to tidy up."""
         return self._rung > 0
-
-    @property
-    def held(self) -> bool:
-        """Whether the shell was kept from starting processes, and may have complained."""
-        return self._rung > 1
 
     def wrote(self, count: int) -> None:
         """So many bytes went into the control pipe."""

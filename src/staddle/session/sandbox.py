@@ -10,16 +10,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from weakref import WeakSet
 
 from ..errors import InvalidCall, SandboxClosed
 from . import calls, opening
 from .calls import Call
 from .execution import Execution, Streams, drive
+from .inside import MAIN, Inside
 from .layered import Layered
-from .processes import Process, Processes
-from .session import Session
-from .shell import Shell
+from .processes import Process
 from .terminal import Terminal, size
 
 TYPE_CHECKING = False
@@ -36,11 +34,10 @@ if TYPE_CHECKING:
     from .link import Spawned
     from .processes import Job
     from .result import Result
-    from .session import SessionState
+    from .session import Session, SessionState
     from .snapshots import Snapshot
     from .streaming import Stream
 
-_MAIN = "main"
 #: A person's prompt: who, where. The shell's own would say `bash-5.2$`.
 _PROMPT = r"\u@\h:\w\$ "
 
@@ -76,7 +73,7 @@ class Sandbox(Layered):
         self._process = os.getpid()
         self._settings = settings
         self._lock = threading.RLock()
-        self._inside = _Inside(settings, snapshot)
+        self._inside = Inside(settings, snapshot)
         self._closed = False
 
     @classmethod
@@ -160,7 +157,7 @@ class Sandbox(Layered):
             raise InvalidCall(f"the session's name is {name!r}", fix="give it a short text")
         with self._lock:
             inside = self._now()
-            return inside.main if name == _MAIN else inside.session(name)
+            return inside.main if name == MAIN else inside.session(name)
 
     def reset(self) -> None:
         """Begin anew: a fresh sandbox takes the place of this one, with nothing left of what was in it.
@@ -169,7 +166,7 @@ class Sandbox(Layered):
         """
         with self._lock:
             self._now()
-            fresh = _Inside(self._settings)
+            fresh = Inside(self._settings)
             old, self._inside = self._inside, fresh
         old.close()
 
@@ -334,7 +331,7 @@ class Sandbox(Layered):
         done = self.exec([self.bash, "-c", script, str(signal), *map(str, pids)], timeout=10, cwd="/")
         return {int(line) for line in done.stdout_bytes.split() if line.isdigit()} & set(pids)
 
-    def _now(self) -> _Inside:
+    def _now(self) -> Inside:
         if self._closed:
             raise SandboxClosed("the sandbox is closed", fix="open another one")
         if self._process != os.getpid():
@@ -344,68 +341,6 @@ class Sandbox(Layered):
                 fix="open one here",
             )
         return self._inside
-
-
-#: All that are open in this process.
-_EVERY: WeakSet[_Inside] = WeakSet()
-
-
-def _after_fork() -> None:
-    for inside in list(_EVERY):
-        inside.opened.link.forsake()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-class _Inside:
-    """One sandbox that is open, and everything of it that we hold."""
-
-    def __init__(self, settings: opening.Settings, snapshot: Snapshot | None = None) -> None:
-        self._limits = settings.policy.limits
-        self.opened = opened = opening.open_agent(settings, snapshot.layering() if snapshot else None)
-        try:
-            shell = Shell(opened.link, opened.shell, directory=opened.directory or None)
-        except BaseException:
-            opened.link.close()
-            raise
-        self.main = Session(_MAIN, shell, self._limits)
-        self.named: dict[str, Session] = {}
-        self.executions: set[Execution] = set()
-        self.terminals: list[Terminal] = []
-        self.processes = Processes()
-        _EVERY.add(self)
-        if snapshot is not None:
-            for name in snapshot.sessions:
-                snapshot.continue_in(self.main if name == _MAIN else self.session(name))
-
-    def session(self, name: str) -> Session:
-        """The named session, made if need be."""
-        found = self.named.get(name)
-        if found is None:
-            opened = self.opened
-            started = opened.link.shell(opened.environment, opened.directory, opened.bash)
-            shell = Shell(opened.link, started)
-            found = self.named[name] = Session(name, shell, self._limits, self._forget)
-        return found
-
-    def _forget(self, session: Session) -> None:
-        self.named.pop(session.name, None)
-
-    def every_session(self) -> list[Session]:
-        """The main one first."""
-        return [self.main, *self.named.values()]
-
-    def close(self) -> None:
-        """End it. What runs at this moment finds out by itself."""
-        for execution in list(self.executions):
-            execution.close()
-        for session in self.every_session():
-            session.close()
-        self.opened.link.close()
-        self.processes.close()
-        for terminal in self.terminals:
-            terminal.close()
 
 
 def _directory(state: SessionState, cwd: str | None) -> str:

@@ -5,8 +5,10 @@ with it; jobs of earlier commands are below the same shell and must live. What t
 apart, from sure to likely: the pipes they print to, when they began, and their numbers.
 
 Ending goes in steps, the host program's clock between them. A shell that waits for a program
-goes on with the next one of the list when that is killed; so that it cannot, it may start no
-more processes from the second step on, and a fork that fails takes it back to its prompt.
+goes on with the next one of the list when that is killed, or makes nothing of the interruption;
+so that it cannot, it may start no more processes, and a fork that fails takes it back to its
+prompt. Root is not bound by that limit, and a filter around the agent may forbid to set it: there
+the next command of the list may begin before it is killed, too.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 #: The steps, as the host program asks for them, in this order. TIDY is for a run that is over.
-INTERRUPT, HOLD, KILL, KILL_SHELL, TIDY = 1, 2, 3, 4, 5
+INTERRUPT, TERMINATE, KILL, KILL_SHELL, TIDY = 1, 2, 3, 4, 5
 SIGCONT, SIGSTOP = 18, 19
 _RLIMIT_NPROC = 6
 #: The unit of start times is 10 ms: one that looks as old as the run may be older or its own.
@@ -139,8 +141,9 @@ class Ending:
     def step(self, number: int, run: Callable[[], Iterable[int]]) -> None:
         """Do one step. `run` gives the processes of the run as they are now."""
         if number == INTERRUPT:
+            self._hold()
             signal((self._shell, *run()), process.SIGINT)
-        elif number == HOLD:
+        elif number == TERMINATE:
             self._hold()
             signal(run(), process.SIGTERM)
             signal((self._shell,), process.SIGINT)
@@ -157,7 +160,7 @@ class Ending:
             self._release()
 
     def _hold(self) -> None:
-        """No new processes for the shell. It does not bind root, whose shell may get a command further."""
+        """No new processes for the shell. That does not bind root, and a filter may forbid it."""
         if not self._limits:
             try:
                 self._limits = _limit(self._shell, 0)

@@ -39,9 +39,11 @@ def take(request: Request, old_root: int, lent: int | None) -> int:
     tree = _taken(request, old_root) if lent is None else lent
     if not request.upper:
         return tree
-    opened = [_beneath(old_root, path) for path in (*request.lowers, request.upper, request.work)]
+    opened: list[int] = []
     place = os.open(LENT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        for path in (*request.lowers, request.upper, request.work):
+            opened.append(_beneath(old_root, path))
         # Layers must be mounted somewhere in our namespace when they are put together.
         mounts.attach(tree, place)
         try:

@@ -9,13 +9,16 @@ sandbox.
 from __future__ import annotations
 
 import _socket
+import fcntl
 import gc
 import os
 import select
 
 from ..errors import StaddleError
+from ..helper.scratch import remove
 from ..helper.wire import Malformed
 from ..linux import process
+from ..linux.openat2 import open_beneath
 from . import spare, template, workspace
 from .blueprint import LONGEST, READY, REFUSED, STALE, TAKEN, decode_blueprint, decode_request
 from .descriptors import receive, send
@@ -54,6 +57,8 @@ class _Zygote:
     def __init__(self, blueprint: Blueprint, line: _socket.socket, old_root: int) -> None:
         self._blueprint, self._line, self._old_root = blueprint, line, old_root
         self._spares: list[_socket.socket] = []
+        self._children: set[int] = set()
+        self._stores: set[bytes] = set()
 
     def serve(self) -> NoReturn:
         poll = select.poll()
@@ -67,7 +72,7 @@ class _Zygote:
             if asked:
                 message, trees = receive(self._line, LONGEST)
                 if not message:
-                    os._exit(0)
+                    self._end()
                 self._hand_out(message, trees)
             elif short:
                 self._refill()
@@ -77,12 +82,14 @@ class _Zygote:
         given: _socket.socket | None = None
         try:
             request = decode_request(message)
+            if request.upper:
+                self._stores.add(os.path.dirname(os.path.dirname(request.upper)))
             if request.workspace:
                 trees.append(workspace.take(request, self._old_root, trees.pop() if trees else None))
                 if not request.view:
                     send(self._line, TAKEN, trees)
                     return
-            given = self._spares.pop(0) if self._spares else spare.make(self._blueprint)[1]
+            given = self._spares.pop(0) if self._spares else self._made()
             try:
                 send(given, message, trees)
             except BrokenPipeError:
@@ -100,16 +107,36 @@ class _Zygote:
 
     def _refill(self) -> None:
         try:
-            self._spares.append(spare.make(self._blueprint)[1])
+            self._spares.append(self._made())
         except OSError:
             pass  # too many processes, for now; who asks is told
 
+    def _made(self) -> _socket.socket:
+        pid, line = spare.make(self._blueprint)
+        self._children.add(pid)
+        return line
+
     def _reap(self) -> None:
         try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+            while (ended := os.waitpid(-1, os.WNOHANG)[0]) > 0:
+                self._children.discard(ended)
         except ChildProcessError:
             pass
+
+    def _end(self) -> NoReturn:
+        """The host program has hung up. If that was its end, the layers of its sandboxes go, too."""
+        for pid in self._children:
+            os.kill(pid, process.SIGKILL)
+        for pid in self._children:
+            os.waitpid(pid, 0)
+        for store in self._stores:
+            try:
+                lock = open_beneath(self._old_root, os.fsdecode(store[1:]) + "/lock", os.O_RDWR)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue  # it is alive, or has tidied up itself
+            remove((OLD_ROOT.encode() + store,))
+        os._exit(0)
 
 
 def _be_quiet() -> None:

@@ -139,7 +139,7 @@ SWITCHES: dict[str, Switch] = {
     "end with the parent": Switch(
         nothing,
         ("parent",),
-        edits=(Edit("helper/jail_exec.py", "    process.death_signal(number)\n", ""),),
+        edits=(Edit("helper/caller.py", "    process.death_signal(number)\n", ""),),
     ),
     "closing of descriptors": Switch(
         nothing,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from staddle.session.protocol import (
-    HOLD,
     INTERRUPT,
     KILL,
     KILL_SHELL,
     LADDER,
+    TERMINATE,
     Places,
     Run,
     Way,
@@ -156,7 +156,7 @@ def test_the_ladder_is_climbed_in_time() -> None:
         assert run.over or run.deadline > now
         now = max(now, run.deadline)
     assert steps == [step for step, _ in LADDER]
-    assert steps[:3] == [INTERRUPT, HOLD, KILL]
+    assert steps[:3] == [INTERRUPT, TERMINATE, KILL]
     assert steps[-1] == KILL_SHELL
     assert run.reason == "timeout"
     assert run.lost
@@ -169,7 +169,6 @@ def test_an_answer_ends_the_climb() -> None:
     run.heard(said(130), PLACES)
     assert run.step(9.0) is None
     assert run.was_ended
-    assert not run.held
 
 
 def test_a_poke_is_for_one_run() -> None:

@@ -1,0 +1,270 @@
+"""Tar, as strictly as it can be read: POSIX headers with extended (pax) records, and nothing clever.
+
+A tar is the agent's, or a stranger's: every size in it is a claim. A header that does not add
+up, a kind we do not know, a record that is too long or an end that is missing is refused. The
+reader never seeks and never trusts a size further than the next block.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .._value import Value
+from ..errors import ArchiveRefused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Literal, Protocol
+
+    Kind = Literal["file", "directory", "symlink", "link", "whiteout"]
+
+    class Reads(Protocol):
+        """A file to read from."""
+
+        def read(self, size: int, /) -> bytes: ...
+
+
+BLOCK = 512
+#: The records of one member: names and attributes, which cannot be much longer in a file system.
+MOST_RECORD_BYTES = 1 << 18
+_TYPES: dict[Kind, bytes] = {
+    "file": b"0",
+    "link": b"1",
+    "symlink": b"2",
+    "whiteout": b"3",
+    "directory": b"5",
+}
+_KINDS: dict[bytes, Kind] = {code: kind for kind, code in _TYPES.items()} | {b"\0": "file"}
+_XATTR = b"SCHILY.xattr."
+
+
+class Member(Value):
+    """One entry. `size` is how many bytes of content follow; `attributes` are extended ones, by name."""
+
+    kind: Kind
+    path: str
+    mode: int = 0o644
+    mtime: float = 0
+    size: int = 0
+    target: str = ""
+    attributes: tuple[tuple[str, bytes], ...] = ()
+    #: Records that are not tar's own.
+    notes: tuple[tuple[str, str], ...] = ()
+
+
+class Content:
+    """The content of the member that was read last. What is not read is passed over."""
+
+    def __init__(self, source: Reads, size: int) -> None:
+        self._source, self._left, self._padding = source, size, -size % BLOCK
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; nothing at the end of the member."""
+        data = _exactly(self._source, min(size, self._left))
+        self._left -= len(data)
+        return data
+
+    def finish(self) -> None:
+        """Pass over the rest."""
+        while self._left:
+            self.read(1 << 20)
+        _exactly(self._source, self._padding)
+        self._padding = 0
+
+
+def members(source: Reads) -> Iterator[tuple[Member, Content]]:
+    """Each member in turn. ArchiveRefused for what is no tar, or none of this kind, or ends early."""
+    while True:
+        records: dict[bytes, bytes] = {}
+        header = _exactly(source, BLOCK)
+        before = 0
+        while header[156:157] in (b"x", b"L", b"K"):
+            before += 1
+            if before > 3:
+                raise _refused("there are too many records about one entry")
+            data = _extension(header, source)
+            if header[156:157] == b"x":
+                records.update(_records(data))
+            else:  # how GNU tar writes a long name
+                records[b"path" if header[156:157] == b"L" else b"linkpath"] = data.rstrip(b"\0")
+            header = _exactly(source, BLOCK)
+        if header == bytes(BLOCK):
+            if records or _exactly(source, BLOCK) != bytes(BLOCK):
+                raise _refused("it does not end where it says")
+            return
+        if header[156:157] == b"g":  # for all members: git and others put a comment there
+            _extension(header, source)
+            continue
+        member = _member(header, records)
+        content = Content(source, member.size)
+        yield member, content
+        content.finish()
+
+
+def write(member: Member, write_out: Callable[[bytes], object]) -> None:
+    """The header of `member`. Its content follows, `member.size` bytes, then `padding` of that size."""
+    path, target = os.fsencode(member.path), os.fsencode(member.target)
+    records = {_XATTR + os.fsencode(name): value for name, value in member.attributes}
+    records |= {name.encode(): value.encode() for name, value in member.notes}
+    if len(path) > 100 or not path.isascii():
+        records[b"path"] = path
+    if len(target) > 100 or not target.isascii():
+        records[b"linkpath"] = target
+    if member.size >= 1 << 33:
+        records[b"size"] = b"%d" % member.size
+    records[b"mtime"] = b"%.9f" % member.mtime
+    data = b"".join(_record(name, value) for name, value in records.items())
+    write_out(_header(b"x", b"././@PaxHeader", len(data), mode=0o644, mtime=0))
+    write_out(data + padding(len(data)))
+    kind = _TYPES[member.kind]
+    write_out(
+        _header(kind, path[:100], member.size, mode=member.mode, mtime=int(member.mtime), target=target[:100])
+    )
+
+
+def padding(size: int) -> bytes:
+    """What comes after content of this size."""
+    return bytes(-size % BLOCK)
+
+
+END = bytes(2 * BLOCK)
+
+
+def _header(kind: bytes, path: bytes, size: int, *, mode: int, mtime: int, target: bytes = b"") -> bytes:
+    fields = [
+        path.ljust(100, b"\0"),
+        b"%07o\0" % mode,
+        b"0000000\0" * 2,
+        b"%011o\0" % (size if size < 1 << 33 else 0),
+        b"%011o\0" % min(max(mtime, 0), (1 << 33) - 1),
+        b" " * 8,
+        kind,
+        target.ljust(100, b"\0"),
+        b"ustar\x0000",
+        bytes(64),
+        b"0000000\0" * 2,
+        bytes(167),
+    ]
+    block = b"".join(fields)
+    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+def _extension(header: bytes, source: Reads) -> bytes:
+    _checked(header)
+    size = _number(header[124:136])
+    if size > MOST_RECORD_BYTES:
+        raise _refused("a record is too long")
+    return _exactly(source, size + -size % BLOCK)[:size]
+
+
+def _member(header: bytes, records: dict[bytes, bytes]) -> Member:
+    _checked(header)
+    kind = _KINDS.get(header[156:157])
+    if kind is None:
+        raise _refused(f"it holds an entry of kind {header[156:157]!r}, which is no file, directory or link")
+    path = records.get(b"path")
+    if path is None:
+        prefix = _text(header[345:500]) if header[257:263] == b"ustar\0" else b""
+        path = (prefix + b"/" if prefix else b"") + _text(header[:100])
+    if kind == "file" and path.endswith(b"/"):
+        kind = "directory"  # the oldest way to write one
+    size = _decimal(records[b"size"]) if b"size" in records else _number(header[124:136])
+    if kind == "whiteout" and (_number(header[329:337]), _number(header[337:345])) != (0, 0):
+        raise _refused("it holds a device")
+    if kind != "file":
+        size = 0
+    if any(name.startswith(b"GNU.sparse") for name in records):
+        raise _refused("it holds a sparse file in a way that is not read here")
+    target = records.get(b"linkpath", _text(header[157:257])) if kind in ("link", "symlink") else b""
+    return Member(
+        kind,
+        os.fsdecode(path.rstrip(b"/") if kind == "directory" else path),
+        _number(header[100:108]) & 0o7777,
+        _seconds(records[b"mtime"]) if b"mtime" in records else _number(header[136:148]),
+        size,
+        os.fsdecode(target),
+        tuple(
+            (os.fsdecode(name[len(_XATTR) :]), value)
+            for name, value in records.items()
+            if name.startswith(_XATTR)
+        ),
+        tuple(
+            (name.decode("ascii", "replace"), value.decode("ascii", "replace"))
+            for name, value in records.items()
+            if name.startswith(b"STADDLE.")
+        ),
+    )
+
+
+def _checked(header: bytes) -> None:
+    total = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
+    if _number(header[148:156]) != total:
+        raise _refused("a header is damaged, or this is no tar")
+
+
+def _number(field: bytes) -> int:
+    """An octal number; never a negative or a binary one, which no file of ours needs."""
+    digits = field.strip(b"\0 ")
+    if not digits:
+        return 0
+    if not digits.isdigit() or b"8" in digits or b"9" in digits:
+        raise _refused("a number in a header is none")
+    return int(digits, 8)
+
+
+def _decimal(value: bytes) -> int:
+    if not value.isdigit() or len(value) > 18:
+        raise _refused("a size in a record is none")
+    return int(value)
+
+
+def _seconds(value: bytes) -> float:
+    if not value.lstrip(b"-").replace(b".", b"", 1).isdigit() or len(value) > 40:
+        raise _refused("a time in a record is none")
+    return max(min(float(value), float(1 << 40)), -float(1 << 40))
+
+
+def _text(field: bytes) -> bytes:
+    return field.partition(b"\0")[0]
+
+
+def _records(data: bytes) -> dict[bytes, bytes]:
+    found = {}
+    while data:
+        digits, space, _ = data.partition(b" ")
+        if not space or not digits.isdigit() or len(digits) > 9:
+            raise _refused("a record is damaged")
+        length = int(digits)
+        line = data[len(digits) + 1 : length]
+        name, equals, value = line.partition(b"=")
+        if length > len(data) or not equals or value[-1:] != b"\n":
+            raise _refused("a record is damaged")
+        found[name] = value[:-1]
+        data = data[length:]
+    return found
+
+
+def _record(name: bytes, value: bytes) -> bytes:
+    rest = len(name) + len(value) + 3
+    length = rest + len(str(rest))
+    if len(str(length)) > len(str(rest)):
+        length += 1
+    return b"%d %s=%s\n" % (length, name, value)
+
+
+def _exactly(source: Reads, size: int) -> bytes:
+    if not size:
+        return b""
+    parts, left = [], size
+    while left:
+        data = source.read(left)
+        if not data:
+            raise _refused("it ends too early")
+        parts.append(data)
+        left -= len(data)
+    return b"".join(parts)
+
+
+def _refused(why: str) -> ArchiveRefused:
+    return ArchiveRefused("the archive is refused", why=why, fix="nothing was changed; make it again")

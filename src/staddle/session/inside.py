@@ -1,0 +1,80 @@
+"""One sandbox that is open, and everything of it that we hold: `Sandbox` has one at a time."""
+
+from __future__ import annotations
+
+import os
+from weakref import WeakSet
+
+from . import opening
+from .processes import Processes
+from .session import Session
+from .shell import Shell
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .execution import Execution
+    from .snapshots import Snapshot
+    from .terminal import Terminal
+
+#: The session that every sandbox has.
+MAIN = "main"
+#: All that are open in this process.
+_EVERY: WeakSet[Inside] = WeakSet()
+
+
+def _after_fork() -> None:
+    for inside in list(_EVERY):
+        inside.opened.link.forsake()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Inside:
+    """One sandbox that is open, and everything of it that we hold."""
+
+    def __init__(self, settings: opening.Settings, snapshot: Snapshot | None = None) -> None:
+        self._limits = settings.policy.limits
+        self.opened = opened = opening.open_agent(settings, snapshot.layering() if snapshot else None)
+        try:
+            shell = Shell(opened.link, opened.shell, directory=opened.directory or None)
+        except BaseException:
+            opened.link.close()
+            raise
+        self.main = Session(MAIN, shell, self._limits)
+        self.named: dict[str, Session] = {}
+        self.executions: set[Execution] = set()
+        self.terminals: list[Terminal] = []
+        self.processes = Processes()
+        _EVERY.add(self)
+        if snapshot is not None:
+            for name in snapshot.sessions:
+                snapshot.continue_in(self.main if name == MAIN else self.session(name))
+
+    def session(self, name: str) -> Session:
+        """The named session, made if need be."""
+        found = self.named.get(name)
+        if found is None:
+            opened = self.opened
+            started = opened.link.shell(opened.environment, opened.directory, opened.bash)
+            shell = Shell(opened.link, started)
+            found = self.named[name] = Session(name, shell, self._limits, self._forget)
+        return found
+
+    def _forget(self, session: Session) -> None:
+        self.named.pop(session.name, None)
+
+    def every_session(self) -> list[Session]:
+        """The main one first."""
+        return [self.main, *self.named.values()]
+
+    def close(self) -> None:
+        """End it. What runs at this moment finds out by itself."""
+        for execution in list(self.executions):
+            execution.close()
+        for session in self.every_session():
+            session.close()
+        self.opened.link.close()
+        self.processes.close()
+        for terminal in self.terminals:
+            terminal.close()
