@@ -67,9 +67,8 @@ def test_the_same_as_data(place: Path) -> None:
     plan = report["plan"]
     assert report["backend"] == "namespaces"
     assert report["command"] == ["true"]
-    assert {"path": f"{place}/out", "access": "write", "directory": True, "origin": "write 'out'"} in plan[
-        "grants"
-    ]
+    grant = {"path": f"{place}/out", "access": "write", "directory": True, "origin": "write 'out'"}
+    assert any(grant.items() <= item.items() for item in plan["grants"])
     assert [item["path"] for item in plan["hidden"]] == [f"{place}/secret"]
     assert {v["name"]: v["value"] for v in plan["variables"]}["API_TOKEN"] is None
     assert "hunter2" not in json.dumps(report)

@@ -77,3 +77,5 @@ HABITATS: dict[str, Callable[[], AbstractContextManager[TriedShell]]] = {
     "native": native,
     **{name: partial(of, name) for name in ("namespaces", "bwrap", "landlock")},
 }
+#: Where everything is tried; in the others a part of it, since a sandbox there takes a while to open.
+FULLY = ("native", "namespaces")

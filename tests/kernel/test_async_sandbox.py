@@ -151,11 +151,17 @@ def test_streams(backend: str) -> None:
         assert "".join(chunk.text for chunk in chunks if chunk.stream == "stdout") == "café\n"
         assert stream.result is not None
         assert stream.result.exit_code == 3
+        async with sb.stream("echo first; sleep 1240.0") as slow:
+            assert (await slow.__anext__()).text == "first\n"
+            assert slow.result is None
         async with sb.stream("yes") as endless:
             async for _ in endless:
                 break
         assert endless.result is not None
         assert endless.result.reason is Reason.cancelled
+        async for _ in sb.stream("yes"):
+            break  # and it is forgotten
+        assert (await asyncio.wait_for(sb.run("echo fine"), 10)).ok
         async with sb.stream("echo a; sleep 0.1") as mine:
             await mine.__anext__()
             with pytest.raises(SessionBusy):
@@ -232,6 +238,19 @@ def test_close_and_reset(backend: str) -> None:
             sb.stream("true")
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@every_backend
+def test_a_stream_that_nobody_reads_does_not_hold_up_the_end(backend: str) -> None:
+    async def main() -> None:
+        async with AsyncSandbox(backend=backend) as sb:
+            stream = sb.stream("echo first; sleep 1240.2")
+            assert (await stream.__anext__()).text == "first\n"
+        assert [chunk async for chunk in stream] == []
+        assert stream.result is not None
+        assert stream.result.reason is Reason.closed
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_opening_can_be_cancelled_and_leaves_nothing(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from staddle.errors import CommitFailed, CommitRefused
 from staddle.layers import removal
 from staddle.layers.changes import diff
 from staddle.layers.commit import commit
+from staddle.layers.merged import View
 from staddle.layers.stack import Stack
 from staddle.layers.store import Store, home_for
 from staddle.linux import mounts, overlay
@@ -314,3 +316,75 @@ def errno_or_done(work: Callable[[], object]) -> None:
         work()
     except (OSError, StaddleError):
         pass
+
+
+class TestHosts:
+    """Where the workspace itself lies."""
+
+    def test_a_workspace_that_is_in_an_overlay_itself(self, host: Path, tmp_path: Path) -> None:
+        """As in a container: a directory of a lower layer cannot be renamed there."""
+        (host / "closed/deep").mkdir(parents=True)
+        (host / "closed/deep/f").write_text("x")
+        (host / "closed").chmod(0o555)
+        outer, layer, state = tmp_path / "outer", tmp_path / "layer", tmp_path / "outer/.state"
+        for name in ("up", "work", "outer", "layer"):
+            (tmp_path / name).mkdir()
+        fill(
+            layer, [("a", "new\n"), ("new/n", "n\n"), ("d/g/now", "a directory\n"), ("link", "a file now\n")]
+        )
+        for name in ("closed", "d/e"):
+            os.mknod(layer / name, stat.S_IFCHR, 0)
+
+        def work() -> None:
+            tree = overlay.overlay([str(tmp_path / "host")], str(tmp_path / "up"), str(tmp_path / "work"))
+            mounts.attach(tree, os.open(outer, os.O_PATH))
+            os.environ["XDG_STATE_HOME"] = str(state)
+            view = View((str(layer),), (str(outer),))
+            before = picture(outer)
+            commit(view, progress=lambda *_: None)
+            removal.wait()
+            assert diff(view) == []
+            after = picture(outer)
+            assert sorted(set(before) - set(after)) == [
+                "closed",
+                "closed/deep",
+                "closed/deep/f",
+                "d/e",
+                "d/e/f",
+            ]
+            assert after["a"][2] == b"new\n"
+            assert after["d/g/now"][2] == b"a directory\n"
+            # And back, by the steps that a failure would take.
+            shutil.rmtree(layer / "d")
+            fill(layer, [("d", "a file now\n"), ("z", "z\n")])
+
+            def fail(done: int, total: int) -> None:
+                if done == total:
+                    (outer / "z").write_text("the host was quicker")
+
+            before = picture(outer)
+            with pytest.raises((CommitRefused, CommitFailed)):
+                commit(view, progress=fail)
+            (outer / "z").unlink()
+            assert picture(outer) == before
+
+        apart(work)
+        assert (host / "d/e/f").read_text() == "f\n"
+        (host / "closed").chmod(0o755)
+
+    def test_a_workspace_on_another_file_system_than_its_layers(self, tmp_path: Path) -> None:
+        def work() -> None:
+            for name in ("host", "layer"):
+                (tmp_path / name).mkdir()
+                mounts.mount("tmpfs", str(tmp_path / name), "tmpfs")
+            os.environ["XDG_STATE_HOME"] = str(tmp_path / "state")
+            fill(tmp_path / "host", [("a", "old"), ("d/f", "f")])
+            fill(tmp_path / "layer", [("a", "new"), ("n/m", "m")])
+            os.mknod(tmp_path / "layer/d", stat.S_IFCHR, 0)
+            view = View((str(tmp_path / "layer"),), (str(tmp_path / "host"),))
+            commit(view)
+            removal.wait()
+            assert sorted(picture(tmp_path / "host")) == ["a", "n", "n/m"]
+            assert not (tmp_path / "state").exists()
+
+        apart(work)

@@ -15,7 +15,7 @@ import pytest
 
 from staddle.errors import CommitFailed
 from staddle.helper.scratch import remove
-from staddle.layers import journal, place, removal
+from staddle.layers import journal, place, removal, staging
 from staddle.layers.baseline import Baseline
 from staddle.layers.commit import commit
 from staddle.layers.merged import View
@@ -219,10 +219,43 @@ def test_a_step_that_the_host_refuses_takes_everything_back(
     assert _left(world) == []
 
 
+def test_a_record_that_others_could_have_written_is_not_obeyed(world: Path) -> None:
+    host = world / "host"
+    old = picture(host)
+    number = 0
+    while picture(host) == old:
+        number += 1
+        assert killed_at(number, lambda: commit(view(world), allow_protected=True))
+        if picture(host) == old:
+            _again(world, old)
+    half = picture(host)
+    home = world / "state/staddle/commits"
+    home.chmod(0o777)
+    assert recover() == []
+    assert picture(host) == half
+    home.rename(world / "elsewhere")
+    home.symlink_to(world / "elsewhere")
+    (world / "elsewhere").chmod(0o700)
+    assert recover() == []
+    assert picture(host) == half
+    home.unlink()
+    (world / "elsewhere").rename(home)
+    # The slots are named by where they were: everything is as it was left, and can go on.
+    assert recover() == [str(host)]
+    assert picture(host) == new_state(host, old)
+
+
 def test_where_names_cannot_be_exchanged_it_is_done_in_two_moves(
     world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "exchange_names", lambda *_: False)
+    test_after_a_kill_at_any_step_the_host_is_wholly_old_or_wholly_new(world)
+
+
+def test_where_directories_cannot_be_renamed_they_are_emptied(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "is_overlay", lambda _: True)
     test_after_a_kill_at_any_step_the_host_is_wholly_old_or_wholly_new(world)
 
 

@@ -16,6 +16,7 @@ from staddle.limits import measuring, rlimits, stopping, supervisor, victims
 from staddle.limits.where import Facts, decide
 from staddle.linux import mounts, process, tree, userns
 from staddle.linux.syscalls import call
+from staddle.zygote.confinement import Confinement
 from staddle import Limits
 Limits.__name__; process.set_rlimits.__name__
 MB = 1 << 20
@@ -95,6 +96,26 @@ start(lambda: time.sleep(10))
 os.waitpid(start(bomb, Limits(processes=50)), 0)
 """)
     assert said == ["49"], "with itself that is 50; its neighbours do not count"
+
+
+def test_processes_that_enter_one_sandbox_count_together() -> None:
+    said = alone("""
+limits = tuple((number, most, most) for _, number, most in
+               rlimits.rlimits(Limits(processes=20), decide(Facts(()))))
+confined = Confinement(1000, 1000, 0, limits, b'')
+def enter(*argv):
+    pid = os.fork()
+    if pid == 0:
+        try: confined.become(argv, (b'PATH=/usr/bin:/bin',), b'/')
+        finally: os._exit(1)
+    return pid
+for _ in range(5): enter(b'/bin/sleep', b'10')
+time.sleep(0.3)
+os.waitpid(enter(b'/usr/bin/timeout', b'5', b'/usr/bin/perl', b'-e',
+                 b'for (1..40) { my $p = fork; last unless defined $p; unless ($p) { sleep 10; exit } $n++ }'
+                 b'$| = 1; print "$n"; kill 9, 0'), 0)
+""")
+    assert said == ["13"], "20, less five that sleep, timeout and perl itself"
 
 
 def test_one_process_cannot_ask_for_much_more_than_the_sandbox_may_use() -> None:

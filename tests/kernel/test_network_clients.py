@@ -289,21 +289,27 @@ def test_udp_goes_where_it_was_asked_for_and_comes_back_from_there() -> None:
     udp_echo(PUBLIC, 53)
     udp_echo(PRIVATE, 514)
     udp_echo(OTHER, 123)
+    udp_echo(PUBLIC_V6, 53)
     entries = (f"udp://{PUBLIC}:53", "udp://10.1.0.0/16:514", "udp://time.example.com:123")
-    code = """
+    entries += (f"udp://[{PUBLIC_V6}]:53",)
+    code = (
+        """
 import socket
 def ask(host, port):
-    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(5)
+    s = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(5)
     try:
         s.connect((host, port)); s.send(b"ping")
         return s.recv(100).decode()
     except OSError as error:
         return type(error).__name__
-print(ask({PUBLIC!r}, 53), ask({PRIVATE!r}, 514), ask("time.example.com", 123))
+print(ask({PUBLIC!r}, 53), ask({PRIVATE!r}, 514), ask("time.example.com", 123), ask({V6!r}, 53))
 print(ask({PUBLIC!r}, 54), ask("8.8.8.8", 53), ask({PRIVATE!r}, 515), ask("time.example.com", 124))
-""".replace("{PUBLIC!r}", repr(PUBLIC)).replace("{PRIVATE!r}", repr(PRIVATE))
+""".replace("{PUBLIC!r}", repr(PUBLIC))
+        .replace("{PRIVATE!r}", repr(PRIVATE))
+        .replace("{V6!r}", repr(PUBLIC_V6))
+    )
     with sandbox(*entries, hosts={"time.example.com": OTHER}) as inside:
         lines = inside.python(code).split("\n")
-        assert lines[0] == "PING PING PING"
+        assert lines[0] == "PING PING PING PING"
         assert set(lines[1].split()) <= {"OSError", "ConnectionRefusedError", "PermissionError"}
         assert {"8.8.8.8:53", f"{PUBLIC}:54"} <= set(inside.refused())

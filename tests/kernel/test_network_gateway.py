@@ -170,3 +170,12 @@ def test_descriptors_without_labels_end_it() -> None:
     with socket.socket() as one, start(Network.loopback([1])) as gateway:
         gateway.pass_on(b"sockets 1\n", [one.fileno()])
         assert until(gateway.ended)
+
+
+def test_one_that_hangs_is_ended() -> None:
+    gateway = start(Network.loopback([1]))
+    assert settled(gateway)
+    pid = gateway.pid
+    os.kill(pid, signal.SIGSTOP)
+    gateway.close()
+    assert not Path(f"/proc/{pid}").exists()

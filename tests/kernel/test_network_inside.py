@@ -83,7 +83,7 @@ def test_when_preparing_fails_nothing_stays_open() -> None:
     local = socket.inet_aton("127.0.0.1")
     with pytest.raises(OSError, match="in use"):
         prepare(Arrangement(forwards=((local, 80), (local, 81), (local, 80))))
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 @in_a_world
@@ -105,7 +105,7 @@ def test_sockets_arrive_with_their_labels_and_ours_are_closed() -> None:
     assert tuple(found) == ports
     ours.close()
     theirs.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @in_a_world

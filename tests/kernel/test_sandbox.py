@@ -160,6 +160,9 @@ def test_a_callback_that_fails_ends_the_command_and_its_error_comes_out(sb: Sand
 def test_a_callback_cannot_wait_for_its_own_session(sb: Sandbox) -> None:
     with pytest.raises(SessionBusy):
         sb.run("echo a", on_stdout=lambda _: sb.run("echo b"))
+    for call in (sb.close, sb.main.restart, sb.main.close):
+        with pytest.raises(SessionBusy):
+            sb.run("echo a", on_stdout=lambda _, call=call: call())
     assert sb.run("echo fine").ok
 
 
@@ -287,6 +290,14 @@ def test_a_stream_brings_chunks_as_they_come_and_the_result(sb: Sandbox) -> None
     assert (stream.result.exit_code, stream.result.stdout) == (3, "café\n")
 
 
+def test_a_chunk_comes_when_it_is_printed(sb: Sandbox) -> None:
+    with sb.stream("echo first; sleep 1236.4") as stream:
+        assert next(stream).text == "first\n"
+        assert stream.result is None
+    assert stream.result is not None
+    assert stream.result.duration < 20
+
+
 def test_a_slow_reader_slows_the_command(sb: Sandbox, tmp_path: Path) -> None:
     stream = sb.stream("for i in {1..400}; do echo $i >&2; head -c 20000 /dev/zero; done")
     seen = 0
@@ -410,6 +421,15 @@ def test_close_ends_everything_and_says_so(sb: Sandbox) -> None:
     assert not sb.alive
     marks = ("1235.7", "1235.8", "1235.9", "1236.1")
     assert within(3, lambda: not any(with_argument(mark) for mark in marks))
+
+
+def test_a_stream_that_nobody_reads_does_not_hold_up_the_end(sb: Sandbox) -> None:
+    stream = sb.stream("echo first; sleep 1236.5")
+    assert next(stream).text == "first\n"
+    sb.close()
+    assert list(stream) == []
+    assert stream.result is not None
+    assert stream.result.reason is Reason.closed
 
 
 def test_a_queue_of_runs_is_told_when_it_is_closed(sb: Sandbox) -> None:

@@ -40,32 +40,31 @@ def save(
 
     `progress` is called with the number of entries written.
     """
+    from ..environment.anchored import open_for_write
+
+    directory, name = os.path.split(os.fspath(path))
+    # Without a name until it is whole, where the file system can: a kill leaves nothing.
+    with open_for_write(directory or ".", name, 0o600) as pending:
+        with open(os.dup(pending.fileno()), "wb") as raw, _compressing(raw) as out:
+            _write_all(_Sink(out, progress), points, facts or {})
+        os.fsync(pending.fileno())
+
+
+def _write_all(sink: _Sink, points: Mapping[str, Frozen], facts: Mapping[str, object]) -> None:
     import json
 
-    temporary = f"{path}.{os.urandom(4).hex()}.part"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "wb") as raw:
-            with _compressing(raw) as out:
-                sink = _Sink(out, progress)
-                manifest = {"format": FORMAT, "layers": list(points), "facts": dict(facts or {})}
-                sink.add(Member("file", MANIFEST), json.dumps(manifest).encode())
-                sink.add(Member("directory", "layers", 0o700))
-                for name, point in points.items():
-                    if not name or "/" in name or name in (".", ".."):
-                        raise LayerError(f"{name!r} is no name for a layer")
-                    whole = point.squashed()
-                    try:
-                        sink.layer(whole.layers[0].upper if whole.layers else None, f"layers/{name}")
-                    finally:
-                        whole.close()
-                sink.end()
-            raw.flush()
-            os.fsync(raw.fileno())
-        os.rename(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    manifest = {"format": FORMAT, "layers": list(points), "facts": dict(facts)}
+    sink.add(Member("file", MANIFEST), json.dumps(manifest).encode())
+    sink.add(Member("directory", "layers", 0o700))
+    for name, point in points.items():
+        if not name or "/" in name or name in (".", ".."):
+            raise LayerError(f"{name!r} is no name for a layer")
+        whole = point.squashed()
+        try:
+            sink.layer(whole.layers[0].upper if whole.layers else None, f"layers/{name}")
+        finally:
+            whole.close()
+    sink.end()
 
 
 class _Sink:

@@ -13,6 +13,7 @@ So after a kill at any point, going forward or going back is possible, and `reco
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -51,6 +52,18 @@ class Remove(Value):
     changed: int = 0
 
 
+class Clear(Value):
+    """The directory at `path`, out of which everything goes by other steps, goes itself.
+
+    Where a directory cannot be renamed: overlayfs refuses it for one that lies in a lower layer.
+    """
+
+    path: str
+    mode: int
+    uid: int
+    gid: int
+
+
 class Permit(Value):
     """The directory at `path`, inode `inode`, gets other permissions."""
 
@@ -60,8 +73,13 @@ class Permit(Value):
     new: int
 
 
-Step = Put | Remove | Permit
-KINDS: dict[str, type[Step]] = {"put": Put, "remove": Remove, "permit": Permit}
+Step = Put | Remove | Clear | Permit
+KINDS: dict[str, type[Step]] = {
+    "put": Put,
+    "remove": Remove,
+    "clear": Clear,
+    "permit": Permit,
+}
 
 
 def rows(steps: Iterable[Step]) -> list[list[object]]:
@@ -125,6 +143,8 @@ class Steps:
     def _do(self, step: Step, directory: int, name: str, afresh: bool) -> None:
         if isinstance(step, Permit):
             _permit(step, directory, name, step.new, must=afresh)
+        elif isinstance(step, Clear):
+            _clear(step, directory, name)
         elif isinstance(step, Put):
             if afresh or self._in_slot(step.slot) == step.new:
                 self._put(step, directory, name, afresh)
@@ -146,6 +166,8 @@ class Steps:
     def _undo(self, step: Step, directory: int, name: str) -> None:
         if isinstance(step, Permit):
             _permit(step, directory, name, step.old, must=False)
+        elif isinstance(step, Clear):
+            _make_again(step, directory, name)
         elif isinstance(step, Put):
             self._take_back(step, directory, name)
         elif self._in_slot(step.slot):
@@ -170,7 +192,7 @@ class Steps:
         return isinstance(step, Remove) and bool(self._in_slot(step.slot))
 
     def _is_as_before(self, step: Step) -> bool:
-        if isinstance(step, Permit):
+        if isinstance(step, Permit | Clear):
             return True
         if isinstance(step, Put) and self._in_slot(f"{step.slot}.old"):
             return True
@@ -188,6 +210,29 @@ class Steps:
             return os.stat(slot, dir_fd=self._slots, follow_symlinks=False).st_ino
         except FileNotFoundError:
             return 0
+
+
+def _clear(step: Clear, directory: int, name: str) -> None:
+    try:
+        os.rmdir(name, dir_fd=directory)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # done before
+    except OSError as error:
+        if error.errno == errno.ENOTEMPTY:
+            raise _conflict(step.path) from None
+        raise
+
+
+def _make_again(step: Clear, directory: int, name: str) -> None:
+    try:
+        os.mkdir(name, 0o700, dir_fd=directory)
+    except FileExistsError:
+        return  # it never went
+    if os.geteuid() == 0:
+        os.chown(name, step.uid, step.gid, dir_fd=directory, follow_symlinks=False)
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    os.fchmod(fd, step.mode)
+    os.close(fd)
 
 
 def _permit(step: Permit, directory: int, name: str, mode: int, *, must: bool) -> None:

@@ -6,12 +6,13 @@ instead of copied must be frozen, and so must the result: one file has two names
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
 from .copying import copy_attributes, copy_content, unchanged
 from .merged import Opened, Side, View
-from .tree import OPAQUE, open_deep
+from .tree import MARKS, OPAQUE, Tree, open_deep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,13 +33,32 @@ def merge(
     devices do not come along, apart from whiteouts: a layer that is mounted again has nobody
     listening.
     """
-    _Merge(destination, link, without).all_of(View(tuple(layers), ()))
+    with Opened(View(tuple(layers), ())) as opened:
+        _Merge(destination, opened.layers, link, without).run()
+
+
+def copy_of(directory: str, destination: str) -> None:
+    """Make the empty `destination` a copy of the host's `directory`, to be worked in without overlayfs.
+
+    By reference where the file system can. What we may not read is an error: a copy without
+    it would tell it as deleted. Compare it with `View((destination,), (directory,), plain=True)`.
+    """
+    with Opened(View((), (directory,), plain=True)) as opened:
+        _Merge(destination, opened.bases, False, None, marks=False).run()
 
 
 class _Merge:
-    def __init__(self, destination: str, link: bool, without: Selection | None) -> None:
-        self._link, self._without = link, without
-        self._destination = destination
+    def __init__(
+        self,
+        destination: str,
+        trees: list[Tree],
+        link: bool,
+        without: Selection | None,
+        *,
+        marks: bool = True,
+    ) -> None:
+        self._destination, self._trees = destination, trees
+        self._link, self._without, self._marks = link, without, marks
         #: Where a file with several names in one layer has been put: (tree, inode) to path.
         self._linked: dict[tuple[int, int], str] = {}
         #: Directories are closed to their owner, if at all, when nothing goes into them any more.
@@ -47,14 +67,15 @@ class _Merge:
         self._todo: list[tuple[str, tuple[int, ...], bool, os.stat_result]] = []
         self._chown = os.geteuid() == 0
 
-    def all_of(self, view: View) -> None:
+    def run(self) -> None:
         self._root = os.open(self._destination, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with Opened(view) as opened:
-                self._todo.append(("", tuple(range(len(opened.layers))), False, os.stat(view.layers[0])))
-                while self._todo:
-                    self._directory(opened, *self._todo.pop())
-                    opened.give_back()
+            top = os.fstat(self._trees[0].root)
+            self._todo.append(("", tuple(range(len(self._trees))), False, top))
+            while self._todo:
+                self._directory(*self._todo.pop())
+                for tree in self._trees:
+                    tree.give_back()
             for path, status in reversed(self._finish):
                 fd = open_deep(self._root, path, _DIRECTORY)
                 try:
@@ -64,18 +85,18 @@ class _Merge:
         finally:
             os.close(self._root)
 
-    def _directory(
-        self, opened: Opened, path: str, trees: tuple[int, ...], opaque: bool, status: os.stat_result
-    ) -> None:
-        side = Side(opened.layers, trees, path, True)
+    def _directory(self, path: str, trees: tuple[int, ...], opaque: bool, status: os.stat_result) -> None:
+        side = Side(self._trees, trees, path, self._marks)
         try:
             if not side.directories:
+                if not self._marks:
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
                 return  # gone meanwhile
             here = open_deep(self._root, path, _DIRECTORY)
             try:
                 top = side.directories[0][1]
                 self._finish.append((path, status))
-                copy_attributes(top, here)
+                copy_attributes(top, here, leave_out="\0" if self._marks else MARKS)
                 opaque = opaque or side.opaque
                 if opaque:
                     os.setxattr(here, OPAQUE, b"y")
@@ -134,7 +155,7 @@ class _Merge:
             try:
                 copy_content(source, destination, before)
                 unchanged(before, source)
-                copy_attributes(source, destination)
+                copy_attributes(source, destination, leave_out="\0" if self._marks else MARKS)
                 _finish(destination, status, self._chown)
             finally:
                 os.close(destination)

@@ -14,7 +14,6 @@ target itself while the commit runs; it is gone afterwards, or after the next re
 from __future__ import annotations
 
 import os
-import stat
 
 from ..errors import CommitFailed, LayerError
 from ..helper.scratch import remove
@@ -148,19 +147,31 @@ def _home_for(target_path: str, target: int) -> tuple[str, bool]:
     return usable[0], False
 
 
+def open_home(home: str) -> int:
+    """The directory, which must be ours alone: what is recorded there is done with our rights."""
+    fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(fd)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        os.close(fd)
+        raise LayerError(f"{home!r} is not ours alone", why="somebody else has made it", fix="remove it")
+    return fd
+
+
 def _claimed(home: str) -> tuple[str, int]:
     """A new directory in `home` and its lock, which the kernel takes back at our end."""
     import fcntl
 
     for _ in range(100):
-        path = f"{home}/{os.urandom(8).hex()}"
+        name = os.urandom(8).hex()
+        path = f"{home}/{name}"
         try:
             os.makedirs(home, mode=0o700, exist_ok=True)
-            found = os.lstat(home)
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-                raise LayerError(f"{home!r} is not ours", why="somebody else has made it", fix="remove it")
-            os.mkdir(path, 0o700)
-            lock = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            directory = open_home(home)
+            try:
+                os.mkdir(name, 0o700, dir_fd=directory)
+                lock = os.open(f"{name}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory)
+            finally:
+                os.close(directory)
         except (FileNotFoundError, FileExistsError):
             continue  # another commit ended, and tidied up
         fcntl.flock(lock, fcntl.LOCK_EX)

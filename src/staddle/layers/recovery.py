@@ -8,7 +8,7 @@ import os
 
 from ..errors import StaddleError
 from .journal import KINDS, Steps
-from .place import FORMAT, erase, homes, tidy
+from .place import FORMAT, erase, homes, open_home, tidy
 
 
 def recover() -> list[str]:
@@ -20,9 +20,11 @@ def recover() -> list[str]:
     touched = []
     for home in homes():
         try:
-            names = os.listdir(home)
-        except OSError:
-            continue
+            directory = open_home(home)
+        except (OSError, StaddleError):
+            continue  # none, or one that somebody else wants us to believe
+        names = os.listdir(directory)
+        os.close(directory)
         for name in names:
             target = _recovered(f"{home}/{name}")
             if target is not None:

@@ -11,7 +11,7 @@ import stat
 
 from .copying import copy_content, unchanged
 from .differences import Difference
-from .journal import Permit, Put, Remove, Step
+from .journal import Clear, Permit, Put, Remove, Step
 from .merged import Opened
 from .tree import LastDirectory, Tree, open_deep
 
@@ -34,8 +34,12 @@ class Staging:
         #: Directories of the target below which everything goes anyway.
         self._gone: str | None = None
         self._finish: list[tuple[str, os.stat_result, tuple[int, int] | None, bool]] = []
+        #: Steps that come before all others, after them, and those for directories that cannot be renamed.
         self._opens: list[Step] = []
         self._closes: list[Step] = []
+        self._clears: list[Step] = []
+        self._late: list[Step] = []
+        self._renames_directories = not is_overlay(target)
         #: A file with several names in a layer: where its first one has been put.
         self._linked: dict[tuple[int, int], str] = {}
         self._source = LastDirectory()
@@ -75,12 +79,15 @@ class Staging:
                 os.close(fd)
         if progress is not None:
             progress(len(parts), len(parts))
-        return [*self._opens, *steps, *self._closes]
+        return [*self._opens, *steps, *reversed(self._clears), *self._late, *self._closes]
 
     def _removed(self, path: str, item: Difference) -> Step | None:
         if item.old is None or (self._gone is not None and path.startswith(self._gone)):
             return None
         self._goes(path, item.old)
+        if stat.S_ISDIR(item.old.st_mode) and not self._renames_directories:
+            self._clears.append(_clear(path, item.old))
+            return None
         return Remove(path, self._slot(), item.old.st_ino, item.old.st_ctime_ns)
 
     def _put(self, item: Difference) -> Step | None:
@@ -101,6 +108,10 @@ class Staging:
             return None
         if old is not None:
             self._goes(item.path, old)
+            if stat.S_ISDIR(old.st_mode) and not self._renames_directories:
+                self._clears.append(_clear(item.path, old))
+                self._late.append(Put(item.path, slot, inode, 0))
+                return None
         if new and stat.S_ISDIR(new.st_mode) and not _can_change(new):
             self._closes.append(Permit(item.path, inode, 0o700, stat.S_IMODE(new.st_mode)))
         return Put(item.path, slot, inode, old.st_ino if old else 0, old.st_ctime_ns if old else 0)
@@ -108,7 +119,8 @@ class Staging:
     def _goes(self, path: str, old: os.stat_result) -> None:
         """What is at `path` will be moved away. A directory takes along what is in it."""
         if stat.S_ISDIR(old.st_mode):
-            self._gone = f"{path}/"
+            if self._renames_directories:
+                self._gone = f"{path}/"
             if not _can_change(old):
                 mode = stat.S_IMODE(old.st_mode)
                 self._opens.append(Permit(path, old.st_ino, mode, mode | 0o700))
@@ -228,6 +240,21 @@ class Staging:
     def _slot(self) -> str:
         self._serial += 1
         return str(self._serial)
+
+
+def is_overlay(directory: int) -> bool:
+    """Whether the open directory is on an overlay mount itself, as in a container."""
+    with open(f"/proc/self/fdinfo/{directory}") as file:
+        mount = next((line.split()[1] for line in file if line.startswith("mnt_id:")), "")
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            if line.split(" ", 1)[0] == mount:
+                return line.partition(" - ")[2].startswith("overlay ")
+    return False
+
+
+def _clear(path: str, old: os.stat_result) -> Clear:
+    return Clear(path, stat.S_IMODE(old.st_mode), old.st_uid, old.st_gid)
 
 
 def _can_change(status: os.stat_result) -> bool:

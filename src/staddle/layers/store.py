@@ -143,7 +143,7 @@ def home_for(workspaces: Iterable[str] = (), *, traversable: bool = False) -> st
             for workspace in away:
                 if _overlap(home, workspace):
                     raise LayerError(f"{workspace!r} is in the way")
-            _prepare(home, 0o711 if traversable else 0o700)
+            os.close(_opened(home, 0o711 if traversable else 0o700))
             can_hold_layers(home)
             return home
         except (OSError, LayerError) as error:
@@ -177,20 +177,20 @@ def _claimed(home: str, mode: int) -> tuple[str, int]:
     import fcntl
 
     for _ in range(100):
-        path = f"{home}/{os.urandom(8).hex()}"
+        name = os.urandom(8).hex()
+        directory = _opened(home, mode)
         try:
-            os.mkdir(path, 0o700)
-        except FileNotFoundError:  # the last user of `home` tidied it away
-            os.mkdir(home, mode)
-            continue
-        try:
-            lock = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.mkdir(name, 0o700, dir_fd=directory)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            lock = os.open(f"{name}/lock", flags, 0o600, dir_fd=directory)
         except FileNotFoundError:
-            continue
+            continue  # the last user of `home` tidied it away, or a sweep came
+        finally:
+            os.close(directory)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.stat(f"{path}/lock")
-            return path, lock
+            os.stat(f"{home}/{name}/lock")
+            return f"{home}/{name}", lock
         except (BlockingIOError, FileNotFoundError):
             os.close(lock)  # a sweep was quicker: it took this one for a dead one's
     raise LayerError(f"no store can be made in {home!r}", why="it is being removed all the time")
@@ -223,7 +223,11 @@ def _is_abandoned(path: str) -> bool:
 def can_hold_layers(directory: str) -> None:
     """Try what overlayfs needs of an upper layer's file system; LayerError says what is missing."""
     probe = f"{directory}/.{os.urandom(8).hex()}"
-    os.mkdir(probe, 0o700)
+    try:
+        os.mkdir(probe, 0o700)
+    except FileNotFoundError:
+        os.close(_opened(directory, 0o700))  # its last user tidied it away
+        return can_hold_layers(directory)
     try:
         try:
             os.setxattr(probe, "user.overlay.opaque", b"y")
@@ -252,23 +256,30 @@ def _room(place: str) -> int:
     return room.f_bavail * room.f_frsize
 
 
-def _prepare(home: str, mode: int) -> None:
-    """Our own directory in a place where anybody may have made one of that name."""
-    try:
-        os.mkdir(home, mode)
-    except FileExistsError:
-        pass
-    fd = os.open(home, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        found = os.fstat(fd)
-        if found.st_uid != os.geteuid():
-            raise LayerError("somebody else has made the directory that would be ours")
-        # Another process of ours may need others to pass: that is not taken away again.
-        mode |= stat.S_IMODE(found.st_mode) & 0o011
-        if stat.S_IMODE(found.st_mode) != mode:
-            os.chmod(f"/proc/self/fd/{fd}", mode)
-    finally:
-        os.close(fd)
+def _opened(home: str, mode: int) -> int:
+    """Our own directory, made if it is missing, in a place where anybody may have made one of that name."""
+    for _ in range(100):
+        try:
+            os.mkdir(home, mode)
+        except FileExistsError:
+            pass
+        try:
+            fd = os.open(home, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # its last user tidied it away
+        try:
+            found = os.fstat(fd)
+            if found.st_uid != os.geteuid():
+                raise LayerError("somebody else has made the directory that would be ours")
+            # Another process of ours may need others to pass: that is not taken away again.
+            mode |= stat.S_IMODE(found.st_mode) & 0o011
+            if stat.S_IMODE(found.st_mode) != mode:
+                os.chmod(f"/proc/self/fd/{fd}", mode)
+            return fd
+        except BaseException:
+            os.close(fd)
+            raise
+    raise LayerError(f"{home!r} is removed all the time")
 
 
 def _overlap(home: str, workspace: str) -> bool:

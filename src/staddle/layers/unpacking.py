@@ -8,6 +8,7 @@ written is counted, not what a header claims.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -16,10 +17,10 @@ from ..errors import ArchiveRefused
 from .tar import Content, Member
 from .tree import MARKS, OPAQUE, open_deep
 
-TYPE_CHECKING = False
-
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 18
+#: Errors that say something about a name.
+_IMPOSSIBLE = (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EISDIR, errno.ENOTDIR)
 
 
 class Bounds(Value):
@@ -62,7 +63,9 @@ class Unpacking:
             self._make(member, path, name, here, content)
         except FileExistsError:
             raise _refused(f"{path!r} is in it twice") from None
-        except (IsADirectoryError, NotADirectoryError) as error:
+        except OSError as error:
+            if error.errno not in _IMPOSSIBLE:
+                raise  # a full disk is not the archive's fault
             raise _refused(f"{path!r} cannot be made: {error.strerror}") from None
         finally:
             os.close(here)

@@ -6,6 +6,7 @@
     controls     which file of a group holds which limit, for both versions (pure)
     group        the groups of one sandbox: limits, members, freezing, killing
     family       all groups of one host program, made beneath one of its own, and removed after
+    here         the family of this program, made when the first sandbox needs it
     rlimits      what a process can be held to by itself, where there are no groups
     victims      who goes first when memory is used up
     watch        who has to go when memory is short and nothing else holds it (pure)

@@ -101,6 +101,10 @@ class Family:
             except ChildProcessError:
                 pass  # the program around us reaps every child itself
 
+    def let_go(self) -> None:
+        """They are another process's, which ours is a fork of: nothing waits for our end as well."""
+        os.close(self._line)
+
     def _remove(self) -> None:
         for place, own in list(self._own.items()):
             removed(own)

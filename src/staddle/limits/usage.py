@@ -45,56 +45,47 @@ class Events(Value):
 
 
 class GroupMeter:
-    """Reads off the control groups of a sandbox. Keeps a few descriptors until `park`."""
+    """Reads off the control groups of a sandbox. Keeps a few descriptors until `park`.
+
+    A command that starts nothing costs two reads. The most memory since the last command is asked
+    for, and what was read and written, only when the processors did something.
+    """
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._open: dict[str, tuple[int, controls.Source]] = {}
-        self._before = (0.0, 0.0, 0, 0)
+        self._open: dict[str, tuple[int, controls.Source] | None] = {}
+        self._before = (0.0, 0.0)
+        self._traffic: tuple[int | None, int | None] = (None, None)
+        self._memory: int | None = None
         self._peak = 0
-        self._resets: bool | None = None
 
     def begin(self) -> None:
         """A command begins."""
-        self._note_peak()
-        if self._resets is not False:
-            self._resets = self._reset_peak()
-        user, system = self._cpu()
-        traffic = self._before[2:]
-        if user + system - sum(self._before[:2]) > _NOTHING:  # something ran since the last command
-            traffic = self._traffic()
-        self._before = (user, system, *traffic)
+        now = self._cpu()
+        if now[0] + now[1] - self._before[0] - self._before[1] > _NOTHING:
+            self._note_memory()  # something has run since the last one
+            self._traffic = self._moved()
+        self._before = now
 
     def end(self, wall: float) -> Usage:
         """It is over, after `wall` seconds."""
-        user, system = self._cpu()
-        used = user - self._before[0], system - self._before[1]
-        read, written = self._before[2:]
-        if sum(used) > _NOTHING:
-            read, written = self._traffic()
-        has_traffic = self._group.at(self._kind_of_traffic()[0]) is not None
-        usage = Usage(
-            wall,
-            *used,
-            memory=self._note_peak() or None,
-            read=read - self._before[2] if has_traffic else None,
-            written=written - self._before[3] if has_traffic else None,
-        )
-        self._before = (user, system, read, written)
-        return usage
+        now, before, traffic = self._cpu(), self._before, self._traffic
+        user, system = now[0] - before[0], now[1] - before[1]
+        self._before = now
+        if user + system > _NOTHING:
+            memory = self._note_memory()
+            self._traffic = self._moved()
+        else:
+            memory = self._memory
+        read, written = self._traffic
+        if read is None or written is None:
+            return Usage(wall, user, system, memory, None, None, None)
+        return Usage(wall, user, system, memory, read - (traffic[0] or 0), written - (traffic[1] or 0), None)
 
     def total(self, wall: float) -> Usage:
         """Everything since the sandbox was made."""
-        read, written = self._traffic()
-        has_traffic = self._group.at(self._kind_of_traffic()[0]) is not None
-        self._note_peak()
-        return Usage(
-            wall,
-            *self._cpu(),
-            memory=self._peak or None,
-            read=read if has_traffic else None,
-            written=written if has_traffic else None,
-        )
+        self._note_memory()
+        return Usage(wall, *self._cpu(), self._peak or None, *self._moved(), None)
 
     def events(self) -> Events:
         """What limits were run into until now."""
@@ -103,58 +94,70 @@ class GroupMeter:
     def park(self) -> None:
         """Close what is kept open; it is opened again when needed."""
         while self._open:
-            os.close(self._open.popitem()[1][0])
-        self._resets = None
+            known = self._open.popitem()[1]
+            if known is not None:
+                os.close(known[0])
 
     # ---------------------------------------------------------------- reading
 
     def _cpu(self) -> tuple[float, float]:
-        found = []
-        for name in ("user", "system"):
-            value = self._read(name)
-            found.append((value or 0) / self._open[name][1].unit if name in self._open else 0.0)
-        return found[0], found[1]
+        known = self._known("user")
+        if known is None:
+            return 0.0, 0.0
+        fd, source = known
+        if source.word:  # both are in one file, after their names
+            try:
+                words = os.pread(fd, 512, 0).split()
+                return int(words[3]) / source.unit, int(words[5]) / source.unit
+            except (OSError, IndexError):
+                return self._before  # the group is gone
+        return (self._read("user") or 0) / source.unit, (self._read("system") or 0) / source.unit
 
-    def _note_peak(self) -> int:
-        """The most memory since the last command began; where that is not to be had, since the first."""
-        peak = self._read("peak") or self._read("memory") or 0
+    def _note_memory(self) -> int | None:
+        """The most memory since this was last asked, where the kernel can tell; else, ever.
+
+        Version 1 always can; version 2 since Linux 6.12, for the descriptor that says so.
+        """
+        peak = self._read("peak") or self._read("memory")
+        if peak is None:
+            return None
         self._peak = max(self._peak, peak)
+        known = self._open.get("peak")
+        if known is not None:
+            try:
+                os.pwrite(known[0], b"0", 0)
+            except OSError:
+                pass  # an older kernel
+        self._memory = self._read("memory")
         return peak
 
-    def _reset_peak(self) -> bool:
-        """Version 1 always can; version 2 since Linux 6.12, for the descriptor that says so."""
-        if "peak" not in self._open:
-            return False
-        try:
-            os.pwrite(self._open["peak"][0], b"0", 0)
-        except OSError:
-            return False
-        return True
-
-    def _traffic(self) -> tuple[int, int]:
-        controller, file = self._kind_of_traffic()
-        where = self._group.at(controller)
-        if where is None:
-            return 0, 0
+    def _moved(self) -> tuple[int | None, int | None]:
         from ..linux import cgroups
 
-        try:
-            return controls.traffic(where[0], cgroups.read(where[1], file))
-        except OSError:
-            return 0, 0
-
-    def _kind_of_traffic(self) -> tuple[str, str]:
-        return controls.TRAFFIC[1 if self._group.at("blkio") is not None else 2]
+        for version, (controller, file) in controls.TRAFFIC.items():
+            where = self._group.at(controller)
+            if where is not None and where[0] == version:
+                try:
+                    return controls.traffic(version, cgroups.read(where[1], file))
+                except OSError:
+                    break
+        return None, None
 
     def _read(self, name: str) -> int | None:
-        known = self._open.get(name) or self._opened(name)
+        known = self._known(name)
         if known is None:
             return None
-        fd, source = known
         try:
-            return controls.number(source, os.pread(fd, 4096, 0).decode("ascii", "replace"))
+            return controls.number(known[1], os.pread(known[0], 4096, 0).decode("ascii", "replace"))
         except OSError:
             return None  # the group is gone
+
+    def _known(self, name: str) -> tuple[int, controls.Source] | None:
+        try:
+            return self._open[name]
+        except KeyError:
+            found = self._open[name] = self._opened(name)
+            return found
 
     def _opened(self, name: str) -> tuple[int, controls.Source] | None:
         for version in (2, 1):
@@ -162,49 +165,62 @@ class GroupMeter:
             where = self._group.at(source.controller)
             if where is None or where[0] != version:
                 continue
-            path = f"{where[1]}/{source.file}"
             for mode in (os.O_RDWR, os.O_RDONLY) if name == "peak" else (os.O_RDONLY,):
                 try:
-                    self._open[name] = known = os.open(path, mode | os.O_CLOEXEC), source
+                    return os.open(f"{where[1]}/{source.file}", mode | os.O_CLOEXEC), source
                 except OSError:
                     continue
-                return known
         return None
 
 
 class ProcessMeter:
     """Reads off the line of a process in /proc: what it used, and those that it has waited for.
 
-    Of the processors in steps of a hundredth of a second, as the kernel tells it there.
+    Of the processors in steps of a hundredth of a second, as the kernel tells it there. Keeps a
+    descriptor until `park`.
     """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._before = (0.0, 0.0, 0, 0, 0)
+        self._fd = -1
+        # Seconds of both kinds, bytes read and written, and faults of those it has waited for.
+        self._last: tuple[float, float, int, int, int] = (0.0, 0.0, 0, 0, -1)
 
     def begin(self) -> None:
         """A command begins."""
-        self._before = self._now()
+        self._last = self._now()
 
     def end(self, wall: float) -> Usage:
         """It is over, after `wall` seconds."""
-        before, now = self._before, self._now(self._before)
-        user, system = now[0] - before[0], now[1] - before[1]
-        return Usage(wall, user, system, None, now[2] - before[2], now[3] - before[3])
+        before, now = self._last, self._now()
+        self._last = now
+        cpu = now[0] - before[0], now[1] - before[1]
+        return Usage(wall, *cpu, None, now[2] - before[2], now[3] - before[3], None)
 
-    def _now(
-        self, known: tuple[float, float, int, int, int] | None = None
-    ) -> tuple[float, float, int, int, int]:
-        words = _contents(f"/proc/{self._pid}/stat").rpartition(b")")[2].split()
-        if len(words) < 15:
-            return known or self._before  # it has ended
-        user, system, of_children, of_childrens_system = (int(word) / _TICKS for word in words[11:15])
+    def park(self) -> None:
+        """Close what is kept open; it is opened again when needed."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _now(self) -> tuple[float, float, int, int, int]:
+        last = self._last
+        try:
+            if self._fd < 0:
+                self._fd = os.open(f"/proc/{self._pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            # The name in parentheses is the process's own choice and may hold anything.
+            words = os.pread(self._fd, 1024, 0).rpartition(b")")[2].split(None, 15)
+        except OSError:
+            return last  # it has ended
+        user = (int(words[11]) + int(words[13])) / _TICKS
+        system = (int(words[12]) + int(words[14])) / _TICKS
         faults = int(words[8])
-        cpu = user + of_children, system + of_childrens_system
-        if known is not None and known[4] == faults:
-            return *cpu, *known[2:]  # no process was waited for: nothing but the shell itself did anything
-        traffic = dict(line.split(b": ") for line in _contents(f"/proc/{self._pid}/io").splitlines())
-        return *cpu, int(traffic.get(b"read_bytes", 0)), int(traffic.get(b"write_bytes", 0)), faults
+        if faults == last[4]:  # it has waited for no process: only the shell itself did anything
+            return user, system, last[2], last[3], faults
+        lines = _contents(f"/proc/{self._pid}/io").splitlines()
+        traffic = dict(line.split(b": ") for line in lines)
+        read, written = traffic.get(b"read_bytes", 0), traffic.get(b"write_bytes", 0)
+        return user, system, int(read), int(written), faults
 
 
 def of_process(rusage: object, wall: float) -> Usage:

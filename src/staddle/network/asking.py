@@ -41,7 +41,10 @@ class Asking:
             return
         for asked, _, callbacks in self._waiting.values():
             if (asked.host, asked.port) == (verdict.host, verdict.port):
-                callbacks.append(decided)
+                if len(callbacks) < _REMEMBERED:
+                    callbacks.append(decided)
+                else:
+                    decided(False)
                 return
         if len(self._waiting) >= _WAITING:
             decided(False)

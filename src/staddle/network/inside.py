@@ -51,7 +51,9 @@ class Ready(Value):
 
 def prepare(arrangement: Arrangement, *, redirect: bool = True) -> Ready:
     """Bring loopback up and make what `arrangement` asks for. Nothing is left open when it fails."""
-    redirects = bool(arrangement.gates or arrangement.datagrams) and redirect and _redirect(arrangement)
+    redirects, tells = False, False
+    if redirect and (arrangement.gates or arrangement.datagrams):
+        redirects, tells = _redirect(arrangement)
     v6 = _interfaces(arrangement, everything=redirects)
     made: list[tuple[Label, _socket.socket]] = []
     try:
@@ -66,7 +68,8 @@ def prepare(arrangement: Arrangement, *, redirect: bool = True) -> Ready:
         if redirects:
             for own in (synthetic.OWN_V4, synthetic.OWN_V6) if v6 else (synthetic.OWN_V4,):
                 made.append((("tcp", own, 0), _listener(own, LISTENER_PORT, transparent=True)))
-            made.append((("refusals", b"", 0), _refusals()))
+            if tells:
+                made.append((("refusals", b"", 0), _refusals()))
         else:
             for packed, port in arrangement.listeners:
                 made += [(("tcp", p, port), _listener(p, port)) for p in _addresses(packed, v6)]
@@ -158,19 +161,19 @@ def _networks(arrangement: Arrangement, everything: bool) -> list[tuple[bytes, i
     return sorted(network for network in found if not _is_loopback(network[0]))
 
 
-def _redirect(arrangement: Arrangement) -> bool:
-    """Have nftables deliver TCP to our listener and refuse the rest; False where it cannot."""
-    for v6 in (True, False):
+def _redirect(arrangement: Arrangement) -> tuple[bool, bool]:
+    """Have nftables deliver TCP to our listener and refuse the rest: whether it does, and tells of it."""
+    for v6, tells in ((True, True), (True, False), (False, True), (False, False)):
         try:
             with Netlink(NETFILTER) as kernel:
-                kernel.ask_batch(*compiled(arrangement, v6=v6))
+                kernel.ask_batch(*compiled(arrangement, v6=v6, tells=tells))
         except OSError as error:
             # Not in this kernel, not loaded, or refused around us. Which of them does not matter.
             if error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
                 raise
         else:
-            return True
-    return False
+            return True, tells
+    return False, False
 
 
 def _refusals() -> _socket.socket:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 2.0  # seconds for one server
 _ROUNDS = 2
-_AT_ONCE, _REMEMBERED = 64, 1024
+_AT_ONCE, _REMEMBERED, _WAITING = 64, 1024, 1024
 _SHORTEST, _LONGEST, _FAILURE = 5.0, 300.0, 2.0
 _MOST_ADDRESSES = 16
 _LONGEST_STREAM = 65537
@@ -55,7 +55,10 @@ class Resolver:
             return
         lookup = self._asking.get(name)
         if lookup is not None:
-            lookup.waiting.append(found)
+            if len(lookup.waiting) >= _WAITING:
+                found((), "too many wait for the same name")
+            else:
+                lookup.waiting.append(found)
             return
         if not self._nameservers or len(self._asking) >= _AT_ONCE:
             found((), "the host has no nameserver" if not self._nameservers else "too many names at once")

@@ -19,7 +19,7 @@ from ..policy.hosts import canonical
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ipaddress import IPv4Address, IPv6Address
+    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
     from typing import Literal
 
     from ..policy.hosts import Rule
@@ -97,11 +97,11 @@ def decide(host: str, port: int, network: Network, protocol: Protocol = "tcp") -
     refusing, allowing = _matching(network, asked, port, protocol)
     if refusing is not None:
         return Verdict(False, asked, port, protocol, f"refused by {refusing}")
-    if allowing is None:
+    if not allowing:
         known = any(rule.covers(asked) for rule in network.rules if not rule.deny)
         why = f"allowed, but not at {protocol} port {port}" if known else "no entry allows it"
         return _verdict(False, asked, port, protocol, why)
-    return Verdict(True, asked, port, protocol, str(allowing))
+    return Verdict(True, asked, port, protocol, str(allowing[0]))
 
 
 def resolved(name: str, address: str, port: int, network: Network, protocol: Protocol = "tcp") -> Verdict:
@@ -113,14 +113,15 @@ def resolved(name: str, address: str, port: int, network: Network, protocol: Pro
     refusing, allowing = _matching(network, asked, port, protocol)
     if refusing is not None:
         return Verdict(False, name, port, protocol, f"it resolves to {asked}, refused by {refusing}")
-    if allowing is not None:
-        return Verdict(True, name, port, protocol, str(allowing))
-    what = special(asked)
-    if what:
-        return Verdict(
-            False, name, port, protocol, f"it resolves to {asked}, {what}", entry(asked, port, protocol)
-        )
-    return Verdict(True, name, port, protocol, "a public address")
+    found = _special(asked)
+    if found is None:
+        return Verdict(True, name, port, protocol, "a public address")
+    # 0.0.0.0/0 is not meant to hand the host's loopback to whoever owns a name.
+    meant = next((rule for rule in allowing if _is_about(rule, found[0])), None)
+    if meant is not None:
+        return Verdict(True, name, port, protocol, str(meant))
+    why = f"it resolves to {asked}, {found[1]}"
+    return Verdict(False, name, port, protocol, why, entry(asked, port, protocol))
 
 
 def may_ask(name: str, network: Network) -> Verdict:
@@ -153,12 +154,8 @@ def special(address: str) -> str:
 
     An IPv4 address that is written in an IPv6 one counts: a translator on the way may use it.
     """
-    parsed = ipaddress.ip_address(address)
-    for candidate in (parsed, *_embedded(parsed)):
-        for network, what in SPECIAL:
-            if candidate.version == network.version and candidate in network:
-                return what
-    return ""
+    found = _special(address)
+    return found[1] if found else ""
 
 
 def entry(host: str, port: int, protocol: Protocol = "tcp") -> str:
@@ -182,11 +179,33 @@ def _embedded(address: IPv4Address | IPv6Address) -> list[IPv4Address]:
     return found
 
 
-def _matching(network: Network, host: str, port: int, protocol: Protocol) -> tuple[Rule | None, Rule | None]:
-    """The first entry that refuses, and the first that allows."""
+def _special(address: str) -> tuple[IPv4Network | IPv6Network, str] | None:
+    parsed = ipaddress.ip_address(address)
+    for candidate in (parsed, *_embedded(parsed)):
+        for network, what in SPECIAL:
+            if candidate.version == network.version and candidate in network:
+                return network, what
+    return None
+
+
+def _is_about(rule: Rule, around: IPv4Network | IPv6Network) -> bool:
+    """Whether an entry speaks of addresses in `around` only, or of one address."""
+    own = ipaddress.ip_network(rule.host)
+    if own.prefixlen == own.max_prefixlen:
+        return True
+    first, last = own.network_address, own.broadcast_address
+    return own.version == around.version and first in around and last in around
+
+
+def _matching(network: Network, host: str, port: int, protocol: Protocol) -> tuple[Rule | None, list[Rule]]:
+    """The first entry that refuses, and all that allow."""
     matching = [rule for rule in network.rules if rule.matches(host, port, protocol)]
     refusing = next((rule for rule in matching if rule.deny), None)
-    return refusing, next((rule for rule in matching if not rule.deny), None)
+    if refusing is None and ":" in host:
+        for inner in _embedded(ipaddress.ip_address(host)):
+            refused = (r for r in network.rules if r.deny and r.matches(str(inner), port, protocol))
+            refusing = refusing or next(refused, None)
+    return refusing, [rule for rule in matching if not rule.deny]
 
 
 def _verdict(allowed: bool, host: str, port: int, protocol: Protocol, rule: str) -> Verdict:

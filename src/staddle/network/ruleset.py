@@ -26,32 +26,32 @@ _OWN = {
     nftables.IPV6: ((bytes(15) + b"\1", 128), (synthetic.OWN_V6, 128)),
 }
 _REMEMBERED = 16
-_known: dict[tuple[Arrangement, bool], tuple[bytes, int]] = {}
+_known: dict[tuple[Arrangement, bool, bool], tuple[bytes, int]] = {}
 
 
-def compiled(arrangement: Arrangement, *, v6: bool = True) -> tuple[bytes, int]:
-    """The transaction, and how many answers the kernel gives to it."""
-    key = (arrangement, v6)
+def compiled(arrangement: Arrangement, *, v6: bool = True, tells: bool = True) -> tuple[bytes, int]:
+    """The transaction, and how many answers the kernel gives to it.
+
+    `v6` and `tells` are for kernels without IPv6, or without a way to tell what was refused.
+    """
+    key = (arrangement, v6, tells)
     found = _known.get(key)
     if found is None:
         if len(_known) >= _REMEMBERED:
             del _known[next(iter(_known))]
-        chain = ("incoming", nftables.PREROUTING, -150, rules(arrangement, v6))
+        chain = ("incoming", nftables.PREROUTING, -150, rules(arrangement, v6, tells))
         found = _known[key] = nftables.transaction("staddle", [chain])
     return found
 
 
-def rules(arrangement: Arrangement, v6: bool) -> list[bytes]:
+def rules(arrangement: Arrangement, v6: bool, tells: bool) -> list[bytes]:
     """The rules, in order."""
     made = []
     for family in (nftables.IPV4, nftables.IPV6) if v6 else (nftables.IPV4,):
         made += _family(arrangement, family)
-    return [
-        *made,
-        nftables.at_most(LOGGED_A_SECOND) + nftables.log(LOG_GROUP, LOG_LENGTH),
-        nftables.protocol(nftables.TCP) + nftables.reset(),
-        nftables.unreachable(),
-    ]
+    if tells:
+        made.append(nftables.at_most(LOGGED_A_SECOND) + nftables.log(LOG_GROUP, LOG_LENGTH))
+    return [*made, nftables.protocol(nftables.TCP) + nftables.reset(), nftables.unreachable()]
 
 
 def _family(arrangement: Arrangement, family: int) -> list[bytes]:

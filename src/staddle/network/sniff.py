@@ -30,6 +30,7 @@ _METHODS = (
     b"SEARCH REPORT MKACTIVITY CHECKOUT MERGE PURGE LINK UNLINK BIND REBIND UNBIND ACL SOURCE M-SEARCH "
     b"NOTIFY SUBSCRIBE UNSUBSCRIBE MKCALENDAR QUERY"
 ).split()
+_BLANK = b" \t\r\n\v\f"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
@@ -172,7 +173,7 @@ def _client_hello(data: bytes) -> bytes:
 
 
 def _http(data: bytes) -> Seen:
-    text = data.lstrip(b"\r\n")  # servers skip empty lines before a request
+    text = data.lstrip(_BLANK)  # servers skip empty lines before a request, some of them more
     if not text:
         raise _NotYet
     if _PREFACE.startswith(text[: len(_PREFACE)]):
@@ -194,11 +195,13 @@ def _http(data: bytes) -> Seen:
 
 
 def _may_begin_a_request(text: bytes) -> bool:
-    if not text[:1].isalpha():
-        return False
-    word = text.split(b" ", 1)[0].upper()
-    known = any(method.startswith(word) for method in _METHODS) if b" " not in text else word in _METHODS
-    if not known or not all(32 <= byte != 127 for byte in text.rstrip(b"\r")):
+    """Whether a first line that has not come to its end could become one of a request."""
+    words = text[:_LONGEST_LINE].split(None, 1)
+    word = words[0].upper()
+    alone = len(words) == 1 and not text[-1:].isspace()
+    known = any(method.startswith(word) for method in _METHODS) if alone else word in _METHODS
+    # Lenient servers take a tab for a space; nothing else that is not printed is in a request line.
+    if not known or not all(32 <= byte != 127 or byte in _BLANK for byte in text):
         return False
     if len(text) > _LONGEST_LINE:
         raise _Bad("its request line is too long")

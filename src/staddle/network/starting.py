@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import _socket
 import os
+import select
 import struct
 import sys
 
 from ..errors import LaunchFailed, PolicyError
 from ..events import Event
 from ..helper.wire import Malformed
+from ..linux.process import SIGKILL, pidfd_open, pidfd_send_signal
+from ..linux.userns import reap
 from .orders import (
     LONGEST,
     Attempt,
@@ -44,6 +47,8 @@ _ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
 _LARGEST_FILE, _MOST_HOSTS, _MOST_SERVERS = 1 << 16, 512, 3
 #: What fits into the line before anybody reads it.
 _LONGEST_SETTINGS = 100_000
+#: Milliseconds for a gateway to end by itself.
+_PATIENCE = 2000
 #: Attempts that are kept for the next call of `attempts`.
 _KEPT = 4096
 
@@ -144,10 +149,7 @@ class GatewayProcess:
             except OSError:
                 pass  # it has ended already
             self._line.close()
-            try:
-                os.waitpid(self.pid, 0)
-            except ChildProcessError:
-                pass  # the program around us reaps every child itself
+            _end(self.pid)
             self.pid = 0
 
     def __enter__(self) -> Self:
@@ -155,6 +157,21 @@ class GatewayProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _end(pid: int) -> None:
+    """Wait for a child that is about to end, and end it if it does not."""
+    try:
+        pidfd = pidfd_open(pid)
+    except OSError:
+        pidfd = -1  # reaped by the program around us already
+    else:
+        waiting = select.poll()
+        waiting.register(pidfd, select.POLLIN)
+        if not waiting.poll(_PATIENCE):
+            pidfd_send_signal(pidfd, SIGKILL)
+        os.close(pidfd)
+    reap(pid)
 
 
 def start(

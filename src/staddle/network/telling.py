@@ -62,11 +62,11 @@ class Teller:
 
     def hungry(self, count: int) -> None:
         """Ask for more sockets that are not connected yet."""
-        self._queue(encode_hungry(count))
+        self._queue(encode_hungry(count), wish=True)
 
     def ask(self, question: Question) -> None:
         """Ask for a decision."""
-        self._queue(encode_question(question))
+        self._queue(encode_question(question), wish=True)
 
     def flush(self) -> None:
         """Send what waits, as far as the line takes it."""
@@ -91,11 +91,15 @@ class Teller:
                 encode_attempt(Attempt("note", "", "", 0, f"{lost} attempts were not told", count=lost))
             )
 
-    def _queue(self, message: bytes) -> None:
-        if len(self._waiting) >= _WAITING:
+    def _queue(self, message: bytes, wish: bool = False) -> None:
+        """Send it when the line takes it. A wish is never dropped: there are few, and somebody waits."""
+        if wish:
+            self._waiting.appendleft(message)
+        elif len(self._waiting) >= _WAITING:
             self._lost += 1
             return
-        self._waiting.append(message)
+        else:
+            self._waiting.append(message)
         self.flush()
 
     def _sweep(self, now: float) -> bool:

@@ -13,14 +13,14 @@ from ..errors import PolicyError
 from .compiler import compile
 from .declaring import current_directory
 from .paths import covers
-from .plan import Scratch
+from .plan import Grant, Scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Literal, TypeVar
 
-    from .plan import Grant, Guard, Hidden, Plan
+    from .plan import Guard, Hidden, Plan
     from .policy import Policy
 
     Located = TypeVar("Located", Grant, Guard, Hidden, Scratch)
@@ -41,20 +41,22 @@ def compile_session(
     access: Literal["read", "write"],
     moved: bool = True,
     env: Mapping[str, str] | None = None,
+    stand_in: str | None = None,
 ) -> tuple[Plan, Plan | None]:
     """(the plan of a session, the plan of its workspace alone as the host sees it).
 
-    Without a workspace there is an empty directory that is gone with the session. `moved`
+    Without a workspace there is an empty directory that is gone with the session, or `stand_in`,
+    an empty directory of ours for layers to be put on. `moved`
     says whether the directory can be shown at another place; where it cannot, it stays at its
     own, and the session starts there. Where nothing is hidden or guarded, the same question has
     the same answer for a second: it takes as long as making the sandbox itself.
     """
     here = os.environ.get("HOME"), current_directory()
-    key = (policy, workspace, access, moved, tuple(sorted((env or {}).items())), here)
+    key = (policy, workspace, access, moved, tuple(sorted((env or {}).items())), here, stand_in)
     made = _recent.get(key)
     if made is not None and time.monotonic() - made[0] <= _FRESH:
         return made[1]
-    plans = _compile(policy, workspace, access=access, moved=moved, env=env)
+    plans = _compile(policy, workspace, access=access, moved=moved, env=env, stand_in=stand_in)
     # What is hidden or guarded depends on what lies in the granted directories at this moment.
     if not any(plan and (plan.hidden or plan.guards) for plan in plans):
         while len(_recent) >= _MOST_RECENT:
@@ -70,12 +72,16 @@ def _compile(
     access: Literal["read", "write"],
     moved: bool,
     env: Mapping[str, str] | None,
+    stand_in: str | None,
 ) -> tuple[Plan, Plan | None]:
     if workspace is None:
         plan = compile(policy, cwd="/", base=current_directory(), env=env)
         if not moved:
             return plan.replace(cwd=plan.identity.home), None
         _refuse_taken(plan)
+        if stand_in is not None:
+            ours = Grant(PLACE, "read", True, "workspace", stand_in)
+            return plan.replace(cwd=PLACE, grants=_by_path((*plan.grants, ours))), None
         empty = Scratch(PLACE, 0o755, _SIZE, "workspace")
         return plan.replace(cwd=PLACE, scratch=_by_path((*plan.scratch, empty))), None
     if not moved:
@@ -89,6 +95,10 @@ def _compile(
 
 
 def _alone(policy: Policy, workspace: str, access: Literal["read", "write"]) -> Plan:
+    if covers("/dev/shm", workspace) and access == "read":
+        # No policy grants anything of /dev, which is private; but there it is not seen at its own place.
+        alone = compile(policy.replace(system=False, sockets=(), read=(), write=()), cwd="/")
+        return alone.replace(grants=(Grant(workspace, "read", True, "workspace"),), hidden=(), guards=())
     granted = {"read": (), "write": (), access: (workspace,)}
     by_itself = policy.replace(system=False, sockets=(), env={}, pass_env=(), **granted)
     alone = compile(by_itself, cwd="/", base=current_directory())

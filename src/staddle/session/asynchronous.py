@@ -141,6 +141,8 @@ class AsyncSandbox:
     async def reset(self) -> None:
         """Begin anew: a fresh sandbox takes the place of this one; see `Sandbox.reset`."""
         await self._main()
+        for session in self._sessions.values():
+            await session.end_stream()
         await in_thread(self._now().reset)
         self._sessions.clear()
 
@@ -148,6 +150,8 @@ class AsyncSandbox:
         """End everything in it. A second time does nothing."""
         async with self._opening:
             self._closed = True
+            for session in self._sessions.values():
+                await session.end_stream()
             if self._sandbox is not None:
                 await in_thread(self._sandbox.close)
 

@@ -32,6 +32,7 @@ class AsyncSession:
         self._limits = limits
         self._turn = asyncio.Lock()
         self._busy: set[asyncio.Task[Any] | None] = set()
+        self._streaming: Streaming | None = None
 
     @property
     def name(self) -> str:
@@ -66,6 +67,7 @@ class AsyncSession:
 
     async def restart(self) -> None:
         """A new shell as it was at the beginning; a command that runs is ended."""
+        await self._end_stream()
         await asyncio.to_thread(self._session.restart)
 
     @property
@@ -79,7 +81,17 @@ class AsyncSession:
 
     async def close(self) -> None:
         """End the shell and what it started. A second time does nothing."""
+        await self.end_stream()
         await asyncio.to_thread(self._session.close)
+
+    async def end_stream(self) -> None:
+        """Refuse whatever comes; a stream that nobody reads would keep its turn for ever."""
+        self._session.refuse_from_now()
+        await self._end_stream()
+
+    async def _end_stream(self) -> None:
+        if self._streaming is not None:
+            await self._streaming.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -127,28 +139,63 @@ class AsyncStream:
     """
 
     def __init__(self, session: AsyncSession, text: bytes, call: Call) -> None:
-        self._session, self._text, self._call = session, text, call
-        self._shell = session._session.shell
-        self._chunks = Chunks(call)
-        self._turn: _Turn | None = None
-        self._begun = self._over = False
-        self.result: Result | None = None
+        self._streaming = Streaming(session, text, call)
+
+    @property
+    def result(self) -> Result | None:
+        """The result; None while the command runs."""
+        return self._streaming.result
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Chunk:
-        await self._begin()
-        while (chunk := self._chunks.take()) is None:
-            if self._over:
-                raise StopAsyncIteration
-            await self._advance()
+        chunk = await self._streaming.take()
+        if chunk is None:
+            raise StopAsyncIteration
         return chunk
 
     async def aclose(self) -> None:
         """Interrupt the command, if it still runs, and wait for its end."""
-        if not self._begun:
-            self._begun = self._over = True
+        await self._streaming.close()
+
+    close = aclose
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        self._streaming.forget()
+
+
+class Streaming:
+    """A command that is driven by whoever takes its chunks."""
+
+    def __init__(self, session: AsyncSession, text: bytes, call: Call) -> None:
+        self._session, self._text, self._call = session, text, call
+        self._shell = session._session.shell
+        self._chunks = Chunks(call)
+        self._turn: _Turn | None = None
+        self._driving = asyncio.Lock()  # somebody may close the session while somebody else reads
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over = False
+        self.result: Result | None = None
+
+    async def take(self) -> Chunk | None:
+        """The next chunk; None when there are no more."""
+        if self._loop is None:
+            await self._begin()
+        while (chunk := self._chunks.take()) is None and not self._over:
+            await self._advance()
+        return chunk
+
+    async def close(self) -> None:
+        """End it, if it was begun and still runs."""
+        if self._turn is None:
+            self._over = True
         if not self._over:
             self._shell.interrupt()
             while not self._over:
@@ -156,12 +203,13 @@ class AsyncStream:
                 while self._chunks.take() is not None:
                     pass
 
-    close = aclose
+    def forget(self) -> None:
+        """Nobody will read it any more."""
+        if self._loop is not None and not self._over and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self.close()))
 
     async def _begin(self) -> None:
-        if self._begun:
-            return
-        self._begun = True
+        self._loop = asyncio.get_running_loop()
         turn = _Turn(self._session)
         try:
             await turn.__aenter__()
@@ -176,19 +224,24 @@ class AsyncStream:
             turn.leave()
             raise
         self._turn = turn
+        self._session._streaming = self
 
     async def _advance(self) -> None:
-        try:
-            over = await advance(self._shell)
-        except asyncio.CancelledError:
-            self._finish()
-            raise
-        if over:
-            self._finish()
+        async with self._driving:
+            if self._over:
+                return
+            try:
+                over = await advance(self._shell, lambda: not self._chunks.empty)
+            except asyncio.CancelledError:
+                self._finish()
+                raise
+            if over:
+                self._finish()
 
     def _finish(self) -> None:
         self._over = True
         turn, self._turn = self._turn, None
+        self._session._streaming = None
         try:
             outcome = self._shell.finish()
         finally:
@@ -196,12 +249,6 @@ class AsyncStream:
                 turn.leave()
         self._chunks.finish()
         self.result = self._session._session.over(self._call, outcome)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
 
 async def _begin(shell: Shell, text: bytes, call: Call, sinks: Call | Chunks) -> None:

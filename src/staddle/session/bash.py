@@ -9,6 +9,7 @@ import select
 import struct
 import time
 
+from ..errors import LaunchFailed
 from ..helper.wire import Malformed
 from ..zygote import requests
 from .link import PATIENCE, ShellFiles, lost, opened_shell, shell_files
@@ -30,6 +31,8 @@ _PIPE, _LARGE_PIPE = 64 << 10, 256 << 10
 _AT_ONCE = 256 << 10
 #: How much of what a shell says by itself is kept for a dump.
 _LONGEST_DUMP = 32 << 20
+#: How often what it said since the last run is looked at: somebody may go on saying more.
+_MOST_NOISE = 16
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -46,6 +49,8 @@ class Bash:
         self._control = opened.control
         self._files: ShellFiles | None = None
         self._length = 0
+        self._left: set[int] = set()
+        #: Whether its pipes are not for the next run: they were left, or somebody may read its input.
         self.stale = False
         self.said: bytes | None = None
         self._readable: dict[int, Sink] = {}
@@ -78,36 +83,36 @@ class Bash:
 
     def park(self) -> None:
         """Give back all but the line and the control pipe. Only between runs, when nobody holds the pipes."""
-        if self._files is not None and not self.stale:
-            self._epoll.close()
-            for fd in self._files.descriptors():
-                os.close(fd)
-            self._files = None
+        if not self.stale:
+            self._drop_files()
 
     def renew(self) -> None:
         """New pipes in place of those that were left to background jobs."""
-        old, self._files = self.files, None
-        self.stale = False
-        self._epoll.close()
-        for fd in (old.text, old.status, old.done, old.input):
-            os.close(fd)
+        self._drop_files()
         self._use(self._ask_files(requests.RENEW))
 
     def leave(self, stream: str) -> int:
         """Give up one of the pipes; it is the taker's from now on."""
         fd: int = getattr(self.files, stream)
         self._epoll.unregister(fd)
+        self._left.add(fd)
         self.stale = True
         return fd
 
-    def close(self) -> None:
-        """Let go of the process, which ends with everything below it if it still runs."""
+    def _drop_files(self) -> None:
+        """Close all that were not left to somebody."""
         if self._files is not None:
             self._epoll.close()
             for fd in self._files.descriptors():
-                if not self.stale or fd not in (self._files.output, self._files.errors):
+                if fd not in self._left:
                     os.close(fd)
-            self._files = None
+        self._files = None
+        self._left.clear()
+        self.stale = False
+
+    def close(self) -> None:
+        """Let go of the process, which ends with everything below it if it still runs."""
+        self._drop_files()
         self._line.close()
         if self._control >= 0:
             os.close(self._control)
@@ -141,6 +146,13 @@ class Bash:
         """Wait until the agent has done all that it was asked: a late step would hit the next run."""
         while self._ask(requests.POKE, requests.POKED, 0).fields[0]:
             pass  # the answer to an interrupt that came too late
+
+    def stop(self) -> None:
+        """Have it end what it does as soon as the program that it waits for has ended."""
+        try:
+            requests.say(self._line, requests.encode(requests.SIGNAL, requests.BRAKE_SIGNAL, 0))
+        except OSError:
+            pass  # the line is down, and says so itself
 
     def again(self) -> Bash:
         """Another shell, started as this one was."""
@@ -192,10 +204,13 @@ class Bash:
     def idle(self) -> bool:
         """Take note of what happened since the last run; whether the process is still there."""
         done = self.files.done
-        while self.ended is None and (ready := self._quick.poll(0)):
+        for _ in range(_MOST_NOISE):
+            ready = self._quick.poll(0)
+            if not ready or self.ended is not None:
+                break
             for fd, _ in ready:
                 if fd == done:
-                    self._greeted(self._said())
+                    self._said()
                 else:
                     self._messages()
         return self.ended is None
@@ -203,15 +218,20 @@ class Bash:
     def write(self, text: bytes, status: int, give_back: bytes, stdin: bytes | None) -> None:
         """Put the text, and what else the lines will refer to, where the shell finds it."""
         files = self.files
-        length = _put(files.text, text)
-        if length < self._length:
-            os.ftruncate(files.text, length)
-        self._length = length
-        if status:
-            os.pwrite(files.status, b"%-15b %-3d\n" % (give_back, status), 0)
-        if stdin is not None:
-            os.ftruncate(files.input, 0)
-            _put(files.input, stdin)
+        try:
+            length = _put(files.text, text)
+            if length < self._length:
+                os.ftruncate(files.text, length)
+            self._length = length
+            if status:
+                os.pwrite(files.status, b"%-15b %-3d\n" % (give_back, status), 0)
+            if stdin is not None:
+                os.ftruncate(files.input, 0)
+                _put(files.input, stdin)
+        except OSError as error:
+            raise LaunchFailed(
+                "a command or its input could not be handed over", why=str(error), fix="put it into a file"
+            ) from error
 
     def begin(self, run: Run, out: Sink, err: Sink, *, listen: bool = False) -> None:
         """Drive `run` from now on. With `listen`, what the shell says by itself is kept in `said`."""
@@ -324,7 +344,7 @@ class Bash:
 
     def _greeted(self, data: bytes) -> None:
         if not self.hello and (at := data.find(b"/hello.")) >= 0:
-            self.hello = data[at + 7 :].partition(b":")[0]
+            self.hello = data[at + 7 : at + 15].partition(b":")[0]
 
     def _read(self, fd: int) -> bytes:
         try:

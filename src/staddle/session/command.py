@@ -84,6 +84,8 @@ class Command:
             return self._retried or not self._run_elsewhere()
         if run.deadline is not None:
             step = run.step(time.monotonic())
+            if step == protocol.INTERRUPT and self._memory.braked:
+                bash.stop()
             if step is not None:
                 bash.ask_step(step, run.began, self._memory.newest_job)
         return run.over

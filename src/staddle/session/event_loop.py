@@ -76,14 +76,16 @@ async def in_thread(
         raise
 
 
-async def advance(machine: Machine) -> bool:
-    """One step, and the wait before the next; whether it is over.
+async def advance(machine: Machine, enough: Callable[[], bool] = lambda: False) -> bool:
+    """One step, and the wait before the next, unless that was `enough`; whether it is over.
 
     When the task is cancelled meanwhile, the command is interrupted and seen through to its end
     before the cancellation goes on: whoever comes next finds everything whole.
     """
     if machine.step():
         return True
+    if enough():
+        return False
     try:
         await _moment(machine)
     except asyncio.CancelledError:

@@ -72,9 +72,11 @@ class Inside:
         """End it. What runs at this moment finds out by itself."""
         for execution in list(self.executions):
             execution.close()
-        for session in self.every_session():
-            session.close()
-        self.opened.link.close()
+        try:
+            for session in self.every_session():
+                session.close()
+        finally:
+            self.opened.link.close()
         self.processes.close()
         for terminal in self.terminals:
             terminal.close()

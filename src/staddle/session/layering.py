@@ -10,6 +10,7 @@ import atexit
 import os
 import threading
 
+from ..errors import LayerError
 from ..layers import removal
 from ..layers.baseline import Baseline
 from ..layers.stack import Frozen, Stack
@@ -29,11 +30,19 @@ if TYPE_CHECKING:
 class Layering:
     """The stack that one sandbox works on. Whoever calls sees to it that nothing writes to it meanwhile."""
 
-    def __init__(self, workspace: str, point: Frozen | None = None, baseline: Baseline | None = None) -> None:
-        """Begin with `workspace` as it is, or where `point` was left, with the `baseline` of that."""
-        self.workspace = workspace
-        self.stack = Stack.new(_store(workspace), [workspace]) if point is None else point.stack()
+    def __init__(
+        self, workspace: str | None, point: Frozen | None = None, baseline: Baseline | None = None
+    ) -> None:
+        """Begin with `workspace` as it is (None: empty), or where `point` was left, with its `baseline`."""
+        store = _store(workspace) if point is None else point.store
+        self.workspace = workspace or _empty(store)
+        self.stack = Stack.new(store, [self.workspace]) if point is None else point.stack()
         self.baseline = baseline or Baseline()
+
+    @property
+    def is_nobodys(self) -> bool:
+        """Whether there is no directory of the host to commit to."""
+        return self.workspace == _empty(self.stack.store)
 
     def mounted(self, stack: Stack | None = None) -> Layers:
         """What has to be mounted for this stack, or another one."""
@@ -71,6 +80,13 @@ class Layering:
         """Take changes over to the host; see layers.commit."""
         from ..layers.commit import commit
 
+        if self.is_nobodys:
+            raise LayerError(
+                "there is nothing to commit to",
+                why="the sandbox was opened without a workspace",
+                fix="open it with one",
+            )
+
         return commit(
             self.stack.view(),
             paths=paths,
@@ -104,13 +120,26 @@ _stores: list[Store] = []
 _making = threading.Lock()
 
 
-def _store(workspace: str) -> Store:
+def _empty(store: Store) -> str:
+    """A directory with nothing in it, for sandboxes that are not for one."""
+    path = f"{store.path}/empty"
+    if not os.path.isdir(path):
+        try:
+            os.mkdir(path, 0o755)
+            if store.owner is not None:
+                os.chown(path, *store.owner)
+        except FileExistsError:
+            pass  # another thread was quicker
+    return path
+
+
+def _store(workspace: str | None) -> Store:
     with _making:
         for store in _stores:
-            if not _within(store.home, workspace) and not _within(workspace, store.home):
+            if workspace is None or not (_within(store.home, workspace) or _within(workspace, store.home)):
                 return store
         owner = mounter()
-        home = home_for([workspace], traversable=owner is not None)
+        home = home_for([workspace] if workspace else [], traversable=owner is not None)
         sweep(home)  # of processes of ours that were killed
         store = Store(home, owner=owner)
         _stores.append(store)

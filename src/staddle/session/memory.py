@@ -13,6 +13,7 @@ import time
 from .._value import Value
 from ..errors import BackendUnavailable, LaunchFailed
 from ..signals import SIGKILL
+from ..zygote.requests import BRAKE
 from . import protocol, risks, state
 from .bash import Bash
 from .link import exit_code
@@ -60,6 +61,8 @@ class Memory:
         #: Something has run since the state was asked for; that may have hidden a builtin; some
         #: later text may end the shell because of it; the shell tells its state when it leaves.
         self.dirty, self._unsure, self._tainted, self._guarded = True, False, False, False
+        #: Whether it stops when it is told to, and whether the signal for that means something else.
+        self.braked, self._brake_is_theirs = True, False
         self.status, self.newest_job, self._flags = 0, 0, b""
         self.cwd, self._oldpwd = b"", b""
         self._before = b""
@@ -86,18 +89,28 @@ class Memory:
         may_end = risks.may_end(text)
         if self.dirty and (may_end or self._unsure or self._tainted or b"e" in self._flags):
             self.learn()
-        if may_end:
-            self._guard(text)
+        if may_end or not self.braked:
+            self._set_traps(text)
         if comes_back and not self.cwd:
             self._do(b"")  # to know where
 
-    def _guard(self, text: bytes) -> None:
-        """Have the shell tell its state once more when it leaves, where nobody would see that."""
-        if self._guarded and b"trap" in text:
+    def _set_traps(self, text: bytes) -> None:
+        """Have traps of ours in the shell, but not where `text` might see them."""
+        seen = b"trap" in text
+        if seen != (not self.braked) and not self._brake_is_theirs:
+            self.braked = not seen
+            action = b"-" if seen else b"-- " + quoted(BRAKE)
+            self._before += b"%btrap %b SIGRTMAX\n" % (self._word, action)
+        if seen and self._guarded:
             self._guarded = False
             self._before += self._word + b"trap - EXIT\n"
+        if not seen and not self._guarded:
+            self._guard(text)
+
+    def _guard(self, text: bytes) -> None:
+        """Have the shell tell its state once more when it leaves, where nobody would see that."""
         known = self._dump
-        if self._guarded or known is None or b"trap" in text or self._word == state.WORDS[-1]:
+        if known is None or self._word == state.WORDS[-1]:
             return
         trapped = known.exit_trap is not None or known.debug_trap is not None
         traced = b"x" in self._flags or b"v" in self._flags or risks.traces(text)
@@ -164,8 +177,8 @@ class Memory:
         elif run.ended is not None:
             self.status, self.newest_job, self._flags = exit_code(run.ended), 0, b""
             if self._guarded and (last := state.Dump.found(self._secret, self.bash.said or b"")):
-                last.without_exit_trap()
-                self._dump, self.dirty = last, False
+                last.without_trap(b"EXIT")
+                self._dump, self.dirty = self._ours_left_out(last), False
         self._unsure = self._unsure or risks.may_hide(text)
         self._tainted = self._tainted or risks.may_plant(text)
 
@@ -221,22 +234,34 @@ class Memory:
         self._word = word
         self._guarded = self._guarded and found.exit_trap is not None
         if self._guarded:
-            found.without_exit_trap()
-        self._dump = found
+            found.without_trap(b"EXIT")
+        self._dump = self._ours_left_out(found)
         self.way = protocol.way(found.functions(), found.disabled()) or way
         self.dirty = self._unsure = False
+
+    def _ours_left_out(self, found: state.Dump) -> state.Dump:
+        """Without the brake, which every shell has from the beginning."""
+        brake = found.trap(b"SIGRTMAX")
+        self.braked = brake == BRAKE
+        self._brake_is_theirs = brake is not None and not self.braked
+        if self.braked:
+            found.without_trap(b"SIGRTMAX")
+        return found
 
     def state(self) -> state.State:
         """What the shell remembers now."""
         if self.dirty or self._dump is None:
             self.learn()
-        if self._dump is None:
-            raise LaunchFailed(
-                "the shell does not tell its state",
-                why="functions hide its builtins, or a DEBUG trap vetoes every command",
-                fix="use restart()",
-            )
-        return self._dump.state()
+        try:
+            if self._dump is not None:
+                return self._dump.state()
+        except (ValueError, IndexError):
+            pass  # what a shell says is what its commands made of it
+        raise LaunchFailed(
+            "the shell does not tell its state",
+            why="functions hide its builtins, or a DEBUG trap vetoes every command",
+            fix="use restart()",
+        )
 
     def remembered(self) -> Remembered:
         """What the shell is now."""
@@ -302,8 +327,8 @@ class Memory:
                 elif cwd:
                     self._do(b"\\builtin cd -- %b\n" % quoted(cwd))
                 break
-            except Ended:
-                continue  # something in the state ends any shell that has it
+            except (Ended, ValueError):
+                continue  # something in the state ends any shell that has it, or it is none
         self._dump = self._dump or known
         self.status = status
 

@@ -108,13 +108,16 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     return Settings(workspace, policy, str(backend), str(mode), best_effort, variables)
 
 
-def decide(asked: Settings) -> Decision:
-    """Which backend it will be, with which plan, and what that holds. Starts nothing but probes."""
+def decide(asked: Settings, stand_in: str | None = None) -> Decision:
+    """Which backend it will be, with which plan, and what that holds. Starts nothing but probes.
+
+    `stand_in` is the directory that is under the layers of a sandbox without a workspace.
+    """
     name = asked.backend
-    if asked.mode == "overlay" and asked.workspace is not None:
+    if stand_in is not None or (asked.mode == "overlay" and asked.workspace is not None):
         name = _with_layers(name)
     moved = name in _MOVE or (name == "auto" and sys.platform != "darwin")
-    found = _decided(asked, asked.policy, name, moved=moved)
+    found = _decided(asked, asked.policy, name, moved=moved, stand_in=stand_in)
     if moved and found.backend.name not in _MOVE:  # the best there is shows directories where they are
         moved = False
         found = _decided(asked, asked.policy, found.backend.name, moved=False)
@@ -130,10 +133,14 @@ def decide(asked: Settings) -> Decision:
     return found.replace(enforced=found.enforced.replace(gaps=(*found.enforced.gaps, gap)))
 
 
-def _decided(asked: Settings, policy: Policy, name: str, *, moved: bool) -> Decision:
+def _decided(
+    asked: Settings, policy: Policy, name: str, *, moved: bool, stand_in: str | None = None
+) -> Decision:
     # What goes to a layer of its own changes nothing of the host's: there is nothing to protect there.
     access: Literal["read", "write"] = "write" if asked.mode == "bind" else "read"
-    plan, workspace = compile_session(policy, asked.workspace, access=access, moved=moved, env=asked.env)
+    plan, workspace = compile_session(
+        policy, asked.workspace, access=access, moved=moved, env=asked.env, stand_in=stand_in
+    )
     backend, enforced = backends.choose(plan, name, best_effort=asked.best_effort)
     return Decision(backend, plan, workspace, enforced)
 
@@ -143,32 +150,40 @@ def open_agent(asked: Settings, layering: Layering | None = None) -> Opened:
 
     `layering` is where its workspace's changes begin, if not with none.
     """
-    decided = decide(asked)
+    if (
+        layering is None
+        and asked.mode == "overlay"
+        and (asked.workspace is not None or _keeps_layers(asked.backend))
+    ):
+        from .layering import Layering
+
+        layering = Layering(asked.workspace)
+    try:
+        return _opened(asked, layering)
+    except BaseException:
+        if layering:
+            layering.close()
+        raise
+
+
+def _opened(asked: Settings, layering: Layering | None) -> Opened:
+    decided = decide(asked, layering.workspace if layering and layering.is_nobodys else None)
     plan = decided.plan
     bash = find_program(plan, "bash")
     if decided.backend.name == "namespaces":
-        return _take(decided, asked, bash, layering)
+        return _take(decided, bash, layering)
     from .launched import launch_agent
 
     link, shell, uid = launch_agent(decided.backend, plan, bash)
     return Opened(link, shell, decided, bash, {}, "", uid)
 
 
-def _take(decided: Decision, asked: Settings, bash: str, layering: Layering | None) -> Opened:
+def _take(decided: Decision, bash: str, layering: Layering | None) -> Opened:
     from ..zygote import client
     from .link import AgentLink
 
     plan = decided.plan
-    if layering is None and asked.workspace is not None and asked.mode == "overlay":
-        from .layering import Layering
-
-        layering = Layering(asked.workspace)
-    try:
-        taken = client.open_sandbox(plan, bash, layering.mounted() if layering else None)
-    except BaseException:
-        if layering:
-            layering.close()
-        raise
+    taken = client.open_sandbox(plan, bash, layering.mounted() if layering else None)
 
     def ended() -> None:
         taken.close()
@@ -184,6 +199,13 @@ def _take(decided: Decision, asked: Settings, bash: str, layering: Layering | No
     return Opened(
         link, shell, decided, bash, plan.environment(), plan.cwd, taken.uid, layering, taken.workspace
     )
+
+
+def _keeps_layers(name: str) -> bool:
+    """Whether a sandbox on this backend has layers without being given a directory."""
+    if name != "auto":
+        return name == _OWN_LAYER
+    return sys.platform != "darwin" and backends.get(_OWN_LAYER).probe().usable
 
 
 def _with_layers(name: str) -> str:

@@ -174,7 +174,7 @@ class Run:
 
     @property
     def was_ended(self) -> bool:
-        """Whether the ladder was begun: the shell is held, may complain, and there is something to tidy up."""
+        """Whether the ladder was begun: the shell is held, may complain, and has to be let go."""
         return self._rung > 0
 
     def wrote(self, count: int) -> None:
@@ -207,9 +207,12 @@ class Run:
             self.deadline = now
 
     def poked(self, serial: int, now: float) -> None:
-        """Somebody pokes: at this run, or at one before it."""
+        """Somebody pokes: at this run, or at one before it; with a negative number, to end its shell, too."""
         if serial == self.serial:
             self.interrupt("cancelled", now)
+        elif serial == -self.serial:
+            self.reason, self.deadline = "closed", now
+            self._rung = len(LADDER) - 1
 
     def step(self, now: float) -> int | None:
         """The step to ask the agent for now, if the time has come for one."""

@@ -31,22 +31,29 @@ _LEAVING = (b"exit", b"set -", b"errexit", b"logout", b"source", b". ", b"eval")
 
 def may_end(text: bytes) -> bool:
     """Whether the shell may not survive it."""
-    return any(word in text for word in _ENDING)
+    return _has_any(text, _ENDING)
 
 
 def may_plant(text: bytes) -> bool:
     """Whether the shell may not survive a later command because of it."""
-    return any(word in text for word in _PLANTING) and may_end(text)
+    return _has_any(text, _PLANTING) and may_end(text)
 
 
 def may_hide(text: bytes) -> bool:
     """Whether a builtin may not be found afterwards."""
-    return any(word in text for word in _HIDING)
+    return _has_any(text, _HIDING)
 
 
 def may_leave(text: bytes) -> bool:
     """Whether the shell may end in good order: an EXIT trap would run."""
-    return any(word in text for word in _LEAVING)
+    return _has_any(text, _LEAVING)
+
+
+def _has_any(text: bytes, words: tuple[bytes, ...]) -> bool:
+    for word in words:  # noqa: SIM110 - on every command's path, and three times as fast as any()
+        if word in text:
+            return True
+    return False
 
 
 def traces(text: bytes) -> bool:

@@ -175,6 +175,8 @@ class Sandbox(Layered):
         with self._lock:
             if self._closed:
                 return
+            for session in self._inside.every_session():
+                session.refuse_from_within()
             self._closed = True
         if self._process == os.getpid():  # a fork of the program has nothing to end here
             self._inside.close()

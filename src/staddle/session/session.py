@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from weakref import ref
 
 from ..errors import SandboxClosed, SessionBusy
 from .calls import FROM_POLICY, Call, command_bytes
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from os import PathLike
     from typing import Self
+    from weakref import ReferenceType
 
     from ..policy.limits import Limits
     from .calls import Heard
@@ -46,7 +48,8 @@ class Session:
         self._shell = shell
         self._limits = limits
         self._on_close = on_close
-        self._closed = False
+        self._closed = self._ended = False
+        self._stream: ReferenceType[Stream] | None = None
         self._busy: set[int] = set()  # the threads that have a command here
         self._history: deque[str] = deque(maxlen=_REMEMBERED)
         self.jobs: dict[int, str] = {}  # the newest job after a command, and that command
@@ -120,7 +123,9 @@ class Session:
         me = self._enter()
         self.remember(command)
         try:
-            return Stream(self._shell, text, call, self.over, lambda: self._busy.discard(me))
+            stream = Stream(self._shell, text, call, self.over, lambda: self._busy.discard(me))
+            self._stream = ref(stream)
+            return stream
         except BaseException:
             self._busy.discard(me)
             call.abandon()
@@ -134,6 +139,8 @@ class Session:
     def restart(self) -> None:
         """A new shell as it was at the beginning, without its state, jobs and history."""
         self.refuse_closed()
+        self.refuse_from_within()
+        self._end_stream()
         self._shell.restart()
         self._history.clear()
         self.jobs.clear()
@@ -150,10 +157,30 @@ class Session:
 
     def close(self) -> None:
         """End the shell and what it started. A second time does nothing."""
-        if not self._closed:
-            self._closed = True
+        self.refuse_from_within()
+        self.refuse_from_now()
+        if not self._ended:
+            self._ended = True
+            self._end_stream()
             self._shell.close()
             self._on_close(self)
+
+    def _end_stream(self) -> None:
+        """A stream that nobody reads at the moment would keep its turn for ever."""
+        stream = None if self._stream is None else self._stream()
+        if stream is not None:
+            stream.close()
+
+    def refuse_from_within(self) -> None:
+        """SessionBusy, when a command that passes its output on to this thread would have to end first."""
+        stream = None if self._stream is None else self._stream()
+        reading = stream is not None and stream.result is None
+        if threading.get_ident() in self._busy and not reading:
+            raise SessionBusy(
+                f"the session {self.name!r} cannot be closed by what its own command calls",
+                why="it would wait for itself",
+                fix="use sb.interrupt(), or raise an error: that ends the command",
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -185,8 +212,14 @@ class Session:
         """It is run now."""
         self._history.append(command[:_REMEMBERED_BYTES])
 
+    def refuse_from_now(self) -> None:
+        """Whatever comes is refused, and what is ended from now on is so because of that."""
+        self._closed = True
+
     def over(self, call: Call, outcome: Outcome) -> Result:
         """The result of a command. The job that it left is remembered."""
+        if self._closed and outcome.reason == "cancelled":
+            outcome = outcome.replace(reason="closed")
         job = outcome.newest_job
         if job is not None and job not in self.jobs:
             self.jobs[job] = str(call.command)[:_REMEMBERED_BYTES]

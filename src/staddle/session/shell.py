@@ -145,8 +145,6 @@ class Shell:
             outcome = command.finish()
             if command.late is not None:
                 self._keep(command.late)
-            if self._closed and outcome.reason == "cancelled":
-                outcome = outcome.replace(reason="closed")
         finally:
             self._current = None
             self._runner = 0
@@ -231,7 +229,9 @@ class Shell:
         if self._closed:
             return
         self._closed = True
-        self.interrupt()
+        command = self._current
+        if command is not None:
+            self._memory.bash.poke(-command.run.serial)
         with self._turn:
             self._memory.bash.close()
         JANITOR.forget(self)

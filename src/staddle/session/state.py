@@ -83,10 +83,10 @@ class Dump:
 
     def __init__(self, sections: dict[str, bytes], debug: bytes = b"") -> None:
         self._sections = sections
-        self.exit_trap = self._trap(b"EXIT")
+        self.exit_trap = self.trap(b"EXIT")
         start = debug.rfind(b"trap -- ")
         self._debug = debug[start:] if start >= 0 and debug.endswith(b" DEBUG") else b""
-        self.debug_trap = _words(self._debug)[2] if self._debug else self._trap(b"DEBUG")
+        self.debug_trap = _words(self._debug)[2] if self._debug else self.trap(b"DEBUG")
 
     @classmethod
     def found(cls, nonce: bytes, data: bytes) -> Dump | None:
@@ -99,9 +99,13 @@ class Dump:
         start = pieces[0].find(b"declare -")
         pieces[0] = pieces[0][start:] if start >= 0 else b""
         named = {name: piece for (name, _), piece in zip(_SECTIONS, pieces, strict=False)}
-        return cls(named, debug.rstrip(b"\n"))
+        try:
+            return cls(named, debug.rstrip(b"\n"))
+        except ValueError:
+            return None  # not by bash
 
-    def _trap(self, name: bytes) -> bytes | None:
+    def trap(self, name: bytes) -> bytes | None:
+        """What is done on this signal, or None."""
         for statement in statements(self._sections["traps"]):
             words = _words(statement)
             if len(words) == 4 and words[3] == name:
@@ -110,17 +114,17 @@ class Dump:
 
     def functions(self) -> frozenset[bytes]:
         """The names of all functions."""
-        return frozenset(line.split()[-1] for line in self._sections["names"].splitlines() if line)
+        return frozenset(line.split()[-1] for line in self._sections["names"].splitlines() if line.strip())
 
     def disabled(self) -> frozenset[bytes]:
         """The builtins that are switched off."""
-        return frozenset(line.split()[-1] for line in self._sections["disabled"].splitlines() if line)
+        return frozenset(line.split()[-1] for line in self._sections["disabled"].splitlines() if line.strip())
 
-    def without_exit_trap(self) -> None:
-        """Forget the EXIT trap: it was ours."""
-        kept = [s for s in statements(self._sections["traps"]) if _words(s)[3:] != [b"EXIT"]]
+    def without_trap(self, name: bytes) -> None:
+        """Forget this trap: it was ours."""
+        kept = [s for s in statements(self._sections["traps"]) if _words(s)[3:] != [name]]
         self._sections["traps"] = b"\n".join(kept)
-        self.exit_trap = None
+        self.exit_trap = self.trap(b"EXIT")
 
     # ---------------------------------------------------------------- as values
 
@@ -144,9 +148,7 @@ class Dump:
             oldpwd=oldpwd if isinstance(oldpwd, str) else None,
             functions=self._bodies(),
             aliases=dict(
-                _text(_words(s)[-1]).split("=", 1)
-                for s in statements(self._sections["aliases"])
-                if b"=" in s
+                _text(_words(s)[-1]).split("=", 1) for s in statements(self._sections["aliases"]) if b"=" in s
             ),
             options=_listed(values.get("SHELLOPTS")),
             shopts=_listed(values.get("BASHOPTS")),
@@ -171,11 +173,9 @@ class Dump:
         found: dict[str, str] = {}
         previous, start = b"", 0
         for line in self._sections["names"].splitlines():
-            name = line.split()[-1] if line else b""
-            if not name:
-                continue
+            name = line.split()[-1] if line.strip() else b""
             at = text.find(name + b" () \n", start)
-            if at < 0:
+            if at < 0 or not name:
                 continue
             if previous:
                 found[_text(previous)] = _text(text[start:at].rstrip(b"\n"))

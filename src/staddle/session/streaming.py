@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import select
+import threading
 import time
 from collections import deque
 
@@ -67,6 +68,11 @@ class Chunks:
                 self._ready.append(Chunk(name, data))
         self._held = {"stdout": b"", "stderr": b""}
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is none to be taken."""
+        return not self._ready
+
     def take(self) -> Chunk | None:
         """The next one, if there is one."""
         return self._ready.popleft() if self._ready else None
@@ -89,6 +95,7 @@ class Stream:
         over: Callable[[], None],
     ) -> None:
         self._over: Callable[[], None] | None = None
+        self._driving = threading.Lock()
         self._shell, self._call, self._resulting = shell, call, result
         self._chunks = Chunks(call)
         self._result: Result | None = None
@@ -130,15 +137,20 @@ class Stream:
                     pass
 
     def _advance(self) -> None:
-        shell = self._shell
-        if not shell.step():
-            if not shell.pending:
+        with self._driving:  # somebody may close the session while somebody else reads
+            if self._over is None:
+                return
+            shell = self._shell
+            if shell.step():
+                self._finish()
+            elif self._chunks.empty and not shell.pending:
                 left = None if shell.deadline is None else max(0.0, shell.deadline - time.monotonic())
                 self._waiting.poll(None if left is None else left * 1000 + 1)
-            return
+
+    def _finish(self) -> None:
         over, self._over = self._over, None
         try:
-            outcome = shell.finish()
+            outcome = self._shell.finish()
         except BaseException:
             self._call.abandon()
             raise

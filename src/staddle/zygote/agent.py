@@ -14,6 +14,7 @@ as the commands it starts, and no more to be trusted than they are.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import _socket
 import errno
 import fcntl
@@ -42,6 +43,7 @@ SHELL_OPTIONS = (b"--norc", b"--noprofile", b"--noediting", b"-i")
 #: Its first words. It keeps no history, prints no prompt, looks for no mail, and says which it is.
 GREETING = (
     b"unset MAILCHECK HISTFILE; set +o history +o histexpand; PS1= PS2= PS0=; shopt -u checkwinsize\n"
+    b"trap '" + requests.BRAKE + b"' SIGRTMAX\n"
     b'((0)) >"%b/hello.${BASH_VERSINFO[0]-}.${BASH_VERSINFO[1]-}." || _=\n'
 )
 
@@ -73,6 +75,8 @@ class Agent:
         self._poll = select.poll()
         self._lines: dict[int, _Child | None] = {line.fileno(): None}
         self._telling: dict[int, _Child] = {}
+        # An interrupt for a child that is not its program yet must not be taken for an error of ours.
+        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
         process.block_signals((process.SIGCHLD,))
         self._signals = process.signal_descriptor((process.SIGCHLD,))
 

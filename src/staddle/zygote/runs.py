@@ -4,11 +4,11 @@ A run is what a shell does for one command. Its processes are those below the sh
 with it; jobs of earlier commands are below the same shell and must live. What tells them
 apart, from sure to likely: the pipes they print to, when they began, and their numbers.
 
-Ending goes in steps, the host program's clock between them. A shell that waits for a program
-goes on with the next one of the list when that is killed, or makes nothing of the interruption;
-so that it cannot, it may start no more processes, and a fork that fails takes it back to its
-prompt. Root is not bound by that limit, and a filter around the agent may forbid to set it: there
-the next command of the list may begin before it is killed, too.
+Ending goes in steps, the host program's clock between them. A shell that waits for a program goes
+on with the next one of the list when that is killed, or makes nothing of the interruption. Its
+brake (requests.py) keeps it from that; where that is not there, it may start no more processes,
+and a fork that fails takes it back to its prompt. Only root is not bound by that limit, and a
+filter around the agent may forbid to set it.
 """
 
 from __future__ import annotations

@@ -167,6 +167,21 @@ def test_an_address_that_is_allowed_itself_may_be_behind_a_name() -> None:
     assert "private" in refused.rule
 
 
+def test_everything_is_not_the_same_as_the_address_itself() -> None:
+    everything = Network.allow("api.example.com", "0.0.0.0/0", "::/0", "169.254.0.0/16", "10.0.0.0/8")
+    for address in ("127.0.0.1", "192.168.1.1", "::1", "fd00::1", "169.254.169.254", "64:ff9b::7f00:1"):
+        assert not resolved("api.example.com", address, 443, everything).allowed, address
+    for address in ("10.1.2.3", "169.254.1.1", "8.8.8.8"):
+        assert resolved("api.example.com", address, 443, everything).allowed, address
+
+
+def test_a_refused_address_is_refused_also_where_a_translator_would_reach_it() -> None:
+    network = Network.allow("::/0", "!10.0.0.0/8")
+    for address in ("64:ff9b::a00:1", "2002:a00:1::", "::ffff:10.0.0.1"):
+        assert not decide(address, 443, network).allowed, address
+    assert decide("64:ff9b::808:808", 443, network).allowed
+
+
 def test_a_refused_public_address_is_not_dialled_for_a_name() -> None:
     network = Network.allow("api.example.com", "!203.0.113.0/24")
     assert not resolved("api.example.com", "203.0.113.9", 443, network).allowed

@@ -111,11 +111,15 @@ def test_the_host_of_a_request_is_found_at_every_split() -> None:
         b"GET http://api.example.com HTTP/1.0\r\n\r\n",
         b"CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n",
         b"FOO /?u=http://evil.com HTTP/1.1\r\nHost: api.example.com\r\n\r\n",
+        b" \tGET\t/\tHTTP/1.1\r\nHost:\tapi.example.com\r\n\r\n",
         b"get / http/1.1\r\nHost: api.example.com\r\n\r\n",
     ],
 )
 def test_a_host_is_found_however_it_is_written(data: bytes) -> None:
     assert look(data) == Seen("http", "api.example.com")
+    if not data.startswith(b"FOO"):  # a method that nobody knows is not waited for
+        for cut in range(len(data)):
+            assert look(data[:cut]) is None
 
 
 @pytest.mark.parametrize(

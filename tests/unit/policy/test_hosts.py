@@ -36,6 +36,7 @@ from staddle.policy.hosts import canonical, checked_port, parse
         ("tcp://example.com", "example.com"),
         ("!ads.example.com", "!ads.example.com"),
         ("!udp://*.example.com:53", "!udp://*.example.com:53"),
+        ("!udp://*.example.com", "!udp://*.example.com"),
         ("bücher.example", "xn--bcher-kva.example"),
         ("BÜCHER.example", "xn--bcher-kva.example"),
         ("xn--bcher-kva.example", "xn--bcher-kva.example"),
@@ -136,6 +137,8 @@ def test_an_entry_has_one_spelling(entry: str, text: str) -> None:
         "example.com?x",
         "example.com#x",
         "!!example.com",
+        "udp://192.0.2.53",
+        "udp://example.com",
         "\udcff.com",
     ],
 )
@@ -218,3 +221,18 @@ def test_ports_are_whole_numbers_in_range(port: object) -> None:
     assert checked_port(65535) == 65535
     with pytest.raises(PolicyError):
         checked_port(port)
+
+
+def test_a_refusal_is_for_both_protocols_unless_it_says_udp() -> None:
+    assert parse("!example.com").matches("example.com", 53, "udp")
+    assert parse("!tcp://example.com").matches("example.com", 53, "udp")
+    assert not parse("!udp://example.com").matches("example.com", 53, "tcp")
+    assert not parse("example.com").matches("example.com", 53, "udp")
+
+
+def test_what_a_rule_covers_does_not_depend_on_ports() -> None:
+    assert parse("example.com:443").covers("EXAMPLE.com.")
+    assert parse("udp://*.example.com:53").covers("a.example.com")
+    assert not parse("*.example.com").covers("example.com")
+    assert not parse("10.0.0.0/8").covers("example.com")
+    assert not parse("example.com").covers("exa mple.com")

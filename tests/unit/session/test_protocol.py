@@ -180,6 +180,13 @@ def test_a_poke_is_for_one_run() -> None:
     assert run.step(0.5) == INTERRUPT
 
 
+def test_closing_ends_the_shell_at_once() -> None:
+    run = Run(b"N1", b"", 0.0, None, serial=5)
+    run.poked(-5, 0.5)
+    assert run.reason == "closed"
+    assert run.step(0.5) == KILL_SHELL
+
+
 def test_the_first_reason_stays() -> None:
     run = Run(b"N1", b"", 0.0, 1.0)
     run.step(1.0)

@@ -72,9 +72,9 @@ def test_a_dump_is_found_between_noise() -> None:
     assert Dump.found(b"N2", data) is None
 
 
-def test_our_own_exit_trap_is_forgotten() -> None:
+def test_our_own_trap_is_forgotten() -> None:
     dump = Dump(dict(SECTIONS))
-    dump.without_exit_trap()
+    dump.without_trap(b"EXIT")
     assert dump.exit_trap is None
     assert dump.state().traps == {"SIGINT": "echo 'x'"}
 

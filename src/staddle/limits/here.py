@@ -1,0 +1,63 @@
+"""The control groups of this program: found out once, made when the first sandbox needs one."""
+
+from __future__ import annotations
+
+import _thread
+import os
+
+from . import host, where
+from .family import Family
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..policy.limits import Limits
+    from .group import Group
+    from .where import Means
+
+_turn = _thread.allocate_lock()
+#: By process: a fork has its parent's memory, but none of its groups.
+_known: dict[tuple[int, int], Means] = {}
+_families: dict[int, Family] = {}  # one, or none
+
+
+def means() -> Means:
+    """What there is to hold limits with, for whoever we are now. Looked up once; asks nobody."""
+    who = os.getpid(), os.geteuid()
+    with _turn:
+        if who not in _known:
+            _known.clear()
+            _known[who] = where.decide(host.observe())
+        return _known[who]
+
+
+def group(limits: Limits, *, ours: int = 1, together: bool = False) -> Group | None:
+    """Groups for one more sandbox with `limits` in force; None where this host has none for us to make.
+
+    Where a scope of systemd has to be started first, that is the caller's: see `scope`, and make
+    a Family of what it gives.
+    """
+    found = means()
+    if not found.places or found.scope:
+        return None
+    with _turn:
+        family = _families.get(os.getpid())
+        if family is None:
+            family = _families[os.getpid()] = Family(found)
+    return family.group(limits, ours=ours, together=together)
+
+
+def close() -> None:
+    """Remove all groups of this program, and end what is in them. The next sandbox gets new ones."""
+    with _turn:
+        family = _families.pop(os.getpid(), None)
+    if family is not None:
+        family.close()
+
+
+def _after_fork() -> None:
+    """A fork of this program has no groups: those are its parent's, and go with that."""
+    while _families:
+        _families.popitem()[1].let_go()
+
+
+os.register_at_fork(after_in_child=_after_fork)
