@@ -142,6 +142,19 @@ def test_a_new_size_of_the_window_is_told_inside(person: Person) -> None:
     assert person.sees("now-41 132"), person.seen
 
 
+def test_stopped_and_continued_it_takes_the_terminal_again(person: Person) -> None:
+    person.process.send_signal(signal.SIGSTOP)
+    termios.tcsetattr(person._terminal, termios.TCSANOW, person.modes)  # as the user's own shell does
+    person.process.send_signal(signal.SIGCONT)
+    until = time.monotonic() + 5
+    while person.has_the_terminal_back() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not person.has_the_terminal_back()
+    person.type("echo alive-$((40+2)); exit\n")
+    assert person.sees("alive-42")
+    assert person.status() == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
 def test_a_signal_ends_it_all_and_gives_the_terminal_back(person: Person, number: int) -> None:
     person.type("sleep 1241.3 &\n")

@@ -20,6 +20,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ MORE = {
     "write": (64, 1),
     "chdir": (49, 80),
     "symlinkat": (36, 266),
+    "pipe2": (59, 293),
+    "signalfd4": (74, 289),
 }
 WATCHED = (
     *("unshare", "setns", "clone", "clone3", "mount", "umount2", "pivot_root", "mount_setattr", "open_tree"),
@@ -63,33 +66,42 @@ WATCHED = (
     *("landlock_create_ruleset", "landlock_restrict_self"),
 )
 COLUMN = ("aarch64", "x86_64").index(architecture())
-NAMES = {{**NUMBERS, **MORE}[name][COLUMN]: name for name in WATCHED}
 _SIOCSIFFLAGS, _PR_CAPBSET_DROP = 0x8914, 24
 _WRITTEN = ("pipe", "uid_map", "gid_map", "setgroups")
 _LIMITS = (process.RLIMIT_CORE, process.RLIMIT_MEMLOCK, process.RLIMIT_NICE, process.RLIMIT_RTPRIO)
 #: Which arguments tell one call site from another.
-TELLING = {"unshare": (0,), "mount": (3,), "mount_setattr": (2,), "setresuid": (0,), "prlimit64": (1,)}
+TELLING = {
+    "unshare": (0,),
+    "mount": (3,),
+    "mount_setattr": (2,),
+    "setresuid": (0,),
+    "prlimit64": (1,),
+    "fsconfig": (1,),
+}
 SECONDS = 20.0
 
-
-@dataclass
-class Run:
-    """One start: the calls of each process, in the order in which the processes appeared."""
-
-    fail: tuple[int, int] | None
-    calls: list[list[str]] = field(default_factory=list)
-    failed: str = ""
-    code: int = 0
-    out: str = ""
-    why: str | None = None
-    left: list[int] = field(default_factory=list)
+#: One call: which process, in the order in which they appear, and which of its calls.
+Call = tuple[int, int]
 
 
-def watched_calls() -> bytes:
-    """The filter that asks us about every call in WATCHED."""
-    rows = [(0x20, 0, 0, 0), *((0x15, len(NAMES) - at, 0, nr) for at, nr in enumerate(NAMES))]
+def numbers(names: Sequence[str]) -> dict[int, str]:
+    """The names of these calls by their numbers here."""
+    return {number: name for name in names if (number := {**NUMBERS, **MORE}[name][COLUMN]) is not None}
+
+
+def watching(calls: dict[int, str]) -> bytes:
+    """The filter that asks us about every one of these calls."""
+    rows = [(0x20, 0, 0, 0), *((0x15, len(calls) - at, 0, nr) for at, nr in enumerate(calls))]
     rows += [(6, 0, 0, 0x7FFF0000), (6, 0, 0, 0x7FC00000)]
     return b"".join(struct.pack("HBBI", *row) for row in rows)
+
+
+def watched(names: Sequence[str], channel: socket.socket) -> None:
+    """From now on the other end of `channel` is asked about these calls of this process and its children."""
+    process.no_new_privs()
+    listener = seccomp.load(watching(numbers(names)), seccomp.NEW_LISTENER | seccomp.WAIT_KILLABLE)
+    socket.send_fds(channel, [b"x"], [listener])
+    os.close(listener)
 
 
 def site(name: str, args: tuple[int, ...], pid: int) -> str:
@@ -112,8 +124,86 @@ def site(name: str, args: tuple[int, ...], pid: int) -> str:
     return " ".join([name, *(hex(low[at]) for at in TELLING.get(name, ()))])
 
 
-def run(launch: Launch, fail: tuple[int, int] | None, *, here: bool = False) -> Run:
-    """Start it, with the call `fail` = (which process, which of its calls) failing.
+class Watch:
+    """The calls of processes that have the filter on, and the one that is to fail."""
+
+    def __init__(self, listener: Listener, names: Sequence[str] = WATCHED) -> None:
+        self._listener, self._names = listener, numbers(names)
+        self._poll = select.poll()
+        self._poll.register(listener.fileno(), select.POLLIN)
+        self._order: list[int] = []
+        self._fail: Call | None = None
+        self.calls: list[list[str]] = []
+        self.failed = ""
+
+    def begin(self, fail: Call | None, known: Sequence[int] = ()) -> None:
+        """Count anew, `known` processes first; `fail` is to fail."""
+        self._order, self._fail = list(known), fail
+        self.calls, self.failed = [[] for _ in known], ""
+
+    def answer(self, is_over: Callable[[], bool]) -> None:
+        """Let them go on, but for the one call, until it is over."""
+        until = time.monotonic() + SECONDS
+        while not is_over():
+            if time.monotonic() > until:
+                raise TimeoutError(f"what was started does not end; it failed at {self.failed!r}")
+            for _, event in self._poll.poll(20):
+                if not event & select.POLLIN:
+                    self._poll.unregister(self._listener.fileno())
+                    continue
+                try:
+                    asked = self._listener.recv()
+                    self._listener.respond(asked.id, **self._verdict(asked))
+                except OSError:
+                    continue  # it died while we looked
+                except Exception as error:
+                    if "ENOENT" not in str(error) and getattr(error, "errno", 0) != errno.ENOENT:
+                        raise
+
+    def _verdict(self, asked: Any) -> dict[str, Any]:
+        go_on = {"flags": RespFlag.CONTINUE}
+        name = site(self._names[asked.nr], asked.args, asked.pid)
+        if not name:
+            return go_on
+        who = self._who(asked.pid)
+        self.calls[who].append(name)
+        if (who, len(self.calls[who]) - 1) == self._fail:
+            self.failed = name
+            return {"error": errno.EPERM}
+        return go_on
+
+    def _who(self, thread: int) -> int:
+        if thread in self._order:
+            return self._order.index(thread)
+        try:
+            status = Path(f"/proc/{thread}/status").read_text()
+            pid = int(status.split("Tgid:")[1].split()[0])
+        except OSError:
+            pid = thread  # it has ended
+        if pid not in self._order:
+            self._order.append(pid)
+            self.calls.append([])
+        return self._order.index(pid)
+
+
+# ---------------------------------------------------------------- a sandbox for one command
+
+
+@dataclass
+class Run:
+    """One start: the calls of each process, in the order in which the processes appeared."""
+
+    fail: Call | None
+    calls: list[list[str]] = field(default_factory=list)
+    failed: str = ""
+    code: int = 0
+    out: str = ""
+    why: str | None = None
+    left: list[int] = field(default_factory=list)
+
+
+def run(launch: Launch, fail: Call | None, *, here: bool = False) -> Run:
+    """Start it, with the call `fail` failing.
 
     `here`: as our command line does it, which needs no launcher.
     """
@@ -128,10 +218,21 @@ def run(launch: Launch, fail: tuple[int, int] | None, *, here: bool = False) -> 
     launch.close()
     _, (descriptor,), _, _ = socket.recv_fds(ours, 1, 1)
     ours.close()
+    ended: list[int] = []
+
+    def has_ended() -> bool:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            ended.append(status)
+        return bool(found)
+
     with Listener(descriptor) as listener:
-        status = _answer(listener, pid, done)
-    done.code = os.waitstatus_to_exitcode(status)
-    done.left = _orphans()
+        watch = Watch(listener)
+        watch.begin(fail)
+        watch.answer(has_ended)
+    done.calls, done.failed = watch.calls, watch.failed
+    done.code = os.waitstatus_to_exitcode(ended[0])
+    done.left = orphans()
     with os.fdopen(output) as file:
         done.out = file.read()
     assert launch.status is not None
@@ -150,10 +251,7 @@ def _become(launch: Launch, channel: socket.socket, out: int, here: bool) -> Non
         os.chdir(launch.cwd)
         for fd in launch.pass_fds:
             os.set_inheritable(fd, True)
-        process.no_new_privs()
-        listener = seccomp.load(watched_calls(), seccomp.NEW_LISTENER | seccomp.WAIT_KILLABLE)
-        socket.send_fds(channel, [b"x"], [listener])
-        os.close(listener)
+        watched(WATCHED, channel)
         if here and launch.here is not None:
             first = launch.here(lambda: None)
             code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
@@ -166,47 +264,7 @@ def _become(launch: Launch, channel: socket.socket, out: int, here: bool) -> Non
         os._exit(code)
 
 
-def _answer(listener: Listener, launcher: int, done: Run) -> int:
-    order: list[int] = []
-    poll = select.poll()
-    poll.register(listener.fileno(), select.POLLIN)
-    until = time.monotonic() + SECONDS
-    while time.monotonic() < until:
-        ended, status = os.waitpid(launcher, os.WNOHANG)
-        if ended:
-            return status
-        for _, event in poll.poll(20):
-            if not event & select.POLLIN:
-                poll.unregister(listener.fileno())
-                continue
-            try:
-                asked = listener.recv()
-                listener.respond(asked.id, **_verdict(asked, order, done))
-            except OSError:
-                continue  # it died while we looked
-            except Exception as error:
-                if "ENOENT" not in str(error) and getattr(error, "errno", 0) != errno.ENOENT:
-                    raise
-    raise TimeoutError("the launcher does not end")
-
-
-def _verdict(asked: Any, order: list[int], done: Run) -> dict[str, Any]:
-    go_on = {"flags": RespFlag.CONTINUE}
-    name = site(NAMES[asked.nr], asked.args, asked.pid)
-    if not name:
-        return go_on
-    if asked.pid not in order:
-        order.append(asked.pid)
-        done.calls.append([])
-    who = order.index(asked.pid)
-    done.calls[who].append(name)
-    if (who, len(done.calls[who]) - 1) == done.fail:
-        done.failed = name
-        return {"error": errno.EPERM}
-    return go_on
-
-
-def _orphans() -> list[int]:
+def orphans() -> list[int]:
     """Who is still there a moment later; they are ours to end."""
     until = time.monotonic() + 2
     while time.monotonic() < until:
@@ -222,16 +280,23 @@ def _orphans() -> list[int]:
     return [int(pid) for pid in children]
 
 
-def chosen(calls: list[list[str]]) -> list[tuple[int, int]]:
-    """The first and the last call from each place, in every process, up to the command's own exec."""
-    found: list[tuple[int, int]] = []
+def places(made: Sequence[str], start: int, end: int) -> list[int]:
+    """The first and the last call from each place, of those in between."""
+    found: list[int] = []
+    for place in sorted(set(made[start:end])):
+        at = [index for index in range(start, end) if made[index] == place]
+        found += sorted({at[0], at[-1]})
+    return found
+
+
+def chosen(calls: list[list[str]]) -> list[Call]:
+    """Those of every process, up to the command's own exec."""
+    found: list[Call] = []
     command = next(who for who, made in enumerate(calls) if "seccomp" in made)
     for who, made in enumerate(calls[: command + 1]):
         start = 1 if made[0] == "execve" and who == 0 else 0  # our own exec of the launcher
         end = made.index("execve", made.index("seccomp")) + 1 if who == command else len(made)
-        for place in sorted(set(made[start:end])):
-            at = [index for index in range(start, end) if made[index] == place]
-            found += [(who, index) for index in sorted({at[0], at[-1]})]
+        found += [(who, index) for index in places(made, start, end)]
     return found
 
 
@@ -249,7 +314,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
         cwd=work,
     )
 
-    def start(fail: tuple[int, int] | None) -> Run:
+    def start(fail: Call | None) -> Run:
         launch = backend.prepare(plan, ("/bin/sh", "-c", "echo it ran; touch made"))
         return run(launch, fail, here=asked.get("here", False))
 
@@ -277,11 +342,11 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     return {"runs": runs, "calls": whole.calls, "mounts_changed": mounts != after}
 
 
-def sweep(place: str, **asked: Any) -> dict[str, Any]:
-    """Run this program."""
+def sweep(place: str, *, program: str = "faults", **asked: Any) -> dict[str, Any]:
+    """Run this program, or another one of the same kind."""
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernel.faults", json.dumps({"place": place, **asked})],
+        [sys.executable, "-m", f"tests.kernel.{program}", json.dumps({"place": place, **asked})],
         env={**os.environ, "PYTHONPATH": f"{root}:{root}/src", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         timeout=100,

@@ -33,7 +33,7 @@ from staddle.network.arrangement import RESOLV_CONF, arrange
 from staddle.network.forward import answer, is_wish
 from staddle.network.inside import hand_over, prepare
 from staddle.network.orders import LONGEST, Attempt
-from staddle.network.starting import GatewayProcess, Limits, start
+from staddle.network.starting import Bounds, GatewayProcess, start
 from staddle.policy.network import Network
 
 #: Addresses that exist in the made-up host only.
@@ -197,11 +197,11 @@ def sandbox(
     *entries: str,
     hosts: dict[str, str] | None = None,
     redirect: bool = True,
-    limits: Limits | None = None,
+    bounds: Bounds | None = None,
     nameservers: tuple[tuple[str, int], ...] = (),
 ) -> Iterator[Sandbox]:
     """A sandbox that may reach these, with a gateway that finds these names in /etc/hosts."""
-    with network_of(Network.allow(*entries), hosts or {}, redirect, limits, nameservers) as made:
+    with network_of(Network.allow(*entries), hosts or {}, redirect, bounds, nameservers) as made:
         yield made
 
 
@@ -210,12 +210,12 @@ def network_of(
     network: Network,
     hosts: dict[str, str] | None = None,
     redirect: bool = True,
-    limits: Limits | None = None,
+    bounds: Bounds | None = None,
     nameservers: tuple[tuple[str, int], ...] = (),
 ) -> Iterator[Sandbox]:
     """The same for any policy that has a gateway."""
-    with start(network, limits, hosts=tuple((hosts or {}).items()), nameservers=nameservers) as gateway:
-        made = Sandbox(network, gateway, redirect=redirect, asks=bool(limits and limits.asks))
+    with start(network, bounds, hosts=tuple((hosts or {}).items()), nameservers=nameservers) as gateway:
+        made = Sandbox(network, gateway, redirect=redirect, asks=bool(bounds and bounds.asks))
         try:
             yield made
         finally:

@@ -487,7 +487,7 @@ CASES: dict[str, list[Step]] = {
         s("echo $y $PWD", "2 /usr\n"),
     ],
     "a timeout of a pipeline": [
-        s("yes | head -c 100000000000 | wc -c", code=124, timeout=0.3, reason="timeout"),
+        s("yes | head -c 100000000000 | wc -c", None, code=124, timeout=0.3, reason="timeout"),
         s("echo ok", "ok\n"),
     ],
     "a timeout of a read": [

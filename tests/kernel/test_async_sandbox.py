@@ -253,6 +253,31 @@ def test_a_stream_that_nobody_reads_does_not_hold_up_the_end(backend: str) -> No
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
+def test_changes_snapshots_and_forks(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a\n")
+
+    async def main() -> None:
+        async with AsyncSandbox(tmp_path) as sb:
+            await sb.run("x=1; echo b > b")
+            before = await sb.snapshot("before")
+            await sb.run("x=2; rm a b")
+            first, second = await sb.fork(2)
+            async with first, second:
+                await first.run("echo first > c")
+                assert (await first.run("ls; echo $x")).stdout == "c\n2\n"
+                assert (await second.run("ls; echo $x")).stdout == "2\n"
+            await sb.restore(before)
+            assert (await sb.run("ls; echo $x")).stdout == "a\nb\n1\n"
+            assert [change.path for change in await sb.diff()] == ["/workspace/b"]
+            await sb.commit()
+            await sb.run("echo c > a")
+            await sb.discard()
+            assert (await sb.run("cat a b")).stdout == "a\nb\n"
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert (tmp_path / "b").read_text() == "b\n"
+
+
 def test_opening_can_be_cancelled_and_leaves_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         async with AsyncSandbox(tmp_path, backend="bwrap", mode="bind") as sb:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,21 +14,13 @@ import pytest
 
 from staddle.linux.process import SIGKILL
 from staddle.network import forward
-from staddle.network.starting import GatewayProcess, start
+from staddle.network.starting import Bounds, GatewayProcess, start
 from staddle.policy.network import Network
 from tests.kernel.in_a_child import ROOT
 from tests.kernel.network_servers import echo, http_server
 from tests.kernel.network_world import OTHER, PUBLIC, in_a_world, network_of, sandbox, status, until
 
 HOSTS = {"api.example.com": PUBLIC}
-READ = """
-try:
-    while s.recv(65536): pass
-    print("end")
-except OSError as error:
-    print(type(error).__name__)
-"""
-CONNECT = "import socket, sys, time; s = socket.create_connection(('api.example.com', 9000), 10)\n"
 
 
 def settled(gateway: GatewayProcess) -> bool:
@@ -103,6 +96,61 @@ def _answers(line: int, port: int) -> bool:
             return made.recv(8) == b"HTTP/1.0"
     except forward.ForwardFailed:
         return False
+
+
+# What no entry speaks of.
+
+
+@in_a_world
+def test_somebody_may_be_asked_and_anything_but_yes_is_no() -> None:
+    echo(PUBLIC, 9000)
+    echo(OTHER, 9000)
+    answers = {"yes.example.com": True, "no.example.com": False, "odd.example.com": "yes", PUBLIC: True}
+    hosts = dict.fromkeys(
+        ["yes.example.com", "no.example.com", "odd.example.com", "denied.example.com"], PUBLIC
+    )
+    asked: list[tuple[str, int]] = []
+    network = Network.allow("api.example.com", "!denied.example.com")
+    with network_of(network, hosts, bounds=Bounds(asks=2)) as inside:
+        gateway = inside.gateway
+        assert gateway is not None
+        told = []
+        done = threading.Event()
+
+        def decide() -> None:
+            while not done.is_set():
+                told.extend(gateway.attempts())
+                for question in gateway.questions():
+                    asked.append((question.host, question.port))
+                    if question.host in answers:
+                        gateway.decide(question, answers[question.host])
+                time.sleep(0.01)
+
+        deciding = threading.Thread(target=decide, daemon=True)
+        deciding.start()
+        code = """
+import socket
+def ask(host):
+    try:
+        s = socket.create_connection((host, 9000), 8); s.sendall(b"\\0hi"); return s.recv(9) == b"\\0hi"
+    except OSError as error:
+        return type(error).__name__
+for host in {hosts!r}: print(ask(host))
+""".replace("{hosts!r}", repr([*hosts, PUBLIC, OTHER, "yes.example.com"]))
+        lines = inside.python(code).split("\n")
+        done.set()
+        deciding.join()
+        reset = "ConnectionResetError"
+        assert lines == ["True", reset, reset, "gaierror", "True", reset, "True"]
+        assert asked == [
+            (host, 9000) for host in ("yes.example.com", "no.example.com", "odd.example.com", PUBLIC, OTHER)
+        ]
+        told.extend(inside.attempts())
+        assert {a.host for a in told if a.outcome == "refused"} >= {
+            "no.example.com",
+            OTHER,
+            "denied.example.com",
+        }
 
 
 # The process.

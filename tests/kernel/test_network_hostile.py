@@ -8,7 +8,7 @@ import resource
 import socket
 from pathlib import Path
 
-from staddle.network.starting import Limits
+from staddle.network.starting import Bounds
 from tests.kernel.network_servers import echo, http_server, listening
 from tests.kernel.network_world import PUBLIC, in_a_world, sandbox, status
 
@@ -117,10 +117,29 @@ print(urllib.request.urlopen("http://api.example.com/").read().decode())
 
 
 @in_a_world
+def test_an_opening_in_single_bytes_ends_soon() -> None:
+    http_server(PUBLIC, 80)
+    with sandbox("api.example.com", hosts=HOSTS) as inside:
+        code = """
+import socket, time
+s = socket.create_connection(("api.example.com", 80), 5)
+s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+sent = 0
+try:
+    for byte in b"GET / HTTP/1.1\\r\\nX: " + b"a" * 4000:
+        s.send(bytes([byte])); sent += 1; time.sleep(0.0005)
+except OSError: pass
+print(256 <= sent < 4000)
+"""
+        assert inside.python(code) == "True"
+        assert any("too many pieces" in a.why for a in inside.attempts())
+
+
+@in_a_world
 def test_running_out_of_descriptors_is_survived() -> None:
     echo(PUBLIC, 9000)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    with sandbox("api.example.com:9000", hosts=HOSTS, limits=Limits(connections=500)) as inside:
+    with sandbox("api.example.com:9000", hosts=HOSTS, bounds=Bounds(connections=500)) as inside:
         code = """
 import socket
 many = []

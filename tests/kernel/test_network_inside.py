@@ -17,6 +17,7 @@ from staddle.network import synthetic
 from staddle.network.arrangement import Arrangement, arrange
 from staddle.network.inside import connected, hand_over, prepare, stock
 from staddle.network.orders import LONGEST, decode_sockets
+from staddle.network.probing import probe
 from staddle.policy.network import Network
 from tests.kernel.network_world import in_a_world
 
@@ -159,3 +160,15 @@ def test_without_the_right_over_a_namespace_nothing_is_made() -> None:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     assert "198.18" not in Path("/proc/net/fib_trie").read_text()
+
+
+def test_this_machine_has_everything_a_sandbox_can_use() -> None:
+    found = probe()
+    assert (found.works, found.redirects, found.tells, found.v6) == (True, True, True, True)
+
+
+@in_a_world
+def test_where_no_namespaces_can_be_made_the_probe_says_so() -> None:
+    Path("/proc/sys/user/max_net_namespaces").write_text("0")
+    assert not probe().works
+    assert not probe().redirects

@@ -11,14 +11,6 @@ from tests.kernel.network_servers import http_server, nameserver
 from tests.kernel.network_world import OTHER, PUBLIC, in_a_world, sandbox
 
 HOSTS = {"api.example.com": PUBLIC}
-READ = """
-try:
-    while s.recv(65536): pass
-    print("end")
-except OSError as error:
-    print(type(error).__name__)
-"""
-CONNECT = "import socket, sys, time; s = socket.create_connection(('api.example.com', 9000), 10)\n"
 
 
 @in_a_world

@@ -14,8 +14,6 @@ import socket
 import subprocess
 import sys
 import tarfile
-import threading
-import time
 import zipfile
 from pathlib import Path
 
@@ -23,10 +21,8 @@ import pytest
 
 from staddle.linux.syscalls import call
 from staddle.linux.userns import CLONE_NEWIPC, CLONE_NEWUSER, map_ids
-from staddle.network.starting import Limits
-from staddle.policy.network import Network
-from tests.kernel.network_servers import echo, listening, udp_echo
-from tests.kernel.network_world import OTHER, PUBLIC, apart, in_a_world, network_of, sandbox, until
+from tests.kernel.network_servers import certificate_for, echo, listening
+from tests.kernel.network_world import PUBLIC, apart, in_a_world, sandbox, until
 
 POSTGRES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 
@@ -199,67 +195,46 @@ def test_psql_talks_to_a_real_server(tmp_path: Path) -> None:
     world()
 
 
-@in_a_world
-def test_an_idle_connection_stays() -> None:
-    echo(PUBLIC, 9000)
-    with sandbox("api.example.com", hosts={"api.example.com": PUBLIC}) as inside:
-        code = """
-import socket, time
-s = socket.create_connection(("api.example.com", 9000)); s.sendall(b"\\0one"); print(s.recv(9))
-t = socket.create_connection(("api.example.com", 9000))
-time.sleep(6)
-s.sendall(b"two"); print(s.recv(9))
-t.sendall(b"\\0late"); print(t.recv(9))
-"""
-        assert inside.python(code).split("\n") == ["b'\\x00one'", "b'two'", "b'\\x00late'"]
-
-
-@in_a_world
-def test_somebody_may_be_asked_and_anything_but_yes_is_no() -> None:
-    echo(PUBLIC, 9000)
-    echo(OTHER, 9000)
-    udp_echo(PUBLIC, 53)
-    answers = {"yes.example.com": True, "no.example.com": False, "odd.example.com": "yes", PUBLIC: True}
-    hosts = dict.fromkeys(
-        ["yes.example.com", "no.example.com", "odd.example.com", "denied.example.com"], PUBLIC
-    )
-    asked: list[tuple[str, int]] = []
-    network = Network.allow("api.example.com", "!denied.example.com")
-    with network_of(network, hosts, limits=Limits(asks=2)) as inside:
-        gateway = inside.gateway
-        assert gateway is not None
-        told = []
-        done = threading.Event()
-
-        def decide() -> None:
-            while not done.is_set():
-                told.extend(gateway.attempts())
-                for question in gateway.questions():
-                    asked.append((question.host, question.port))
-                    if question.host in answers:
-                        gateway.decide(question, answers[question.host])
-                time.sleep(0.01)
-
-        threading.Thread(target=decide, daemon=True).start()
-        code = """
+@pytest.mark.skipif(not shutil.which("node") or not shutil.which("openssl"), reason="node is the server")
+def test_http2_and_websockets_pass(tmp_path: Path) -> None:
+    both = certificate_for(tmp_path, "api.example.com")
+    server = """
+const http2 = require("http2"), http = require("http");
+const pem = require("fs").readFileSync(process.argv[1]);
+const one = http2.createSecureServer({key: pem, cert: pem});
+one.on("stream", (s, h) => { s.respond({":status": 200}); s.end("h2 for " + h[":authority"]); });
+const two = http.createServer();
+two.on("upgrade", (request, socket) => {
+  socket.write("HTTP/1.1 101 Go on\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\n\\r\\n");
+  socket.pipe(socket);
+});
+one.listen(443, "HOST"); two.listen(80, "HOST");
+""".replace("HOST", PUBLIC)
+    client = """
 import socket
-def ask(host):
-    try:
-        s = socket.create_connection((host, 9000), 8); s.sendall(b"\\0hi"); return s.recv(9) == b"\\0hi"
-    except OSError as error:
-        return type(error).__name__
-for host in {hosts!r}: print(ask(host))
-""".replace("{hosts!r}", repr([*hosts, PUBLIC, OTHER, "yes.example.com"]))
-        lines = inside.python(code).split("\n")
-        done.set()
-        reset = "ConnectionResetError"
-        assert lines == ["True", reset, reset, "gaierror", "True", reset, "True"]
-        assert asked == [
-            (host, 9000) for host in ("yes.example.com", "no.example.com", "odd.example.com", PUBLIC, OTHER)
-        ]
-        time.sleep(0.1)
-        assert {a.host for a in told if a.outcome == "refused"} >= {
-            "no.example.com",
-            OTHER,
-            "denied.example.com",
-        }
+s = socket.create_connection(("api.example.com", 80))
+s.sendall(b"GET /chat HTTP/1.1\\r\\nHost: api.example.com\\r\\n")
+s.sendall(b"Upgrade: websocket\\r\\nConnection: Upgrade\\r\\n\\r\\n")
+assert s.recv(1000).startswith(b"HTTP/1.1 101")
+for frame in (b"\\x81\\x02hi", bytes(70000)):
+    s.sendall(frame)
+    assert s.recv(len(frame), socket.MSG_WAITALL) == frame
+print("frames")
+"""
+
+    @in_a_world
+    def world() -> None:
+        apart(lambda: os.execvp("node", ["node", "-e", server, str(both)]))  # noqa: S606
+        with sandbox("api.example.com:80,443", hosts={"api.example.com": PUBLIC}) as inside:
+            curl = [
+                "curl",
+                "-sS",
+                "--http2",
+                "--cacert",
+                str(tmp_path / "cert.pem"),
+                "https://api.example.com/",
+            ]
+            assert until(lambda: inside.run(*curl)[1] == "h2 for api.example.com", 20)
+            assert inside.python(client) == "frames"
+
+    world()

@@ -237,6 +237,24 @@ def test_exec_runs_a_program_where_the_session_is(sb: Sandbox) -> None:
     assert sb.exec(["pwd"], cwd="bin", env={"A": "2"}).stdout in ("/usr/bin\n", "/bin\n")
 
 
+def test_programs_do_not_wait_for_a_command_of_the_session(sb: Sandbox) -> None:
+    sb.run("cd /usr; export A=1")
+    sb.warm_up()
+    started = threading.Event()
+    long = threading.Thread(
+        target=lambda: sb.run("cd /; export A=2; echo; sleep 1236.8", on_stdout=lambda _: started.set())
+    )
+    long.start()
+    assert started.wait(10)
+    assert sb.exec(["sh", "-c", "pwd; echo $A"]).stdout == "/usr\n1\n"
+    assert sb.start("pwd").wait(10) == 0
+    heard: list[str] = []
+    sb.interrupt()
+    long.join(10)
+    sb.run("echo a", on_stdout=lambda _: heard.append(sb.exec(["pwd"]).stdout))
+    assert heard == ["/\n"]
+
+
 def test_exec_tells_what_is_missing_or_cannot_be_run(sb: Sandbox) -> None:
     missing = sb.exec(["no-such-program"])
     assert missing.exit_code == 127
@@ -538,6 +556,25 @@ def test_where_nothing_can_be_moved_the_workspace_is_where_it_is(work: Path, bac
         assert sb.run("pwd; cat a.txt; echo b > a.txt").stdout == f"{work}\na\n"
         assert [gap.documented for gap in sb.enforced.gaps if gap.protection == "workspace"] == [True]
     assert (work / "a.txt").read_text() == "b\n"
+
+
+def test_a_session_without_namespaces_is_a_whole_one() -> None:
+    with Sandbox(backend="landlock") as sb:
+        home = sb.run("pwd").stdout
+        assert sb.run('test "$PWD" = "$HOME" && touch here "$TMPDIR/there" && ls').stdout == "here\n"
+        assert sb.run("ls /root ~root 2>&1; echo x > /usr/x").exit_code == 1
+        sb.run("x=1; sleep 1236.6 &")
+        assert sb.run("exit 3").shell_exited
+        assert sb.run("echo $x").stdout == "1\n"
+        assert sb.exec(["pwd"]).stdout == home
+        assert sb.run("sleep 1236.7", timeout=0.3).timed_out
+        assert sb.start("cat").poll() is None
+        assert sb.session("other").run("pwd").stdout == home
+        with sb.terminal(["tty"]) as terminal:
+            assert terminal.wait(10) == 0
+        assert [chunk.text for chunk in sb.stream("echo a")] == ["a\n"]
+    assert within(3, lambda: not with_argument("1236.6"))
+    assert not os.path.exists(home.strip())
 
 
 @every_backend

@@ -240,7 +240,7 @@ def test_nothing_is_left_open(backend: str) -> None:
                 break
 
     once()  # threads and the like are made once
-    before = descriptors(), len(children())
+    files, processes = descriptors(), len(children())
     for _ in range(3):
         once()
-    assert within(5, lambda: (descriptors(), len(children())) == before), (before, descriptors())
+    assert within(5, lambda: descriptors() <= files and len(children()) <= processes)

@@ -14,13 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from staddle.errors import CommitRefused
-from staddle.layers import removal
+from staddle.layers import removal, staging
+from staddle.layers.archive import save
 from staddle.layers.baseline import Baseline
 from staddle.layers.changes import diff
 from staddle.layers.commit import commit
+from staddle.layers.loading import load
+from staddle.layers.merged import View
+from staddle.layers.merging import copy_of
 from staddle.layers.review import Conflict
 from staddle.layers.scan import Watch
-from staddle.layers.stack import Stack
+from staddle.layers.stack import Frozen, Stack
 from staddle.layers.store import Store, home_for
 from tests.kernel.layers_overlay import MEMORY, Picture, fill, inside, naive_changes, picture
 
@@ -52,7 +56,7 @@ OPERATION = st.one_of(
     st.tuples(st.just("replace"), PATHS, CONTENT),
 )
 OPERATIONS = st.lists(OPERATION, max_size=10)
-FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
@@ -131,10 +135,10 @@ class World:
         shutil.rmtree(self.top)
 
 
-def told(stack: Stack) -> set[tuple[str, str]]:
+def told(what: Stack | View) -> set[tuple[str, str]]:
     """The change list with a rename told as what it is made of."""
     found = set()
-    for change in diff(stack.view()):
+    for change in diff(what.view() if isinstance(what, Stack) else what):
         if change.kind == "renamed":
             assert change.old_path
             found |= {("added", change.path), ("deleted", change.old_path)}
@@ -203,9 +207,15 @@ def test_what_is_dropped_is_as_it_was_and_the_rest_as_it_is(
 
 
 @FEW
-@given(TREE, OPERATIONS, OPERATIONS)
-def test_a_commit_makes_the_host_what_was_seen_inside(tree: list, first: list, second: list) -> None:  # type: ignore[type-arg]
-    with World(tree) as world:
+@given(TREE, OPERATIONS, OPERATIONS, st.booleans())
+def test_a_commit_makes_the_host_what_was_seen_inside(
+    tree: list,  # type: ignore[type-arg]
+    first: list,  # type: ignore[type-arg]
+    second: list,  # type: ignore[type-arg]
+    on_overlay: bool,
+) -> None:
+    with World(tree) as world, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "is_overlay", lambda _: on_overlay)
         baseline = Baseline()
         world.run(first)
         stack = world.stack.freeze().stack()
@@ -267,6 +277,38 @@ def test_a_file_that_both_sides_changed_is_a_conflict_and_nothing_is_written(
 
 
 @FEW
+@given(TREE, OPERATIONS, OPERATIONS)
+def test_what_is_saved_and_loaded_is_the_same(tree: list, first: list, second: list) -> None:  # type: ignore[type-arg]
+    with World(tree) as world:
+        world.run(first)
+        stack = world.stack.freeze().stack()
+        after = world.run(second, stack)
+        path = str(world.top / "saved")
+        save({"workspace": stack.freeze()}, path)
+        layers, _ = load(path, world.store)
+        loaded = Frozen(world.store, stack.bases, [layers["workspace"]]).stack()
+        assert world.run([], loaded) == after
+        assert told(loaded) == told(stack)
+
+
+@FEW
+@given(TREE, OPERATIONS)
+def test_a_copy_without_overlayfs_tells_and_commits_the_same(tree: list, operations: list) -> None:  # type: ignore[type-arg]
+    with World(tree) as world:
+        copy = world.top / "copy"
+        copy.mkdir()
+        copy_of(str(world.host), str(copy))
+        assert picture(copy) == world.before
+        do(operations)(copy)
+        after = picture(copy)
+        view = View((str(copy),), (str(world.host),), plain=True)
+        expected = naive_changes(world.before, after)
+        assert told(view) == expected
+        commit(view, allow_protected=True)
+        assert picture(world.host) == after
+
+
+@FEW
 @given(TREE, OPERATIONS, OPERATIONS, OPERATIONS)
 def test_two_looks_tell_what_one_command_did(tree: list, first: list, second: list, third: list) -> None:  # type: ignore[type-arg]
     with World(tree) as world:
@@ -275,10 +317,10 @@ def test_two_looks_tell_what_one_command_did(tree: list, first: list, second: li
         rewritten: set[str] = set()
         for operations in (first, second, third):
             after = world.run(operations)
-            told = {(change.kind, change.path) for change in watch.look() or ()}
+            seen = {(change.kind, change.path) for change in watch.look() or ()}
             exact = naive_changes(before, after)
-            assert exact <= told
-            assert all(kind == "modified" and path in rewritten for kind, path in told - exact)
+            assert exact <= seen
+            assert all(kind == "modified" and path in rewritten for kind, path in seen - exact)
             rewritten |= {path for _, path in exact} | {
                 path for path, what in after.items() if what[0] == "file"
             }

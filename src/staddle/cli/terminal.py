@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import termios
 import time
 import tty
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 
 SIGWINCH = 28  # everywhere
+SIGCONT = 19 if sys.platform == "darwin" else 18
 #: How much that was typed may wait for a shell that does not read. Then typing waits.
 _TYPED_AHEAD = 65536
 #: The terminal inside is hung up: how long its shell may take to end.
@@ -41,7 +43,7 @@ _LAST_PATIENCE = 5.0
 def on_this_terminal(sandbox: Sandbox, seconds: float | None) -> int:
     """An interactive shell on our standard input and output. Its exit status; 124 when the time was up."""
     modes = termios.tcgetattr(0)
-    with waiting_among_threads((SIGWINCH, SIGHUP, SIGINT, SIGQUIT, SIGTERM)) as signals:
+    with waiting_among_threads((SIGWINCH, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM)) as signals:
         size = os.get_terminal_size(0)
         terminal = sandbox.terminal(
             rows=size.lines or 24, cols=size.columns or 80, term=os.environ.get("TERM", "dumb")
@@ -76,10 +78,12 @@ class _Relay:
             for fd, event in poll.poll(None if left is None else left * 1000 + 1):
                 if fd == self._signals.descriptor:
                     for number in self._signals.read():
-                        if number != SIGWINCH:
+                        if number not in (SIGWINCH, SIGCONT):
                             return 128 + number
+                        if number == SIGCONT:  # we were stopped, and the terminal was somebody else's
+                            tty.setraw(0, termios.TCSADRAIN)
                         size = os.get_terminal_size(0)
-                        self._terminal.resize(size.lines, size.columns)
+                        self._terminal.resize(size.lines or 24, size.columns or 80)
                 elif fd == 0:
                     self._read_keys()
                 else:

@@ -77,13 +77,22 @@ def open_checked(root: int, path: str, flags: int) -> int:
         raise translated(error, path) from None
 
 
-def read(root: int, path: str, limit: int) -> bytes:
-    """The bytes of a regular file of at most `limit` bytes."""
+def open_file(root: int, path: str) -> int:
+    """A regular file, opened for reading; the caller's to close."""
     _regular(root, path)
     # It may be another thing by now: not blocking on it, and asking again what it is.
     fd = open_checked(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    with open(fd, "rb") as file:
+    try:
         _refuse_special(os.fstat(fd).st_mode, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read(root: int, path: str, limit: int) -> bytes:
+    """The bytes of a regular file of at most `limit` bytes."""
+    with open(open_file(root, path), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"it has more than {limit} bytes", path)
@@ -278,11 +287,14 @@ def _take_over(fd: int, before: os.stat_result) -> None:
         os.fchmod(fd, mode)
 
 
-def walk(root: int, start: str, enter: Callable[[str], bool]) -> Iterator[tuple[str, bool]]:
+def walk(
+    root: int, start: str, enter: Callable[[str], bool], *, links: bool = False
+) -> Iterator[tuple[str, bool]]:
     """(path, is a directory) for files and directories below `start`, one directory open at a time.
 
-    Links and special files are left out, as nothing here would open them. A directory that
-    is gone, replaced or closed to us when its turn comes holds nothing.
+    Links and special files are left out, as nothing here would open them, unless `links` asks for
+    them too; none is followed. A directory that is gone, replaced or closed to us when its turn
+    comes holds nothing.
     """
     todo = [start]
     while todo:
@@ -294,7 +306,9 @@ def walk(root: int, start: str, enter: Callable[[str], bool]) -> Iterator[tuple[
         try:
             with os.scandir(fd) as entries:
                 found = [
-                    (entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries if _is_plain(entry)
+                    (entry.name, entry.is_dir(follow_symlinks=False))
+                    for entry in entries
+                    if links or _is_plain(entry)
                 ]
         except OSError:
             continue

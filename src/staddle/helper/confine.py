@@ -83,7 +83,17 @@ def become_command(
     guardian: int,
     broker: int = -1,
 ) -> NoReturn:
-    """Confine this process and exec the command. Raises NotStarted; nothing else comes back.
+    """Confine this process and exec the command. Raises NotStarted; nothing else comes back."""
+    open_files = confine(instructions, ruleset, guardian, broker)
+    if open_files:  # last: so few may be allowed that we could not have done the rest
+        _checked("limits cannot be set", process.set_rlimits, {process.RLIMIT_NOFILE: open_files})
+    _exec(instructions)
+
+
+def confine(
+    instructions: Instructions, ruleset: Ruleset | None, guardian: int, broker: int = -1
+) -> tuple[int, int] | None:
+    """Confine this process, all but for how many files it may open: that is returned, for who can set it.
 
     `guardian` is the process that must be our parent (0: none in particular). `broker` is the
     channel on which it waits for the filter's listener; until it has read that, our first
@@ -116,9 +126,7 @@ def become_command(
         if not process.is_filtered():
             raise NotStarted(CONFINEMENT, "the system call filter was loaded, but is not on")
     process.default_signals()
-    if open_files:  # last: so few may be allowed that we could not have done the rest
-        _checked("limits cannot be set", process.set_rlimits, {process.RLIMIT_NOFILE: open_files})
-    _exec(instructions)
+    return open_files
 
 
 def _leave_session() -> None:

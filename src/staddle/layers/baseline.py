@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     Signature = tuple[int, ...]
 
+#: What no file has.
+_CHANGED: Signature = (-1,)
+
 
 class Baseline:
     """The base as of now. For one host directory and one sandbox."""
@@ -41,6 +44,40 @@ class Baseline:
         other = Baseline(self.taken)
         other._noted, other._settled = dict(self._noted), dict(self._settled)
         return other
+
+    def with_commits_of(self, later: Baseline) -> Baseline:
+        """The same, for a sandbox that is taken back to it: what `later` has committed is no conflict."""
+        other = self.copy()
+        for path in later._settled:
+            if path in later._noted:
+                other._noted[path] = later._noted[path]
+        return other
+
+    def facts(self) -> dict[str, object]:
+        """The same as plain data, to be kept; see `from_facts`."""
+        return {"taken": self.taken, "noted": self._noted, "settled": self._settled}
+
+    @classmethod
+    def from_facts(cls, facts: object) -> Baseline:
+        """The baseline that was kept so. ValueError for anything that `facts` does not give."""
+        if not isinstance(facts, dict) or type(facts.get("taken")) is not int:
+            raise ValueError("it has no time")
+        made = cls(facts["taken"])
+        made._noted, made._settled = _signatures(facts.get("noted")), _signatures(facts.get("settled"))
+        return made
+
+    def begin_again(self, root: int, touched: Iterable[str]) -> None:
+        """From now on the sandbox sees the base as it is now, but for what it has `touched` already.
+
+        That is held against what was there when it did, so what the host changed there since
+        stays a conflict.
+        """
+        now = time.time_ns()
+        touched = list(touched)
+        self.note(root, touched)
+        for path in touched:
+            self._noted.setdefault(path, _CHANGED)
+        self.taken = now
 
     def note(self, root: int, paths: Iterable[str]) -> None:
         """Keep what is at `paths` below the open directory `root`, where nothing has been kept yet."""
@@ -115,6 +152,15 @@ def signature(status: os.stat_result) -> Signature:
     if stat.S_ISDIR(status.st_mode):
         return (status.st_dev, status.st_ino)
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _signatures(rows: object) -> dict[str, Signature | None]:
+    if not isinstance(rows, dict):
+        raise ValueError("it does not say what was where")
+    for row in rows.values():
+        if row is not None and not (isinstance(row, list | tuple) and all(type(n) is int for n in row)):
+            raise ValueError(f"{row!r} is no signature of a file")
+    return {str(path): None if row is None else tuple(row) for path, row in rows.items()}
 
 
 def _upper(item: Difference) -> Signature | None:

@@ -23,6 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from .baseline import Baseline
     from .differences import Kind
 
 #: As much is read, in all, to find out what was renamed.
@@ -67,10 +68,17 @@ class Change(Value):
         return text_diff(self, *(source or (None, None)), context=context, limit=limit)
 
 
-def diff(view: View, paths: Collection[str] | None = None, *, at: str = "") -> list[Change]:
-    """Every change of the view, by path; only at and below `paths` when given. `at` goes before each path."""
+def diff(
+    view: View, paths: Collection[str] | None = None, *, at: str = "", baseline: Baseline | None = None
+) -> list[Change]:
+    """Every change of the view, by path; only at and below `paths` when given. `at` goes before each path.
+
+    With a `baseline`, what has been committed is left out, also where the host has changed it since.
+    """
     with Opened(view) as opened:
         found = list(differences(opened, Selection(paths)))
+        if baseline is not None:
+            found = baseline.outstanding(found)
         return [change_of(opened, item, at) for item in in_order(with_renames(opened, found))]
 
 

@@ -94,15 +94,18 @@ class Steps:
     def __init__(self, target: int, slots: int, steps: Iterable[Step]) -> None:
         self._target, self._slots = target, slots
         self._steps = tuple(steps)
+        self._cleared = {step.path for step in self._steps if isinstance(step, Clear)}
         self._last = LastDirectory()
 
     def do(self, *, afresh: bool = False) -> None:
         """Do those that are not done, in order; `afresh` says that none is. Stops at one that fails."""
-        self._all(self._steps, lambda step, directory, name: self._do(step, directory, name, afresh))
+        # One after the other: a step can be what makes the next one possible.
+        left = (step for step in self._steps if afresh or not self._is_done(step))
+        self._all(left, lambda step, directory, name: self._do(step, directory, name, afresh))
 
     def undo(self) -> None:
         """Undo those that are done, the last first."""
-        self._all(self._steps[::-1], self._undo)
+        self._all((step for step in self._steps[::-1] if self._is_begun(step)), self._undo)
 
     def check_removed(self, since: int) -> None:
         """CommitRefused when something in a directory that was removed changed after `since`."""
@@ -134,6 +137,8 @@ class Steps:
             for step in steps:
                 parent, _, name = step.path.rpartition("/")
                 work(step, self._directory(parent), name)
+                if isinstance(step, Clear):
+                    self._last.close()  # another directory may have the name from now on
         finally:
             self._last.close()
 
@@ -189,21 +194,40 @@ class Steps:
     def _is_done(self, step: Step) -> bool:
         if isinstance(step, Put):
             return self._in_slot(step.slot) != step.new
-        return isinstance(step, Remove) and bool(self._in_slot(step.slot))
+        if isinstance(step, Remove):
+            return bool(self._in_slot(step.slot))
+        # A directory that another step has moved away needs nothing any more.
+        return not self._is_directory(step.path)
+
+    def _is_begun(self, step: Step) -> bool:
+        """Whether there is something of it to be undone: else its directory need not even be there."""
+        if isinstance(step, Put) and self._in_slot(f"{step.slot}.old"):
+            return True
+        return isinstance(step, Clear) or self._is_done(step) is not isinstance(step, Permit)
 
     def _is_as_before(self, step: Step) -> bool:
         if isinstance(step, Permit | Clear):
             return True
         if isinstance(step, Put) and self._in_slot(f"{step.slot}.old"):
             return True
+        if step.path in self._cleared:
+            return self._is_directory(step.path) or not self._inode_at(step.path)
         return self._inode_at(step.path) == step.old
 
+    def _is_directory(self, path: str) -> bool:
+        found = self._status_at(path)
+        return found is not None and stat.S_ISDIR(found.st_mode)
+
     def _inode_at(self, path: str) -> int:
+        found = self._status_at(path)
+        return 0 if found is None else found.st_ino
+
+    def _status_at(self, path: str) -> os.stat_result | None:
         parent, _, name = path.rpartition("/")
         try:
-            return os.stat(name, dir_fd=self._directory(parent), follow_symlinks=False).st_ino
+            return os.stat(name, dir_fd=self._directory(parent), follow_symlinks=False)
         except OSError:
-            return 0
+            return None
 
     def _in_slot(self, slot: str) -> int:
         try:

@@ -6,12 +6,13 @@ import os
 
 from ..errors import ArchiveRefused
 from .archive import END_MARK, FORMAT, MANIFEST, zstd_module
+from .merging import prune
 from .tar import Content, Member, members
 from .unpacking import Bounds, Unpacking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import IO
 
     from .store import Layer, Store
@@ -22,17 +23,25 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 def load(
-    path: str, store: Store, *, bounds: Bounds | None = None, owner: tuple[int, int] | None = None
+    path: str,
+    store: Store,
+    *,
+    bases: Sequence[str] = (),
+    bounds: Bounds | None = None,
+    owner: tuple[int, int] | None = None,
 ) -> tuple[dict[str, Layer], dict[str, object]]:
     """The layers of the archive at `path`, new ones of `store`, and its facts.
 
-    Each layer is held once, for the caller to drop. ArchiveRefused, with nothing left behind,
+    Each layer is held once, for the caller to drop. `bases` are what they will lie on, if that is
+    known: whiteouts of what is not there are left out. ArchiveRefused, with nothing left behind,
     for anything that `save` does not write.
     """
     made: dict[str, Layer] = {}
     try:
         with open(path, "rb") as raw, _decompressing(raw) as source:
             facts = _read(source, store, made, bounds or Bounds(), owner)
+        for layer in made.values() if bases else ():
+            prune(layer.upper, bases)
         return made, facts
     except BaseException:
         for layer in made.values():

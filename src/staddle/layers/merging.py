@@ -12,7 +12,7 @@ import stat
 
 from .copying import copy_attributes, copy_content, unchanged
 from .merged import Opened, Side, View
-from .tree import MARKS, OPAQUE, Tree, open_deep
+from .tree import MARKS, OPAQUE, Tree, is_whiteout, opacity, open_deep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +35,36 @@ def merge(
     """
     with Opened(View(tuple(layers), ())) as opened:
         _Merge(destination, opened.layers, link, without).run()
+
+
+def prune(layer: str, bases: Sequence[str]) -> None:
+    """Remove the whiteouts from a `layer` that hide nothing of `bases`.
+
+    In a directory that nothing merges with, overlayfs would list their names.
+    """
+    with Opened(View((layer,), tuple(bases))) as opened:
+        [tree] = opened.layers
+        todo = [("", tuple(range(len(opened.bases))))]
+        while todo:
+            path, trees = todo.pop()
+            fd = tree.directory(path)
+            mark = opacity(fd)
+            lower = Side(opened.bases, () if mark == b"y" else trees, path, True)
+            try:
+                for name in os.listdir(fd):
+                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    if stat.S_ISDIR(status.st_mode):
+                        below = lower.resolve(name)
+                        place = f"{path}/{name}" if path else name
+                        todo.append((place, below.trees if below.is_directory else ()))
+                        continue
+                    hides = lower.resolve(name).status is not None
+                    if not hides and is_whiteout(status, fd if mark == b"x" else -1, name):
+                        os.unlink(name, dir_fd=fd)
+            finally:
+                lower.close()
+                os.close(fd)
+                tree.give_back()
 
 
 def copy_of(directory: str, destination: str) -> None:

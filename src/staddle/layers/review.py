@@ -6,7 +6,7 @@ import stat
 
 from .._value import Value
 from ..errors import CommitRefused, InvalidCall
-from ..policy.protected import GIT, protected_name
+from ..policy.protected import GIT, NAMES, protected_name
 from .baseline import Baseline
 from .changes import in_order, with_renames
 from .differences import Difference, Selection, differences
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: What git obeys in a directory that it takes for a repository, and what it takes for one by.
 _GIT_FILES = frozenset(name.removeprefix(".git/") for name in GIT)
+#: Most names are none of these, and are done with.
+_LAST_PARTS = frozenset(name.rpartition("/")[2] for name in NAMES)
 _GIT_MARKS = frozenset(("HEAD", "objects", "refs", "commondir"))
 
 
@@ -54,26 +56,41 @@ class Review(Value):
 def review(opened: Opened, paths: Collection[str] | None, baseline: Baseline | None) -> Review:
     """Look at every change at and below `paths`, against what the host has now."""
     selection = Selection(paths)
-    everything = in_order(with_renames(opened, list(differences(opened, Selection(None)))))
-    outstanding = baseline.outstanding(everything) if baseline is not None else everything
-    chosen = [item for item in outstanding if _is_chosen(selection, item)]
-    missing = selection.missing(path for item in everything for path in (item.path, item.old_path) if path)
+    everything = list(differences(opened, Selection(None)))
+    missing = selection.missing(item.path for item in everything)
     if missing:
         raise InvalidCall(
             f"there is no change at {missing[0]!r}",
             why="it is not in the change list",
             fix="name paths as diff() does, relative to the workspace",
         )
+    outstanding = baseline.outstanding(everything) if baseline is not None else everything
+    listed = in_order(with_renames(opened, outstanding))
+    chosen = _with_the_way([item for item in listed if _is_chosen(selection, item)], listed)
     taken, left_out = _only_files(chosen)
     return Review(tuple(taken), tuple(left_out), _conflicts(taken, baseline), tuple(_held(opened, taken)))
 
 
 def _is_chosen(selection: Selection, item: Difference) -> bool:
-    if selection.has(item.path) or (item.old_path and selection.has(item.old_path)):
-        return True
-    # The way to something that is chosen, where the host has none.
-    new = item.new
-    return item.kind in ("added", "type") and new is not None and selection.leads_to(item.path)
+    return selection.has(item.path) or bool(item.old_path and selection.has(item.old_path))
+
+
+def _with_the_way(chosen: list[Difference], listed: list[Difference]) -> list[Difference]:
+    """The chosen ones, and the new directories that they need to be in."""
+    if len(chosen) == len(listed):
+        return chosen
+    there = {item.path for item in chosen}
+    for item in chosen:
+        if item.new is not None:
+            parts = item.path.split("/")
+            there.update("/".join(parts[:count]) for count in range(1, len(parts)))
+    kept = set(map(id, chosen))
+    return [
+        item
+        for item in listed
+        if id(item) in kept
+        or (item.path in there and item.new is not None and item.kind in ("added", "type"))
+    ]
 
 
 def decided(
@@ -180,6 +197,9 @@ class _Names:
         return self._directories[directory]
 
     def _itself(self, path: str) -> str | None:
+        last = path.rpartition("/")[2]
+        if last.isascii() and last.lower() not in _LAST_PARTS:
+            return None
         name = protected_name(f"/{path}")
         if name:
             return name

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MOST_ENTRIES = 20_000
 
 #: (inode, permissions and type, size, time of content, time of any change); of a directory the
-#: first two; of a whiteout nothing.
+#: first two, and whether it is opaque; of a whiteout nothing.
 Mark = tuple[int, ...]
 _GONE: Mark = ()
 
@@ -59,9 +59,14 @@ class Watch:
             and (change := self._known(path, mark, now[path])) is not None
         ]
         found += [
-            Change("deleted", self._name(path), old_type=_type(mark), old_size=_size(mark))
+            self._made("deleted", path, mark, _GONE)
             for path, mark in before.items()
             if mark and path not in now
+        ]
+        found += [
+            self._made("added", path, _GONE, now[path])
+            for path in changed
+            if now[path] and path not in before and _was_hidden(path, before)
         ]
         fresh = [
             path for path in changed if path not in before or _is_another_directory(before[path], now[path])
@@ -75,13 +80,9 @@ class Watch:
         found = []
         with Opened(self._view) as opened:
             for item in differences(opened, Selection(fresh)):
-                if item.path in before:
-                    continue
-                if _was_hidden(item.path, before):
-                    if item.new is None:
-                        continue
-                    item.kind, item.old = "added", None
-                found.append(change_of(opened, item, self._at))
+                # What was in the layer, or had no place to be seen in, is told without a comparison.
+                if item.path not in before and not _was_hidden(item.path, before):
+                    found.append(change_of(opened, item, self._at))
         return found
 
     def _known(self, path: str, before: Mark, now: Mark) -> Change | None:
@@ -101,6 +102,9 @@ class Watch:
             kind = "mode"
         else:
             kind = "modified"
+        return self._made(kind, path, before, now)
+
+    def _made(self, kind: Kind, path: str, before: Mark, now: Mark) -> Change:
         return Change(
             kind,
             self._name(path),
@@ -138,7 +142,10 @@ def _scan(layer: str) -> dict[str, Mark] | None:
             except OSError:
                 continue  # gone meanwhile
             try:
-                marked = fd if opacity(fd) == b"x" else -1
+                opaque = opacity(fd)
+                if opaque == b"y" and path:
+                    found[path] = (*found[path][:2], 1)
+                marked = fd if opaque == b"x" else -1
                 with os.scandir(fd) as entries:
                     for entry in entries:
                         try:
@@ -160,7 +167,7 @@ def _mark(status: os.stat_result, marked: int, name: str) -> Mark:
     if is_whiteout(status, marked, name):
         return _GONE
     if stat.S_ISDIR(status.st_mode):
-        return (status.st_ino, status.st_mode)
+        return (status.st_ino, status.st_mode, 0)
     return (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
@@ -171,12 +178,12 @@ def _is_another_directory(before: Mark, now: Mark) -> bool:
 
 
 def _was_hidden(path: str, before: dict[str, Mark]) -> bool:
-    """Whether something above `path`, in the layer, left no place for it."""
+    """Whether something above `path`, in the layer, kept what lies below out of sight."""
     above = path.rpartition("/")[0]
     while above:
         mark = before.get(above)
-        if mark is not None:
-            return not mark or not stat.S_ISDIR(mark[1])
+        if mark is not None and (not mark or not stat.S_ISDIR(mark[1]) or mark[2]):
+            return True
         above = above.rpartition("/")[0]
     return False
 

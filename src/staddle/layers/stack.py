@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 
 from .merged import View
-from .merging import merge
+from .merging import merge, prune
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Frozen:
         layer.hold()
         try:
             merge([one.upper for one in self.layers], layer.upper, link=True)
+            prune(layer.upper, self.bases)
             return Frozen(self.store, self.bases, (layer,))
         finally:
             layer.drop()

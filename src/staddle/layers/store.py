@@ -55,20 +55,25 @@ class Layer:
 
     def usage(self) -> int:
         """The bytes it takes on its file system."""
-        total, todo = 0, [self.upper]
-        while todo:
-            try:
-                with os.scandir(todo.pop()) as entries:
-                    for entry in entries:
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512
-                        if entry.is_dir(follow_symlinks=False):
-                            todo.append(entry.path)
-            except OSError:
-                continue  # gone meanwhile, or closed: its entry was counted
-        return total
+        return usage(self.upper)
 
     def __repr__(self) -> str:
         return f"<Layer {self.path!r}>"
+
+
+def usage(directory: str) -> int:
+    """The bytes that everything in a directory takes on its file system."""
+    total, todo = 0, [directory]
+    while todo:
+        try:
+            with os.scandir(todo.pop()) as entries:
+                for entry in entries:
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+        except OSError:
+            continue  # gone meanwhile, or closed: its entry was counted
+    return total
 
 
 class Store:

@@ -25,10 +25,10 @@ class Setting(Value):
     needed: bool = True
 
 
-def settings(limits: Limits, version: int, *, ours: int = 1, together: bool = False) -> Iterator[Setting]:
+def settings(limits: Limits, version: int, *, ours: int = 0, together: bool = False) -> Iterator[Setting]:
     """What to write, in this order, to have `limits` hold in a group.
 
-    `ours` processes of our own are in it and not counted. With `together`, all of the group
+    `ours` processes of our own are in it, which do not count. With `together`, all of the group
     goes when its memory is used up; else the kernel takes the largest process, and the others
     live on (version 1 always does that).
     """

@@ -44,6 +44,8 @@ class Family:
     """The groups of this program. Threads may share it; a fork of the program has none of them."""
 
     def __init__(self, means: Means) -> None:
+        if not means.places or any(not place.base for place in means.places):
+            raise ValueError("there is nothing to make groups in: none at all, or no scope was settled in")
         self._pid = os.getpid()
         self._turn = _thread.allocate_lock()
         self._made = 0
@@ -65,26 +67,25 @@ class Family:
                 fix="see `staddle doctor` for what this host offers",
             ) from error
 
-    def group(self, limits: Limits, *, ours: int = 1, together: bool = False) -> Group:
+    def group(self, limits: Limits, *, ours: int = 0, together: bool = False) -> Group:
         """The groups of one more sandbox, with `limits` in force and nobody in them yet."""
         with self._turn:
             self._made += 1
             number = self._made
-        directories: dict[Place, str] = {}
-        made = Group({})
+        made: dict[Place, str] = {}
         try:
             for place, own in self._own.items():
                 os.mkdir(f"{own}/{number}", 0o755)
-                directories[place] = f"{own}/{number}"
-            made = Group(directories)
-            made.limit(limits, ours=ours, together=together)
+                made[place] = f"{own}/{number}"
+            group = Group(made)
+            group.limit(limits, ours=ours, together=together)
         except BaseException as error:
-            Group(directories).close()
+            Group(made).close()
             if isinstance(error, OSError):
                 why = error.strerror or str(error)
                 raise LaunchFailed("a control group could not be made", why=why) from error
             raise
-        return made
+        return group
 
     def close(self) -> None:
         """Remove them all; what is in them ends. A second time does nothing, nor does it in a fork."""
@@ -94,6 +95,11 @@ class Family:
             for name in _below(own):
                 Group({place: f"{own}/{name}"}).close()
         self._remove()
+        if self._keeper:
+            try:
+                os.write(self._line, b"\n")  # a fork of ours may have the pipe as well
+            except BrokenPipeError:
+                pass  # somebody has ended it
         os.close(self._line)
         if self._keeper:
             try:
@@ -186,7 +192,7 @@ def _keeper(paths: Sequence[str]) -> tuple[int, int]:
     theirs, ours = os.pipe2(os.O_CLOEXEC)
     null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        if not paths or not os.access(_SHELL, os.X_OK):
+        if not os.access(_SHELL, os.X_OK):
             return 0, ours
         actions = [(os.POSIX_SPAWN_DUP2, theirs, 0), *((os.POSIX_SPAWN_DUP2, null, fd) for fd in (1, 2))]
         # A session of its own: what ends us, a Ctrl-C or a closed terminal, is not for it.

@@ -2,6 +2,11 @@
 
 Everything here is done from outside, by the host program. The processes inside have no way to
 see or change their groups.
+
+The sandbox's first process, which is ours, had better not be in them: it would be held up where
+they use their share of the processors, stopped in a pause, and, small as it is, killed where
+files in memory use up what they may have and there is nobody else left. What it starts puts
+itself in, by a door.
 """
 
 from __future__ import annotations
@@ -46,7 +51,7 @@ class Group:
 
     # ---------------------------------------------------------------- limits
 
-    def limit(self, limits: Limits, *, ours: int = 1, together: bool = False) -> None:
+    def limit(self, limits: Limits, *, ours: int = 0, together: bool = False) -> None:
         """Have those of `limits` hold that there is a controller for. LaunchFailed when one does not."""
         for place, path in self._directories.items():
             for setting in controls.settings(limits, place.version, ours=ours, together=together):
@@ -63,8 +68,9 @@ class Group:
     def doors(self) -> list[int]:
         """Descriptors by which a process that has them puts itself in: see `linux.cgroups.enter`.
 
-        To move a process waits for the whole machine to agree, some milliseconds the first time.
-        By this, one that is made ahead can do it while nobody waits.
+        To be handed to the sandbox's first process, and used in each of its children before
+        they exec. The kernel moves a process when no other is starting anywhere: that can take
+        some milliseconds, but a shell that is started ahead has done it when it is needed.
         """
         found: list[int] = []
         try:
@@ -89,15 +95,21 @@ class Group:
     # ---------------------------------------------------------------- pausing, ending
 
     def freeze(self) -> bool:
-        """Stop everything in it where it stands; whether it did in time. Nothing inside can resist."""
+        """Stop everything in it where it stands; whether it did in time. If not, it goes on.
+
+        Nothing inside can resist, but a process that waits for a disk stands still only afterwards.
+        """
         if self._unified and _exists(self._unified, _FREEZE):
             cgroups.write(self._unified, _FREEZE, "1")
-            return _until(lambda: cgroups.table(cgroups.read(self._unified, _EVENTS)).get("frozen") == 1)
-        freezer = self.at("freezer")
-        if freezer is None:
+            frozen = _until(lambda: cgroups.table(cgroups.read(self._unified, _EVENTS)).get("frozen") == 1)
+        elif (freezer := self.at("freezer")) is not None:
+            cgroups.write(freezer[1], "freezer.state", "FROZEN")
+            frozen = _until(lambda: cgroups.read(freezer[1], "freezer.state").strip() == "FROZEN")
+        else:
             return False
-        cgroups.write(freezer[1], "freezer.state", "FROZEN")
-        return _until(lambda: cgroups.read(freezer[1], "freezer.state").strip() == "FROZEN")
+        if not frozen:
+            self.thaw()
+        return frozen
 
     def thaw(self) -> None:
         """Let it go on."""
@@ -134,8 +146,11 @@ class Group:
                 self.kill()
         except OSError:
             pass  # what is still in it keeps it from being removed, and that is told
+        return _until(self._remove)
+
+    def _remove(self) -> bool:
         for place, path in list(self._directories.items()):
-            if _until_removed(path):
+            if removed(path):
                 del self._directories[place]
         return not self._directories
 
@@ -149,10 +164,6 @@ def removed(path: str) -> bool:
     except OSError:
         return False  # busy: its last process is still ending
     return True
-
-
-def _until_removed(path: str) -> bool:
-    return _until(lambda: removed(path))
 
 
 def _set(path: str, setting: controls.Setting) -> None:

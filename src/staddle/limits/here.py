@@ -30,7 +30,7 @@ def means() -> Means:
         return _known[who]
 
 
-def group(limits: Limits, *, ours: int = 1, together: bool = False) -> Group | None:
+def group(limits: Limits, *, ours: int = 0, together: bool = False) -> Group | None:
     """Groups for one more sandbox with `limits` in force; None where this host has none for us to make.
 
     Where a scope of systemd has to be started first, that is the caller's: see `scope`, and make

@@ -7,6 +7,7 @@ beside it. The scope ends, and its groups with it, when the last process in it h
 
 from __future__ import annotations
 
+import errno
 import os
 
 from ..errors import LaunchFailed
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ..backends.systemd.manager import Manager
 
 _OURS = "staddle"
+_TURNS = 100
 
 
 def prefix(manager: Manager, name: str) -> tuple[str, ...]:
@@ -35,18 +37,16 @@ def prefix(manager: Manager, name: str) -> tuple[str, ...]:
 def settle(pid: int, means: Means, uid: int | None = None) -> Means:
     """Make room in the scope that `pid` was started in; the means with the scope in its place.
 
-    Run by the host program, which owns the scope: the user, or root. `pid` is the only process
-    in it, and has started no other. LaunchFailed when it is in no scope of ours.
+    Run by the host program, which owns the scope: the user, or root. What `pid` has started by
+    now is moved with it. LaunchFailed when it is in no scope of ours.
     """
     hierarchy = next((item for item in host.observe(pid, uid).hierarchies if item.version == 2), None)
     if hierarchy is None or not hierarchy.own.endswith(".scope") or not hierarchy.writable:
         raise _refused(f"the process is in {hierarchy.own if hierarchy else 'no group'!r}")
     wanted = next((place.controllers for place in means.places if place.given), frozenset(HOLDING))
     try:
-        if cgroups.members(hierarchy.own) != [pid]:
-            raise _refused("there are other processes in the scope")
         os.mkdir(f"{hierarchy.own}/{_OURS}", 0o755)
-        cgroups.add(f"{hierarchy.own}/{_OURS}", pid)
+        _move_all(hierarchy.own, f"{hierarchy.own}/{_OURS}")
         enabled = wanted & hierarchy.controllers
         cgroups.enable(hierarchy.own, enabled)
     except OSError as error:
@@ -57,6 +57,20 @@ def settle(pid: int, means: Means, uid: int | None = None) -> Means:
         for name in sorted(wanted - enabled)
     )
     return Means(places, "", (*means.why_not, *lost))
+
+
+def _move_all(source: str, target: str) -> None:
+    """Move every process, and those that they start meanwhile."""
+    for _ in range(_TURNS):
+        left = cgroups.members(source)
+        if not left:
+            return
+        for pid in left:
+            try:
+                cgroups.add(target, pid)
+            except ProcessLookupError:
+                continue  # it has ended
+    raise OSError(errno.EBUSY, "its processes go on starting others")
 
 
 def _refused(why: str) -> LaunchFailed:

@@ -114,22 +114,26 @@ class GroupMeter:
         return (self._read("user") or 0) / source.unit, (self._read("system") or 0) / source.unit
 
     def _note_memory(self) -> int | None:
-        """The most memory since this was last asked, where the kernel can tell; else, ever.
+        """The most memory since this was last asked; where the kernel cannot tell, at least what it is now.
 
-        Version 1 always can; version 2 since Linux 6.12, for the descriptor that says so.
+        Version 1 can forget the most there was; version 2 since Linux 6.12, for the descriptor
+        that says so. Before, it is known of those commands that took more than any other so far.
         """
-        peak = self._read("peak") or self._read("memory")
+        peak, now = self._read("peak"), self._read("memory")
+        self._memory = now
         if peak is None:
-            return None
+            self._peak = max(self._peak, now or 0)
+            return now
+        grown = peak > self._peak
         self._peak = max(self._peak, peak)
-        known = self._open.get("peak")
-        if known is not None:
-            try:
-                os.pwrite(known[0], b"0", 0)
-            except OSError:
-                pass  # an older kernel
-        self._memory = self._read("memory")
-        return peak
+        return peak if self._forget_peak() or grown else now
+
+    def _forget_peak(self) -> bool:
+        known = self._known("peak")
+        try:
+            return known is not None and os.pwrite(known[0], b"0", 0) > 0
+        except OSError:
+            return False  # an older kernel
 
     def _moved(self) -> tuple[int | None, int | None]:
         from ..linux import cgroups

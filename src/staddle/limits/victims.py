@@ -1,9 +1,9 @@
 """Who goes first when memory is used up: a process of the sandbox, never one of ours.
 
-The kernel takes the largest, by what is its own. Where files in memory use it up, all are
-small, and the sandbox's first process, with which all others end, would be as good as any. So
-each command says of itself that it is to go before others, in its sandbox and on the machine.
-It can take that back: then it may lose its own sandbox, and no more.
+The kernel takes the largest, by what is its own. Where files in memory use up the machine's, all
+may be small, and the sandbox's first process, with which all others end, would be as good as
+any, or a program of the user's. So each command says of itself that it is to go before others.
+It can take that back: then it is as likely a choice as the host's own programs.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ sockets that listen for them, made inside, are held by the gateway, a process on
 knows the destination from the socket, decides, dials and relays. Programs inside need no
 settings, and nothing else exists that they could reach.
 
-    rules, dns, synthetic, sniff, arrangement    pure: what is decided
-    inside                                       done in the sandbox's network namespace
-    gateway, relay, dialling, resolving, …       the process on the host
-    starting, forward                            what the launcher calls
+    rules, dns, synthetic, sniff, refusals     pure: what is read and decided
+    arrangement, ruleset, orders               pure: what is made inside, and what is said
+    inside, probing                            done in the sandbox's network namespace, or in one like it
+    gateway, connection, relay, answering, …   the process on the host
+    starting, forward                          what the launcher calls
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import struct
 
 from ..linux import landlock, process, syscalls
@@ -63,10 +64,14 @@ def program(machine: str | None = None) -> bytes:
     return b"".join(struct.pack("<HBBI", *each) for each in code)
 
 
-def confine() -> None:
-    """Give up everything. Called once all modules are loaded and before the first byte is read."""
+def confine() -> int:
+    """Give up everything. Called once all modules are loaded and before the first byte is read.
+
+    Returns how many descriptors there may be.
+    """
     # Two descriptors for every connection, and no core file of what passes through.
     process.set_rlimits({process.RLIMIT_CORE: (0, 0), process.RLIMIT_NOFILE: (_FILES, _FILES)})
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if os.geteuid() == 0:
         try:
             process.become(_NOBODY, _NOBODY)
@@ -80,6 +85,7 @@ def confine() -> None:
     process.dumpable(False)
     _no_files()
     load(program())
+    return files
 
 
 def _no_files() -> None:

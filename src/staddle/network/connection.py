@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Seconds: to show a name once the first byte is there; for one address of several; for all of them.
 _LOOKING, _ONE_ADDRESS, _DIALLING = 5.0, 3.0, 15.0
+#: Every piece of an opening has us look at it anew: a client that sends bytes one by one pays for it.
+_PIECES = 256
 _NONBLOCKING = _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
 
 
@@ -43,6 +45,7 @@ class Connection:
         "_looking",
         "_name",
         "_opening",
+        "_pieces",
         "_queued",
         "_server",
         "_up",
@@ -58,7 +61,7 @@ class Connection:
         self._addresses: list[tuple[str, int]] = []
         self._ahead = False  # the server is connected
         self._looking = True
-        self._opening = b""
+        self._opening, self._pieces = b"", 0
         self._closed = self._queued = self._ending = False
         self._foreign = False  # somebody else may have a copy of the server's socket
         self.touched = gateway.loop.now
@@ -235,8 +238,10 @@ class Connection:
                 )
             if seen is None:
                 self._look_until = self._look_until or self._gateway.loop.now + _LOOKING
-                continue
-            why = self._objection(seen)
+                self._pieces += 1
+                if self._pieces < _PIECES:
+                    continue
+            why = self._objection(seen) if seen else "its opening comes in too many pieces"
             if why:
                 self.fail("refused", why)
                 return

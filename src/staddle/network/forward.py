@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _WISH, _REPLY = b"forward 1\n", b"forwarded 1\n"
 _CONNECT, _STOCK = 1, 2
-_PATIENCE = 10.0
+#: Seconds: for an answer, and for a server inside that does not accept.
+_PATIENCE, _INSIDE = 10.0, 0.5
 
 
 class ForwardFailed(StaddleError, ConnectionError):
@@ -63,11 +64,11 @@ def answer(line: int, message: bytes) -> None:
 
 
 def _connected(port: int) -> _socket.socket:
-    """To 127.0.0.1, or to ::1 where a server listens only there."""
+    """To 127.0.0.1, or to ::1 where a server listens only there. Not for long."""
     try:
-        return inside.connected(port)
+        return inside.connected(port, timeout=_INSIDE)
     except ConnectionRefusedError:
-        return inside.connected(port, "::1")
+        return inside.connected(port, "::1", timeout=_INSIDE)
 
 
 # On the host.

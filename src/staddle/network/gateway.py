@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 #: Messages read before others have their turn.
 _TURNS = 32
 _DECISIONS = 1024
+#: Descriptors that are not for connections: listeners, names that are being resolved, UDP.
+_RESERVED = 40
 _NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -60,6 +62,8 @@ class Gateway:
         self.network = Network.deny()
         self.addresses = synthetic.Addresses(())
         self.budget = Budget()
+        #: Connections for which there are descriptors, whatever the settings say.
+        self.room = 1 << 30
         self._settings: Settings | None = None
         self._connections: set[Connection] = set()
         self._paused: list[tuple[_socket.socket, Label]] = []
@@ -152,7 +156,7 @@ class Gateway:
     def _accept(self, listener: _socket.socket, label: Label) -> None:
         """Take one connection: when more are waiting, we are told again after everybody else."""
         settings = self._settings
-        full = settings is None or len(self._connections) >= settings.connections
+        full = settings is None or len(self._connections) >= min(settings.connections, self.room)
         if full or (label[0] == "expose" and not self._has_stock()):
             self._pause(listener, label)
             return
@@ -297,7 +301,7 @@ def serve(line: int, starter: int = -1) -> NoReturn:
     try:
         if starter >= 0:
             gateway.loop.watch(starter, lambda _: gateway.loop.stop(), INPUT)
-        confine()
+        gateway.room = max(1, (confine() - _RESERVED) // 2)
         gateway.run()
     except BaseException as error:
         # Fail closed, but not without a word. No traceback: there are no files to read it from.

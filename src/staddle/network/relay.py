@@ -90,6 +90,7 @@ class Flow:
         if self.finished:
             return ENDED
         sink, budget = self._sink, self._budget
+        until = budget.moved + PIPE
         for _ in range(TURNS):
             kept = self._kept
             if kept is not None:
@@ -122,6 +123,8 @@ class Flow:
             if pages:
                 if not self._empty_pipe(count):
                     return WAIT
+                if budget.moved >= until:
+                    return AGAIN
                 continue
             self._large = count >= LARGE
             try:

@@ -16,6 +16,7 @@ import select
 import struct
 import sys
 
+from .._value import Value
 from ..errors import LaunchFailed, PolicyError
 from ..events import Event
 from ..helper.wire import Malformed
@@ -53,18 +54,27 @@ _PATIENCE = 2000
 _KEPT = 4096
 
 
-class Limits:
+class Bounds(Value):
     """Bounds of a gateway. Zero is no bound, but for connections.
 
     `asks` is how many seconds a connection waits for `GatewayProcess.decide`; with zero, what
     no entry allows is refused at once.
     """
 
-    def __init__(self, connections: int = 512, idle: int = 0, most_bytes: int = 0, *, asks: int = 0) -> None:
-        for value, least in ((connections, 1), (idle, 0), (most_bytes, 0), (asks, 0)):
+    connections: int = 512
+    idle: int = 0
+    most_bytes: int = 0
+    asks: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self._fields:
+            value = getattr(self, name)
+            least = 1 if name == "connections" else 0
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{value!r} is no bound of a gateway")
-        self.connections, self.idle, self.most_bytes, self.asks = connections, idle, most_bytes, asks
+                raise PolicyError(
+                    f"{name} of a network gateway cannot be {value!r}",
+                    why=f"it is a whole number from {least} on",
+                )
 
 
 class GatewayProcess:
@@ -176,7 +186,7 @@ def _end(pid: int) -> None:
 
 def start(
     network: Network,
-    limits: Limits | None = None,
+    bounds: Bounds | None = None,
     *,
     nameservers: tuple[tuple[str, int], ...] | None = None,
     hosts: tuple[tuple[str, str], ...] | None = None,
@@ -185,7 +195,7 @@ def start(
 
     See `arrangement.needs_gateway`. One for a denied network is for ports that are exposed.
     """
-    message = encode_settings(settings(network, limits or Limits(), nameservers, hosts))
+    message = encode_settings(settings(network, bounds or Bounds(), nameservers, hosts))
     if len(message) > _LONGEST_SETTINGS:
         raise PolicyError(
             "the allow list is too long for the network gateway",
@@ -220,7 +230,7 @@ def start(
 
 def settings(
     network: Network,
-    limits: Limits,
+    bounds: Bounds,
     nameservers: tuple[tuple[str, int], ...] | None = None,
     hosts: tuple[tuple[str, str], ...] | None = None,
 ) -> Settings:
@@ -233,10 +243,10 @@ def settings(
         network.ports,
         host_nameservers() if nameservers is None else nameservers,
         host_names() if hosts is None else hosts,
-        limits.connections,
-        limits.idle,
-        limits.most_bytes,
-        limits.asks,
+        bounds.connections,
+        bounds.idle,
+        bounds.most_bytes,
+        bounds.asks,
     )
 
 

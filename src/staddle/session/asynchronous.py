@@ -15,6 +15,7 @@ import asyncio
 
 from ..errors import SandboxClosed, SessionError
 from . import calls, opening
+from .asynchronous_layers import AsyncLayered
 from .asynchronous_session import AsyncSession
 from .event_loop import in_thread, see_through
 from .sandbox import Sandbox
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from .session import Session, SessionState
 
 
-class AsyncSandbox:
+class AsyncSandbox(AsyncLayered):
     """A confined place to run commands in, as `Sandbox`, for asyncio.
 
     Use it with `async with`, or call `close()` in the end. It is opened on first use.
@@ -53,10 +54,14 @@ class AsyncSandbox:
         best_effort: bool = False,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        self._settings = opening.settings(workspace, policy, backend, mode, best_effort, env)
-        self._make: Callable[[], Sandbox] = lambda: Sandbox(
-            workspace, policy, backend=backend, mode=mode, best_effort=best_effort, env=env
+        settings = opening.settings(workspace, policy, backend, mode, best_effort, env)
+        self._begin(
+            settings,
+            lambda: Sandbox(workspace, policy, backend=backend, mode=mode, best_effort=best_effort, env=env),
         )
+
+    def _begin(self, settings: opening.Settings, make: Callable[[], Sandbox]) -> None:
+        self._settings, self._make = settings, make
         self._sandbox: Sandbox | None = None
         self._closed = False
         self._opening = asyncio.Lock()
@@ -76,7 +81,7 @@ class AsyncSandbox:
         """Run a program with exactly these arguments, without a shell; see `Sandbox.exec`."""
         words = calls.arguments(argv)
         call, check = calls.of(words, self.policy.limits, options)
-        state = await (await self._main()).state
+        state = await (await self._main()).surroundings()
         execution = await in_thread(self._now().execution, call, words, state)
         try:
             outcome = await see_through(execution)
@@ -96,7 +101,7 @@ class AsyncSandbox:
         """Start `command`, shell text or a list of arguments, in the background; see `Sandbox.start`."""
         from .asynchronous_processes import AsyncProcess
 
-        state = await (await self._main()).state
+        state = await (await self._main()).surroundings()
         return AsyncProcess(await in_thread(self._now().background, command, cwd, env, state))
 
     async def processes(self) -> list[AsyncProcess | Job]:
@@ -121,7 +126,7 @@ class AsyncSandbox:
         """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
         from .asynchronous_processes import AsyncTerminal
 
-        state = await (await self._main()).state
+        state = await (await self._main()).surroundings()
         opened = await in_thread(
             lambda: self._now().open_terminal(argv, rows, cols, term=term, cwd=cwd, env=env, state=state)
         )
@@ -200,11 +205,21 @@ class AsyncSandbox:
     # ------------------------------------------------------------ how
 
     async def _main(self) -> AsyncSession:
+        return self._session_of((await self._opened()).main)
+
+    async def _opened(self) -> Sandbox:
         if self._sandbox is None:
             async with self._opening:
                 if self._sandbox is None and not self._closed:
                     self._sandbox = await in_thread(self._make, undo=Sandbox.close)
-        return self._session_of(self._now().main)
+        return self._now()
+
+    def _around(self, sandbox: Sandbox) -> Self:
+        """The awaited face of a sandbox that is open, as this one was opened."""
+        made = type(self).__new__(type(self))
+        made._begin(self._settings, self._make)
+        made._sandbox = sandbox
+        return made
 
     def _session_of(self, session: Session) -> AsyncSession:
         known = self._sessions.get(session.name)

@@ -75,6 +75,11 @@ class AsyncSession:
         """What the session remembers: `await session.state`."""
         return self._state()
 
+    async def surroundings(self) -> SessionState:
+        """As `Session.surroundings`."""
+        before = self._session.shell.state_before()
+        return await self._state() if before is None else self._session.remembered(before)
+
     async def _state(self) -> SessionState:
         async with _Turn(self):
             return self._session.remembered(await in_thread(self._session.shell.state))

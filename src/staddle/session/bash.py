@@ -224,7 +224,7 @@ class Bash:
                 os.ftruncate(files.text, length)
             self._length = length
             if status:
-                os.pwrite(files.status, b"%-15b %-3d\n" % (give_back, status), 0)
+                os.pwrite(files.status, b"%-16b %-3d\n" % (give_back, status), 0)
             if stdin is not None:
                 os.ftruncate(files.input, 0)
                 _put(files.input, stdin)

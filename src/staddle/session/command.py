@@ -84,11 +84,19 @@ class Command:
             return self._retried or not self._run_elsewhere()
         if run.deadline is not None:
             step = run.step(time.monotonic())
-            if step == protocol.INTERRUPT and self._memory.braked:
-                bash.stop()
             if step is not None:
-                bash.ask_step(step, run.began, self._memory.newest_job)
+                self._end(step)
         return run.over
+
+    def _end(self, step: int) -> None:
+        """Take a step of ending the run, and see first that the shell does not go on."""
+        run, bash = self.run, self._memory.bash
+        if step == protocol.INTERRUPT:
+            if self._memory.braked:
+                bash.stop()
+            else:
+                bash.ask_step(protocol.HOLD, run.began, self._memory.newest_job)
+        bash.ask_step(step, run.began, self._memory.newest_job)
 
     def _run_elsewhere(self) -> bool:
         """Give it to another shell when this one ended before it had seen it, or has no room for it."""

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: So long after a command nobody seems to be about to run another.
 QUIET = 0.005
+#: A shell that is looked after lets a command wait: that may take a tenth of the time.
+_PATIENCE = 10
 
 
 class Janitor:
@@ -23,10 +25,10 @@ class Janitor:
         self._bell = _thread.allocate_lock()
         self._process = 0
 
-    def soon(self, shell: Shell) -> None:
-        """Look after `shell` when it has been quiet for a moment."""
+    def soon(self, shell: Shell, cost: float) -> None:
+        """Look after `shell` when it has been quiet for a moment, longer where that `cost` much last time."""
         with self._turn:
-            self._waiting[shell] = time.monotonic() + QUIET
+            self._waiting[shell] = time.monotonic() + max(QUIET, _PATIENCE * cost)
             if self._process != os.getpid():  # the first one, or a forked child, which has no thread of it
                 self._process = os.getpid()
                 self._bell = _thread.allocate_lock()

@@ -35,14 +35,19 @@ class Layering:
     ) -> None:
         """Begin with `workspace` as it is (None: empty), or where `point` was left, with its `baseline`."""
         store = _store(workspace) if point is None else point.store
-        self.workspace = workspace or _empty(store)
+        self.workspace = workspace or empty_directory(store)
         self.stack = Stack.new(store, [self.workspace]) if point is None else point.stack()
         self.baseline = baseline or Baseline()
 
     @property
     def is_nobodys(self) -> bool:
         """Whether there is no directory of the host to commit to."""
-        return self.workspace == _empty(self.stack.store)
+        return self.workspace == empty_directory(self.stack.store)
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is there for others after this process."""
+        return False
 
     def mounted(self, stack: Stack | None = None) -> Layers:
         """What has to be mounted for this stack, or another one."""
@@ -96,6 +101,10 @@ class Layering:
             progress=progress,
         )
 
+    def never_used(self) -> None:
+        """No sandbox came to be for it."""
+        self.close()
+
     def close(self) -> None:
         """Let the layers go."""
         self.stack.close()
@@ -120,7 +129,7 @@ _stores: list[Store] = []
 _making = threading.Lock()
 
 
-def _empty(store: Store) -> str:
+def empty_directory(store: Store) -> str:
     """A directory with nothing in it, for sandboxes that are not for one."""
     path = f"{store.path}/empty"
     if not os.path.isdir(path):
@@ -150,7 +159,8 @@ def _within(path: str, directory: str) -> bool:
     return f"{path}/".startswith(f"{directory.rstrip('/')}/")
 
 
-def _close() -> None:
+def close_stores() -> None:
+    """Let the layers of all sandboxes of this process go, and wait for that."""
     while _stores:
         _stores.pop().close()
     removal.wait()  # nobody else does when the interpreter ends
@@ -162,5 +172,5 @@ def _after_fork() -> None:
         _stores.pop().leave()
 
 
-atexit.register(_close)
+atexit.register(close_stores)
 os.register_at_fork(after_in_child=_after_fork)

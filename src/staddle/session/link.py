@@ -15,7 +15,7 @@ import stat
 import time
 
 from .._value import Value
-from ..errors import LaunchFailed, SandboxClosed, SandboxLost
+from ..errors import LaunchFailed, SandboxClosed, SandboxLost, StaddleError
 from ..helper.wire import Malformed
 from ..zygote import requests
 from .protocol import Places
@@ -60,8 +60,14 @@ class OpenedShell(Value):
 class AgentLink:
     """Requests to one agent. Thread-safe."""
 
-    def __init__(self, main_line: int, close: Callable[[], None] = lambda: None) -> None:
-        """Takes `main_line`; `close` is called once, after the line is closed."""
+    def __init__(
+        self, main_line: int, close: Callable[[], None] = lambda: None, *, stop_first: bool = False
+    ) -> None:
+        """Takes `main_line`; `close` is called once, after the line is closed.
+
+        With `stop_first` nothing in the sandbox runs any more at that moment.
+        """
+        self._stop_first = stop_first
         self._line = _socket.socket(fileno=main_line)
         self._line.settimeout(PATIENCE)
         self._turn = _thread.allocate_lock()
@@ -143,6 +149,11 @@ class AgentLink:
 
     def close(self) -> None:
         """End the sandbox and everything in it."""
+        if self._stop_first and not self._closed:
+            try:
+                self.pause()
+            except StaddleError:
+                pass  # it has ended by itself
         with self._turn:
             if self._closed:
                 return

@@ -50,6 +50,8 @@ class Memory:
         self._directory = directory
         self._secret = os.urandom(6).hex().encode()
         self._serial = 0
+        #: How long it took, last time, to ask for the state.
+        self.cost = 0.0
         self._forget()
 
     def _forget(self) -> None:
@@ -96,21 +98,21 @@ class Memory:
 
     def _set_traps(self, text: bytes) -> None:
         """Have traps of ours in the shell, but not where `text` might see them."""
-        seen = b"trap" in text
-        if seen != (not self.braked) and not self._brake_is_theirs:
-            self.braked = not seen
-            action = b"-" if seen else b"-- " + quoted(BRAKE)
+        listed = risks.lists_traps(text)
+        if self.braked == listed and not self._brake_is_theirs:
+            self.braked = not listed
+            action = b"-" if listed else b"-- " + quoted(BRAKE)
             self._before += b"%btrap %b SIGRTMAX\n" % (self._word, action)
-        if seen and self._guarded:
+        if b"trap" not in text:
+            self._guard(text)
+        elif self._guarded:
             self._guarded = False
             self._before += self._word + b"trap - EXIT\n"
-        if not seen and not self._guarded:
-            self._guard(text)
 
     def _guard(self, text: bytes) -> None:
         """Have the shell tell its state once more when it leaves, where nobody would see that."""
         known = self._dump
-        if known is None or self._word == state.WORDS[-1]:
+        if self._guarded or known is None or self._word == state.WORDS[-1]:
             return
         trapped = known.exit_trap is not None or known.debug_trap is not None
         traced = b"x" in self._flags or b"v" in self._flags or risks.traces(text)
@@ -208,10 +210,12 @@ class Memory:
 
     def learn(self) -> None:
         """Ask for the state, and how the shell is to be talked to; another shell if that ends it."""
+        began = time.monotonic()
         try:
             self._learn()
         except Ended:
             self.replace()
+        self.cost = time.monotonic() - began
 
     def _learn(self, *, desperate: bool = False) -> None:
         attempts = [(self.way, self._word), *((way, word) for word in state.WORDS for way in protocol.WAYS)]
@@ -247,6 +251,15 @@ class Memory:
         if self.braked:
             found.without_trap(b"SIGRTMAX")
         return found
+
+    def told(self) -> state.State | None:
+        """What the shell told last, if it has told anything; where it is is known after each command."""
+        dump, cwd = self._dump, self.cwd
+        try:
+            known = None if dump is None else dump.state()
+        except (ValueError, IndexError):
+            return None
+        return known.replace(cwd=os.fsdecode(cwd)) if known is not None and cwd else known
 
     def state(self) -> state.State:
         """What the shell remembers now."""

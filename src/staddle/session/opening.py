@@ -45,6 +45,7 @@ class Settings(Value):
     mode: str
     best_effort: bool
     env: Mapping[str, str]
+    keep: str | None = None
 
 
 class Decision(Value):
@@ -82,6 +83,7 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     mode: object = "overlay",
     best_effort: object = False,
     env: object = None,
+    keep: object = None,
 ) -> Settings:
     """The arguments of a Sandbox, checked as far as that needs no look at the host's backends."""
     from ..policy.environment import checked
@@ -96,6 +98,11 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
         raise InvalidCall(f"best_effort is {best_effort!r}", why="it is neither True nor False")
     if backend != "auto":
         backends.get(str(backend))
+    name = None if keep is None else _kept_name(keep, str(mode))
+    if name is not None and workspace is None:
+        from .kept import workspace_of
+
+        workspace = workspace_of(name)
     if workspace is not None:
         if not isinstance(workspace, str | os.PathLike):
             raise InvalidCall(f"workspace is {workspace!r}", why="it is not a path")
@@ -105,7 +112,19 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
                 f"the workspace {workspace!r} is not a directory", fix="make it first, or leave it out"
             )
     variables = checked({} if env is None else env)
-    return Settings(workspace, policy, str(backend), str(mode), best_effort, variables)
+    return Settings(workspace, policy, str(backend), str(mode), best_effort, variables, name)
+
+
+def _kept_name(keep: object, mode: str) -> str:
+    from ..layers.kept import checked_name
+
+    if mode != "overlay":
+        raise InvalidCall(
+            f"keep={keep!r} and mode={mode!r} contradict each other",
+            why="only a layer of its own can be kept",
+            fix="leave one of them out",
+        )
+    return checked_name(keep)
 
 
 def decide(asked: Settings, stand_in: str | None = None) -> Decision:
@@ -150,7 +169,11 @@ def open_agent(asked: Settings, layering: Layering | None = None) -> Opened:
 
     `layering` is where its workspace's changes begin, if not with none.
     """
-    if (
+    if layering is None and asked.keep is not None:
+        from .kept import opened
+
+        layering = opened(asked.keep, asked.workspace, asked.policy)
+    elif (
         layering is None
         and asked.mode == "overlay"
         and (asked.workspace is not None or _keeps_layers(asked.backend))
@@ -162,7 +185,7 @@ def open_agent(asked: Settings, layering: Layering | None = None) -> Opened:
         return _opened(asked, layering)
     except BaseException:
         if layering:
-            layering.close()
+            layering.never_used()
         raise
 
 
@@ -190,7 +213,8 @@ def _take(decided: Decision, bash: str, layering: Layering | None) -> Opened:
         if layering:
             layering.close()
 
-    link = AgentLink(taken.line, ended)
+    # Nothing may write to layers that somebody else goes on with when we have let go of them.
+    link = AgentLink(taken.line, ended, stop_first=layering is not None and layering.stays)
     try:
         shell = link.announced()
     except BaseException:

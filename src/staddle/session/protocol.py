@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 #: Steps of ending a run, as the agent knows them, and how long each may take.
-INTERRUPT, TERMINATE, KILL, KILL_SHELL, TIDY = 1, 2, 3, 4, 5
+HOLD, INTERRUPT, TERMINATE, KILL, KILL_SHELL, TIDY = range(6)
 LADDER = ((INTERRUPT, 0.15), (TERMINATE, 0.15), *((KILL, 0.05),) * 10, (KILL_SHELL, 2.0))
 #: What the shell says by itself is kept up to here, to look for its answer in it.
 _LONGEST_NOISE = 64 << 10
@@ -53,7 +53,7 @@ class Way(Value):
     """How builtins are reached in a shell where functions may have their names."""
 
     source: bytes = b"\\."
-    give_back: bytes = b"return"
+    give_back: bytes = b"\\return"
 
 
 #: In order of preference: the words, the names that must not be functions, and those that must be enabled.
@@ -66,9 +66,9 @@ _SOURCES = (
     (b"\\command source", {b"command"}, {b"command", b"source"}),
 )
 _RETURNS = (
-    (b"return", {b"return"}, {b"return"}),
-    (b"builtin return", {b"builtin"}, {b"builtin", b"return"}),
-    (b"command return", {b"command"}, {b"command", b"return"}),
+    (b"\\return", {b"return"}, {b"return"}),
+    (b"\\builtin return", {b"builtin"}, {b"builtin", b"return"}),
+    (b"\\command return", {b"command"}, {b"command", b"return"}),
 )
 #: Every way to try when none is known to work.
 WAYS = tuple(Way(words) for words, _, _ in _SOURCES)
@@ -174,7 +174,7 @@ class Run:
 
     @property
     def was_ended(self) -> bool:
-        """Whether the ladder was begun: the shell is held, may complain, and has to be let go."""
+        """Whether the ladder was begun: the shell may be held, complain about it, and has to be let go."""
         return self._rung > 0
 
     def wrote(self, count: int) -> None:

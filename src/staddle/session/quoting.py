@@ -90,17 +90,24 @@ class Reader:
         self.at += 1
         return self.data[self.at - 1]
 
+    def _plain(self, out: bytearray, quote: bytes) -> int:
+        """Take what means itself, in one go; the quote or backslash after it."""
+        end = self._find(quote)
+        escape = self.data.find(b"\\", self.at, end)
+        if escape >= 0:
+            end = escape
+        out += self.data[self.at : end]
+        self.at = end
+        return self._next()
+
     def _double(self, out: bytearray) -> None:
-        while (byte := self._next()) != 0x22:
-            if byte == 0x5C and self.peek() in _IN_DOUBLE_QUOTES:
+        while (byte := self._plain(out, b'"')) != 0x22:
+            if self.peek() in _IN_DOUBLE_QUOTES:
                 byte = self._next()
             out.append(byte)
 
     def _ansi(self, out: bytearray) -> None:
-        while (byte := self._next()) != 0x27:
-            if byte != 0x5C:
-                out.append(byte)
-                continue
+        while self._plain(out, b"'") != 0x27:
             byte = self._next()
             if byte in _ESCAPES:
                 out.append(_ESCAPES[byte])

@@ -56,6 +56,17 @@ def _has_any(text: bytes, words: tuple[bytes, ...]) -> bool:
     return False
 
 
+def lists_traps(text: bytes) -> bool:
+    """Whether it may print the traps that are set."""
+    at = text.find(b"trap")
+    while at >= 0:
+        rest = text[at + 4 : at + 36].lstrip(b" \t")
+        if not rest or rest[:2] == b"-p" or rest[:1] in (b"\n", b";", b"|", b"&", b")", b">", b"`", b"}"):
+            return True
+        at = text.find(b"trap", at + 4)
+    return False
+
+
 def traces(text: bytes) -> bool:
     """Whether it may switch on `set -x` or `set -v`, which show what an EXIT trap does."""
     if b"xtrace" in text or b"verbose" in text:

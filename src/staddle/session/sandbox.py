@@ -49,7 +49,8 @@ class Sandbox(Layered):
     it stay in the sandbox, with "bind" they are made directly, with "readonly" there are none.
     Without one, /workspace is empty and gone with the sandbox. `env` are variables for
     everything in it. What cannot be enforced raises PolicyNotEnforceable before anything
-    runs, or, with `best_effort`, is listed in `enforced`.
+    runs, or, with `best_effort`, is listed in `enforced`. `keep` is a name under which the
+    changes stay when it is closed, for the next sandbox of that name and for `staddle diff`.
 
     Everything may be called from any thread. After `close()` everything raises SandboxClosed;
     a command that ran at that moment has a result with `Reason.closed`.
@@ -64,9 +65,10 @@ class Sandbox(Layered):
         mode: str = "overlay",
         best_effort: bool = False,
         env: Mapping[str, str] | None = None,
+        keep: str | None = None,
     ) -> None:
         self._closed = True  # until it is open
-        self._begin(opening.settings(workspace, policy, backend, mode, best_effort, env))
+        self._begin(opening.settings(workspace, policy, backend, mode, best_effort, env, keep))
 
     def _begin(self, settings: opening.Settings, snapshot: Snapshot | None = None) -> None:
         self._closed = True
@@ -102,12 +104,12 @@ class Sandbox(Layered):
         """Run a program with exactly these arguments, without a shell, where the session is.
 
         It has the session's exported variables, and takes the options of `run`. A program that
-        is not there ends with 127, one that cannot be run with 126. It does not wait for the
-        session's turn for longer than it takes to learn where that is.
+        is not there ends with 127, one that cannot be run with 126. While a command runs in the
+        session, it does not wait for that, and finds the directory and variables of before it.
         """
         words = calls.arguments(argv)
         call, check = calls.of(words, self.policy.limits, options)
-        result = call.result(drive(self.execution(call, words, self.main.state)))
+        result = call.result(drive(self.execution(call, words, self.main.surroundings)))
         return result.check() if check else result
 
     def start(
@@ -121,7 +123,7 @@ class Sandbox(Layered):
 
         It has the session's exported variables and no timeout; it ends with the sandbox.
         """
-        return self.background(command, cwd, env, self.main.state)
+        return self.background(command, cwd, env, self.main.surroundings)
 
     def processes(self) -> list[Process | Job]:
         """What was started, and the jobs that commands left behind; those that ended for a while, too."""
@@ -139,7 +141,7 @@ class Sandbox(Layered):
         env: Mapping[str, str] | None = None,
     ) -> Terminal:
         """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
-        return self.open_terminal(argv, rows, cols, term=term, cwd=cwd, env=env, state=self.main.state)
+        return self.open_terminal(argv, rows, cols, term=term, cwd=cwd, env=env, state=self.main.surroundings)
 
     def interrupt(self) -> None:
         """End the commands that run now, in every session; processes in the background go on."""
@@ -166,6 +168,12 @@ class Sandbox(Layered):
         """
         with self._lock:
             self._now()
+            if self._settings.keep is not None:
+                raise InvalidCall(
+                    "a sandbox with keep= cannot be reset",
+                    why="its changes are kept for others to go on with",
+                    fix="discard() them, or close it and open another one",
+                )
             fresh = Inside(self._settings)
             old, self._inside = self._inside, fresh
         old.close()
@@ -316,7 +324,7 @@ class Sandbox(Layered):
 
     def spawn(self, argv: Sequence[str], stdio: tuple[int, int, int]) -> Spawned:
         """A program with these descriptors of ours as its standard streams, where the session is."""
-        state = self.main.state
+        state = self.main.surroundings
         return self._now().opened.link.spawn(calls.arguments(argv), state.env, state.cwd, stdio=stdio)
 
     def _argv(self, command: str | Sequence[str]) -> tuple[tuple[str, ...], str | tuple[str, ...]]:

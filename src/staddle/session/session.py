@@ -198,6 +198,12 @@ class Session:
         """The shell, for those who drive it themselves."""
         return self._shell
 
+    @property
+    def surroundings(self) -> SessionState:
+        """The state for a program that is started beside the shell: while a command runs, that of before."""
+        before = self._shell.state_before()
+        return self.state if before is None else self.remembered(before)
+
     def remembered(self, state: State) -> SessionState:
         """A shell's state with the history of this session."""
         fields = {name: getattr(state, name) for name in State._fields}

@@ -44,6 +44,7 @@ class Shell:
         self._current: Command | None = None
         self._closed = False
         self._late: list[LateOutput] = []
+        PARKING.used(self)  # it has its files open from the beginning
 
     @property
     def pid(self) -> int:
@@ -150,7 +151,7 @@ class Shell:
             self._runner = 0
             self._turn.release()
         if not self._closed:
-            JANITOR.soon(self)
+            JANITOR.soon(self, self._memory.cost)
         if command.failure is not None:
             raise command.failure
         return outcome
@@ -184,6 +185,10 @@ class Shell:
             PARKING.used(self)
             self._memory.revive()
             return self._memory.state()
+
+    def state_before(self) -> State | None:
+        """While a command runs: the state as it was told before that, without waiting; None else."""
+        return None if self._current is None else self._memory.told()
 
     def late_output(self) -> list[LateOutput]:
         """What background jobs printed after the run that started them."""

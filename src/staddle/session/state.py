@@ -83,6 +83,7 @@ class Dump:
 
     def __init__(self, sections: dict[str, bytes], debug: bytes = b"") -> None:
         self._sections = sections
+        self._declared: list[bytes] | None = None
         self.exit_trap = self.trap(b"EXIT")
         start = debug.rfind(b"trap -- ")
         self._debug = debug[start:] if start >= 0 and debug.endswith(b" DEBUG") else b""
@@ -132,7 +133,7 @@ class Dump:
         """What is in it."""
         flags: dict[str, str] = {}
         values: dict[str, str | dict[int, str] | dict[str, str]] = {}
-        for statement in statements(self._sections["variables"]):
+        for statement in self._variables():
             name, attributes, value = _variable(statement)
             if name:
                 flags[name] = attributes
@@ -193,7 +194,7 @@ class Dump:
     def _essence(self) -> tuple[object, ...]:
         variables = [
             statement
-            for statement in statements(self._sections["variables"])
+            for statement in self._variables()
             if statement.split(b" ", 2)[-1].partition(b"=")[0] not in _VARYING
         ]
         others = {k: v for k, v in self._sections.items() if k not in ("variables", "directories")}
@@ -206,7 +207,7 @@ class Dump:
         """
         out = []
         names = self._names()
-        for statement in statements(self._sections["variables"]):
+        for statement in self._variables():
             name = statement.split(b" ", 2)[-1].partition(b"=")[0]
             if statement.startswith(b"declare -") and name not in _ITS_OWN:
                 out.append(statement)  # not `builtin`: an array could not be read then
@@ -241,15 +242,21 @@ class Dump:
             )
         return b"\n".join(out) + b"\n"
 
+    def _variables(self) -> list[bytes]:
+        """The statements of `declare -p`."""
+        if self._declared is None:
+            self._declared = list(statements(self._sections["variables"]))
+        return self._declared
+
     def _names(self) -> set[bytes]:
         """Of all variables."""
-        found = statements(self._sections["variables"])
+        found = self._variables()
         return {statement.split(b" ", 2)[-1].partition(b"=")[0] for statement in found if statement}
 
     def _places(self) -> list[bytes]:
         """Back to where it was, or as near as there is still a directory; with its directory stack."""
         values = {}
-        for statement in statements(self._sections["variables"]):
+        for statement in self._variables():
             name, _, value = _variable(statement)
             if name in ("PWD", "OLDPWD"):
                 values[name] = value if isinstance(value, str) else None
@@ -278,7 +285,7 @@ class Dump:
         return sorted(now - then - fixed), sorted(then - now - fixed)
 
     def _options(self, name: bytes) -> set[bytes]:
-        for statement in statements(self._sections["variables"]):
+        for statement in self._variables():
             if statement.split(b" ", 2)[-1].partition(b"=")[0] == name:
                 return set(_listed_bytes(_variable(statement)[2]))
         return set()

@@ -22,6 +22,7 @@ import os
 import select
 import struct
 
+from ..helper.status import CONFINEMENT, NotStarted
 from ..helper.wire import Malformed
 from ..linux import process
 from . import payload, requests, runs
@@ -59,14 +60,15 @@ class Agent:
         *,
         user: int = -1,
         swap: Callable[[int, bool], int] | None = None,
+        confine: Callable[[], None] | None = None,
     ) -> None:
-        """`become` confines a child of ours and execs in it; see payload.start.
+        """`become` confines a child of ours and execs in it; see payload.start. `confine` only confines.
 
         `user` is whose the terminals are, if not ours. `swap` puts a workspace in the place of the
         present one, and returns a descriptor that holds the old one together.
         """
         self._main = _Line(line)
-        self._channel, self._become = channel, become
+        self._channel, self._become, self._confine = channel, become, confine
         self._user, self._swap = user, swap
         self._pause = runs.Pause(os.getpid())
         self._later: list[int] = []  # to be closed when there is nothing else to do
@@ -111,6 +113,16 @@ class Agent:
         finally:
             for fd in (control, null, noise):
                 os.close(fd)
+
+    def confirm(self) -> None:
+        """Wait until everything that was started runs its program. NotStarted when something does not."""
+        for told, child in list(self._telling.items()):
+            poll = select.poll()
+            poll.register(told, select.POLLIN)
+            poll.poll()  # between fork and exec nothing waits for anything
+            self._heard_start(told)
+            if child.why:
+                raise NotStarted(CONFINEMENT, child.why.decode("utf-8", "replace"))
 
     def announce(self, said: bytes, descriptors: tuple[int, ...], line: _Line | None = None) -> None:
         """Hand over a shell that was started."""
@@ -176,6 +188,8 @@ class Agent:
             self.open_shell(*message.fields)
         elif message.kind == requests.SPAWN:
             self._spawn(message)
+        elif message.kind == requests.CLERK and self._confine is not None:
+            self._start_clerk(self._confine, *message.descriptors)
         elif message.kind == requests.PAUSE:
             if message.fields[0]:
                 self._pause.begin()
@@ -189,7 +203,7 @@ class Agent:
 
     def _swapped(self, swap: Callable[[int, bool], int], alone: bool, tree: int) -> bytes:
         """Change the workspace; with `alone` only if nothing but shells, which wait, can be in it."""
-        shells = {pid for pid, child in self._children.items() if child.files is not None}
+        shells = {pid for pid, child in self._children.items() if child.files is not None or child.is_clerk}
         others = [pid for pid in runs.table() if pid != os.getpid() and pid not in shells] if alone else []
         if others:
             return requests.encode(requests.BUSY, b"%d processes run in the sandbox" % len(others))
@@ -225,6 +239,16 @@ class Agent:
             for fd in made:
                 os.close(fd)
 
+    def _start_clerk(self, confine: Callable[[], None], line: int, code: int) -> None:
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            child, theirs = self._add(lambda: payload.start_clerk(line, code, confine, null), None)
+        finally:
+            os.close(null)
+        child.is_clerk = True
+        self._main.say(requests.encode(requests.STARTED, child.pid), (theirs.fileno(),))
+        theirs.close()
+
     def _ask_child(self, child: _Child, message: requests.Message) -> None:
         """What is asked for on the line of a process."""
         kind, fields = message.kind, message.fields
@@ -256,9 +280,14 @@ class Agent:
 
     def _start(self, order: payload.Order, files: Files | None) -> tuple[_Child, _socket.socket]:
         """A child and the host program's end of its line."""
+        return self._add(lambda: payload.start(order, self._become), files)
+
+    def _add(
+        self, start: Callable[[], tuple[int, int]], files: Files | None
+    ) -> tuple[_Child, _socket.socket]:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
-            pid, told = payload.start(order, self._become)
+            pid, told = start()
         except BaseException:
             ours.close()
             theirs.close()
@@ -325,6 +354,7 @@ class _Child:
         self.pid, self.line, self.files = pid, line, files
         self.ending = runs.Ending(pid)
         self.again: tuple[bytes, tuple[bytes, ...], bytes] = (b"", (), b"")
+        self.is_clerk = False  # a process of ours, which is in nobody's way
         self.ended = False
         self.why = b""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from ..helper.confine import become_command
+from ..helper.confine import become_command, confine
 from ..helper.instructions import Instructions
 from ..linux import process, userns
 from ..linux.syscalls import call
@@ -41,12 +41,24 @@ class Confinement:
 
     def become(self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
         """Be confined and exec. Raises NotStarted; nothing else comes back."""
+        self._enter()
+        become_command(self._instructions(argv, environment, directory), None, -1, guardian=0)
+
+    def confine(self) -> None:
+        """Be confined in the same way, and go on as we are. Only how many files may be open is not limited."""
+        self._enter()
+        confine(self._instructions((), (), b"/"), None, guardian=0)
+
+    def _enter(self) -> None:
         call("setns", self._namespace, userns.CLONE_NEWUSER)
         if self._whose:
             process.empty_bounding_set()  # before the change of ids, which takes the right to
             process.become(self._uid, self._gid)
-        instructions = Instructions(argv, environment, directory, rlimits=self._rlimits, filter=self._filter)
-        become_command(instructions, None, -1, guardian=0)
+
+    def _instructions(
+        self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes
+    ) -> Instructions:
+        return Instructions(argv, environment, directory, rlimits=self._rlimits, filter=self._filter)
 
     def _maps(self) -> tuple[tuple[str, bytes], ...]:
         if self._whose:  # everybody is who they are

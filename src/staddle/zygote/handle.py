@@ -8,7 +8,7 @@ import threading
 
 from ..errors import LaunchFailed
 from ..helper import starting
-from ..layout.building import take
+from ..layout.building import not_built, take
 from ..layout.operations import Bind
 from ..layout.rows import decoded
 from ..linux import idmaps
@@ -29,16 +29,19 @@ class Zygote:
     def __init__(self, blueprint: records.Blueprint) -> None:
         self.live = 0  # sandboxes; whoever keeps us counts
         self._lock = threading.Lock()
-        self._line, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        self._deaf = False
+        self._line, self._process = _start(records.encode(blueprint))
         try:
-            self._process = _start(theirs.fileno(), records.encode(blueprint))
-            theirs.close()
             self._line.settimeout(_PATIENCE)
             if blueprint.base >= 0:
                 self._lend(blueprint)
             self._hear(records.READY)
-        except BaseException:
-            self._line.close()
+        except BaseException as error:
+            last_words = self._last_words() if isinstance(error, OSError) else b""
+            self._process.kill()
+            self.close()
+            if isinstance(error, OSError):
+                raise _failed(last_words, error) from error
             raise
 
     def take(self, request: records.Request, tree: int | None) -> int | None:
@@ -50,6 +53,10 @@ class Zygote:
             return self._take(request, tree)
         except (BrokenPipeError, ConnectionResetError):
             return None
+        except OSError as error:
+            # Its answer may come yet, and must not be taken for one to something else.
+            self._deaf = True
+            raise _failed(b"", error) from error
 
     def _take(self, request: records.Request, tree: int | None) -> int | None:
         with self._lock:
@@ -63,8 +70,8 @@ class Zygote:
 
     @property
     def ended(self) -> bool:
-        """Whether it has gone."""
-        return self._process.poll() is not None
+        """Whether it has gone, or must not be asked any more."""
+        return self._deaf or self._process.poll() is not None
 
     def hang_up(self) -> None:
         """Leave it to whoever else has the line."""
@@ -78,9 +85,8 @@ class Zygote:
     def _lend(self, blueprint: records.Blueprint) -> None:
         """What only root can do for a zygote that is nobody: map its ids, open what is shown."""
         self._hear(records.MAP)
-        pid = self._process.pid
         for name in ("uid_map", "gid_map"):
-            with open(f"/proc/{pid}/{name}", "wb", buffering=0) as file:
+            with open(f"/proc/{self._process.pid}/{name}", "wb", buffering=0) as file:
                 file.write(b"0 %d %d" % (blueprint.base, blueprint.count))
         send(self._line, records.MAPPED)
         shown = [op for op in decoded(blueprint.template) if isinstance(op, Bind) and not op.again]
@@ -99,26 +105,42 @@ class Zygote:
     def _hear(self, expected: bytes) -> None:
         answer, _ = receive(self._line, records.LONGEST)
         if answer != expected:
-            self._line.close()
-            self._process.wait()
             raise _failed(answer)
+
+    def _last_words(self) -> bytes:
+        """What it said before it hung up: the line tells of the end first."""
+        for _ in range(2):
+            try:
+                return receive(self._line, records.LONGEST)[0]
+            except ConnectionResetError:
+                continue
+            except OSError:
+                break
+        return b""
 
 
 def taken_as_root(operation: Bind, blueprint: records.Blueprint) -> int | None:
     """What a grant names, as root's sandbox is to see it."""
     stranger = blueprint.base + blueprint.whose
-    return take(operation, lambda owner, group: idmaps.translation(owner, group, stranger), private=True)
+    try:
+        return take(operation, lambda owner, group: idmaps.translation(owner, group, stranger), private=True)
+    except OSError as error:
+        raise not_built(f"{operation.outside!r}: {error.strerror or error}") from error
 
 
-def _start(line: int, blueprint: bytes) -> subprocess.Popen[bytes]:
+def _start(blueprint: bytes) -> tuple[_socket.socket, subprocess.Popen[bytes]]:
+    """Our end of the line, and the process at the other."""
     import subprocess
 
-    file = os.memfd_create("staddle", os.MFD_CLOEXEC)
+    opened: list[int] = []
     try:
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        opened.append(line := theirs.detach())
+        opened.append(file := os.memfd_create("staddle", os.MFD_CLOEXEC))
         view = memoryview(blueprint)
         while view:
             view = view[os.write(file, view) :]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             starting.command("zygote", str(line), str(file)),
             env=starting.ENVIRONMENT,
             cwd="/",
@@ -128,12 +150,21 @@ def _start(line: int, blueprint: bytes) -> subprocess.Popen[bytes]:
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C in the user's terminal is not for it
         )
+        return ours, process
     except OSError as error:
         raise LaunchFailed("the zygote could not be started", why=error.strerror or str(error)) from error
     finally:
-        os.close(file)
+        for fd in opened:
+            os.close(fd)
 
 
-def _failed(answer: bytes) -> LaunchFailed:
-    why = answer[1:].decode("utf-8", "replace") if answer[:1] == records.REFUSED else "it has ended"
+def _failed(answer: bytes, error: OSError | None = None) -> LaunchFailed:
+    if answer[:1] == records.REFUSED:
+        why = answer[1:].decode("utf-8", "replace")
+    elif isinstance(error, TimeoutError):
+        why = f"the zygote has not answered for {_PATIENCE:.0f} seconds"
+    elif error is not None and not isinstance(error, BrokenPipeError | ConnectionResetError):
+        why = error.strerror or str(error)
+    else:
+        why = "the zygote has ended"
     return LaunchFailed("the sandbox could not be made", why=why, fix="see `staddle doctor`")

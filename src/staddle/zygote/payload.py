@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
+import _socket
 import errno
 import fcntl
 import os
+import sys
 
 from ..helper.status import EXEC, NotStarted
 from ..linux import process
@@ -39,6 +42,45 @@ class Order:
         """With `terminal`, its standard input becomes the terminal that controls it."""
         self.argv, self.environment, self.directory = argv, environment, directory
         self.stdio, self.terminal = stdio, terminal
+
+
+def start_clerk(line: int, code: int, confine: Callable[[], None], null: int) -> tuple[int, int]:
+    """Fork a clerk that serves on `line`, from `code`; as `start`. `null` is what it has for streams."""
+
+    def serve(*_: object) -> NoReturn:
+        confine()
+        # Nothing in the sandbox looks into us: we are a fork of the agent, and were more.
+        process.dumpable(False)
+        process.close_from(3, keep=(line, code))
+        for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # errors, and not our end
+            _signal.signal(number, _signal.SIG_IGN)
+        load(code)
+        sys.modules["staddle.zygote.clerk"].serve(_socket.socket(fileno=line))
+        os._exit(1)
+
+    return start(Order((), (), b"/", (null, null, null)), serve)
+
+
+def load(code: int) -> None:
+    """Run the modules in a memory file (plain.code), those that are not there already, in their order."""
+    import marshal
+
+    data = b""
+    while chunk := os.pread(code, 1 << 20, len(data)):
+        data += chunk
+    os.close(code)
+    for name, is_package, body in marshal.loads(data):  # noqa: S302 - the host program's own
+        if name in sys.modules:
+            continue
+        module = sys.modules[name] = type(sys)(name)
+        module.__package__ = name if is_package else name.rpartition(".")[0]
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, module)
+        if is_package:
+            module.__path__ = []
+        else:
+            exec(body, module.__dict__)  # noqa: S102
 
 
 def start(order: Order, become: Become) -> tuple[int, int]:
@@ -86,11 +128,10 @@ def _live(order: Order, become: Become, telling: int) -> NoReturn:
 
 
 def _code(error: BaseException) -> int:
-    if isinstance(error, NotStarted):
-        if error.code != EXEC:
-            return NOT_CONFINED
-        error = error.__cause__ or FileNotFoundError(errno.ENOENT, "")
-    missing = isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ENOTDIR)
+    if not isinstance(error, NotStarted) or error.code != EXEC:
+        return NOT_CONFINED
+    cause = error.__cause__ or FileNotFoundError(errno.ENOENT, "")
+    missing = isinstance(cause, OSError) and cause.errno in (errno.ENOENT, errno.ENOTDIR)
     return NOT_FOUND if missing else NOT_RUNNABLE
 
 

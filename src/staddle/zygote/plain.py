@@ -15,6 +15,7 @@ import os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
+    from collections.abc import Sequence
     from typing import NoReturn
 
 #: What the agent is made of, in the order of import.
@@ -23,6 +24,16 @@ _MODULES = (
     *("staddle.linux.syscalls", "staddle.linux.process", "staddle.helper.wire", "staddle.helper.status"),
     *("staddle.zygote.descriptors", "staddle.zygote.requests", "staddle.zygote.channel"),
     *("staddle.zygote.runs", "staddle.zygote.payload", "staddle.zygote.agent", "staddle.zygote.plain"),
+)
+
+#: What a clerk needs besides.
+_CLERK_PACKAGES = (*_PACKAGES, "staddle.environment", "staddle.layers")
+_CLERK_MODULES = (
+    *("staddle._value", "staddle.errors", "staddle.linux.syscalls", "staddle.linux.openat2"),
+    *("staddle.helper.wire", "staddle.zygote.descriptors", "staddle.zygote.filing"),
+    *("staddle.environment.segments", "staddle.environment.automaton", "staddle.environment.globs"),
+    *("staddle.environment.beneath", "staddle.layers.tar", "staddle.layers.tree"),
+    *("staddle.layers.unpacking", "staddle.zygote.packing", "staddle.zygote.clerk"),
 )
 
 #: Runs inside. Everything is read before anything is run; the memory file is gone afterwards.
@@ -60,18 +71,23 @@ def command() -> tuple[str, ...]:
     return (os.path.realpath(sys.executable), "-I", "-S", "-c", LOADER)
 
 
-def code() -> bytes:
+def code(packages: Sequence[str] = _PACKAGES, modules: Sequence[str] = _MODULES) -> bytes:
     """What the loader waits for: our modules, compiled by this very interpreter."""
     import importlib.util
     import marshal
 
-    rows: list[tuple[str, bool, object]] = [(name, True, None) for name in _PACKAGES]
-    for name in _MODULES:
+    rows: list[tuple[str, bool, object]] = [(name, True, None) for name in packages]
+    for name in modules:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             raise ImportError(f"{name} is not there")
         rows.append((name, False, spec.loader.get_code(name)))  # type: ignore[attr-defined]
     return marshal.dumps(rows)
+
+
+def clerk_code() -> bytes:
+    """What a clerk is made of, for payload.load."""
+    return code(_CLERK_PACKAGES, _CLERK_MODULES)
 
 
 def send_code(line: _socket.socket) -> None:
@@ -103,4 +119,5 @@ def serve(line: _socket.socket) -> NoReturn:
         execute(argv, environment or own, directory or b".")
 
     process.subreaper()  # all that we start, and what that leaves behind, stays below us
-    Agent(line, Nameless(), become).serve()
+    # A clerk is as confined as we are.
+    Agent(line, Nameless(), become, confine=lambda: os.chdir("/")).serve()

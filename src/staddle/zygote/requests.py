@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SHELL = b"S"  # program, environment, directory
 SPAWN = b"P"  # argv, environment, directory, rows, columns; three descriptors, or rows and columns
 SWAP = b"w"  # whether nobody else may be in it; the workspace that takes the place of the present one
+CLERK = b"c"  # the line of a clerk, and its code: a process that looks after files
 PAUSE = b"z"  # whether everything in the sandbox is to stop, or to go on
 # To the agent, on the line of a process.
 SIGNAL = b"k"  # number, whether to everything below it, too
@@ -62,6 +63,7 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     POKED: ((int,), (0,)),
     SWAP: ((int,), (1,)),
     SWAPPED: ((), (0,)),
+    CLERK: ((), (2,)),
     PAUSE: ((int,), (0,)),
     PAUSED: ((), (0,)),
     BUSY: ((bytes,), (0,)),
@@ -143,7 +145,11 @@ def hear(line: _socket.socket, *, bodies: bool = False) -> Message | None:
     which takes none of anybody's.
     """
     try:
-        data, descriptors = receive(line, LONGEST + 1)
+        try:
+            data, descriptors = receive(line, LONGEST + 1)
+        except ConnectionResetError:
+            # It ended without having heard all that we said; what it said before comes after that.
+            data, descriptors = receive(line, LONGEST + 1)
     except ConnectionResetError:
         return None
     try:

@@ -25,8 +25,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: The steps, as the host program asks for them, in this order. TIDY is for a run that is over.
-INTERRUPT, TERMINATE, KILL, KILL_SHELL, TIDY = 1, 2, 3, 4, 5
+#: The steps, as the host program asks for them, in this order: HOLD for a shell without its brake,
+#: TIDY for a run that is over.
+HOLD, INTERRUPT, TERMINATE, KILL, KILL_SHELL, TIDY = range(6)
 SIGCONT, SIGSTOP = 18, 19
 _RLIMIT_NPROC = 6
 #: The unit of start times is 10 ms: one that looks as old as the run may be older or its own.
@@ -140,15 +141,14 @@ class Ending:
 
     def step(self, number: int, run: Callable[[], Iterable[int]]) -> None:
         """Do one step. `run` gives the processes of the run as they are now."""
-        if number == INTERRUPT:
+        if number == HOLD:
             self._hold()
+        elif number == INTERRUPT:
             signal((self._shell, *run()), process.SIGINT)
         elif number == TERMINATE:
-            self._hold()
             signal(run(), process.SIGTERM)
             signal((self._shell,), process.SIGINT)
         elif number == KILL:
-            self._hold()
             signal(run(), process.SIGKILL)
             signal((self._shell,), SIGCONT)
             signal((self._shell,), process.SIGINT)

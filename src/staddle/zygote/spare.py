@@ -11,12 +11,15 @@ import _socket
 import os
 import select
 
+from ..errors import StaddleError
+from ..helper.status import not_started
+from ..helper.wire import Malformed
 from ..layout.building import Builder, mount_processes
 from ..layout.rows import decoded
 from ..linux import loopback, mounts, process, userns
 from ..linux.landlock import Ruleset
 from ..linux.syscalls import call
-from . import requests
+from . import last_look, requests
 from .agent import Agent
 from .blueprint import LONGEST, decode_request
 from .channel import InDirectory
@@ -43,44 +46,58 @@ _CONTROL_SIZE = 64 << 20
 _THERE = b"cd %b; OLDPWD=; unset OLDPWD\n"
 
 
-def make(blueprint: Blueprint) -> tuple[int, _socket.socket]:
+def make(blueprint: Blueprint, outside: last_look.Outside) -> tuple[int, _socket.socket]:
     """A new sandbox in the making; (its process, the host's end of its line)."""
     theirs, ours = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     flags = _NAMESPACES | (0 if blueprint.network else userns.CLONE_NEWNET)
     pid = call("clone", flags | process.SIGCHLD, 0, 0, 0, 0)
     if pid == 0:
-        _live(blueprint, ours)
+        _live(blueprint, outside, ours)
     ours.close()
     return pid, theirs
 
 
-def _live(blueprint: Blueprint, line: _socket.socket) -> NoReturn:
+def _live(blueprint: Blueprint, outside: last_look.Outside, line: _socket.socket) -> NoReturn:
     """The whole life of the clone: it never returns into what the zygote was doing."""
+    doing = "while it was begun"
     try:
         process.death_signal(process.SIGKILL)
         process.close_from(3, keep=(line.fileno(),))
+        doing = "while its own part of the view was made"
         control = _be_first(blueprint)
+        last_look.around(blueprint, outside)
+        doing = "while its shell was started"
         place = Workspace(blueprint.whose, control)
+        confinement = _confinement(blueprint)
         agent = Agent(
             line,
             InDirectory(control, CONTROL.encode()),
-            _confinement(blueprint).become,
+            confinement.become,
             user=blueprint.whose,
             swap=place.swap,
+            confine=confinement.confine,
         )
         process.dumpable(False)  # nothing of the sandbox looks into us: that hides us in its /proc, too
         shell = agent.start_shell(blueprint.bash, blueprint.environment, b"/")
+        doing = "while its workspace was mounted"
         _await_workspace(line, place)
+        doing = "while its shell was started"
+        agent.confirm()
         os.write(shell[1][1], _THERE % blueprint.directory)
         agent.announce(*shell)
         agent.serve()
     except BaseException as error:
         try:
-            why = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace")[:2048]
-            send(line, requests.encode(requests.REFUSED, why))
+            send(line, requests.encode(requests.REFUSED, reason(error, doing)))
         except OSError:
             pass
     os._exit(1)
+
+
+def reason(error: BaseException, doing: str = "") -> bytes:
+    """What went wrong, for who asked."""
+    text = str(error) if isinstance(error, StaddleError | Malformed) else str(not_started(error))
+    return f"{doing}: {text}".removeprefix(": ").encode("utf-8", "backslashreplace")[:2048]
 
 
 def _be_first(blueprint: Blueprint) -> int:

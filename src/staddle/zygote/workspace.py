@@ -13,7 +13,7 @@ from ..layout.building import Builder
 from ..layout.operations import Bind
 from ..linux import mounts, overlay
 from ..linux.openat2 import open_beneath
-from .sharing import LENT
+from .sharing import ASIDE, LENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,21 +39,34 @@ def take(request: Request, old_root: int, lent: int | None) -> int:
     tree = _taken(request, old_root) if lent is None else lent
     if not request.upper:
         return tree
-    opened: list[int] = []
-    place = os.open(LENT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    opened = [tree]
+    made = -1
     try:
         for path in (*request.lowers, request.upper, request.work):
             opened.append(_beneath(old_root, path))
+        _, *lowers, upper, work = opened
+        opened.append(_free_place())
         # Layers must be mounted somewhere in our namespace when they are put together.
-        mounts.attach(tree, place)
+        mounts.attach(tree, opened[-1])
         try:
-            *lowers, upper, work = opened
-            return overlay.overlay([*lowers, LENT], upper, work)
+            made = overlay.overlay([*lowers, LENT], upper, work)
         finally:
             mounts.umount(LENT)
+        return made
+    except BaseException:
+        if made >= 0:
+            os.close(made)
+        raise
     finally:
-        for fd in (*opened, place, tree):
+        for fd in opened:
             os.close(fd)
+
+
+def _free_place() -> int:
+    """The directory to mount a layer on, without one that could not be taken away the last time."""
+    if os.stat(LENT).st_dev != os.stat(ASIDE).st_dev:
+        mounts.umount(LENT)
+    return os.open(LENT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def _taken(request: Request, old_root: int) -> int:
@@ -70,9 +83,13 @@ def _taken(request: Request, old_root: int) -> int:
         tree = mounts.clone_tree(source)
     finally:
         os.close(source)
-    writable = any(isinstance(op, Bind) and op.writable for op in request.operations()[:1])
-    read_only = 0 if writable and not request.upper else mounts.ATTR_RDONLY
-    mounts.set_attributes(tree, mounts.ATTR_NOSUID | mounts.ATTR_NODEV | read_only)
+    try:
+        writable = any(isinstance(op, Bind) and op.writable for op in request.operations()[:1])
+        read_only = 0 if writable and not request.upper else mounts.ATTR_RDONLY
+        mounts.set_attributes(tree, mounts.ATTR_NOSUID | mounts.ATTR_NODEV | read_only)
+    except BaseException:
+        os.close(tree)
+        raise
     return tree
 
 

@@ -14,12 +14,11 @@ import gc
 import os
 import select
 
-from ..errors import StaddleError
 from ..helper.scratch import remove
 from ..helper.wire import Malformed
 from ..linux import process
 from ..linux.openat2 import open_beneath
-from . import spare, template, workspace
+from . import last_look, spare, template, workspace
 from .blueprint import LONGEST, READY, REFUSED, STALE, TAKEN, decode_blueprint, decode_request
 from .descriptors import receive, send
 from .sharing import OLD_ROOT
@@ -41,21 +40,25 @@ def main(words: list[str]) -> NoReturn:
     os.set_inheritable(line.fileno(), False)
     try:
         blueprint = decode_blueprint(_contents(int(words[1])))
+        outside = last_look.outside(blueprint)
         process.close_from(3, keep=(line.fileno(),))
         _be_quiet()
         template.make(blueprint, line)
         old_root = os.open(OLD_ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (StaddleError, Malformed, OSError) as error:
-        _answer(line, REFUSED + str(error).encode("utf-8", "backslashreplace")[:2048])
+    except BaseException as error:
+        _answer(line, REFUSED + spare.reason(error))
         os._exit(1)
     gc.collect()
     gc.freeze()
-    _Zygote(blueprint, line, old_root).serve()
+    _Zygote(blueprint, outside, line, old_root).serve()
 
 
 class _Zygote:
-    def __init__(self, blueprint: Blueprint, line: _socket.socket, old_root: int) -> None:
-        self._blueprint, self._line, self._old_root = blueprint, line, old_root
+    def __init__(
+        self, blueprint: Blueprint, outside: last_look.Outside, line: _socket.socket, old_root: int
+    ) -> None:
+        self._blueprint, self._outside = blueprint, outside
+        self._line, self._old_root = line, old_root
         self._spares: list[_socket.socket] = []
         self._children: set[int] = set()
         self._stores: set[bytes] = set()
@@ -70,7 +73,13 @@ class _Zygote:
             asked = poll.poll(_QUIET if short else 1000)
             self._reap()
             if asked:
-                message, trees = receive(self._line, LONGEST)
+                try:
+                    message, trees = receive(self._line, LONGEST)
+                except ConnectionResetError:
+                    self._end()
+                except OSError as error:  # too long, or too many descriptors for us
+                    _answer(self._line, REFUSED + spare.reason(error))
+                    continue
                 if not message:
                     self._end()
                 self._hand_out(message, trees)
@@ -89,7 +98,7 @@ class _Zygote:
                 if not request.view:
                     send(self._line, TAKEN, trees)
                     return
-            given = self._spares.pop(0) if self._spares else self._made()
+            given = self._next()
             try:
                 send(given, message, trees)
             except BrokenPipeError:
@@ -98,7 +107,7 @@ class _Zygote:
         except workspace.Moved:
             _answer(self._line, STALE)
         except (Malformed, OSError) as error:
-            _answer(self._line, REFUSED + str(error).encode("utf-8", "backslashreplace")[:2048])
+            _answer(self._line, REFUSED + spare.reason(error))
         finally:
             for tree in trees:
                 os.close(tree)
@@ -111,8 +120,17 @@ class _Zygote:
         except OSError:
             pass  # too many processes, for now; who asks is told
 
+    def _next(self) -> _socket.socket:
+        """One that waits, or a new one."""
+        while self._spares:
+            line = self._spares.pop(0)
+            if not _has_spoken(line):
+                return line
+            line.close()  # something went wrong, and that may be over
+        return self._made()
+
     def _made(self) -> _socket.socket:
-        pid, line = spare.make(self._blueprint)
+        pid, line = spare.make(self._blueprint, self._outside)
         self._children.add(pid)
         return line
 
@@ -151,6 +169,13 @@ def _be_quiet() -> None:
         pass  # a kernel without keys
     os.umask(0o022)
     process.default_signals()
+
+
+def _has_spoken(line: _socket.socket) -> bool:
+    """Whether a spare could not be made: those that wait for somebody say nothing."""
+    poll = select.poll()
+    poll.register(line, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _answer(line: _socket.socket, message: bytes) -> None:

@@ -96,9 +96,22 @@ class TestRoundTrip:
         layers, _ = load(saved(following, tmp_path), room)
         upper = Path(layers["workspace"].upper)
         assert (upper / "d/file").read_text() == "newer\n"
-        assert stat.S_ISCHR((upper / "symlink").lstat().st_mode)
+        assert not os.path.lexists(upper / "symlink")
         restored = Frozen(room, stack.bases, (layers["workspace"],)).stack()
         assert restored.lowers == (str(upper), *stack.bases)
+
+    def test_a_whiteout_of_what_is_not_there_is_left_out_when_the_base_is_known(
+        self, room: Store, stack: Stack, tmp_path: Path
+    ) -> None:
+        """Overlayfs would list its name in a directory that nothing merges with."""
+        write(tmp_path / "base/d/there")
+        whiteout(Path(stack.top.upper) / "d/there")
+        whiteout(Path(stack.top.upper) / "d/not there")
+        path = saved(stack, tmp_path)
+        layers, _ = load(path, room, bases=stack.bases)
+        assert (Path(layers["workspace"].upper) / "d/there").is_char_device()
+        assert not os.path.lexists(f"{layers['workspace'].upper}/d/not there")
+        assert not os.path.lexists(f"{layers['workspace'].upper}/gone")
 
     def test_a_point_without_changes(self, room: Store, tmp_path: Path) -> None:
         save({"empty": Frozen(room, [str(tmp_path)], ())}, str(tmp_path / "saved"))

@@ -413,12 +413,30 @@ class TestConflicts:
         write(ground.host / "a", "host, later")
         write(ground.host / "gone", "host, again")
         write(ground.layer / "b", "sandbox, later")
+        assert [change.path for change in diff(ground.view)] == ["a", "b", "gone"]
+        assert [change.path for change in diff(ground.view, baseline=baseline)] == ["b"]
         assert taken(commit(ground.view, baseline=baseline)) == [("added", "b")]
         assert (ground.host / "a").read_text() == "host, later"
         tick()
         write(ground.layer / "a", "sandbox, at last")
         with pytest.raises(CommitRefused):
             commit(ground.view, baseline=baseline)
+
+    def test_back_to_a_point_before_a_commit_of_our_own(self, ground: Ground) -> None:
+        write(ground.host / "a", "old")
+        write(ground.host / "b", "old")
+        then = Baseline()
+        now = then.copy()
+        write(ground.layer / "a", "sandbox")
+        tick()
+        commit(ground.view, baseline=now)
+        write(ground.layer / "a", "sandbox again")
+        restored = then.with_commits_of(now)
+        assert len(commit(ground.view, baseline=restored).changes) == 1
+        write(ground.host / "b", "host")
+        write(ground.layer / "b", "sandbox")
+        with pytest.raises(CommitRefused):
+            commit(ground.view, baseline=restored)
 
     def test_a_change_on_the_host_during_the_commit_takes_everything_back(self, ground: Ground) -> None:
         for name in ("a", "z"):

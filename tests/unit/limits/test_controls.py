@@ -34,7 +34,7 @@ def test_nothing_asked_is_nothing_written() -> None:
             {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "150000"},
             {"cpu.max": "150000 100000"},
         ),
-        (Limits(processes=64), {"pids.max": "65"}, {"pids.max": "65"}),
+        (Limits(processes=64), {"pids.max": "64"}, {"pids.max": "64"}),
     ],
 )
 def test_each_limit_has_its_files(limits: Limits, first: dict[str, str], second: dict[str, str]) -> None:
@@ -56,7 +56,7 @@ def test_all_go_together_only_when_asked() -> None:
 def test_the_limit_itself_is_needed_and_swap_is_not_everywhere() -> None:
     needed = {item.file for item in controls.settings(Limits(memory=1 << 20), 1) if item.needed}
     assert needed == {"memory.limit_in_bytes"}
-    assert Setting("pids", "pids.max", "3") in set(controls.settings(Limits(processes=2), 2))
+    assert Setting("pids", "pids.max", "3") in set(controls.settings(Limits(processes=2), 2, ours=1))
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from staddle.limits import host
+from staddle.limits.family import Family
 from staddle.limits.where import Facts, Hierarchy, Means, Place, decide
 
 ALL = frozenset({"memory", "cpu", "pids", "io", "cpuset"})
@@ -131,6 +131,12 @@ def test_without_any_there_are_none() -> None:
     assert all(why and fix for _, why, fix in means.why_not)
 
 
+def test_no_group_is_made_before_the_scope_is_there() -> None:
+    facts = Facts((unified(SESSION),), systemd=True, manager="user", manageable=HELD)
+    with pytest.raises(ValueError, match="scope"):
+        Family(decide(facts))
+
+
 # ---------------------------------------------------------------- the facts, from files
 
 
@@ -167,9 +173,8 @@ def test_a_machine_that_tells_nothing_has_nothing(tmp_path: Path) -> None:
     assert host.observe(root=str(tmp_path)) == Facts(())
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_group_that_cannot_be_written_is_not_writable(tmp_path: Path) -> None:
+def test_a_group_without_its_file_of_members_has_no_room_for_ours(tmp_path: Path) -> None:
+    assert not host.may_have_groups(str(tmp_path))
     (tmp_path / "cgroup.procs").write_text("")
     assert host.may_have_groups(str(tmp_path))
-    (tmp_path / "cgroup.procs").chmod(0o444)
-    assert not host.may_have_groups(str(tmp_path))
+    assert not host.delegated(str(tmp_path)), "nobody has marked it"

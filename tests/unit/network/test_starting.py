@@ -11,21 +11,21 @@ from staddle.display import shown
 from staddle.errors import PolicyError
 from staddle.network import starting
 from staddle.network.orders import Attempt
-from staddle.network.starting import Limits, event, settings
+from staddle.network.starting import Bounds, event, settings
 
 
 def test_a_gateway_is_told_the_policy_in_its_own_words() -> None:
     network = Network.allow("b.com:443", "!a.com", "udp://10.0.0.1:53")
-    told = settings(network, Limits(connections=7), (("192.0.2.1", 53),), ())
+    told = settings(network, Bounds(connections=7), (("192.0.2.1", 53),), ())
     assert Network.allow(*told.entries) == network
     assert told.connections == 7
-    assert settings(Network.loopback([5432]), Limits(), (), ()).ports == (5432,)
+    assert settings(Network.loopback([5432]), Bounds(), (), ()).ports == (5432,)
 
 
 def test_an_open_network_has_none_and_a_denied_one_only_exposes() -> None:
     with pytest.raises(ValueError, match="open network"):
-        settings(Network.open(), Limits())
-    told = settings(Network.deny(), Limits(), (), ())
+        settings(Network.open(), Bounds())
+    told = settings(Network.deny(), Bounds(), (), ())
     assert (told.mode, told.entries, told.ports) == ("loopback", (), ())
 
 
@@ -36,8 +36,8 @@ def test_a_list_that_is_too_long_is_refused_before_anything_starts() -> None:
 
 @pytest.mark.parametrize("wrong", [{"connections": 0}, {"idle": -1}, {"most_bytes": True}, {"idle": 1.5}])
 def test_bounds_are_whole_numbers(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="no bound"):
-        Limits(**wrong)
+    with pytest.raises(PolicyError, match="whole number"):
+        Bounds(**wrong)
 
 
 def test_the_hosts_files_are_read_as_far_as_they_make_sense(

@@ -61,7 +61,7 @@ def test_a_way_past_functions_and_disabled_builtins() -> None:
     assert way(none, frozenset({b"."})) == Way(rb"\source")
     assert way(frozenset({b".", b"source"}), none) == Way(rb"\builtin .")
     assert way(frozenset({b".", b"source", b"builtin"}), none) == Way(rb"\command .")
-    assert way(frozenset({b"return"}), none) == Way(rb"\.", b"builtin return")
+    assert way(frozenset({b"return"}), none) == Way(rb"\.", rb"\builtin return")
     assert way(frozenset({b".", b"source", b"builtin", b"command"}), none) is None
     assert way(none, frozenset({b".", b"source"})) is None
 

@@ -40,6 +40,21 @@ def test_tracing_is_seen_in_all_spellings() -> None:
     assert not risks.traces(b"set -e; set -")
 
 
+def test_listing_traps_is_told_from_setting_them() -> None:
+    for text in (
+        b"trap",
+        b"trap -p",
+        b"x=$(trap)",
+        b"trap | cat",
+        b"a; trap; b",
+        b"trap >f",
+        b"trap  -p INT",
+    ):
+        assert risks.lists_traps(text), text
+    for text in (b"trap 'x' INT", b"trap - EXIT", b"(trap '' INT)", b"echo a"):
+        assert not risks.lists_traps(text), text
+
+
 def test_there_is_room_for_two_hundred_sandboxes_under_the_usual_limit() -> None:
     assert 200 * 3 + room(1024) * EACH < 1024 - 32
     assert room(1024) >= 40

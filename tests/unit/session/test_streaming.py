@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +24,7 @@ def test_a_text_cut_anywhere_arrives_in_whole_characters(text: str, cuts: list[i
     data = text.encode("utf-8", "replace")
     chunks = Chunks(Call("x", Limits()))
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         chunks.out(data[start:end])
     chunks.finish()
     found = taken(chunks)

@@ -1,0 +1,258 @@
+"""A store whose layers stay when its process ends: claimed, continued, removed.
+
+Only one process uses a session at a time. The kernel takes its claim back however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+import weakref
+
+from ..errors import LayerError
+from ..helper.scratch import remove as remove_directory
+from . import removal
+from .kept import CLAIM, LAYERS, RECORD, directory_of, home, read
+from .store import Layer, Store
+from .tree import Tree
+
+#: So often somebody else's look at a claim is taken for what it is.
+_ATTEMPTS = 5
+
+_open: weakref.WeakSet[KeptStore] = weakref.WeakSet()
+
+
+class KeptStore(Store):
+    """The layers of one session. `recorded` are those that its record names: they are never deleted.
+
+    The claim is given back when `end` was called and nobody holds a layer any more: a fork may
+    outlive the sandbox that the session was opened for.
+    """
+
+    def __init__(self, name: str, *, make: bool, owner: tuple[int, int] | None = None) -> None:
+        """Claim the session, which need not have a record yet when it is to be made."""
+        import threading
+
+        self.home = directory_of(name)  # where its grave is
+        self.path = f"{self.home}/{LAYERS}"
+        self.owner = owner
+        self.recorded: frozenset[str] = frozenset()
+        self._lock = threading.Lock()
+        self._live: set[str] = set()
+        self._ending = False
+        self._claim = _claimed(self.home, name, make=make)
+        mode = 0o711 if os.geteuid() == 0 else 0o700
+        try:
+            os.mkdir(self.path, mode)
+            os.chmod(self.path, mode)
+        except FileExistsError:
+            pass
+        self._serial = max((int(found) for found in os.listdir(self.path) if found.isdigit()), default=0)
+        _open.add(self)
+
+    def layer(self, *, like: str | None = None) -> Layer:
+        """A new, empty layer."""
+        made = super().layer(like=like)
+        self._live.add(made.path)
+        return made
+
+    def existing(self, name: str) -> Layer:
+        """A layer that an earlier process has made."""
+        layer = Layer(self, f"{self.path}/{name}")
+        if not stat.S_ISDIR(os.lstat(layer.upper).st_mode):
+            raise NotADirectoryError(20, os.strerror(20), layer.upper)
+        self._live.add(layer.path)
+        return layer
+
+    def sweep(self) -> None:
+        """Delete what the record does not name: a process was killed before it could, or before it wrote."""
+        for name in os.listdir(self.path):
+            if name.isdigit() and name not in self.recorded:
+                removal.bury(f"{self.path}/{name}", self.home)
+        sweep_grave(self.home)
+
+    def close(self) -> None:
+        """The layers stay; see `end`."""
+        self.end()
+
+    def end(self) -> None:
+        """Give the claim back as soon as nobody has a layer."""
+        self._ending = True
+        self._give_back()
+
+    def remove(self) -> None:
+        """The whole session goes, at once. Nothing of it may be mounted any more."""
+        self._ending = True
+        _bury(self.home)
+        self.leave()
+
+    def _bury(self, layer: Layer) -> None:
+        self._live.discard(layer.path)
+        if self._claim >= 0 and os.path.basename(layer.path) not in self.recorded:
+            removal.bury(layer.path, self.home)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._ending and not self._live:
+            self.leave()
+
+
+def _after_fork() -> None:
+    for store in list(_open):
+        store.leave()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+# ---------------------------------------------------------------- claims
+
+
+def _claimed(directory: str, name: str, *, make: bool) -> int:
+    import fcntl
+
+    mode = 0o711 if os.geteuid() == 0 else 0o700
+    for attempt in range(100):
+        if make:
+            try:
+                os.mkdir(directory, mode)
+                os.chmod(directory, mode)
+            except FileExistsError:
+                pass
+        elif read(directory) is None:
+            raise unknown(name)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(f"{directory}/{CLAIM}", flags, 0o600)
+        except FileNotFoundError:
+            continue  # it was removed that moment
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), os.lstat(f"{directory}/{CLAIM}")):
+                os.ftruncate(fd, 0)
+                os.write(fd, b"%d\n" % os.getpid())
+                return fd
+            os.close(fd)
+        except BlockingIOError:
+            who = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
+            os.close(fd)
+            if attempt >= _ATTEMPTS:
+                raise _in_use(name, who) from None
+            time.sleep(0.01)  # `is_claimed` may be looking, for a moment
+        except FileNotFoundError:
+            os.close(fd)
+    raise LayerError(f"the session {name!r} is removed all the time")
+
+
+def _in_use(name: str, who: str) -> LayerError:
+    mine = who == str(os.getpid())
+    return LayerError(
+        f"the session {name!r} is in use",
+        why="this program has a sandbox, a fork or a snapshot of it"
+        if mine
+        else f"process {who or '?'} works in it",
+        fix="close that first, or choose another name",
+    )
+
+
+def unknown(name: str) -> LayerError:
+    """The error for a session that is not there."""
+    return LayerError(
+        f"there is no session {name!r}",
+        why=f"nothing of that name is kept in {home()!r}",
+        fix="`staddle sessions` lists them; `staddle run --keep NAME` makes one",
+    )
+
+
+def is_claimed(name: str) -> bool:
+    """Whether a living process uses the session."""
+    import fcntl
+
+    try:
+        fd = os.open(f"{directory_of(name)}/{CLAIM}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+
+
+# ---------------------------------------------------------------- removal
+
+
+def remove(name: str) -> None:
+    """Remove a session with everything in it, also one whose record cannot be read."""
+    directory = directory_of(name)
+    if not os.path.isdir(directory):
+        raise unknown(name)
+    claim = _claimed(directory, name, make=True)
+    try:
+        _bury(directory)
+    finally:
+        os.close(claim)
+
+
+def _bury(directory: str) -> None:
+    sessions = os.path.dirname(directory)
+    try:
+        os.unlink(f"{directory}/{RECORD}")  # from here on it is no session
+    except FileNotFoundError:
+        pass
+    removal.bury(directory, os.path.dirname(sessions))
+    try:
+        os.rmdir(sessions)
+    except OSError:
+        pass  # there are others
+
+
+def sweep_grave(place: str) -> None:
+    """Go on deleting what a killed process has buried there."""
+    try:
+        rest = os.listdir(f"{place}/{removal.GRAVE}")
+    except FileNotFoundError:
+        return
+    for name in rest:
+        removal.later(f"{place}/{removal.GRAVE}/{name}")
+
+
+# ---------------------------------------------------------------- owners
+
+
+def prepare(layer: Layer, owner: tuple[int, int] | None) -> None:
+    """Let a layer of an earlier process be mounted again, by `owner` if that is not us.
+
+    The kernel's own directory is made anew. Root's sandboxes are somebody else in each process:
+    what the last one wrote is given to this one's. By root, over descriptors; nobody else has
+    the layer now, and no name in it is that of a file outside.
+    """
+    remove_directory((os.fsencode(layer.work),))
+    os.mkdir(layer.work, 0o700)
+    if owner is None:
+        return
+    for path in (layer.path, layer.work):
+        os.chown(path, *owner)
+    todo = [""]
+    with Tree(layer.upper, ours=True) as tree:
+        while todo:
+            path = todo.pop()
+            directory = tree.directory(path)
+            try:
+                _give(directory, ".", os.fstat(directory), owner)
+                with os.scandir(directory) as entries:
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            todo.append(f"{path}/{entry.name}" if path else entry.name)
+                        else:
+                            _give(directory, entry.name, entry.stat(follow_symlinks=False), owner)
+            finally:
+                os.close(directory)
+
+
+def _give(directory: int, name: str, status: os.stat_result, owner: tuple[int, int]) -> None:
+    if (status.st_uid, status.st_gid) != owner:
+        os.chown(name, *owner, dir_fd=directory, follow_symlinks=False)

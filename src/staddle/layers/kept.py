@@ -1,0 +1,265 @@
+"""What is known about layers that outlive their process: a session by its name, and its record.
+
+    <state>/staddle/sessions/NAME/claim        held by the process that uses the rest
+                                 /session      the record: what it is of, and of which layers it is made
+                                 /layers/<n>   as in any store
+                                 /gone/...     to be deleted
+
+The record is replaced whole, and only layers that it does not name are ever deleted: a kill
+at any moment leaves a session that can be used. It is ours, in a directory of ours; still it is
+read as strictly as anything else that decides what is mounted and deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from .._value import Value
+from ..errors import LayerError
+from .baseline import Baseline
+from .store import can_hold_layers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FORMAT = 1
+RECORD, CLAIM, LAYERS = "session", "claim", "layers"
+LONGEST_NAME, LONGEST_LABEL = 64, 200
+_MOST_BYTES = 256 << 20
+_FIRST = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+_LETTERS = _FIRST | frozenset("._-")
+
+
+class Point(Value):
+    """A kept snapshot: its layers by name, topmost first."""
+
+    label: str
+    created: float
+    layers: tuple[str, ...]
+    baseline: Baseline
+
+
+class Record(Value):
+    """The facts of a kept session. `layers` is its stack, the one that is written first.
+
+    `workspace` is None for a sandbox that is for no directory; `inode` tells that directory
+    from another one of its name. `policy` is what it was last opened with, to be shown.
+    """
+
+    name: str
+    workspace: str | None
+    inode: int
+    created: float
+    used: float
+    policy: Mapping[str, object]
+    layers: tuple[str, ...]
+    baseline: Baseline
+    points: tuple[Point, ...] = ()
+
+    @property
+    def every_layer(self) -> frozenset[str]:
+        """The names of all layers that must stay."""
+        return frozenset((*self.layers, *(name for point in self.points for name in point.layers)))
+
+
+# ---------------------------------------------------------------- where
+
+
+def checked_name(name: object) -> str:
+    """A name that is one plain word, because it is also a directory's."""
+    if not isinstance(name, str) or not name or name[0] not in _FIRST or not set(name) <= _LETTERS:
+        raise LayerError(
+            f"{name!r} is no name for a kept session",
+            why="it is also the name of a directory",
+            fix="use letters, digits, '.', '_' and '-', and begin with a letter or a digit",
+        )
+    if len(name) > LONGEST_NAME:
+        raise LayerError(f"the name {name[:16]!r}... is too long", fix=f"use at most {LONGEST_NAME} letters")
+    return name
+
+
+def home() -> str:
+    """Where kept sessions are. Root's cannot be in root's home: who mounts its layers is not root."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if not state.startswith("/"):  # the specification says that a relative one is to be ignored
+        state = "/var/lib" if os.geteuid() == 0 else os.path.expanduser("~/.local/state")
+    return f"{os.path.realpath(state)}/staddle/sessions"
+
+
+def directory_of(name: str) -> str:
+    """The directory of a session, whether it is there or not."""
+    return f"{home()}/{checked_name(name)}"
+
+
+def names() -> list[str]:
+    """Every session that has a record."""
+    try:
+        found = os.listdir(home())
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in found if os.path.isfile(f"{home()}/{name}/{RECORD}"))
+
+
+def make_home(workspace: str | None) -> str:
+    """`home`, made if it is missing; LayerError when no layer can lie there."""
+    place = home()
+    if workspace is not None and _overlap(place, workspace):
+        raise LayerError(
+            "the session cannot be kept",
+            why=f"{place!r} lies in the workspace, and the sandbox would see its own layers",
+            fix="name a directory elsewhere in $XDG_STATE_HOME, or choose a smaller workspace",
+        )
+    mode = 0o711 if os.geteuid() == 0 else 0o700
+    try:
+        os.makedirs(os.path.dirname(os.path.dirname(place)), exist_ok=True)
+        for path in (os.path.dirname(place), place):
+            try:
+                os.mkdir(path, mode)
+                os.chmod(path, mode)
+            except FileExistsError:
+                _ours_alone(path, mode)
+        can_hold_layers(place)
+    except (OSError, LayerError) as error:
+        raise LayerError(
+            f"no session can be kept in {place!r}",
+            why=str(getattr(error, "strerror", None) or error),
+            fix="name a directory of yours on ext4, xfs, btrfs or tmpfs in $XDG_STATE_HOME",
+        ) from None
+    if os.geteuid() == 0 and (closed := _closed_to_others(place)):
+        raise LayerError(
+            f"no session can be kept in {place!r}",
+            why=f"a sandbox that root starts is not root, and nobody else may pass through {closed!r}",
+            fix="name another directory in $XDG_STATE_HOME; /var/lib is the default",
+        )
+    return place
+
+
+def _ours_alone(path: str, mode: int) -> None:
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise LayerError(f"{path!r} is not a directory of ours alone")
+    if stat.S_IMODE(found.st_mode) & mode != mode:
+        os.chmod(path, stat.S_IMODE(found.st_mode) | mode)
+
+
+def _closed_to_others(path: str) -> str:
+    while path != "/":
+        if not os.stat(path).st_mode & 0o001:
+            return path
+        path = os.path.dirname(path)
+    return ""
+
+
+def _overlap(place: str, workspace: str) -> bool:
+    return f"{place}/".startswith(f"{workspace.rstrip('/')}/") or workspace.startswith(f"{place}/")
+
+
+# ---------------------------------------------------------------- the record
+
+
+def read(directory: str) -> Record | None:
+    """The record in `directory`; None when there is none, LayerError when it is not one of ours."""
+    import json
+
+    try:
+        fd = os.open(f"{directory}/{RECORD}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        with open(fd, "rb") as file:
+            found = os.fstat(fd)
+            if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+                raise ValueError("somebody else has written it")
+            if found.st_size > _MOST_BYTES:
+                raise ValueError("it is too large")
+            facts = json.loads(file.read(_MOST_BYTES))
+        return _record(facts, os.path.basename(directory))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        name = os.path.basename(directory)
+        raise LayerError(
+            f"the session {name!r} cannot be read",
+            why=str(error) if not isinstance(error, KeyError) else f"it does not say {error}",
+            fix=f"its layers are in {directory!r}; `staddle sessions rm {name}` removes them",
+        ) from None
+
+
+def write(directory: str, record: Record) -> None:
+    """Replace the record, whole or not at all, also when the power goes."""
+    import json
+
+    facts = {
+        "format": FORMAT,
+        **record.replace(points=(), baseline=None).as_dict(),
+        "baseline": record.baseline.facts(),
+        "points": [
+            {**point.replace(baseline=None).as_dict(), "baseline": point.baseline.facts()}
+            for point in record.points
+        ],
+    }
+    temporary = f"{directory}/{RECORD}.new"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "w", encoding="ascii") as file:
+        file.write(json.dumps(facts))
+        file.flush()
+        os.fsync(fd)
+    os.replace(temporary, f"{directory}/{RECORD}")
+
+
+def _record(facts: object, name: str) -> Record:
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        raise ValueError("another version of staddle wrote it")
+    if facts["name"] != name:
+        raise ValueError(f"it is that of {facts['name']!r}")
+    workspace = facts["workspace"]
+    if workspace is not None and not (isinstance(workspace, str) and workspace.startswith("/")):
+        raise ValueError(f"{workspace!r} is no workspace")
+    if type(facts["inode"]) is not int or not isinstance(facts["policy"], dict):
+        raise ValueError("it does not say what it is of")
+    points = tuple(_point(point) for point in facts["points"])
+    if len({point.label for point in points}) != len(points):
+        raise ValueError("two of its snapshots have one name")
+    layers = _names(facts["layers"])
+    if not layers or any(layers[0] in point.layers for point in points):
+        raise ValueError("it does not say which layer is written")
+    return Record(
+        name,
+        workspace,
+        facts["inode"],
+        _time(facts["created"]),
+        _time(facts["used"]),
+        facts["policy"],
+        layers,
+        Baseline.from_facts(facts["baseline"]),
+        points,
+    )
+
+
+def _point(facts: object) -> Point:
+    if not isinstance(facts, dict):
+        raise ValueError(f"{facts!r} is no snapshot")
+    baseline = Baseline.from_facts(facts["baseline"])
+    return Point(checked_label(facts["label"]), _time(facts["created"]), _names(facts["layers"]), baseline)
+
+
+def checked_label(label: object) -> str:
+    """The name of a snapshot: any text that is not too long."""
+    if not isinstance(label, str) or not label or len(label) > LONGEST_LABEL or "\0" in label:
+        raise ValueError(f"a snapshot's label is text of 1 to {LONGEST_LABEL} letters")
+    return label
+
+
+def _names(layers: object) -> tuple[str, ...]:
+    if not isinstance(layers, list) or len(set(map(str, layers))) != len(layers):
+        raise ValueError("its layers are not a list of different ones")
+    for name in layers:
+        if not (isinstance(name, str) and name.isascii() and name.isdigit() and len(name) < 10):
+            raise ValueError(f"{name!r} is no layer")
+    return tuple(layers)
+
+
+def _time(when: object) -> float:
+    if isinstance(when, bool) or not isinstance(when, int | float) or not 0 <= when < 1 << 40:
+        raise ValueError(f"{when!r} is no time")
+    return float(when)

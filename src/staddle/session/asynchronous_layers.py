@@ -1,0 +1,67 @@
+"""The changes to a sandbox's workspace, awaited: each call is made in a thread, and runs to its end."""
+
+from __future__ import annotations
+
+from .event_loop import in_thread
+from .sandbox import Sandbox
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from typing import Self
+
+    from ..layers.changes import Change
+    from ..layers.commit import Committed
+    from ..layers.review import OnConflict
+    from .snapshots import Snapshot
+
+
+class AsyncLayered:
+    """The part of an awaited sandbox that knows about layers; see `Sandbox` for each."""
+
+    if TYPE_CHECKING:
+
+        async def _opened(self) -> Sandbox: ...
+        def _around(self, sandbox: Sandbox) -> Self: ...
+
+    async def diff(self, paths: Collection[str] | None = None) -> list[Change]:
+        """Every change to the workspace that is not the host's."""
+        return await in_thread((await self._opened()).diff, paths)
+
+    async def commit(
+        self,
+        paths: Collection[str] | None = None,
+        *,
+        on_conflict: OnConflict = "refuse",
+        allow_protected: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Committed:
+        """Take the changes over to the host: all of them, or none. `progress` is called in a thread."""
+        sandbox = await self._opened()
+        return await in_thread(
+            lambda: sandbox.commit(
+                paths, on_conflict=on_conflict, allow_protected=allow_protected, progress=progress
+            )
+        )
+
+    async def discard(self, paths: Collection[str] | None = None) -> None:
+        """Drop the changes: the workspace is there as the host has it now."""
+        await in_thread((await self._opened()).discard, paths)
+
+    async def snapshot(self, label: str = "") -> Snapshot:
+        """This moment, to come back to: the workspace, and the state of every session."""
+        return await in_thread((await self._opened()).snapshot, label)
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Be as at that snapshot."""
+        await in_thread((await self._opened()).restore, snapshot)
+
+    async def fork(self, n: int = 1) -> list[Self]:
+        """`n` sandboxes that continue from here."""
+
+        def undo(made: list[Sandbox]) -> None:
+            for sandbox in made:
+                sandbox.close()
+
+        made = await in_thread((await self._opened()).fork, n, undo=undo)
+        return [self._around(sandbox) for sandbox in made]

@@ -1,0 +1,98 @@
+"""What the host program and the clerk of a sandbox say to each other about files.
+
+A question is what to do, some paths, some numbers, and perhaps a pipe for what is long. Its
+answers are rows, as many messages of them as it takes, then a last one; or an error, which is
+the last. The host program believes nothing that it hears: whoever answers may have been taken
+over by what runs in the sandbox.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..helper import wire
+from ..helper.wire import Malformed
+from .descriptors import receive, send
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Sequence
+
+# What can be asked for: the paths, the numbers.
+OPEN = b"open"  # file; comes back opened for reading
+WRITE = b"write"  # file, (content); whether directories are made; or the content comes by a pipe
+LIST = b"list"  # directory
+STATUS = b"status"  # whatever; whether a link is followed
+MAKE = b"make"  # directory; whether those above are made, and it may be there
+RENAME = b"rename"  # from, to; whether something there is replaced
+REMOVE = b"remove"  # whatever; whether a directory with all that is in it
+GLOB = b"glob"  # directory, pattern
+PACK = b"pack"  # directory or file; a pipe for the tar
+UNPACK = b"unpack"  # directory; a pipe with the tar
+REAL = b"real"  # directory; its path without links
+# The same for tools that stay beneath a directory and follow no link (environment/beneath.py).
+OPEN_BENEATH = b"open beneath"  # directory, file
+WRITE_BENEATH = b"write beneath"  # directory, file, (content); else by a pipe
+REMOVE_BENEATH = b"remove beneath"  # directory, file
+GLOB_BENEATH = b"glob beneath"  # directory, pattern
+# After what came by a pipe: it was all, or it is not to be.
+ALL, DROP = b"all", b"drop"
+
+QUESTION, MORE, LAST, ERROR = b"?", b"+", b"=", b"-"
+#: name, mode, size, modified (nanoseconds)
+Row = (bytes, int, int, int)
+_SHAPES: dict[bytes, tuple[object, ...]] = {
+    QUESTION: (bytes, [bytes], [int]),
+    MORE: ([Row],),
+    LAST: ([Row],),
+    ERROR: (bytes, int, bytes, bytes, bytes),  # kind, errno, what or path, why, fix
+}
+#: What one message holds at most, for sure; content up to INLINE comes in the question itself.
+LONGEST, INLINE = 64 << 10, 32 << 10
+#: Rows are said when they have come to so many bytes.
+ENOUGH = 24 << 10
+#: The kinds of errors that are not the kernel's.
+KINDS = (b"PathEscape", b"PathNotAllowed", b"PolicyError", b"ArchiveRefused")
+OF_KERNEL = b"OSError"
+
+
+class Said:
+    """One message: its letter, its fields, and a descriptor (-1: none), which is the hearer's to close."""
+
+    def __init__(self, letter: bytes, fields: tuple[object, ...], descriptor: int) -> None:
+        self.letter, self.fields, self.descriptor = letter, fields, descriptor
+
+    def close(self) -> None:
+        """Close the descriptor, if one came."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def say(line: _socket.socket, letter: bytes, *fields: object, descriptors: Sequence[int] = ()) -> None:
+    """Put a message on the line. OSError when nobody is there, or it does not fit."""
+    send(line, wire.encode(letter, fields), descriptors)
+
+
+def hear(line: _socket.socket) -> Said | None:
+    """The next message; None when the other end is closed. Malformed for anything that is none."""
+    try:
+        data, descriptors = receive(line, LONGEST)
+    except ConnectionResetError:
+        return None
+    if not data and not descriptors:
+        return None
+    try:
+        letter = data[:1]
+        shapes = _SHAPES.get(letter)
+        if shapes is None or len(descriptors) > 1:
+            raise Malformed(f"there is no message {letter!r} with {len(descriptors)} descriptors")
+        fields = wire.decode(letter, data, len(shapes))
+        if not all(wire.fits(field, shape) for field, shape in zip(fields, shapes, strict=True)):
+            raise Malformed(f"the fields of {letter!r} are not what they should be")
+    except BaseException:
+        for fd in descriptors:
+            os.close(fd)
+        raise
+    return Said(letter, fields, descriptors[0] if descriptors else -1)

@@ -1,0 +1,260 @@
+"""Open a session while one system call fails, somewhere between the host program and the shell. And again.
+
+    python -m tests.kernel.zygote_faults '{"place": "/var/tmp/x"}'        prints what happened as JSON
+
+One host program opens them all; its calls, and those of all that it starts, are asked about.
+First for calls while a fork server starts, with a new one each time; then for calls while it
+serves, with one that goes on. After each the next sandbox must work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from seccompy.notify import Listener
+
+from staddle import Policy
+from staddle.errors import StaddleError
+from staddle.linux import process
+from staddle.policy.network import Network
+from staddle.session.opening import Opened
+from staddle.zygote import client
+from tests.kernel.faults import WATCHED as USUAL
+from tests.kernel.faults import Call, Watch, places, watched
+from tests.kernel.zygotes import children, close, opened, until
+
+WATCHED = (
+    *(*USUAL, "openat2", "fsopen", "fsconfig", "fsmount", "mknodat", "fchmodat", "socketpair", "pipe2"),
+    *("signalfd4", "memfd_create"),
+)
+#: Of the host program: what it does for root's fork server, and what it needs to talk to one.
+OF_THE_HOST = ("open_tree", "mount_setattr", "write uid_map", "write gid_map", "socketpair", "memfd_create")
+HOST, ZYGOTE = 0, 1
+LONGEST = 1 << 20
+
+
+# ---------------------------------------------------------------- the host program
+
+
+class HostProgram:
+    """Opens sandboxes as it is told, one at a time. Run in a child of its own, with the filter on."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self._asked = asked
+        self._made = Path(asked["place"], "made")
+        client._SPARES = 0  # nothing is made ahead: whatever happens, happens for whom we open one
+
+    def serve(self, line: socket.socket) -> None:
+        while order := line.recv(LONGEST).decode():
+            line.send(json.dumps(getattr(self, order)()).encode())
+
+    def open(self) -> dict[str, Any]:
+        """A sandbox, and a command in it."""
+        said: dict[str, Any] = {"out": "", "why": "", "error": ""}
+        try:
+            network = getattr(Network, self._asked.get("network", "deny"))()
+            sandbox = opened(
+                self._asked["place"],
+                self._asked.get("mode", "overlay"),
+                policy=Policy.agent().with_network(network),
+            )
+            try:
+                said |= _command(sandbox)
+            finally:
+                close(sandbox)
+        except StaddleError as error:
+            said |= {"why": error.why, "error": type(error).__name__}
+        except BaseException as error:
+            said |= {"why": str(error), "error": f"not one of ours: {type(error).__name__}"}
+        said["made"] = self._made.exists()
+        self._made.unlink(missing_ok=True)
+        return said
+
+    def there(self) -> dict[str, Any]:
+        """What is there of us, once nothing changes any more."""
+        wanted = len(client._zygotes)
+        until(lambda: len(children()) <= wanted, 5)
+        found = {
+            "processes": len(children()) - wanted,
+            "descriptors": sorted(os.readlink(f"/proc/self/fd/{fd}").split(":")[0] for fd in _open("self")),
+            "mounts": len(Path("/proc/self/mountinfo").read_bytes().splitlines()),
+            "layers": _layers(),
+        }
+        for zygote in client._zygotes.values():
+            pid = zygote._process.pid
+            found["of the zygote"] = [
+                len(_open(str(pid))),
+                len(Path(f"/proc/{pid}/mountinfo").read_bytes().splitlines()),
+            ]
+        return found
+
+    def zygote(self) -> int:
+        """The fork server that serves us, 0 for none."""
+        return next((zygote._process.pid for zygote in client._zygotes.values()), 0)
+
+    def end_zygotes(self) -> None:
+        while client._zygotes:
+            client._zygotes.popitem()[1].close()
+
+
+def _command(sandbox: Opened) -> dict[str, Any]:
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    try:
+        started = sandbox.link.spawn(
+            ("sh", "-c", "echo it ran; touch made"),
+            sandbox.environment,
+            sandbox.directory,
+            stdio=(reading, writing, writing),
+        )
+        code = started.wait(20)
+        started.close()
+        os.set_blocking(reading, False)
+        out = os.read(reading, 4096).decode() if code == 0 else ""
+        return {"out": out, "why": started.failure, "error": f"ended with {code}" if code else ""}
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def _open(pid: str) -> list[str]:
+    """The descriptors of a process, but for the one that we look with."""
+    return [fd for fd in os.listdir(f"/proc/{pid}/fd") if os.path.lexists(f"/proc/{pid}/fd/{fd}")]
+
+
+def _layers() -> int:
+    from staddle.layers import removal
+    from staddle.session import layering
+
+    removal.wait()
+    return sum(len(names) for store in layering._stores for _, names, _ in os.walk(store.path))
+
+
+# ---------------------------------------------------------------- who makes its calls fail
+
+
+class Sweep:
+    """The host program, and our answers to what it and all of its children ask."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        process.subreaper()
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.host = os.fork()
+        if self.host == 0:
+            self._line.close()
+            _be_host(asked, theirs)
+        theirs.close()
+        _, (descriptor,), _, _ = socket.recv_fds(self._line, 1, 1)
+        self._watch = Watch(Listener(descriptor), WATCHED)
+
+    def tell(self, order: str, fail: Call | None = None) -> Any:
+        """Have the host program do something, with one call failing."""
+        self._watch.begin(fail, [self.host, *([self._zygote] if order == "open" and self._zygote else [])])
+        self._line.send(order.encode())
+        self._watch.answer(lambda: bool(select.select([self._line], [], [], 0)[0]))
+        said = self._line.recv(LONGEST)
+        assert said, "the host program has ended"
+        return json.loads(said)
+
+    _zygote = 0
+
+    def attempt(self, fail: Call | None) -> dict[str, Any]:
+        """One sandbox, and what there was to see of it."""
+        said = self.tell("open", fail)
+        assert isinstance(said, dict)
+        return {**said, "failed": self._watch.failed, "calls": self._watch.calls}
+
+    def starting(self) -> list[dict[str, Any]]:
+        """Calls of the host program and of a fork server until that is ready."""
+        self.attempt(None)  # the first time an interpreter may write what it compiled
+        self.tell("end_zygotes")
+        whole = self.attempt(None)
+        assert whole["out"] == "it ran\n", whole
+        self.tell("end_zygotes")
+        before = self.tell("there")
+        made = whole["calls"][ZYGOTE]
+        begin = made.index("execve")
+        faults = [(ZYGOTE, at) for at in places(made, begin, made.index("fork"))]
+        faults += [(ZYGOTE, at) for at in places(made, 0, begin) if made[at] != "close_range"]
+        made = whole["calls"][HOST]
+        faults += [(HOST, at) for at in places(made, 0, len(made)) if made[at].startswith(OF_THE_HOST)]
+        runs = []
+        for fail in faults:
+            run = self.attempt(fail)
+            run["next"] = self.attempt(None)["out"]
+            self.tell("end_zygotes")
+            runs.append({"who": fail[0], **run, "left": _difference(before, self.tell("there"))})
+        return runs
+
+    def serving(self) -> list[dict[str, Any]]:
+        """Calls of a fork server that is asked, and of the sandbox that it makes."""
+        self.attempt(None)
+        self._zygote = self.tell("zygote")
+        whole = self.attempt(None)
+        assert whole["out"] == "it ran\n", whole
+        before = self.tell("there")
+        faults: list[Call] = []
+        for who, made in enumerate(whole["calls"]):
+            is_payload = "seccomp" in made
+            chosen = places(made, 0, made.index("execve") + 1 if is_payload else len(made))
+            if who == HOST:
+                chosen = [at for at in chosen if made[at].startswith(OF_THE_HOST)]
+            elif is_payload:  # the second time it leads a session already, and is refused anyway
+                chosen = [at for at in chosen if made[at] != "setsid" or made.index("setsid") == at]
+            faults += [(who, at) for at in chosen]
+        runs = []
+        for fail in faults:
+            run = self.attempt(fail)
+            left = _difference(before, self.tell("there"))
+            runs.append({"who": fail[0], **run, "left": left, "next": self.attempt(None)["out"]})
+        assert self.tell("zygote") == self._zygote, "the fork server was replaced"
+        return runs
+
+    def end(self) -> None:
+        """End the host program."""
+        self._line.close()
+        try:
+            self._watch.answer(lambda: os.waitpid(self.host, os.WNOHANG)[0] != 0)
+        except TimeoutError:
+            os.kill(self.host, signal.SIGKILL)
+            raise
+
+
+def _difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    return {name: [before[name], after.get(name)] for name in before if before[name] != after.get(name)}
+
+
+def _be_host(asked: dict[str, Any], line: socket.socket) -> None:
+    code = 1
+    try:
+        watched(WATCHED, line)
+        HostProgram(asked).serve(line)
+        code = 0
+    finally:
+        if code:
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        os._exit(code)
+
+
+def main(asked: dict[str, Any]) -> dict[str, Any]:
+    """Sweep over one kind of sandbox."""
+    sweep = Sweep(asked)
+    runs = []
+    try:
+        for part in asked.get("parts", ("starting", "serving")):
+            runs += getattr(sweep, part)()
+    finally:
+        sweep.end()
+    for run in runs:
+        del run["calls"]
+    return {"runs": runs}
+
+
+if __name__ == "__main__":
+    json.dump(main(json.loads(sys.argv[1])), sys.stdout)
