@@ -141,13 +141,22 @@ class Watch:
         self._order, self._fail = list(known), fail
         self.calls, self.failed = [[] for _ in known], ""
 
-    def answer(self, is_over: Callable[[], bool]) -> None:
-        """Let them go on, but for the one call, until it is over."""
+    def answer(self, is_over: Callable[[], bool], over: int) -> None:
+        """Let them go on, but for the one call, until it is over; the descriptor `over` tells of that."""
         until = time.monotonic() + SECONDS
+        self._poll.register(over, select.POLLIN)
+        try:
+            self._answer(is_over, over, until)
+        finally:
+            self._poll.unregister(over)
+
+    def _answer(self, is_over: Callable[[], bool], over: int, until: float) -> None:
         while not is_over():
             if time.monotonic() > until:
                 raise TimeoutError(f"what was started does not end; it failed at {self.failed!r}")
-            for _, event in self._poll.poll(20):
+            for fd, event in self._poll.poll(20):
+                if fd == over:
+                    continue
                 if not event & select.POLLIN:
                     self._poll.unregister(self._listener.fileno())
                     continue
@@ -226,10 +235,12 @@ def run(launch: Launch, fail: Call | None, *, here: bool = False) -> Run:
             ended.append(status)
         return bool(found)
 
+    ending = os.pidfd_open(pid)
     with Listener(descriptor) as listener:
         watch = Watch(listener)
         watch.begin(fail)
-        watch.answer(has_ended)
+        watch.answer(has_ended, ending)
+    os.close(ending)
     done.calls, done.failed = watch.calls, watch.failed
     done.code = os.waitstatus_to_exitcode(ended[0])
     done.left = orphans()

@@ -29,12 +29,13 @@ from staddle.linux.netlink import LOOPBACK, Netlink, address, link_up
 from staddle.linux.process import SIGKILL, death_signal
 from staddle.linux.syscalls import call
 from staddle.linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
-from staddle.network.arrangement import RESOLV_CONF, arrange
+from staddle.network.arrangement import arrange
 from staddle.network.forward import answer, is_wish
 from staddle.network.inside import hand_over, prepare
 from staddle.network.orders import LONGEST, Attempt
 from staddle.network.starting import Bounds, GatewayProcess, start
 from staddle.policy.network import Network
+from staddle.policy.system import RESOLV_CONF
 
 #: Addresses that exist in the made-up host only.
 PUBLIC, OTHER, PUBLIC_V6, PRIVATE = "93.184.216.34", "93.184.216.35", "2606:2800:220:1::1", "10.1.2.3"

@@ -49,5 +49,9 @@ def children() -> set[int]:
     """The processes that this one has started and not waited for."""
     found = set()
     for task in os.listdir("/proc/self/task"):
-        found |= {int(pid) for pid in Path(f"/proc/self/task/{task}/children").read_text().split()}
+        try:
+            words = Path(f"/proc/self/task/{task}/children").read_text().split()
+        except OSError:
+            continue  # a thread that has just ended; its children are another one's now
+        found |= {int(pid) for pid in words}
     return found

@@ -20,6 +20,7 @@ from staddle.errors import (
     SandboxLost,
     SessionBusy,
 )
+from staddle.session import parking
 from staddle.session.shell import Shell
 from tests.kernel.in_a_child import SRC
 from tests.kernel.shell_habitats import FULLY, HABITATS, TriedShell
@@ -302,6 +303,23 @@ def test_a_shell_at_rest_has_two_descriptors(tried: TriedShell) -> None:
     assert in_use - open_descriptors() == 7
     assert tried.run("echo $x").out == b"1\n"
     assert open_descriptors() == in_use
+
+
+def test_only_the_shells_used_last_keep_their_files(
+    unconfined: TriedShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parking, "room", lambda _: 3)
+    monkeypatch.setattr(parking.PARKING, "_room", 3)
+    before = open_descriptors()
+    shells = [Shell(unconfined.link, unconfined.link.shell({}, "")) for _ in range(8)]
+    for number in range(3):
+        for shell in shells:
+            shell.run(b"n=$((n+1))", out=nowhere, err=nowhere)
+            shell.tidy()
+        assert [int(str(shell.state().variables["n"])) for shell in shells] == [number + 1] * 8
+    assert open_descriptors() - before <= 2 * 8 + 7 * 3
+    for shell in shells:
+        shell.close()
 
 
 def test_runs_leave_no_descriptor(tried: TriedShell) -> None:

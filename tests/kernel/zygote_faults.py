@@ -22,8 +22,10 @@ from seccompy.notify import Listener
 
 from staddle import Policy
 from staddle.errors import StaddleError
+from staddle.layers import removal
 from staddle.linux import process
 from staddle.policy.network import Network
+from staddle.session import layering
 from staddle.session.opening import Opened
 from staddle.zygote import client
 from tests.kernel.faults import WATCHED as USUAL
@@ -35,7 +37,11 @@ WATCHED = (
     *("signalfd4", "memfd_create"),
 )
 #: Of the host program: what it does for root's fork server, and what it needs to talk to one.
-OF_THE_HOST = ("open_tree", "mount_setattr", "write uid_map", "write gid_map", "socketpair", "memfd_create")
+OF_THE_HOST = (
+    *("open_tree", "openat2", "mount_setattr", "write uid_map", "write gid_map", "socketpair"),
+    "memfd_create",
+)
+FEW = ("setns", "seccomp", "execve")
 HOST, ZYGOTE = 0, 1
 LONGEST = 1 << 20
 
@@ -73,6 +79,7 @@ class HostProgram:
             said |= {"why": error.why, "error": type(error).__name__}
         except BaseException as error:
             said |= {"why": str(error), "error": f"not one of ours: {type(error).__name__}"}
+        removal.wait()  # or else that is still going on while the next one is opened
         said["made"] = self._made.exists()
         self._made.unlink(missing_ok=True)
         return said
@@ -108,7 +115,7 @@ def _command(sandbox: Opened) -> dict[str, Any]:
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
         started = sandbox.link.spawn(
-            ("sh", "-c", "echo it ran; touch made"),
+            ("/bin/sh", "-c", "echo it ran; touch made"),
             sandbox.environment,
             sandbox.directory,
             stdio=(reading, writing, writing),
@@ -129,10 +136,6 @@ def _open(pid: str) -> list[str]:
 
 
 def _layers() -> int:
-    from staddle.layers import removal
-    from staddle.session import layering
-
-    removal.wait()
     return sum(len(names) for store in layering._stores for _, names, _ in os.walk(store.path))
 
 
@@ -157,7 +160,7 @@ class Sweep:
         """Have the host program do something, with one call failing."""
         self._watch.begin(fail, [self.host, *([self._zygote] if order == "open" and self._zygote else [])])
         self._line.send(order.encode())
-        self._watch.answer(lambda: bool(select.select([self._line], [], [], 0)[0]))
+        self._watch.answer(lambda: bool(select.select([self._line], [], [], 0)[0]), self._line.fileno())
         said = self._line.recv(LONGEST)
         assert said, "the host program has ended"
         return json.loads(said)
@@ -180,10 +183,9 @@ class Sweep:
         before = self.tell("there")
         made = whole["calls"][ZYGOTE]
         begin = made.index("execve")
-        faults = [(ZYGOTE, at) for at in places(made, begin, made.index("fork"))]
+        faults = [(ZYGOTE, at) for at in places(made, begin, made.index("socketpair"))]
         faults += [(ZYGOTE, at) for at in places(made, 0, begin) if made[at] != "close_range"]
-        made = whole["calls"][HOST]
-        faults += [(HOST, at) for at in places(made, 0, len(made)) if made[at].startswith(OF_THE_HOST)]
+        faults += _of_the_host(whole["calls"][HOST])
         runs = []
         for fail in faults:
             run = self.attempt(fail)
@@ -199,31 +201,40 @@ class Sweep:
         whole = self.attempt(None)
         assert whole["out"] == "it ran\n", whole
         before = self.tell("there")
-        faults: list[Call] = []
-        for who, made in enumerate(whole["calls"]):
-            is_payload = "seccomp" in made
-            chosen = places(made, 0, made.index("execve") + 1 if is_payload else len(made))
-            if who == HOST:
-                chosen = [at for at in chosen if made[at].startswith(OF_THE_HOST)]
-            elif is_payload:  # the second time it leads a session already, and is refused anyway
-                chosen = [at for at in chosen if made[at] != "setsid" or made.index("setsid") == at]
-            faults += [(who, at) for at in chosen]
+        shell, command = (who for who, made in enumerate(whole["calls"]) if "seccomp" in made)
+        faults = _of_the_host(whole["calls"][HOST])
+        for who in range(ZYGOTE, shell):
+            made = whole["calls"][who]
+            faults += [(who, at) for at in places(made, 0, len(made))]
+        for who in (shell, command):  # the same steps: for the command a few will do
+            made = whole["calls"][who]
+            chosen = {made.index(place): place for place in made[: made.index("execve") + 1][::-1]}
+            names = FEW if who == command else tuple(chosen.values())
+            faults += [(who, at) for at, place in chosen.items() if place in names]
         runs = []
         for fail in faults:
             run = self.attempt(fail)
-            left = _difference(before, self.tell("there"))
-            runs.append({"who": fail[0], **run, "left": left, "next": self.attempt(None)["out"]})
+            run["next"] = self.attempt(None)["out"]
+            runs.append({"who": fail[0], **run, "left": _difference(before, self.tell("there"))})
         assert self.tell("zygote") == self._zygote, "the fork server was replaced"
         return runs
 
     def end(self) -> None:
         """End the host program."""
         self._line.close()
+        ending = os.pidfd_open(self.host)
         try:
-            self._watch.answer(lambda: os.waitpid(self.host, os.WNOHANG)[0] != 0)
+            self._watch.answer(lambda: os.waitpid(self.host, os.WNOHANG)[0] != 0, ending)
         except TimeoutError:
             os.kill(self.host, signal.SIGKILL)
             raise
+        finally:
+            os.close(ending)
+
+
+def _of_the_host(made: list[str]) -> list[Call]:
+    """The first of each: a later one may be about a tree that is shown as it is if that fails."""
+    return [(HOST, made.index(place)) for place in sorted(set(made)) if place.startswith(OF_THE_HOST)]
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

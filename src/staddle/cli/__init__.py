@@ -17,6 +17,12 @@ OURS = 125
 _COMMANDS = {
     "run": "run a command, a script or a file confined",
     "shell": "work in a confined shell, on this terminal or from a pipe",
+    "diff": "show what a kept sandbox has changed",
+    "commit": "take the changes of a kept sandbox over to its workspace",
+    "discard": "drop changes of a kept sandbox",
+    "snapshot": "remember a kept sandbox as it is now",
+    "restore": "go back to a snapshot of a kept sandbox",
+    "sessions": "list kept sandboxes, or remove one",
     "explain": "print what a run would be allowed, line by line, and run nothing",
     "doctor": "show what this host can enforce, and how to get the rest",
     "jail": "let a coding agent work on a git worktree, and review what it did",
@@ -33,6 +39,8 @@ usage: staddle COMMAND [options] ...
   staddle run --write out -- make          the same, and ./out may be written
   staddle run -c 'ls | wc -l'              a line of shell
   staddle shell                            look around in there yourself
+  staddle run --keep fix -- ./agent        let it change a copy of this directory, and keep that
+  staddle diff fix                         what it changed; then `staddle commit fix`
   staddle explain --write out -- make      what that would allow, and why
   staddle doctor                           what this host can enforce
 
@@ -79,12 +87,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command() -> NoReturn:
     """The `staddle` command: `main`, and an end without the interpreter taking itself apart first."""
     status = main()
+    _leave_nothing()
     try:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:
         status = status or OURS  # whoever read our output is gone
     os._exit(status)
+
+
+def _leave_nothing() -> None:
+    """What the interpreter's own end would wait for: layers that are being deleted."""
+    layering = sys.modules.get("staddle.session.layering")
+    if layering is not None:
+        layering.close_stores()
 
 
 def _complain(error: Exception) -> int:

@@ -79,6 +79,24 @@ def parse(words: Sequence[str], table: Iterable[Option], command: str) -> Parsed
     return Parsed(found, tuple(words[at:]), False)
 
 
+def parse_among(words: Sequence[str], table: Sequence[Option], command: str) -> Parsed:
+    """Read options wherever they stand before a `--`, for commands that wrap no other one."""
+    found: dict[str, list[str]] = {}
+    others: list[str] = []
+    many = {option.name for option in table if option.many}
+    rest: Sequence[str] = words
+    while True:
+        part = parse(rest, table, command)
+        for name, values in part.options.items():
+            if name in found and name not in many:
+                raise UsageError(f"--{name} is given twice", why="only one value can hold")
+            found.setdefault(name, []).extend(values)
+        if part.dashed or not part.words:
+            return Parsed(found, (*others, *part.words), part.dashed)
+        others.append(part.words[0])
+        rest = part.words[1:]
+
+
 def _nearest(name: str, known: Iterable[str]) -> str:
     import difflib
 

@@ -7,7 +7,7 @@ import sys
 
 from ..errors import CommandNotFound, LaunchFailed, StaddleError, UsageError
 from .options import Option, Parsed, help_rows, parse
-from .settings import RUNNING, policy_from
+from .settings import KEEP, RUNNING, policy_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..policy.plan import Plan
     from ..wrapping import WrappedCommand
 
-_OPTIONS = (Option("command", "SCRIPT", "run this line of shell with bash", short="c"), *RUNNING)
+_OPTIONS = (Option("command", "SCRIPT", "run this line of shell with bash", short="c"), KEEP, *RUNNING)
 
 _HELP = """\
 Run a command that can touch only what you allow.
@@ -33,10 +33,15 @@ and error are passed through. The exit status is the command's; 124 is a timeout
 that staddle could not run it (and says why), 126 and 127 that the program is not
 executable or not there.
 
+With --keep NAME the workspace is at /workspace and everything in it may be changed: in a layer
+of its own, which stays for the next run of that NAME. `staddle diff`, `commit`, `discard`,
+`snapshot` and `restore` work on it.
+
 {options}
 
   staddle run --write . -- make test             the current directory may be written
   staddle run --read ~/data --network open -- python fetch.py
+  staddle run --keep fix -c 'sed -i s/teh/the/ README'; staddle diff fix; staddle commit fix
   staddle run --timeout 5m --output-cap 1M -- ./train.sh
 """
 
@@ -47,15 +52,19 @@ def main(words: Sequence[str]) -> int:
     if parsed.on("help"):
         print(_HELP.format(options=help_rows(_OPTIONS)), end="")
         return 0
+    if parsed.on("keep"):
+        from .run_kept import run
+
+        return run(parsed)
     from ..backends import begin_probe, doubt
 
     try:
         begin_probe(parsed.one("backend") or "auto")
         wrapped, plan = confined(parsed)
     except CommandNotFound as error:
-        return _refuse(parsed, error, error.status)
+        return refuse(parsed, error, error.status)
     except StaddleError as error:
-        return _refuse(parsed, error, 125)
+        return refuse(parsed, error, 125)
     say_gaps(wrapped.enforced)
     here = os.open(".", os.O_PATH | os.O_CLOEXEC)
     try:
@@ -157,7 +166,8 @@ def _as_json(wrapped: WrappedCommand, plan: Plan) -> int:
     return status
 
 
-def _refuse(parsed: Parsed, error: StaddleError, status: int) -> int:
+def refuse(parsed: Parsed, error: StaddleError, status: int) -> int:
+    """Why nothing ran, as a sentence or as JSON."""
     if not parsed.on("json"):
         from ..display import shown
 

@@ -10,6 +10,9 @@ from .options import Option, Parsed
 
 HELP = Option("help", "", "show this help", short="h")
 
+#: Of run and shell.
+KEEP = Option("keep", "NAME", "let the workspace be changed in a layer of its own, and keep that under NAME")
+
 #: Shared by run and explain, and by what comes later (shell, jail, mcp).
 RUNNING = (
     Option("policy", "FILE", "start from this policy file instead of the agent preset"),

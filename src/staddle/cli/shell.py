@@ -13,7 +13,7 @@ from ..session.sandbox import Sandbox
 from ..signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from .options import help_rows, parse
 from .run import say, say_gaps, say_violations
-from .settings import RUNNING, session_from
+from .settings import KEEP, RUNNING, session_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from .options import Parsed
 
+_OPTIONS = (KEEP, *RUNNING)
 _HELP = """\
 Work in a shell that can touch only what you allow.
 
@@ -37,15 +38,16 @@ could not start it.
 {options}
 
   staddle shell --mode bind                      the current directory may be written
+  staddle shell --keep fix                       what you change stays apart: staddle diff fix
   echo 'cd /tmp; pwd' | staddle shell            a script on standard input
 """
 
 
 def main(words: Sequence[str]) -> int:
     """Parse, open, hand the terminal over, and give it back as it was."""
-    parsed = parse(words, RUNNING, "shell")
+    parsed = parse(words, _OPTIONS, "shell")
     if parsed.on("help"):
-        print(_HELP.format(options=help_rows(RUNNING)), end="")
+        print(_HELP.format(options=help_rows(_OPTIONS)), end="")
         return 0
     if parsed.words:
         raise UsageError(
@@ -71,6 +73,10 @@ def main(words: Sequence[str]) -> int:
 
 
 def _opened(parsed: Parsed) -> Sandbox:
+    if parsed.on("keep"):
+        from .run_kept import opened
+
+        return opened(parsed)[0]
     policy, workspace, mode = session_from(parsed)
     return Sandbox(
         workspace,
@@ -83,10 +89,15 @@ def _opened(parsed: Parsed) -> Sandbox:
 
 def _piped(sandbox: Sandbox, seconds: float | None) -> int:
     """A shell that has our own standard streams, as any command of `staddle run`."""
+    return passed_through(sandbox, [sandbox.bash], seconds)
+
+
+def passed_through(sandbox: Sandbox, argv: Sequence[str], seconds: float | None) -> int:
+    """Run a program on our own standard streams; its exit status, 124 when its time was up."""
     give_pipes(sandbox.uid, (0, 1, 2))
     deadline = None if seconds is None else time.monotonic() + seconds
     with waiting_among_threads((SIGHUP, SIGINT, SIGQUIT, SIGTERM)) as signals:
-        shell = sandbox.spawn([sandbox.bash], (0, 1, 2))
+        shell = sandbox.spawn(argv, (0, 1, 2))
         poll = select.poll()
         poll.register(signals.descriptor, select.POLLIN)
         poll.register(shell.fileno(), select.POLLIN)
@@ -104,6 +115,10 @@ def _piped(sandbox: Sandbox, seconds: float | None) -> int:
                 timed_out = timed_out or not ending
                 shell.signal(SIGKILL if ending else SIGTERM, everything=True)
                 ending, deadline = True, time.monotonic() + GRACE
+    if shell.failure:
+        from ..display import shown
+
+        say(shown(shell.failure))
     return 124 if timed_out else status
 
 

@@ -20,7 +20,6 @@ from ..policy import Policy
 from ..policy.compiler import compile
 from ..policy.environment import checked_name
 from ..policy.paths import covers, several
-from ..policy.protected import protected_name
 from ..redaction import Secrets, secret_values
 from ..view import find_program
 from ..wrapping import WrappedCommand, wrap
@@ -299,13 +298,7 @@ class LocalEnvironment:
                     why="no glob of writable_paths names it",
                     fix="write elsewhere, or add it there",
                 )
-        guarded = _protected(name, self._policy.unprotect)
-        if guarded is not None:
-            raise PathNotAllowed(
-                f"{name!r} may not be written",
-                why=f"{guarded} is a protected name: other programs run what it says",
-                fix=f"name it in writable_paths in full, or say unprotect=[{guarded!r}] in the policy",
-            )
+        writable.refuse_protected(name, self._policy.unprotect)
 
 
 def _find_anywhere(wrapped: WrappedCommand, program: str) -> None:
@@ -315,14 +308,3 @@ def _find_anywhere(wrapped: WrappedCommand, program: str) -> None:
     at = os.path.join(wrapped.plan.cwd, program) if "/" in program else program
     if shutil.which(at, path=wrapped.env.get("PATH", os.defpath)) is None:
         raise CommandNotFound(f"there is no program {program!r}")
-
-
-def _protected(name: str, unprotect: Sequence[str]) -> str | None:
-    """The protected name that `name` is, or lies in."""
-    parts = name.split("/")
-    for count in range(1, len(parts) + 1):
-        found = protected_name("/" + "/".join(parts[:count]))
-        if found is not None and found not in unprotect:
-            return found
-    # As a file, `.git` sends git to another repository.
-    return ".git" if parts[-1].lower() == ".git" and ".git" not in unprotect else None

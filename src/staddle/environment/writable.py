@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 
-from ..errors import PathEscape, PolicyError
+from ..errors import PathEscape, PathNotAllowed, PolicyError
 from ..policy.paths import covers, several
+from ..policy.protected import protected_name
 from .globs import Glob, GlobSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 def parse(globs: Iterable[str]) -> GlobSet:
@@ -23,6 +24,28 @@ def parse(globs: Iterable[str]) -> GlobSet:
             fix="leave it out, or name a glob",
         )
     return GlobSet(found)
+
+
+def refuse_protected(name: str, unprotect: Sequence[str]) -> None:
+    """PathNotAllowed for a name that other programs obey, or what lies in one."""
+    guarded = _protected(name, unprotect)
+    if guarded is not None:
+        raise PathNotAllowed(
+            f"{name!r} may not be written",
+            why=f"{guarded} is a protected name: other programs run what it says",
+            fix=f"name it in writable_paths in full, or say unprotect=[{guarded!r}] in the policy",
+        )
+
+
+def _protected(name: str, unprotect: Sequence[str]) -> str | None:
+    """The protected name that `name` is, or lies in."""
+    parts = name.split("/")
+    for count in range(1, len(parts) + 1):
+        found = protected_name("/" + "/".join(parts[:count]))
+        if found is not None and found not in unprotect:
+            return found
+    # As a file, `.git` sends git to another repository.
+    return ".git" if parts[-1].lower() == ".git" and ".git" not in unprotect else None
 
 
 def validate_writable_paths(

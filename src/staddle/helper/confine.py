@@ -82,9 +82,15 @@ def become_command(
     status: int,
     guardian: int,
     broker: int = -1,
+    *,
+    last: Callable[[], None] = lambda: None,
 ) -> NoReturn:
-    """Confine this process and exec the command. Raises NotStarted; nothing else comes back."""
+    """Confine this process and exec the command. Raises NotStarted; nothing else comes back.
+
+    `last` is called once it is confined: a last look.
+    """
     open_files = confine(instructions, ruleset, guardian, broker)
+    last()
     if open_files:  # last: so few may be allowed that we could not have done the rest
         _checked("limits cannot be set", process.set_rlimits, {process.RLIMIT_NOFILE: open_files})
     _exec(instructions)

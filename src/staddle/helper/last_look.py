@@ -13,19 +13,17 @@ from .status import CONFINEMENT, NotStarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .surroundings import Surroundings
 
 
 def around(asked: Surroundings) -> None:
     """NotStarted when anything is missing."""
     missing = wrong(
-        asked, {name: _contents(f"/proc/self/{name}") for name in ("status", "uid_map", "mountinfo")}
+        asked, {name: contents(f"/proc/self/{name}") for name in ("status", "uid_map", "mountinfo")}
     )
-    missing += [
-        f"a {os.fsdecode(kind)} namespace of its own"
-        for kind, inode in asked.foreign
-        if os.stat(b"/proc/self/ns/" + kind).st_ino == inode
-    ]
+    missing += shared(asked.foreign)
     if os.fsencode(os.uname().nodename) != asked.host:
         missing.append("its own host name")
     if missing:
@@ -34,24 +32,43 @@ def around(asked: Surroundings) -> None:
 
 def wrong(asked: Surroundings, seen: dict[str, bytes]) -> list[str]:
     """What is missing, by what the files in /proc/self say. Pure."""
-    lines = seen["status"].split(b"\n")
-    capabilities = [line.split() for line in lines if line.startswith(b"Cap")]
     id_map = seen["uid_map"].split()
     found = {
-        "being its first process": b"Pid:\t1" in lines,
-        "an end to new privileges": b"NoNewPrivs:\t1" in lines,
-        "an end to all capabilities": len(capabilities) >= 5
-        and not any(int(row[1], 16) for row in capabilities),
+        "being its first process": b"Pid:\t1" in seen["status"].split(b"\n"),
+        **rights(seen["status"]),
         "a user of its own": len(id_map) == 3 and id_map[::2] == [b"%d" % asked.uid, b"1"],
         "being another user than root": len(id_map) == 3 and id_map[1] != b"0",
-        "a root of its own": any(
-            b" / / " in row and b" - tmpfs " in row for row in seen["mountinfo"].split(b"\n")
-        ),
+        "a root of its own": own_root(seen["mountinfo"]),
     }
     return [what for what, is_there in found.items() if not is_there]
 
 
-def _contents(path: str) -> bytes:
+def rights(status: bytes) -> dict[str, bool]:
+    """Whether a process has given up what there is to give up, by its /proc/PID/status. Pure."""
+    lines = status.split(b"\n")
+    capabilities = [line.split() for line in lines if line.startswith(b"Cap")]
+    return {
+        "an end to new privileges": b"NoNewPrivs:\t1" in lines,
+        "an end to all capabilities": len(capabilities) >= 5
+        and not any(int(row[1], 16) for row in capabilities),
+    }
+
+
+def own_root(mountinfo: bytes) -> bool:
+    """Whether the root is a file system of ours. Pure."""
+    return any(b" / / " in row and b" - tmpfs " in row for row in mountinfo.split(b"\n"))
+
+
+def shared(foreign: Iterable[tuple[bytes, int]]) -> list[str]:
+    """What is missing because we are still in one of the namespaces outside."""
+    return [
+        f"a {os.fsdecode(kind)} namespace of its own"
+        for kind, inode in foreign
+        if os.stat(b"/proc/self/ns/" + kind).st_ino == inode
+    ]
+
+
+def contents(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = b""

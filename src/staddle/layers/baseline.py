@@ -15,7 +15,7 @@ import os
 import stat
 import time
 
-from .tree import LastDirectory, open_deep
+from .tree import LastDirectory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ class Baseline:
 
     def note(self, root: int, paths: Iterable[str]) -> None:
         """Keep what is at `paths` below the open directory `root`, where nothing has been kept yet."""
-        look = _Look(root)
+        look = LastDirectory(root)
         for path in paths:
             if path not in self._noted:
-                found = look.at(path)
+                found = _found(look, path)
                 # One that changed before we came to look is told by the time of the start.
                 if found is None or found.st_ctime_ns <= self.taken or stat.S_ISDIR(found.st_mode):
                     self._noted[path] = found and signature(found)
@@ -115,36 +115,23 @@ class Baseline:
 
     def settle(self, root: int, found: Iterable[Difference]) -> None:
         """These have been committed to the open directory `root`."""
-        look = _Look(root)
+        look = LastDirectory(root)
         for item in found:
             self._settled[item.path] = _upper(item)
+            status = _found(look, item.path)
+            self._noted[item.path] = status and signature(status)
             if item.old_path:
                 self._settled[item.old_path] = None
-            for path in filter(None, (item.path, item.old_path)):
-                status = look.at(path)
-                self._noted[path] = status and signature(status)
+                status = _found(look, item.old_path)
+                self._noted[item.old_path] = status and signature(status)
         look.close()
 
 
-class _Look:
-    """What is where below an open directory."""
-
-    def __init__(self, root: int) -> None:
-        self._root = root
-        self._last = LastDirectory()
-
-    def at(self, path: str) -> os.stat_result | None:
-        parent, _, name = path.rpartition("/")
-        try:
-            directory = self._last.at(
-                parent, lambda: open_deep(self._root, parent, os.O_PATH | os.O_DIRECTORY)
-            )
-            return os.stat(name, dir_fd=directory, follow_symlinks=False)
-        except OSError:
-            return None
-
-    def close(self) -> None:
-        self._last.close()
+def _found(look: LastDirectory, path: str) -> os.stat_result | None:
+    try:
+        return look.status(path)
+    except OSError:
+        return None
 
 
 def signature(status: os.stat_result) -> Signature:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from .baseline import Baseline
     from .differences import Kind
+    from .tree import Tree
 
 #: As much is read, in all, to find out what was renamed.
 RENAME_BYTES = 256 << 20
@@ -92,18 +93,20 @@ def change_of(opened: Opened, item: Difference, at: str = "") -> Change:
     before = f"{at.rstrip('/')}/" if at else ""
     new, old = item.new, item.old
     old_path = item.old_path or item.path
+    new_link = new is not None and stat.S_ISLNK(new.st_mode)
+    old_link = old is not None and stat.S_ISLNK(old.st_mode)
     change = Change(
         item.kind,
         before + item.path,
         _type(new),
         new.st_size if new is not None and stat.S_ISREG(new.st_mode) else None,
         stat.S_IMODE(new.st_mode) if new is not None else None,
-        _target(opened, item, new=True),
+        _target(opened.layers[item.layer], item.path) if new_link else None,
         before + item.old_path if item.old_path else None,
         _type(old),
         old.st_size if old is not None and stat.S_ISREG(old.st_mode) else None,
         stat.S_IMODE(old.st_mode) if old is not None else None,
-        _target(opened, item, new=False, path=old_path),
+        _target(opened.bases[item.base], old_path) if old_link else None,
     )
     change._set("_source", (opened.view, item))
     return change
@@ -118,12 +121,8 @@ def _type(status: os.stat_result | None) -> str | None:
     return None if status is None else type_of(status.st_mode)
 
 
-def _target(opened: Opened, item: Difference, *, new: bool, path: str = "") -> str | None:
-    status = item.new if new else item.old
-    if status is None or not stat.S_ISLNK(status.st_mode):
-        return None
-    tree = opened.layers[item.layer] if new else opened.bases[item.base]
-    parent, _, name = (path or item.path).rpartition("/")
+def _target(tree: Tree, path: str) -> str | None:
+    parent, _, name = path.rpartition("/")
     try:
         directory = tree.directory(parent)
     except OSError:

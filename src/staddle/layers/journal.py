@@ -92,10 +92,10 @@ class Steps:
     """The steps on the open directory `target`, with the slots in the open directory `slots`."""
 
     def __init__(self, target: int, slots: int, steps: Iterable[Step]) -> None:
-        self._target, self._slots = target, slots
+        self._slots = slots
         self._steps = tuple(steps)
         self._cleared = {step.path for step in self._steps if isinstance(step, Clear)}
-        self._last = LastDirectory()
+        self._last = LastDirectory(target)
 
     def do(self, *, afresh: bool = False) -> None:
         """Do those that are not done, in order; `afresh` says that none is. Stops at one that fails."""
@@ -136,14 +136,11 @@ class Steps:
         try:
             for step in steps:
                 parent, _, name = step.path.rpartition("/")
-                work(step, self._directory(parent), name)
+                work(step, self._last.at(parent), name)
                 if isinstance(step, Clear):
                     self._last.close()  # another directory may have the name from now on
         finally:
             self._last.close()
-
-    def _directory(self, path: str) -> int:
-        return self._last.at(path, lambda: open_deep(self._target, path, _DIRECTORY))
 
     def _do(self, step: Step, directory: int, name: str, afresh: bool) -> None:
         if isinstance(step, Permit):
@@ -223,9 +220,8 @@ class Steps:
         return 0 if found is None else found.st_ino
 
     def _status_at(self, path: str) -> os.stat_result | None:
-        parent, _, name = path.rpartition("/")
         try:
-            return os.stat(name, dir_fd=self._directory(parent), follow_symlinks=False)
+            return self._last.status(path)
         except OSError:
             return None
 

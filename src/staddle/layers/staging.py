@@ -42,9 +42,9 @@ class Staging:
         self._renames_directories = not is_overlay(target)
         #: A file with several names in a layer: where its first one has been put.
         self._linked: dict[tuple[int, int], str] = {}
-        self._source = LastDirectory()
-        self._place = LastDirectory()
-        self._replaced = LastDirectory()
+        self._source: tuple[tuple[int, str], int] | None = None
+        self._place = LastDirectory(slots, os.O_RDONLY | os.O_DIRECTORY)
+        self._replaced = LastDirectory(target)
         self._root = os.geteuid() == 0
         #: Who gets what is new in a directory.
         self._owners: dict[str, tuple[int, int]] = {}
@@ -66,7 +66,7 @@ class Staging:
                 if progress is not None and count % 64 == 0:
                     progress(count, len(parts))
         finally:
-            self._source.close()
+            self._close_source()
             self._place.close()
             self._replaced.close()
         for place, status, owner, closed in reversed(self._finish):
@@ -102,7 +102,7 @@ class Staging:
         above = self._staged.get(parent)
         slot = f"{above}/{name}" if above is not None else self._slot()
         place = slot.rpartition("/")[0]
-        here = self._place.at(place, lambda: open_deep(self._slots, place, os.O_RDONLY | os.O_DIRECTORY))
+        here = self._place.at(place)
         inode = self._write(item, old, here, slot)
         if above is not None:
             return None
@@ -184,13 +184,17 @@ class Staging:
     def _from(self, item: Difference) -> tuple[Tree, int]:
         """The tree that has the new file, and its directory there, open."""
         tree = self._opened.layers[item.layer]
-        parent = item.path.rpartition("/")[0]
+        wanted = (item.layer, item.path.rpartition("/")[0])
+        if self._source is None or self._source[0] != wanted:
+            self._close_source()
+            self._source = (wanted, tree.directory(wanted[1]))
+        return tree, self._source[1]
 
-        def opened() -> int:
-            self._opened.give_back()
-            return tree.directory(parent)
-
-        return tree, self._source.at(f"{item.layer}/{parent}", opened)
+    def _close_source(self) -> None:
+        if self._source is not None:
+            os.close(self._source[1])
+            self._source = None
+        self._opened.give_back()
 
     def _owner(self, path: str, old: os.stat_result | None) -> tuple[int, int] | None:
         """Who gets the file: whoever had it, else whoever has the directory. None: us, as it is anyway."""
@@ -226,9 +230,7 @@ class Staging:
         """The attributes and the access list of the file that is replaced. Not its capabilities."""
         parent, _, name = path.rpartition("/")
         try:
-            directory = self._replaced.at(
-                parent, lambda: open_deep(self._target, parent, os.O_PATH | os.O_DIRECTORY)
-            )
+            directory = self._replaced.at(parent)
             place = f"/proc/self/fd/{directory}/{name}"
             for attribute in os.listxattr(place, follow_symlinks=False):
                 if attribute.startswith("user.") or attribute == _ACL:

@@ -171,8 +171,7 @@ def sweep(home: str) -> int:
         if name == removal.GRAVE:
             for rest in _listed(path):
                 removal.later(f"{path}/{rest}")
-        elif _is_abandoned(path):
-            removal.bury(path, home)
+        elif _bury_abandoned(path, home):
             found += 1
     return found
 
@@ -201,8 +200,8 @@ def _claimed(home: str, mode: int) -> tuple[str, int]:
     raise LayerError(f"no store can be made in {home!r}", why="it is being removed all the time")
 
 
-def _is_abandoned(path: str) -> bool:
-    """Whether nobody holds the lock of this store."""
+def _bury_abandoned(path: str, home: str) -> bool:
+    """Bury the store at `path` if nobody holds its lock. Under the lock: somebody may be about to take it."""
     import fcntl
     import time
 
@@ -211,13 +210,17 @@ def _is_abandoned(path: str) -> bool:
     except FileNotFoundError:
         # Made this moment, or half deleted by somebody who was killed then.
         try:
-            return time.time() - os.lstat(path).st_mtime > 60
+            old = time.time() - os.lstat(path).st_mtime > 60
         except OSError:
             return False
+        if old:
+            removal.bury(path, home)
+        return old
     except OSError:
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        removal.bury(path, home)
         return True
     except BlockingIOError:
         return False

@@ -14,7 +14,6 @@ from ..linux.openat2 import open_beneath
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
@@ -49,22 +48,29 @@ def open_deep(root: int, path: str, flags: int) -> int:
 class LastDirectory:
     """The directory that was used last, kept open: paths mostly come in order."""
 
-    def __init__(self) -> None:
-        self._name: str | None = None
+    def __init__(self, root: int, flags: int = os.O_PATH | os.O_DIRECTORY) -> None:
+        self._root, self._flags = root, flags
+        self._path: str | None = None
         self._fd = -1
 
-    def at(self, name: str, opened: Callable[[], int]) -> int:
-        """The descriptor for `name`, by calling `opened` if it is another one than before."""
-        if name != self._name:
+    def at(self, path: str) -> int:
+        """The directory at `path` below the root. Ours to close."""
+        if path != self._path:
             self.close()
-            self._fd, self._name = opened(), name
+            self._fd = open_deep(self._root, path, self._flags)
+            self._path = path
         return self._fd
+
+    def status(self, path: str) -> os.stat_result:
+        """What is at `path`, a link itself."""
+        parent, _, name = path.rpartition("/")
+        return os.stat(name, dir_fd=self.at(parent), follow_symlinks=False)
 
     def close(self) -> None:
         """A second time does nothing."""
-        if self._name is not None:
+        if self._path is not None:
             os.close(self._fd)
-            self._name = None
+            self._path = None
 
 
 class Tree:

@@ -15,10 +15,12 @@ from .rules import may_ask
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .gateway import Gateway
+    from .rules import Verdict
 
 #: Connections to the resolver at once, their idle time, and datagrams in one turn.
 _STREAMS, _IDLE, _TURNS = 32, 10.0, 64
-_NO_EVENT = ("localhost", "arpa")
+#: Names of which it is known whether they are allowed.
+_REMEMBERED = 1024
 
 
 class Resolving:
@@ -27,6 +29,7 @@ class Resolving:
     def __init__(self, gateway: Gateway, v6: bool) -> None:
         self._gateway, self.v6 = gateway, v6
         self._streams: dict[int, _Stream] = {}
+        self._known: dict[str, Verdict] = {}
         gateway.loop.sweep(self._sweep)
 
     def serve_datagrams(self, served: _socket.socket) -> None:
@@ -64,7 +67,11 @@ class Resolving:
         return self._named(question, name)
 
     def _named(self, question: dns.Question, name: str) -> bytes:
-        verdict = may_ask(name, self._gateway.network)
+        verdict = self._known.get(name)
+        if verdict is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            verdict = self._known[name] = may_ask(name, self._gateway.network)
         # Where somebody may be asked, that is when it is known which port is wanted.
         if not verdict.allowed and not self._gateway.asking.can(verdict):
             self._gateway.teller.about("refused", verdict)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: Where programs inside find our resolver, and the port of the one TCP listener (tcpmux, unused for decades).
 RESOLVER, LISTENER_PORT = "127.0.0.53", 1
-#: The file that says so inside.
-RESOLV_CONF = f"nameserver {RESOLVER}\noptions timeout:5 attempts:2\n".encode()
 #: Without nftables: the ports of names that are allowed at every port, and the slots for wildcards.
 USUAL_PORTS = (22, 80, 443)
 WILDCARD_SLOTS = 16

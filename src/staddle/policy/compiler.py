@@ -77,7 +77,7 @@ def compile(
     identity = Identity(home=inside)
     shell = system.shell()
     if policy.system:
-        texts += system.made_up(identity, shell, policy.network.mode == "open")
+        texts += system.made_up(identity, shell, policy.network.mode)
     variables, env_notes = environment.build(
         identity,
         shell,

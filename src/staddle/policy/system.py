@@ -143,16 +143,20 @@ def _look_at_etc(host: Host) -> tuple[list[str], list[Link], list[Text]]:
     return grants, links, copies
 
 
-def made_up(identity: Identity, shell: str, network_is_open: bool) -> list[Text]:
+#: Where our own resolver is, inside.
+RESOLV_CONF = b"nameserver 127.0.0.53\noptions timeout:5 attempts:2\n"
+
+
+def made_up(identity: Identity, shell: str, network: str) -> list[Text]:
     """Files that say who the sandbox is, and nothing about the host.
 
     With the network open, names must resolve as they do outside, so hosts and resolv.conf
-    are the host's then.
+    are the host's then; with an allow list, they are asked of our own resolver.
     """
     who = identity
     hosts = f"127.0.0.1 localhost {who.host}\n::1 localhost\n".encode()
-    resolv = b""
-    if network_is_open:
+    resolv = RESOLV_CONF if network == "allow" else b""
+    if network == "open":
         hosts += _read("/etc/hosts") or b""
         resolv = _read("/etc/resolv.conf") or b""
     contents = {

@@ -53,11 +53,14 @@ class AsyncSandbox(AsyncLayered):
         mode: str = "overlay",
         best_effort: bool = False,
         env: Mapping[str, str] | None = None,
+        keep: str | None = None,
     ) -> None:
-        settings = opening.settings(workspace, policy, backend, mode, best_effort, env)
+        settings = opening.settings(workspace, policy, backend, mode, best_effort, env, keep)
         self._begin(
             settings,
-            lambda: Sandbox(workspace, policy, backend=backend, mode=mode, best_effort=best_effort, env=env),
+            lambda: Sandbox(
+                workspace, policy, backend=backend, mode=mode, best_effort=best_effort, env=env, keep=keep
+            ),
         )
 
     def _begin(self, settings: opening.Settings, make: Callable[[], Sandbox]) -> None:

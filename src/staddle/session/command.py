@@ -7,7 +7,6 @@ import time
 
 from .._value import Value
 from ..errors import InvalidCall
-from ..signals import SIGKILL
 from . import protocol
 from .retired import LateOutput
 
@@ -61,6 +60,7 @@ class Command:
         self._out, self._err = out, err
         self._held = b""
         self._retried = False
+        self.run = protocol.Run(b"", b"", 0.0, None)  # until it is begun
         self.failure: BaseException | None = None
         self.late: LateOutput | None = None
 
@@ -68,7 +68,11 @@ class Command:
         """Give it to a shell that was revived."""
         self._memory = memory
         memory.prepare(self._text, comes_back=self._cwd is not None)
-        self._start()
+        try:
+            self._start()
+        except KeyboardInterrupt:
+            memory.abandon(self.run)
+            raise
 
     def _start(self) -> None:
         memory = self._memory
@@ -119,8 +123,7 @@ class Command:
             bash.ask_step(protocol.TIDY, run.began, memory.newest_job)
             bash.settle()
         if run.lost:
-            bash.ask_step(protocol.KILL_SHELL, run.began, memory.newest_job)
-            bash.ended = SIGKILL
+            memory.abandon(run)
         self._collect()
         memory.note(run, self._text, came_back=self._cwd is not None)
         code = memory.status

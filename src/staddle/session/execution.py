@@ -133,7 +133,9 @@ class Execution:
         out: Sink,
         err: Sink,
         over: Callable[[Execution], object] = lambda _: None,
+        whole: bool = False,
     ) -> None:
+        """With `whole`, what it leaves behind is ended with it."""
         self._finished, self._directory, self._err = over, directory, err
         self._unsent = memoryview(stdin or b"")
         self._began = time.monotonic()
@@ -146,7 +148,9 @@ class Execution:
         self._ringing = threading.Lock()
         self._streams = Streams(uid, with_stdin=stdin is not None)
         try:
-            self._spawned: Spawned = link.spawn(argv, environment, directory, stdio=self._streams.theirs)
+            self._spawned: Spawned = link.spawn(
+                argv, environment, directory, stdio=self._streams.theirs, whole=whole
+            )
             self._streams.started()
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._epoll = select.epoll()
@@ -187,6 +191,11 @@ class Execution:
                 self._read(fd, fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ))
             self._status = status
         return status is not None
+
+    @property
+    def failure(self) -> str:
+        """Why it was not started, once it is over; empty when it was."""
+        return "" if self._reason else self._spawned.failure
 
     def interrupt(self) -> None:
         """End it, gently at first; its outcome is `cancelled`. From any thread."""

@@ -6,6 +6,7 @@ import os
 from weakref import WeakSet
 
 from . import opening
+from .clerk import Clerk
 from .processes import Processes
 from .session import Session
 from .shell import Shell
@@ -25,6 +26,7 @@ _EVERY: WeakSet[Inside] = WeakSet()
 def _after_fork() -> None:
     for inside in list(_EVERY):
         inside.opened.link.forsake()
+        inside.clerk.forsake()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -46,6 +48,7 @@ class Inside:
         self.executions: set[Execution] = set()
         self.terminals: list[Terminal] = []
         self.processes = Processes()
+        self.clerk = Clerk(opened.link)
         _EVERY.add(self)
         if snapshot is not None:
             for name in snapshot.sessions:
@@ -77,6 +80,7 @@ class Inside:
                 session.close()
         finally:
             self.opened.link.close()
+        self.clerk.close()
         self.processes.close()
         for terminal in self.terminals:
             terminal.close()

@@ -27,8 +27,9 @@ class Janitor:
 
     def soon(self, shell: Shell, cost: float) -> None:
         """Look after `shell` when it has been quiet for a moment, longer where that `cost` much last time."""
+        when = time.monotonic() + max(QUIET, _PATIENCE * cost)
         with self._turn:
-            self._waiting[shell] = time.monotonic() + max(QUIET, _PATIENCE * cost)
+            self._waiting[shell] = when
             if self._process != os.getpid():  # the first one, or a forked child, which has no thread of it
                 self._process = os.getpid()
                 self._bell = _thread.allocate_lock()

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from ..layers.changes import Change
     from ..layers.commit import Committed
     from ..layers.review import OnConflict
+    from .clerk import Clerk
     from .opening import Opened, Settings
     from .session import Session
     from .snapshots import Snapshot
 
     class _Inside(Protocol):
         opened: Opened
+        clerk: Clerk
 
         def every_session(self) -> list[Session]: ...
 
@@ -116,7 +118,7 @@ class Layered:
 @contextmanager
 def _held(inside: _Inside) -> Iterator[tuple[Opened, list[Session]]]:
     sessions = inside.every_session()
-    with snapshots.at_rest(sessions):
+    with snapshots.at_rest(sessions), inside.clerk.turn:
         yield inside.opened, sessions
 
 

@@ -96,11 +96,15 @@ class AgentLink:
         *,
         stdio: tuple[int, int, int] | None = None,
         terminal: tuple[int, int] | None = None,
+        whole: bool = False,
     ) -> Spawned:
-        """Start a program on these descriptors, which stay the caller's, or on a terminal (rows, columns)."""
+        """Start a program on these descriptors, which stay the caller's, or on a terminal (rows, columns).
+
+        With `whole`, what it leaves behind is ended with it.
+        """
         rows, columns = terminal or (0, 0)
         said = requests.encode(
-            requests.SPAWN,
+            requests.SPAWN_WHOLE if whole else requests.SPAWN,
             tuple(os.fsencode(word) for word in argv),
             _environment(environment),
             os.fsencode(directory),
@@ -113,6 +117,13 @@ class AgentLink:
         line, *master = message.descriptors
         return Spawned(message.fields[0], line, master[0] if master else -1)
 
+    def clerk(self, line: int, code: int) -> Spawned:
+        """Start a clerk that serves on `line`, made of the memory file `code`; both stay the caller's."""
+        message = self._ask(requests.encode(requests.CLERK), (line, code))
+        if message.kind != requests.STARTED or len(message.descriptors) != 1:
+            raise _refused(message, "the sandbox's files cannot be reached")
+        return Spawned(message.fields[0], message.descriptors[0])
+
     @property
     def alive(self) -> bool:
         """Whether somebody is at the other end."""
@@ -121,6 +132,13 @@ class AgentLink:
         poll = select.poll()
         poll.register(self._line.fileno(), 0)
         return not poll.poll(0)
+
+    def network(self) -> int:
+        """A line for the sandbox's network, on which its sockets come; the taker's to close."""
+        message = self._ask(requests.encode(requests.NETWORK))
+        if message.kind != requests.LINE:
+            raise _refused(message, "the sandbox's network cannot be used")
+        return message.descriptors[0]
 
     def pause(self) -> None:
         """Stop everything that runs in the sandbox."""

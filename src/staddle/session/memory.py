@@ -50,6 +50,7 @@ class Memory:
         self._directory = directory
         self._secret = os.urandom(6).hex().encode()
         self._serial = 0
+        self._may_end = False
         #: How long it took, last time, to ask for the state.
         self.cost = 0.0
         self._forget()
@@ -73,9 +74,12 @@ class Memory:
 
     # ---------------------------------------------------------------- before a text
 
-    def revive(self) -> None:
-        """Have a bash that is there, with pipes of its own."""
-        if not self.bash.idle():
+    def revive(self, *, look: bool = True) -> None:
+        """Have a bash that is there, with pipes of its own.
+
+        Without a look, one that has ended just now is noticed by the text that it does not get.
+        """
+        if self.bash.ended is not None or (look and not self.bash.idle()):
             self.replace()
         elif self.bash.stale:
             self.bash.renew()
@@ -88,7 +92,7 @@ class Memory:
 
     def prepare(self, text: bytes, *, comes_back: bool) -> None:
         """Have a bash that `text` can be given to. With `comes_back` it is for another directory."""
-        may_end = risks.may_end(text)
+        may_end = self._may_end = risks.may_end(text)
         if self.dirty and (may_end or self._unsure or self._tainted or b"e" in self._flags):
             self.learn()
         if may_end or not self.braked:
@@ -181,8 +185,8 @@ class Memory:
             if self._guarded and (last := state.Dump.found(self._secret, self.bash.said or b"")):
                 last.without_trap(b"EXIT")
                 self._dump, self.dirty = self._ours_left_out(last), False
-        self._unsure = self._unsure or risks.may_hide(text)
-        self._tainted = self._tainted or risks.may_plant(text)
+        self._unsure = self._unsure or risks.may_hide(text, self._may_end)
+        self._tainted = self._tainted or (self._may_end and risks.may_plant(text))
 
     # ---------------------------------------------------------------- texts of our own
 
@@ -301,6 +305,11 @@ class Memory:
             self.replace()
 
     # ---------------------------------------------------------------- another bash
+
+    def abandon(self, run: protocol.Run) -> None:
+        """Nobody will see `run` through: its shell ends with it, and the next text gets another one."""
+        self.bash.ask_step(protocol.KILL_SHELL, run.began, self.newest_job)
+        self.bash.ended = SIGKILL
 
     def become(self, remembered: Remembered | None) -> None:
         """Be in the state that was remembered, in another bash if need be; without one, begin anew."""

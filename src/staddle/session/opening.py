@@ -13,7 +13,7 @@ from .. import backends
 from .._value import Value
 from ..backends.base import Gap
 from ..errors import InvalidCall, PolicyError, PolicyNotEnforceable
-from ..policy import Policy
+from ..policy import Network, Policy
 from ..policy.workspace import PLACE, compile_session
 from ..view import find_program
 
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from ..zygote.client import Layers
     from .layering import Layering
     from .link import AgentLink, OpenedShell
+    from .reach import Reach
 
 MODES = ("overlay", "bind", "readonly")
 #: Those that show a directory at another place than its own.
 _MOVE = ("namespaces", "bwrap", "systemd")
 _OWN_LAYER = "namespaces"
 #: Those on which the agent needs no interpreter inside, or has all of the host.
+_GATEWAY = ("auto", _OWN_LAYER)
 _NO_INTERPRETER = ("namespaces", "native")
 
 
@@ -74,6 +76,7 @@ class Opened(Value):
     uid: int | None
     layering: Layering | None = None
     workspace: Callable[[Layers], int] | None = None
+    reach: Reach | None = None
 
 
 def settings(  # noqa: PLR0917 - as Sandbox takes them
@@ -160,8 +163,29 @@ def _decided(
     plan, workspace = compile_session(
         policy, asked.workspace, access=access, moved=moved, env=asked.env, stand_in=stand_in
     )
-    backend, enforced = backends.choose(plan, name, best_effort=asked.best_effort)
+    # In a session of ours the network is held by a gateway, which one command alone does not have.
+    held = plan.replace(network=Network.deny()) if name in _GATEWAY and _has_gateway(plan.network) else plan
+    chosen = _OWN_LAYER if held is not plan else name
+    backend, enforced = backends.choose(held, chosen, best_effort=asked.best_effort)
     return Decision(backend, plan, workspace, enforced)
+
+
+_redirects: list[bool] = []  # whether this kernel does, once it was asked
+
+
+def _has_gateway(network: Network) -> bool:
+    """Whether the network needs a gateway, and all of it can be had here."""
+    from ..network.arrangement import arrange, needs_gateway
+
+    if not needs_gateway(network) or not backends.get(_OWN_LAYER).probe().usable:
+        return False
+    if not arrange(network).unheld:
+        return True
+    if not _redirects:
+        from ..network.probing import probe
+
+        _redirects.append(probe().redirects)
+    return _redirects[0]
 
 
 def open_agent(asked: Settings, layering: Layering | None = None) -> Opened:
@@ -206,9 +230,17 @@ def _take(decided: Decision, bash: str, layering: Layering | None) -> Opened:
     from .link import AgentLink
 
     plan = decided.plan
-    taken = client.open_sandbox(plan, bash, layering.mounted() if layering else None)
+    from .reach import Reach
+
+    reach = Reach(plan.network)
+    try:
+        taken = client.open_sandbox(plan, bash, layering.mounted() if layering else None)
+    except BaseException:
+        reach.close()
+        raise
 
     def ended() -> None:
+        reach.close()
         taken.close()
         if layering:
             layering.close()
@@ -217,11 +249,12 @@ def _take(decided: Decision, bash: str, layering: Layering | None) -> Opened:
     link = AgentLink(taken.line, ended, stop_first=layering is not None and layering.stays)
     try:
         shell = link.announced()
+        reach.attach(link)
     except BaseException:
         link.close()
         raise
     return Opened(
-        link, shell, decided, bash, plan.environment(), plan.cwd, taken.uid, layering, taken.workspace
+        link, shell, decided, bash, plan.environment(), plan.cwd, taken.uid, layering, taken.workspace, reach
     )
 
 

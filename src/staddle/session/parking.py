@@ -32,11 +32,15 @@ class Parking:
         self._shells: dict[Shell, None] = {}
         self._turn = _thread.allocate_lock()
         self._room = 0
+        self._latest: Shell | None = None
 
     def used(self, shell: Shell) -> None:
         """`shell` is about to be used; another one may have to give back its files."""
+        if self._latest is shell:
+            return
         crowd = []
         with self._turn:
+            self._latest = shell
             self._shells.pop(shell, None)
             self._shells[shell] = None
             if len(self._shells) > self._room:
@@ -54,6 +58,8 @@ class Parking:
         """`shell` is closed."""
         with self._turn:
             self._shells.pop(shell, None)
+            if self._latest is shell:
+                self._latest = None
 
 
 PARKING = Parking()

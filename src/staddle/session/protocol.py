@@ -39,14 +39,14 @@ class Places(Value):
     nowhere: bytes
 
 
-class Answer(Value):
+class Answer:
     """What the shell says when a command is over."""
 
-    status: int
-    flags: bytes
-    newest_job: int
-    cwd: bytes
-    oldpwd: bytes
+    __slots__ = ("cwd", "flags", "newest_job", "oldpwd", "status")
+
+    def __init__(self, status: int, flags: bytes, newest_job: int, cwd: bytes, oldpwd: bytes) -> None:
+        self.status, self.flags, self.newest_job = status, flags, newest_job
+        self.cwd, self.oldpwd = cwd, oldpwd
 
 
 class Way(Value):

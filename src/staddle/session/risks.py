@@ -24,7 +24,9 @@ _ENDING = (
 #: May leave behind something that does so later.
 _PLANTING = (b"()", b"function", b"alias", b"trap", b"source", b". ", b"eval", b"PROMPT_COMMAND", b"TMOUT")
 #: May hide a builtin, or have a DEBUG trap see ours.
-_HIDING = (b"()", b"function", b"enable", b"source", b". ", b"eval", b"extdebug", b"trap")
+_HIDING = (b"()", b"function", b"extdebug", b"enable", b"source", b". ", b"eval", b"trap")
+#: Those of them that do not end it, too.
+_HIDING_ONLY = _HIDING[:3]
 #: May end the shell by itself, so that its EXIT trap runs.
 _LEAVING = (b"exit", b"set -", b"errexit", b"logout", b"source", b". ", b"eval")
 
@@ -39,9 +41,9 @@ def may_plant(text: bytes) -> bool:
     return _has_any(text, _PLANTING) and may_end(text)
 
 
-def may_hide(text: bytes) -> bool:
-    """Whether a builtin may not be found afterwards."""
-    return _has_any(text, _HIDING)
+def may_hide(text: bytes, may_end: bool = True) -> bool:
+    """Whether a builtin may not be found afterwards. `may_end` is what that says of the text."""
+    return _has_any(text, _HIDING if may_end else _HIDING_ONLY)
 
 
 def may_leave(text: bytes) -> bool:

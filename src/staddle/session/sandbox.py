@@ -15,9 +15,11 @@ from ..errors import InvalidCall, SandboxClosed
 from . import calls, opening
 from .calls import Call
 from .execution import Execution, Streams, drive
+from .filed import Filed
 from .inside import MAIN, Inside
 from .layered import Layered
 from .processes import Process
+from .reachable import Reachable
 from .terminal import Terminal, size
 
 TYPE_CHECKING = False
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 _PROMPT = r"\u@\h:\w\$ "
 
 
-class Sandbox(Layered):
+class Sandbox(Layered, Filed, Reachable):
     """A confined place to run commands in, open until `close()`.
 
     `workspace` is a directory of the host, seen at /workspace. With `mode="overlay"` changes to

@@ -106,10 +106,12 @@ class Shell:
                 self._turn.release()
                 return False
             PARKING.used(self)
-            self._memory.revive()
+            self._memory.revive(look=False)
             command.begin(self._memory)
             self._current = command
-            self._check_open()  # once more: close() has not seen this one
+            if self._closed:  # close() may not have seen this one
+                self._memory.abandon(command.run)
+                self._check_open()
         except BaseException:
             self._current = None
             self._turn.release()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from .channel import Channel
+    from .network import Network
     from .payload import Become
 
 #: When nothing was asked for this long, in milliseconds, there is time for what can wait.
@@ -60,13 +61,17 @@ class Agent:
         *,
         user: int = -1,
         swap: Callable[[int, bool], int] | None = None,
+        network: Network | None = None,
         confine: Callable[[], None] | None = None,
     ) -> None:
         """`become` confines a child of ours and execs in it; see payload.start. `confine` only confines.
 
         `user` is whose the terminals are, if not ours. `swap` puts a workspace in the place of the
-        present one, and returns a descriptor that holds the old one together.
+        present one, and returns a descriptor that holds the old one together. `network` hands out
+        sockets of the sandbox's network namespace.
         """
+        self._network = network
+        self._wishes: dict[int, _socket.socket] = {}
         self._main = _Line(line)
         self._channel, self._become, self._confine = channel, become, confine
         self._user, self._swap = user, swap
@@ -147,6 +152,8 @@ class Agent:
                     self._reap()
                 elif fd in self._telling:
                     self._heard_start(fd)
+                elif fd in self._wishes:
+                    self._grant(self._wishes[fd])
                 elif fd in self._lines:
                     self._attend(fd, events)
 
@@ -180,13 +187,26 @@ class Agent:
             message.close()
         self._watch(line)
 
+    def _grant(self, line: _socket.socket) -> None:
+        """What is wished for on the line of the network, which only the host program has."""
+        wish = line.recv(requests.LONGEST)
+        if not wish or self._network is None:
+            self._poll.unregister(line.fileno())
+            del self._wishes[line.fileno()]
+            line.close()
+            return
+        try:
+            self._network.answer(line.fileno(), wish)
+        except (OSError, ValueError):
+            pass  # whoever asked has gone, or hears nothing
+
     # ---------------------------------------------------------------- requests
 
     def _ask(self, message: requests.Message) -> None:
         """What is asked for on the main line."""
         if message.kind == requests.SHELL:
             self.open_shell(*message.fields)
-        elif message.kind == requests.SPAWN:
+        elif message.kind in (requests.SPAWN, requests.SPAWN_WHOLE):
             self._spawn(message)
         elif message.kind == requests.CLERK and self._confine is not None:
             self._start_clerk(self._confine, *message.descriptors)
@@ -196,6 +216,13 @@ class Agent:
             else:
                 self._pause.end()
             self._main.say(requests.encode(requests.PAUSED))
+        elif message.kind == requests.NETWORK and self._network is not None:
+            ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+            self._network.hand_over(ours.fileno())
+            self._wishes[ours.fileno()] = ours
+            self._poll.register(ours.fileno(), select.POLLIN)
+            self._main.say(requests.encode(requests.LINE), (theirs.fileno(),))
+            theirs.close()
         elif message.kind == requests.SWAP and self._swap is not None:
             self._main.say(self._swapped(self._swap, message.fields[0], message.descriptors[0]))
         else:
@@ -229,10 +256,11 @@ class Agent:
                 master, terminal = _terminal(rows, columns, self._user)
                 made = [*master, terminal]
                 stdin = stdout = stderr = terminal
-            order = payload.Order(
-                argv, environment, directory, (stdin, stdout, stderr), terminal=bool(master)
-            )
+            whole = message.kind == requests.SPAWN_WHOLE
+            stdio = (stdin, stdout, stderr)
+            order = payload.Order(argv, environment, directory, stdio, terminal=bool(master), whole=whole)
             child, theirs = self._start(order, None)
+            child.is_ours = whole
             self._main.say(requests.encode(requests.STARTED, child.pid), (theirs.fileno(), *master))
             theirs.close()
         finally:
@@ -256,9 +284,13 @@ class Agent:
             child.line.say(requests.encode(requests.POKED, *fields))
         elif kind == requests.SIGNAL:
             number, everything = fields
+            if not 0 <= number <= process.LAST_SIGNAL:
+                raise Malformed(f"there is no signal {number}")
             if not child.ended:
-                more = runs.below(child.pid, runs.table()) if everything else ()
-                runs.signal((child.pid, *more), number)
+                # Who stays above a program is not it.
+                first = () if child.is_ours else (child.pid,)
+                more = runs.below(child.pid, runs.table()) if everything or child.is_ours else ()
+                runs.signal((*first, *more), number)
         elif child.files is None:
             raise Malformed(f"{kind!r} is for a shell")
         elif kind == requests.END_RUN:
@@ -355,6 +387,7 @@ class _Child:
         self.ending = runs.Ending(pid)
         self.again: tuple[bytes, tuple[bytes, ...], bytes] = (b"", (), b"")
         self.is_clerk = False  # a process of ours, which is in nobody's way
+        self.is_ours = False  # a process of ours, with the program below it
         self.ended = False
         self.why = b""
 

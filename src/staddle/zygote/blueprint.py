@@ -37,8 +37,9 @@ class Blueprint(Value):
     #: The host's ids that are 0, 1, 2 ... for the zygote; -1: only our own, as 0.
     base: int
     count: int
-    #: Whether the host's network is shared.
+    #: Whether the host's network is shared; if not, what its own has besides a loopback.
     network: int
+    reach: tuple[tuple[bytes, bytes, int, bytes], ...]
     #: What Landlock keeps within the sandbox: where the network is shared, its abstract sockets are.
     scoped: int
     #: For every process: resource limits and the filter.
@@ -88,6 +89,7 @@ _SHAPES: dict[type, dict[str, Shape]] = {
         "base": int,
         "count": int,
         "network": int,
+        "reach": [(bytes, bytes, int, bytes)],
         "scoped": int,
         "rlimits": [(int, int, int)],
         "filter": bytes,

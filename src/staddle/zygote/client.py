@@ -17,10 +17,12 @@ from ..layout.host import Host, open_named
 from ..layout.operations import Bind
 from ..linux import idmaps, landlock
 from ..linux.seccomp import program
+from ..network.arrangement import arrange
 from ..policy.plan import Identity
 from . import blueprint as records
 from . import sharing
 from .handle import Zygote, taken_as_root
+from .network import encoded as encoded_network
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -191,6 +193,7 @@ def _blueprint(plan: Plan, shared: sharing.Shared, bash: str) -> records.Bluepri
         base=base,
         count=count,
         network=int(plan.network.mode == "open"),
+        reach=encoded_network(arrange(plan.network)),
         scoped=landlock.bits(scopes(plan), "scope"),
         rlimits=tuple((resource, most, most) for _, resource, most in rlimits(plan.limits)),
         filter=program(filter_profile(plan)),

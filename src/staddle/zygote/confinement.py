@@ -12,6 +12,7 @@ from ..helper.confine import become_command, confine
 from ..helper.instructions import Instructions
 from ..linux import process, userns
 from ..linux.syscalls import call
+from . import last_look
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Confinement:
         """`whose` is the id, in our namespace, that `uid` is to be: ours (0), or one that nobody has."""
         self._uid, self._gid, self._whose = uid, gid, whose
         self._rlimits, self._filter = rlimits, filter
+        self._outer = last_look.user_namespace()
         self._namespace = _inner_namespace(self._maps())
 
     @property
@@ -40,20 +42,26 @@ class Confinement:
         return self._namespace
 
     def become(self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
-        """Be confined and exec. Raises NotStarted; nothing else comes back."""
+        """Be confined and exec. Raises NotStarted or OSError; nothing else comes back."""
         self._enter()
-        become_command(self._instructions(argv, environment, directory), None, -1, guardian=0)
+        instructions = self._instructions(argv, environment, directory)
+        become_command(instructions, None, -1, guardian=0, last=self._look)
 
     def confine(self) -> None:
         """Be confined in the same way, and go on as we are. Only how many files may be open is not limited."""
         self._enter()
         confine(self._instructions((), (), b"/"), None, guardian=0)
+        self._look()
 
     def _enter(self) -> None:
         call("setns", self._namespace, userns.CLONE_NEWUSER)
+        process.empty_bounding_set()  # before anything that takes the right to
         if self._whose:
-            process.empty_bounding_set()  # before the change of ids, which takes the right to
             process.become(self._uid, self._gid)
+        process.clear_capabilities()
+
+    def _look(self) -> None:
+        last_look.at_myself(self._uid, self._gid, self._maps()[-2:], self._outer)
 
     def _instructions(
         self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes

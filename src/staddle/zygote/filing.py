@@ -78,7 +78,11 @@ def say(line: _socket.socket, letter: bytes, *fields: object, descriptors: Seque
 def hear(line: _socket.socket) -> Said | None:
     """The next message; None when the other end is closed. Malformed for anything that is none."""
     try:
-        data, descriptors = receive(line, LONGEST)
+        try:
+            data, descriptors = receive(line, LONGEST)
+        except ConnectionResetError:
+            # It ended without having heard all that we said; what it said before comes after that.
+            data, descriptors = receive(line, LONGEST)
     except ConnectionResetError:
         return None
     if not data and not descriptors:

@@ -37,8 +37,8 @@ class Zygote:
                 self._lend(blueprint)
             self._hear(records.READY)
         except BaseException as error:
-            last_words = self._last_words() if isinstance(error, OSError) else b""
             self._process.kill()
+            last_words = self._last_words()
             self.close()
             if isinstance(error, OSError):
                 raise _failed(last_words, error) from error

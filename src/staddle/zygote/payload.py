@@ -11,6 +11,7 @@ import sys
 
 from ..helper.status import EXEC, NotStarted
 from ..linux import process
+from . import runs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,8 +39,13 @@ class Order:
         stdio: tuple[int, int, int],
         *,
         terminal: bool = False,
+        whole: bool = False,
     ) -> None:
-        """With `terminal`, its standard input becomes the terminal that controls it."""
+        """With `terminal`, its standard input becomes the terminal that controls it.
+
+        With `whole`, a process of ours stays above it, and ends what it leaves behind.
+        """
+        self.whole = whole
         self.argv, self.environment, self.directory = argv, environment, directory
         self.stdio, self.terminal = stdio, terminal
 
@@ -116,6 +122,8 @@ def _live(order: Order, become: Become, telling: int) -> NoReturn:
         process.default_signals()
         # Whatever loses its parent stays below this process, where it is found and ended.
         process.subreaper()
+        if order.whole:
+            _watched()
         become(order.argv, order.environment, order.directory)
     except BaseException as error:
         code = _code(error)
@@ -125,6 +133,26 @@ def _live(order: Order, become: Become, telling: int) -> NoReturn:
         except OSError:
             pass
     os._exit(code)
+
+
+def _watched() -> None:
+    """Go on as a child. The parent, which nothing in the sandbox can signal, waits and ends what is left."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        return
+    status = 0
+    try:
+        process.block_signals(range(1, 65))  # those are for the program
+        process.close_from(0)
+        while True:
+            ended, status = os.waitpid(-1, 0)
+            if ended == pid:
+                break
+        runs.end_everything(os.getpid())
+    finally:
+        code = os.waitstatus_to_exitcode(status)
+        os._exit(code if code >= 0 else 128 - code)
 
 
 def _code(error: BaseException) -> int:

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 # To the agent, on the main line.
 SHELL = b"S"  # program, environment, directory
 SPAWN = b"P"  # argv, environment, directory, rows, columns; three descriptors, or rows and columns
+SPAWN_WHOLE = b"T"  # the same; when the program has ended, all that it started is ended, too
 SWAP = b"w"  # whether nobody else may be in it; the workspace that takes the place of the present one
 CLERK = b"c"  # the line of a clerk, and its code: a process that looks after files
+NETWORK = b"N"  # a line for the sandbox's network: its sockets come on it, and it takes wishes
 PAUSE = b"z"  # whether everything in the sandbox is to stop, or to go on
 # To the agent, on the line of a process.
 SIGNAL = b"k"  # number, whether to everything below it, too
@@ -39,6 +41,7 @@ STARTED = b"p"  # process; the line, and the master of its terminal
 REFUSED = b"f"  # why
 SWAPPED = b"W"
 PAUSED = b"Z"
+LINE = b"L"
 BUSY = b"b"  # who is in the way
 # From the agent, on the line of a process.
 FILES = b"F"  # places; the files
@@ -49,6 +52,7 @@ POKED = b"I"  # serial
 SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     SHELL: ((bytes, [bytes], bytes), (0,)),
     SPAWN: (([bytes], [bytes], bytes, int, int), (0, 3)),
+    SPAWN_WHOLE: (([bytes], [bytes], bytes, int, int), (3,)),
     SIGNAL: ((int, int), (0,)),
     ATTACH: ((), (0,)),
     RENEW: ((), (0,)),
@@ -66,6 +70,8 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     CLERK: ((), (2,)),
     PAUSE: ((int,), (0,)),
     PAUSED: ((), (0,)),
+    NETWORK: ((), (0,)),
+    LINE: ((), (1,)),
     BUSY: ((bytes,), (0,)),
 }
 

@@ -16,7 +16,7 @@ from ..helper.status import not_started
 from ..helper.wire import Malformed
 from ..layout.building import Builder, mount_processes
 from ..layout.rows import decoded
-from ..linux import loopback, mounts, process, userns
+from ..linux import mounts, process, userns
 from ..linux.landlock import Ruleset
 from ..linux.syscalls import call
 from . import last_look, requests
@@ -25,6 +25,8 @@ from .blueprint import LONGEST, decode_request
 from .channel import InDirectory
 from .confinement import Confinement
 from .descriptors import receive, send
+from .network import Network
+from .network import decoded as decoded_network
 from .sharing import ASIDE, CONTROL
 from .workspace import Workspace
 
@@ -75,6 +77,7 @@ def _live(blueprint: Blueprint, outside: last_look.Outside, line: _socket.socket
             confinement.become,
             user=blueprint.whose,
             swap=place.swap,
+            network=None if blueprint.network else Network(decoded_network(blueprint.reach)),
             confine=confinement.confine,
         )
         process.dumpable(False)  # nothing of the sandbox looks into us: that hides us in its /proc, too
@@ -109,8 +112,6 @@ def _be_first(blueprint: Blueprint) -> int:
     mounts.mount("devpts", "/dev/pts", "devpts", flags=quiet, options="newinstance,ptmxmode=0666,mode=620")
     mounts.umount(ASIDE)  # and with it the old root: from here on nothing of the host can be reached
     control = _control()
-    if not blueprint.network:
-        loopback.up()
     call("sethostname", blueprint.host, len(blueprint.host))
     if blueprint.scoped:
         # Ours, so that it is one for all that we start: they may talk to each other.

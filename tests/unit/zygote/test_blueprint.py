@@ -19,6 +19,7 @@ BLUEPRINT = Blueprint(
     base=-1,
     count=1,
     network=0,
+    reach=((b"gate", b"abcd", 8, b"\0\1"),),
     scoped=0,
     rlimits=((4, 1, 1),),
     filter=b"x" * 16,

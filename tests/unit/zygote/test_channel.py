@@ -57,8 +57,8 @@ def test_renewed_pipes_leave_the_old_ones_to_whoever_holds_them(channel: Channel
     assert not files.pipes() & old
     os.write(writer, b"late")
     assert os.read(reader, 99) == b"late"
+    new = os.open(place(files, "output"), os.O_WRONLY)
     with pytest.raises(BlockingIOError):
-        new = os.open(place(files, "output"), os.O_WRONLY)
         os.read(files.descriptor("output"), 99)
     for fd in (reader, writer, new):
         os.close(fd)

@@ -1,0 +1,187 @@
+"""`staddle commit`: take what a kept sandbox has changed over to its workspace, whole or not at all."""
+
+from __future__ import annotations
+
+import sys
+
+from ..display import shown
+from ..errors import CommitRefused, LayerError, UsageError
+from ..session.kept import Kept
+from .kept import begin, below, counted, named, print_json, progress, row
+from .options import Option
+from .paging import print_paged
+from .settings import HELP
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..layers.changes import Change
+    from ..layers.review import Review
+
+_OPTIONS = (
+    Option("yes", "", "do not ask", short="y"),
+    Option("on-conflict", "HOW", "refuse (default), or overwrite what the host changed meanwhile"),
+    Option("allow-protected", "", "also take protected names (.git/hooks, .bashrc, ...) and new executables"),
+    Option("json", "", "what was done, as JSON; needs --yes"),
+    HELP,
+)
+_HELP = """\
+Take what a kept sandbox has changed over to its workspace: all of it, or nothing.
+
+usage: staddle commit [options] [NAME [PATH...]]
+
+The changes are listed, and you are asked. Before anything is written it is refused, with a list,
+if a file was changed on the host too since the sandbox began with it, or if a change could make
+a program of yours run something: protected names and new executables. Look at those with
+`staddle diff`; the options below take them, PATHs leave them out. Owners, set-user-ID bits,
+devices, pipes and sockets are never taken over. A kill on the way leaves the old state or the
+new one, after the next commit or recovery at the latest.
+
+After a commit of everything the sandbox begins anew with the workspace as it is. The exit status
+is 0 when it was done, or nothing was to be done; 1 when you said no; 125 when it was refused.
+
+{options}
+
+  staddle commit fix                             look, answer y
+  staddle commit fix --yes src README.md         only these
+"""
+_CHOICES = ("refuse", "overwrite")
+
+
+def main(words: Sequence[str]) -> int:
+    """Review, list, ask, do."""
+    parsed = begin(words, _OPTIONS, "commit", _HELP)
+    if parsed is None:
+        return 0
+    on_conflict = parsed.one("on-conflict") or _CHOICES[0]
+    if on_conflict not in _CHOICES:
+        raise UsageError(f"--on-conflict {on_conflict!r} means nothing", fix=f"say {' or '.join(_CHOICES)}")
+    yes, as_json = parsed.on("yes"), parsed.on("json")
+    if as_json and not yes:
+        raise UsageError("--json needs --yes", why="nobody could answer a question", fix="give both")
+    if not yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(
+            "nobody can be asked whether to commit",
+            why="standard input or output is not a terminal",
+            fix="look with `staddle diff`, then give --yes",
+        )
+    name, paths = named(parsed, "commit")
+    from ..layers.recovery import recover
+
+    recover()  # a commit that was killed is finished, or taken back, before another one begins
+    session = Kept(name)
+    try:
+        return _commit(
+            session,
+            below(paths),
+            on_conflict,
+            allow_protected=parsed.on("allow-protected"),
+            yes=yes,
+            as_json=as_json,
+        )
+    finally:
+        session.close()
+
+
+def _commit(
+    session: Kept,
+    paths: tuple[str, ...] | None,
+    on_conflict: str,
+    *,
+    allow_protected: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    _refuse_nobodys(session)
+    found = session.review(paths)
+    _refuse(session, found, on_conflict, allow_protected)
+    if not found.taken and not as_json:
+        print("nothing to commit")
+        return 0
+    if not yes:
+        print_paged([*map(row, session.diff(paths)), *_notes(found)])
+        if not _agreed(len(found.taken), session.workspace):
+            print("nothing was done")
+            return 1
+    told, over = progress("committing")
+    try:
+        done = session.take_over(
+            paths,
+            on_conflict="overwrite" if on_conflict == "overwrite" else "refuse",
+            allow_protected=allow_protected,
+            progress=told,
+        )
+    except CommitRefused as refused:
+        raise _said(session, refused) from None
+    finally:
+        over()
+    if as_json:
+        print_json(_report(done.changes, done.left_out))
+        return 0
+    print(f"{counted(len(done.changes), 'change')} taken over to {shown(session.workspace)}")
+    for path in done.left_out:
+        print(f"left out, because it is neither file, directory nor link: {shown(path)}")
+    return 0
+
+
+def _report(changes: Sequence[Change], left_out: Sequence[str]) -> dict[str, object]:
+    return {"changes": [change.as_dict() for change in changes], "left_out": list(left_out)}
+
+
+def _refuse_nobodys(session: Kept) -> None:
+    if session.is_nobodys:
+        raise LayerError(
+            "there is nothing to commit to",
+            why="the session was made without a workspace",
+            fix="make another one with --workspace",
+        )
+
+
+def _refuse(session: Kept, found: Review, on_conflict: str, allow_protected: bool) -> None:
+    """Before anybody is asked: what would be refused anyway."""
+    from ..layers.review import decided
+
+    try:
+        decided(found, "overwrite" if on_conflict == "overwrite" else "refuse", allow_protected)
+    except CommitRefused as refused:
+        raise _said(session, refused) from None
+
+
+def _said(session: Kept, refused: CommitRefused) -> CommitRefused:
+    """The same, with all of it on standard error, and in the words of the command line."""
+    for heading, items in (
+        ("changed on the host meanwhile, too", refused.conflicts),
+        ("needs a second look", refused.held),
+    ):
+        if items:
+            print(f"{heading}:", file=sys.stderr)
+            for item in items:
+                print(f"  {shown(item.path)}: {shown(item.why)}", file=sys.stderr)
+    ways = [
+        *(["--on-conflict overwrite takes the sandbox's"] if refused.conflicts else []),
+        *(["--allow-protected takes them over"] if refused.held else []),
+        "naming other PATHs leaves them out",
+    ]
+    paths = {item.path for item in refused.conflicts} | {item.path for item in refused.held}
+    what = counted(len(paths), "path")
+    return CommitRefused(
+        "nothing was written",
+        why=f"{what} would have to be looked at first",
+        fix=f"see `staddle diff {session.record.name}`; {', '.join(ways)}",
+        conflicts=refused.conflicts,
+        held=refused.held,
+    )
+
+
+def _notes(found: Review) -> list[str]:
+    second = [(item.path, item.why) for item in found.conflicts]
+    second += [(item.path, item.why) for item in found.held]
+    notes = [f"! {shown(path)}: {shown(why)}" for path, why in second]
+    return notes + [f"- left out, because it is no file: {shown(path)}" for path in found.left_out]
+
+
+def _agreed(count: int, workspace: str) -> bool:
+    what = "this change" if count == 1 else f"these {count:,} changes"
+    print(f"Take {what} over to {shown(workspace)}? [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

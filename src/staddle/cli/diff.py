@@ -1,0 +1,133 @@
+"""`staddle diff`: what a kept sandbox has changed, for a person to read."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from ..display import shown
+from ..session import kept as sessions
+from .kept import JSON, LETTERS, begin, below, counted, named, print_json, row
+from .options import Option
+from .paging import BOLD, CYAN, GREEN, RED, Paint, print_paged
+from .settings import HELP
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..layers.changes import Change
+
+_OPTIONS = (
+    Option("stat", "", "only how much of each file"),
+    Option("names", "", "only which files"),
+    JSON,
+    HELP,
+)
+_HELP = """\
+Show what a kept sandbox has changed, against its workspace as it is now.
+
+usage: staddle diff [options] [NAME [PATH...]]
+
+NAME is what --keep named. Without it, the one that is of the current directory. PATHs are as
+seen inside (/workspace/src) or relative to the workspace (src). On a terminal it is coloured,
+and paged with $PAGER or less when it is long. Nothing is changed, and the sandbox may be in use.
+
+Letters: A added, M modified, D deleted, R renamed, m permissions, T another kind of file,
+L where a link leads. Names and text come from inside: what a terminal would act on is shown
+as an escape.
+
+{options}
+
+  staddle run --keep fix -c 'sed -i s/teh/the/ README'
+  staddle diff fix
+  staddle diff fix --stat src
+"""
+#: As much of one line is shown.
+_LONGEST = 2000
+_WIDEST = 40
+
+
+def main(words: Sequence[str]) -> int:
+    """Look, and print."""
+    parsed = begin(words, _OPTIONS, "diff", _HELP)
+    if parsed is None:
+        return 0
+    name, paths = named(parsed, "diff")
+    record = sessions.find(name)
+    found = sessions.changes(record, below(paths))
+    if parsed.on("json"):
+        print_json([change.as_dict() for change in found])
+    elif parsed.on("names"):
+        print_paged(row(change) for change in found)
+    elif parsed.on("stat"):
+        print_paged(_stat(found, Paint()))
+    else:
+        print_paged(_texts(found, Paint()))
+    return 0
+
+
+def text_of(change: Change) -> str:
+    """The change as a unified diff that is harmless to show: names and content are the sandbox's choice.
+
+    A name with a line end in it must not look like a line of the diff.
+    """
+    from ..layers.text import text_diff
+
+    view, item = change.__dict__.get("_source") or (None, None)
+    names = ("path", "old_path", "target", "old_target")
+    harmless = change.replace(
+        **{name: shown(value) for name in names if (value := getattr(change, name)) is not None}
+    )
+    # Line by line, and a carriage return is no line end: it is a change to see.
+    lines = text_diff(harmless, view, item).split("\n")
+    return "\n".join("\t".join(shown(cell) for cell in line.split("\t")) for line in lines)
+
+
+def _texts(found: Sequence[Change], paint: Paint) -> Iterator[str]:
+    for change in found:
+        yield paint(row(change), BOLD)
+        for line in text_of(change).splitlines():
+            yield paint(_cut(line), _colour(line))
+        yield ""
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ... ({len(line) - _LONGEST:,} more)"
+
+
+def _colour(line: str) -> int:
+    if line.startswith(("--- ", "+++ ")):
+        return BOLD
+    if line.startswith("@@"):
+        return CYAN
+    return {"+": GREEN, "-": RED}.get(line[:1], 0)
+
+
+def _stat(found: Sequence[Change], paint: Paint) -> Iterator[str]:
+    rows = [(row(change), *_amounts(change)) for change in found]
+    width = min(max((len(name) for name, *_ in rows), default=0), 100)
+    most = max((came + went for _, came, went, _ in rows), default=0)
+    scale = min(1.0, _WIDEST / most) if most else 1.0
+    for name, came, went, note in rows:
+        bars = paint("+" * ceil(came * scale), GREEN if came else 0)
+        bars += paint("-" * ceil(went * scale), RED if went else 0)
+        amount = note or (f"{came + went} {bars}" if came or went else "")
+        yield f"{name:<{width}} | {amount}" if amount else name
+    kinds = [(kind, sum(change.kind == kind for change in found)) for kind in LETTERS]
+    told = ", ".join(f"{count:,} {kind}" for kind, count in kinds if count)
+    came, went = sum(one[1] for one in rows), sum(one[2] for one in rows)
+    yield counted(len(found), "change") + (
+        f" ({told}), {counted(came, 'line')} added, {counted(went, 'line')} deleted" if found else ""
+    )
+
+
+def _amounts(change: Change) -> tuple[int, int, str]:
+    """(lines that came, lines that went, what is said instead of both)."""
+    lines = text_of(change).splitlines()
+    at = next((number for number, line in enumerate(lines) if line.startswith("@@")), None)
+    if at is None:
+        if change.size != change.old_size and any("differ" in line for line in lines):
+            return 0, 0, f"{change.old_size or 0:,} -> {change.size or 0:,} bytes"
+        return 0, 0, ""
+    body = lines[at:]
+    return sum(line.startswith("+") for line in body), sum(line.startswith("-") for line in body), ""

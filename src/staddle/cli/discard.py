@@ -1,0 +1,43 @@
+"""`staddle discard`: drop what a kept sandbox has changed."""
+
+from __future__ import annotations
+
+from ..session.kept import Kept
+from .kept import begin, below, counted, named
+from .settings import HELP
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_OPTIONS = (HELP,)
+_HELP = """\
+Drop changes of a kept sandbox: the workspace is there inside as the host has it now.
+
+usage: staddle discard NAME [PATH...]
+
+Without PATHs everything is dropped. Snapshots stay, so `staddle snapshot NAME LABEL` before it
+lets you come back. PATHs are as `staddle diff` shows them, or relative to the workspace.
+{options}
+
+  staddle discard fix                  all of it
+  staddle discard fix src/generated    only what is there
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Drop, and say how much that was."""
+    parsed = begin(words, _OPTIONS, "discard", _HELP)
+    if parsed is None:
+        return 0
+    name, paths = named(parsed, "discard")
+    session = Kept(name)
+    try:
+        chosen = below(paths)
+        dropped = session.diff(chosen)
+        if dropped:
+            session.drop(chosen)
+        print(f"{counted(len(dropped), 'change')} dropped")
+    finally:
+        session.close()
+    return 0

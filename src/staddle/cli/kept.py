@@ -1,0 +1,153 @@
+"""What the commands for kept sandboxes have in common: which one is meant, and how it is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from ..display import shown
+from ..errors import UsageError
+from ..session import kept as sessions
+from .options import Option, Parsed, help_rows, parse_among
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..layers.changes import Change
+    from ..layers.kept import Record
+
+JSON = Option("json", "", "the same as JSON")
+#: How a kind of change is told in one letter.
+LETTERS = {
+    "added": "A",
+    "modified": "M",
+    "deleted": "D",
+    "renamed": "R",
+    "mode": "m",
+    "type": "T",
+    "link": "L",
+}
+_UNITS = ((86400, "d"), (3600, "h"), (60, "m"))
+
+
+def begin(words: Sequence[str], options: tuple[Option, ...], command: str, teach: str) -> Parsed | None:
+    """The command line, or None when only help was wanted and has been given."""
+    parsed = parse_among(words, options, command)
+    if parsed.on("help"):
+        print(teach.format(options=help_rows(options)), end="")
+        return None
+    return parsed
+
+
+def named(parsed: Parsed, command: str) -> tuple[str, tuple[str, ...]]:
+    """(the session that is meant, the words after it). Without any word: the one of this directory."""
+    if parsed.words:
+        return parsed.words[0], parsed.words[1:]
+    here = os.path.realpath(os.getcwd())
+    found = [record.name for record in every() if _is_of(record, here)]
+    if len(found) == 1:
+        return found[0], ()
+    why = f"several are of this directory: {', '.join(found)}" if found else "none is of this directory"
+    raise UsageError(
+        "no session is named", why=why, fix=f"staddle {command} NAME; `staddle sessions` lists them"
+    )
+
+
+def every() -> list[Record]:
+    """All sessions whose record can be read; the others are told about on standard error."""
+    from ..errors import LayerError
+    from ..layers.kept import names
+
+    found = []
+    for name in names():
+        try:
+            found.append(sessions.find(name))
+        except LayerError as error:
+            print(f"staddle: {shown(str(error))}", file=sys.stderr)
+    return found
+
+
+def _is_of(record: Record, directory: str) -> bool:
+    return record.workspace is not None and is_within(directory, record.workspace)
+
+
+def is_within(path: str, directory: str) -> bool:
+    """Whether `path` is the directory, or lies in it."""
+    return f"{os.path.realpath(path)}/".startswith(f"{directory.rstrip('/')}/")
+
+
+def below(paths: Sequence[str]) -> tuple[str, ...] | None:
+    """Paths as they are seen inside, or relative to the workspace; None for all."""
+    from ..policy.workspace import PLACE
+    from ..session.layering import relative
+
+    try:
+        return relative(paths, PLACE) if paths else None
+    except ValueError as error:
+        raise UsageError(
+            str(error), fix="name paths as `staddle diff` does, or relative to the workspace"
+        ) from None
+
+
+def row(change: Change) -> str:
+    """A change on one line."""
+    name = shown(change.path)
+    if change.kind == "renamed" and change.old_path:
+        name = f"{shown(change.old_path)} -> {name}"
+    if change.type == "directory" or (change.type is None and change.old_type == "directory"):
+        name += "/"
+    if change.target is not None:
+        name += f" -> {shown(change.target)}"
+    return f"{LETTERS[change.kind]} {name}"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 change`, `2 changes`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def age(when: float) -> str:
+    """How long ago, roughly."""
+    seconds = max(0, int(time.time() - when))
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def human_size(count: int) -> str:
+    """Bytes for people."""
+    size = float(count)
+    for unit in ("B", "K", "M", "G"):
+        if size < 1024:
+            return f"{size:.0f}{unit}" if size >= 10 or unit == "B" else f"{size:.1f}{unit}"
+        size /= 1024
+    return f"{size:.1f}T"
+
+
+def print_json(data: object) -> None:
+    """Data for programs; names are as they are."""
+    import json
+
+    print(json.dumps(data, indent=2))
+
+
+def progress(what: str) -> tuple[Callable[[int, int], None], Callable[[], None]]:
+    """(to be called with how much is done, and when it is over): a line on a terminal, if it takes long."""
+    began = last = time.monotonic()
+    drawn = False
+
+    def told(done: int, total: int) -> None:
+        nonlocal last, drawn
+        now = time.monotonic()
+        if now - began > 0.5 and (now - last > 0.1 or done == total):
+            last, drawn = now, True
+            print(f"\r\x1b[K{what}: {done:,} of {total:,}", end="", file=sys.stderr, flush=True)
+
+    def over() -> None:
+        if drawn:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    return (told if sys.stderr.isatty() else lambda done, total: None), over

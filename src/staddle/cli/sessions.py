@@ -1,0 +1,108 @@
+"""`staddle sessions`: the kept sandboxes, and their end."""
+
+from __future__ import annotations
+
+from ..display import shown
+from ..errors import StaddleError, UsageError
+from ..session import kept as sessions
+from .kept import JSON, age, begin, every, human_size, print_json
+from .settings import HELP
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..layers.kept import Record
+
+_OPTIONS = (JSON, HELP)
+_HELP = """\
+List kept sandboxes, or remove some with everything that was changed in them.
+
+usage: staddle sessions [--json]
+       staddle sessions rm NAME...
+
+They are made by `staddle run --keep NAME` and `staddle shell --keep NAME`, and lie in
+$XDG_STATE_HOME/staddle/sessions (~/.local/state; root's in /var/lib). With --json, also the
+policy that each was last used with, and its snapshots.
+
+{options}
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """List or remove."""
+    parsed = begin(words, _OPTIONS, "sessions", _HELP)
+    if parsed is None:
+        return 0
+    if parsed.words:
+        if parsed.words[0] != "rm" or parsed.on("json"):
+            raise UsageError(
+                f"staddle sessions does not understand {parsed.words[0]!r}", fix="write: sessions rm NAME"
+            )
+        return _remove(parsed.words[1:])
+    found = [_facts(record) for record in every()]
+    if parsed.on("json"):
+        print_json(found)
+    else:
+        _print(found)
+    return 0
+
+
+def _remove(names: Sequence[str]) -> int:
+    from ..layers import removal
+    from ..layers.keeping import remove
+
+    if not names:
+        raise UsageError("no session is named", fix="`staddle sessions` lists them")
+    for name in names:
+        remove(name)
+    removal.wait()
+    return 0
+
+
+def _facts(record: Record) -> dict[str, object]:
+    from ..layers.keeping import is_claimed
+
+    changes: int | None = None
+    problem = ""
+    try:
+        changes = len(sessions.changes(record))
+    except (StaddleError, OSError) as error:
+        problem = str(error)
+    return {
+        "name": record.name,
+        "workspace": record.workspace,
+        "changes": changes,
+        "size": sessions.size(record),
+        "created": record.created,
+        "used": record.used,
+        "in_use": is_claimed(record.name),
+        "snapshots": [{"label": point.label, "created": point.created} for point in record.points],
+        "policy": dict(record.policy),
+        **({"problem": problem} if problem else {}),
+    }
+
+
+def _print(found: list[dict[str, object]]) -> None:
+    if not found:
+        print("no session is kept; `staddle run --keep NAME -- COMMAND` makes one")
+        return
+    rows = [("NAME", "CHANGES", "SIZE", "USED", "WORKSPACE")]
+    for facts in found:
+        changes = facts["changes"]
+        used = "now" if facts["in_use"] else f"{age(float(str(facts['used'])))} ago"
+        rows.append(
+            (
+                str(facts["name"]),
+                "?" if changes is None else str(changes),
+                human_size(int(str(facts["size"]))),
+                used,
+                shown(str(facts["workspace"] or "-")),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for facts in found:
+        if "problem" in facts:
+            print(f"{facts['name']}: {shown(str(facts['problem']))}")

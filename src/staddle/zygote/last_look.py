@@ -1,0 +1,65 @@
+"""The last look around before anything runs in a sandbox of a session: is it what it was asked to be?
+
+As for a single command (see `helper.last_look`), but in two places: the first process of the
+sandbox keeps its rights over it, and looks at what it has made; each process that it starts
+looks at itself, right before its exec.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..helper.last_look import contents, own_root, rights, shared
+from ..helper.status import CONFINEMENT, NotStarted
+from ..helper.surroundings import foreign
+from .sharing import OLD_ROOT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from .blueprint import Blueprint
+
+    #: (name, inode) of the namespaces that no sandbox may be in.
+    Outside: TypeAlias = tuple[tuple[bytes, int], ...]
+
+_ALWAYS = ("user", "mnt", "pid", "ipc", "uts", "cgroup")
+
+
+def outside(blueprint: Blueprint) -> Outside:
+    """The namespaces that a zygote is started in, looked at before it makes its own."""
+    return foreign(_ALWAYS if blueprint.network else (*_ALWAYS, "net"))
+
+
+def around(blueprint: Blueprint, outside: Outside) -> None:
+    """Run by the first process, before it starts anything. NotStarted when something is missing."""
+    found = {
+        "being its first process": os.getpid() == 1,
+        "its own host name": os.fsencode(os.uname().nodename) == blueprint.host,
+        "a root of its own": own_root(contents("/proc/self/mountinfo")),
+        "an end to all of the host": not os.path.lexists(OLD_ROOT),
+    }
+    _complain([*shared(outside), *(what for what, is_there in found.items() if not is_there)])
+
+
+def user_namespace() -> int:
+    """What tells the user namespace that we are in from any other."""
+    return os.stat("/proc/self/ns/user").st_ino
+
+
+def at_myself(uid: int, gid: int, maps: tuple[tuple[str, bytes], ...], outer: int) -> None:
+    """Run by a process that is confined, before its exec. NotStarted when something is missing."""
+    status = contents("/proc/self/status")
+    found = {
+        **rights(status),
+        "a filter of system calls": b"\nSeccomp:\t2\n" in status,
+        "a user namespace of its own": user_namespace() != outer,
+        "a user of its own": os.getresuid() == (uid,) * 3 and os.getresgid() == (gid,) * 3,
+        "ids of its own": all(contents(f"/proc/self/{name}").split() == text.split() for name, text in maps),
+    }
+    _complain([what for what, is_there in found.items() if not is_there])
+
+
+def _complain(missing: list[str]) -> None:
+    if missing:
+        raise NotStarted(CONFINEMENT, f"the sandbox would be without {', '.join(missing)}")
