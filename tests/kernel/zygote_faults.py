@@ -25,12 +25,11 @@ from staddle.errors import StaddleError
 from staddle.layers import removal
 from staddle.linux import process
 from staddle.policy.network import Network
-from staddle.session import layering
-from staddle.session.opening import Opened
+from staddle.session import layering, opening
 from staddle.zygote import client
 from tests.kernel.faults import WATCHED as USUAL
 from tests.kernel.faults import Call, Watch, places, watched
-from tests.kernel.zygotes import children, close, opened, until
+from tests.kernel.zygotes import children, close, until
 
 WATCHED = (
     *(*USUAL, "openat2", "fsopen", "fsconfig", "fsmount", "mknodat", "fchmodat", "socketpair", "pipe2"),
@@ -53,9 +52,18 @@ class HostProgram:
     """Opens sandboxes as it is told, one at a time. Run in a child of its own, with the filter on."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
-        self._asked = asked
         self._made = Path(asked["place"], "made")
         client._SPARES = 0  # nothing is made ahead: whatever happens, happens for whom we open one
+        network = getattr(Network, asked.get("network", "deny"))()
+        self._settings = opening.settings(
+            asked["place"],
+            Policy.agent().with_network(network),
+            backend="namespaces",
+            mode=asked.get("mode", "overlay"),
+        )
+        # Once for all: what is there to be hidden on this host may change at any time.
+        decided = opening.decide(self._settings)
+        opening.decide = lambda *_: decided
 
     def serve(self, line: socket.socket) -> None:
         while order := line.recv(LONGEST).decode():
@@ -65,12 +73,7 @@ class HostProgram:
         """A sandbox, and a command in it."""
         said: dict[str, Any] = {"out": "", "why": "", "error": ""}
         try:
-            network = getattr(Network, self._asked.get("network", "deny"))()
-            sandbox = opened(
-                self._asked["place"],
-                self._asked.get("mode", "overlay"),
-                policy=Policy.agent().with_network(network),
-            )
+            sandbox = opening.open_agent(self._settings)
             try:
                 said |= _command(sandbox)
             finally:
@@ -111,7 +114,7 @@ class HostProgram:
             client._zygotes.popitem()[1].close()
 
 
-def _command(sandbox: Opened) -> dict[str, Any]:
+def _command(sandbox: opening.Opened) -> dict[str, Any]:
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
         started = sandbox.link.spawn(

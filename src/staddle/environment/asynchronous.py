@@ -10,18 +10,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .beneath import AnyPath
-    from .contract import CommandResult
-    from .local import LocalEnvironment
+    from .contract import CommandResult, ExecutionEnvironment
 
 
 class AsyncLocalEnvironment:
-    """A LocalEnvironment whose calls are awaited.
+    """An environment, on this machine or in a sandbox, whose calls are awaited.
 
     Cancelling the task of a command ends the command, waits until all of it is dead, and
     only then lets the cancellation go on. File operations are short and run to their end.
     """
 
-    def __init__(self, environment: LocalEnvironment) -> None:
+    def __init__(self, environment: ExecutionEnvironment) -> None:
         self.environment = environment
 
     @property

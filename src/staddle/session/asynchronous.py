@@ -15,6 +15,7 @@ import asyncio
 
 from ..errors import SandboxClosed, SessionError
 from . import calls, opening
+from .asynchronous_files import AsyncFiled
 from .asynchronous_layers import AsyncLayered
 from .asynchronous_session import AsyncSession
 from .event_loop import in_thread, see_through
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from .session import Session, SessionState
 
 
-class AsyncSandbox(AsyncLayered):
+class AsyncSandbox(AsyncLayered, AsyncFiled):
     """A confined place to run commands in, as `Sandbox`, for asyncio.
 
     Use it with `async with`, or call `close()` in the end. It is opened on first use.

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from typing import IO, Literal
 
     from ..environment.in_sandbox import SandboxEnvironment
+    from ..environment.rules import CommandRules
     from .files import AnyPath, Source
     from .inside import Inside
 
@@ -52,12 +53,14 @@ class Filed:
         *,
         path: AnyPath = ".",
         on_unavailable: Literal["refuse", "record"] = "refuse",
+        rules: CommandRules | None = None,
+        secrets: Iterable[str] = (),
     ) -> SandboxEnvironment:
         """The tools of an agent (ExecutionEnvironment) in the directory `path`, with the globs it may write.
 
         Commands are held to `writable_paths` too, where changes are in a layer: what does not
         match is put back after each command. Elsewhere "refuse" raises PolicyNotEnforceable,
-        and "record" says it in `limits()`.
+        and "record" says it in `limits()`. `rules` and `secrets` are as for LocalEnvironment.
         """
         from ..environment.in_sandbox import SandboxEnvironment
 
@@ -66,4 +69,6 @@ class Filed:
             writable_paths,
             path=path,
             on_unavailable=on_unavailable,
+            rules=rules,
+            secrets=secrets,
         )

@@ -48,7 +48,7 @@ class Confinement:
         become_command(instructions, None, -1, guardian=0, last=self._look)
 
     def confine(self) -> None:
-        """Be confined in the same way, and go on as we are. Only how many files may be open is not limited."""
+        """Be confined in the same way, and go on as we are; only how many files may be open is not limited."""
         self._enter()
         confine(self._instructions((), (), b"/"), None, guardian=0)
         self._look()

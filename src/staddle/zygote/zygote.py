@@ -38,15 +38,17 @@ def main(words: list[str]) -> NoReturn:
     """Be the zygote on the line that is descriptor `words[0]`, with the blueprint in `words[1]`."""
     line = _socket.socket(fileno=int(words[0]))
     os.set_inheritable(line.fileno(), False)
+    doing = ""
     try:
         blueprint = decode_blueprint(_contents(int(words[1])))
         outside = last_look.outside(blueprint)
         process.close_from(3, keep=(line.fileno(),))
         _be_quiet()
+        doing = "while the part that all sandboxes share was made"
         template.make(blueprint, line)
         old_root = os.open(OLD_ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except BaseException as error:
-        _answer(line, REFUSED + spare.reason(error))
+        _answer(line, REFUSED + spare.reason(error, doing))
         os._exit(1)
     gc.collect()
     gc.freeze()

@@ -1,0 +1,104 @@
+"""Whichever call fails while a session is opened: nothing runs, it is said why, and the next one is whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from staddle.errors import LaunchFailed
+from staddle.zygote import client, handle
+from tests.kernel.faults import sweep
+from tests.kernel.zygotes import children, close, opened, output, until
+
+WAYS: dict[str, dict[str, Any]] = {
+    "with changes in a layer": {},
+    "with a workspace of the host and its network": {
+        "mode": "bind",
+        "network": "open",
+        "parts": ["serving"],
+    },
+}
+
+
+@pytest.fixture(params=WAYS.values(), ids=WAYS.keys())
+def swept(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / ".git" / "hooks").mkdir(parents=True)
+    return sweep(str(tmp_path), program="zygote_faults", **request.param)
+
+
+def test_no_call_may_fail(swept: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    runs = swept["runs"]
+    assert len(runs) > 50
+    kinds = {run["failed"].split(" ")[0] for run in runs}
+    assert {"fork", "mount", "umount2", "mount_setattr", "open_tree", "move_mount", "setns"} <= kinds
+    assert {"sethostname", "prctl", "capset", "seccomp", "setsid", "execve", "write", "mknodat"} <= kinds
+    if "layer" in request.node.name:
+        assert {"unshare", "pivot_root", "symlinkat", "mkdirat", "fsopen", "fsconfig", "fsmount"} <= kinds
+    else:
+        assert {"landlock_create_ruleset", "landlock_restrict_self"} <= kinds
+    assert [run for run in runs if run["out"] or run["made"]] == []
+    # The shell has run when the command's own process fails: then the command has not.
+    assert [
+        run for run in runs if run["error"] not in ("LaunchFailed", "ended with 125", "ended with 126")
+    ] == []
+    assert [run for run in runs if not run["why"]] == []
+    assert [run for run in runs if run["left"]] == []
+    assert [run for run in runs if run["next"] != "it ran\n"] == []
+
+
+# ---------------------------------------------------------------- those that were made ahead
+
+
+@pytest.fixture
+def waiting() -> Iterator[list[int]]:
+    """The first processes of the sandboxes that wait to be taken."""
+    close(opened())
+    found = next(zygote for zygote in client._zygotes.values() if not zygote.live)
+    assert until(lambda: len(_below(found)) >= client._SPARES)
+    yield _below(found)
+    while client._zygotes:
+        client._zygotes.popitem()[1].close()
+
+
+def _below(zygote: handle.Zygote) -> list[int]:
+    pid = zygote._process.pid
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_sandbox_that_ended_while_it_waited_is_not_handed_out(waiting: list[int]) -> None:
+    for pid in waiting:
+        os.kill(pid, signal.SIGKILL)
+    assert until(lambda: not children() & set(waiting))
+    sandbox = opened()
+    assert output(sandbox, "echo", "there") == ("there\n", 0)
+    close(sandbox)
+
+
+def test_a_zygote_that_does_not_answer_is_not_waited_for(
+    waiting: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = next(zygote for zygote in client._zygotes.values() if not zygote.live)
+    found._line.settimeout(0.2)
+    os.kill(found._process.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(LaunchFailed, match="has not answered"):
+            opened()
+        sandbox = opened()
+        assert output(sandbox, "echo", "there") == ("there\n", 0)
+        close(sandbox)
+    finally:
+        os.kill(found._process.pid, signal.SIGCONT)
+        found.close()
+
+
+def test_a_zygote_that_ends_while_it_starts_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(handle.starting, "command", lambda *_: ("/bin/sh", "-c", "kill -9 $$"))
+    with pytest.raises(LaunchFailed, match="the zygote has ended"):
+        opened(env={"ANOTHER": "plan"})
+    assert until(lambda: set(os.listdir("/proc/self/fd")) <= before)
