@@ -6,17 +6,29 @@ refused, how its unconfined control is run, and its benign twin. `TWINS` by name
 
 from __future__ import annotations
 
-from .inside import files, holes, ipc, kernel, kit, neighbours, network, privileges, processes, terminal
+from .inside import (
+    files,
+    holes,
+    ipc,
+    kernel,
+    kit,
+    neighbours,
+    network,
+    privileges,
+    processes,
+    sessions,
+    terminal,
+)
 
 __all__ = ["ATTACKS", "MODULES", "NEIGHBOURS", "TERMINAL", "TWINS"]
 
 #: In the order in which their text is sent in.
 MODULES = (
     "syscalls", "kit", "files", "holes", "network", "ipc", "processes", "neighbours", "privileges", "kernel",
-    "terminal", "batch",
+    "sessions", "terminal", "batch",
 )  # fmt: skip
 
-_LOADED = (files, holes, network, ipc, processes, privileges, kernel)
+_LOADED = (files, holes, network, ipc, processes, privileges, kernel, sessions)
 
 
 def _of(module: object) -> frozenset[str]:

@@ -293,3 +293,32 @@ if "killed" in sys.argv:
         assert left.startswith("/")
         # Of a killed one an empty directory may be left, when root's helpers may not remove it.
         assert until(lambda left=left: not os.path.exists(left) or not os.listdir(left))
+
+
+# ---------------------------------------------------------------- of one command
+
+
+def test_a_result_tells_what_its_command_changed(sandbox: Sandbox) -> None:
+    assert sandbox.run("cat file").changes == ()
+    result = sandbox.run("echo 1 > a; echo more >> file; rm gone")
+    assert [(change.kind, change.path) for change in result.changes or ()] == [
+        ("added", "/workspace/a"),
+        ("modified", "/workspace/file"),
+        ("deleted", "/workspace/gone"),
+    ]
+    result = sandbox.exec(["sh", "-c", "rm a; echo again >> file"])
+    assert {change.path: change.kind for change in result.changes or ()} == {
+        "/workspace/a": "deleted",
+        "/workspace/file": "modified",
+    }
+    snapshot = sandbox.snapshot()
+    sandbox.run("echo 2 > b")
+    sandbox.restore(snapshot)
+    assert [change.path for change in sandbox.run("echo 3 > c").changes or ()] == ["/workspace/c"]
+
+
+def test_a_layer_that_is_too_large_is_not_looked_through_every_time(sandbox: Sandbox) -> None:
+    assert sandbox.run("for i in {1..1100}; do : > $i; done").changes is None
+    assert len(sandbox.diff()) == 1100
+    sandbox.discard()
+    assert [change.path for change in sandbox.run("echo 1 > a").changes or ()] == ["/workspace/a"]

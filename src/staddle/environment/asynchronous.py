@@ -9,7 +9,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .beneath import AnyPath
     from .contract import CommandResult, ExecutionEnvironment
 
 
@@ -28,15 +27,15 @@ class AsyncLocalEnvironment:
         """The directory, absolute and without links."""
         return self.environment.working_dir
 
-    async def read_file(self, path: AnyPath) -> str:
+    async def read_file(self, path: str) -> str:
         """The content of a file."""
         return await asyncio.to_thread(self.environment.read_file, path)
 
-    async def write_file(self, path: AnyPath, content: str) -> None:
+    async def write_file(self, path: str, content: str) -> None:
         """Put `content` at `path`, whole or not at all."""
         await asyncio.to_thread(self.environment.write_file, path, content)
 
-    async def remove_file(self, path: AnyPath) -> None:
+    async def remove_file(self, path: str) -> None:
         """Remove a file."""
         await asyncio.to_thread(self.environment.remove_file, path)
 

@@ -196,7 +196,7 @@ class SandboxEnvironment:
             secrets.strip(error)
             raise
 
-    def _run(
+    def _run(  # noqa: PLR0917 - what was asked for, checked
         self,
         argv: tuple[str, ...],
         timeout: float | None,

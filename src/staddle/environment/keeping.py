@@ -51,7 +51,10 @@ class Keeping:
             self._sandbox.discard(new)
         return (
             *(Event("violation", path, f"{_RULE}; it was put back", path) for path in new),
-            *(Event("violation", path, f"{_RULE}; it had been changed before, and stays", path) for path in again),
+            *(
+                Event("violation", path, f"{_RULE}; it had been changed before, and stays", path)
+                for path in again
+            ),
         )
 
     def _fingerprint(self, change: Change) -> object:

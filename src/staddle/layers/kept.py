@@ -164,10 +164,7 @@ def read(directory: str) -> Record | None:
     import json
 
     try:
-        fd = os.open(f"{directory}/{RECORD}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
+        fd = os.open(f"{directory}/{RECORD}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             found = os.fstat(fd)
             if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
@@ -176,6 +173,8 @@ def read(directory: str) -> Record | None:
                 raise ValueError("it is too large")
             facts = json.loads(file.read(_MOST_BYTES))
         return _record(facts, os.path.basename(directory))
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         name = os.path.basename(directory)
         raise LayerError(

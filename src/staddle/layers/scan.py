@@ -33,19 +33,21 @@ _GONE: Mark = ()
 class Watch:
     """Follows the top layer of a view. The first look is at what is there when this is made."""
 
-    def __init__(self, view: View, *, baseline: Baseline | None = None, at: str = "") -> None:
-        self._baseline, self._at = baseline, at
+    def __init__(
+        self, view: View, *, baseline: Baseline | None = None, at: str = "", most: int = MOST_ENTRIES
+    ) -> None:
+        self._baseline, self._at, self._most = baseline, at, most
         self.follow(view)
 
     def follow(self, view: View) -> None:
         """From now on the top layer of another view, as after a snapshot or a restore."""
         self._view = View(view.layers[:1], (*view.layers[1:], *view.bases), view.plain)
         self._host = view.bases[-1]
-        self._seen = _scan(view.layers[0])
+        self._seen = _scan(view.layers[0], self._most)
 
     def look(self) -> tuple[Change, ...] | None:
         """What changed since the last look, by path. None: the layer has become too large to look through."""
-        before, self._seen = self._seen, _scan(self._view.layers[0])
+        before, self._seen = self._seen, _scan(self._view.layers[0], self._most)
         now = self._seen
         if before is None or now is None:
             return None
@@ -129,7 +131,7 @@ def _note(baseline: Baseline, host: str, paths: list[str]) -> None:
         os.close(root)
 
 
-def _scan(layer: str) -> dict[str, Mark] | None:
+def _scan(layer: str, most: int) -> dict[str, Mark] | None:
     """Every entry of a layer; None when there are too many."""
     found: dict[str, Mark] = {}
     todo = [""]
@@ -158,7 +160,7 @@ def _scan(layer: str) -> dict[str, Mark] | None:
             finally:
                 os.close(fd)
                 tree.give_back()
-            if len(found) > MOST_ENTRIES:
+            if len(found) > most:
                 return None
     return found
 

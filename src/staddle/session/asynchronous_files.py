@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ..environment.asynchronous import AsyncLocalEnvironment
     from ..environment.rules import CommandRules
-    from .files import AnyPath, Content, FileInfo, Source
+    from .files import AnyPath, Content, FileInfo, Names, Source
     from .sandbox import Sandbox
 
 
@@ -54,7 +54,7 @@ class AsyncFiles:
         files = (await self._opened()).files
         return await in_thread(lambda: files.stat(path, follow_symlinks=follow_symlinks))
 
-    async def glob(self, pattern: str) -> list[str]:
+    async def glob(self, pattern: str) -> Names:
         """The files, directories and links that `pattern` names, sorted."""
         return await in_thread((await self._opened()).files.glob, pattern)
 

@@ -277,9 +277,10 @@ class Bash:
 
     def rest(self, stream: str) -> bool:
         """Pass on what is left in a pipe of a run that is over; whether somebody still holds it."""
-        fd, sink = (self.files.output, self._out) if stream == "output" else (self.files.errors, self._err)
+        files = self.files
+        fd, sink = (files.output, self._out) if stream == "output" else (files.errors, self._err)
         left = _LARGE_PIPE if fd in self._grown else _PIPE
-        while left > 0:
+        while left >= 0:  # past what it holds: it may have been full
             try:
                 data = os.read(fd, _PIPE)
             except BlockingIOError:

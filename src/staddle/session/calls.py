@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import Any, TypedDict
 
+    from ..events import Event
+    from ..layers.changes import Change
     from ..policy.limits import Limits
     from .shell import Outcome
 
@@ -55,6 +57,8 @@ class Call:
         spill: object = None,
     ) -> None:
         self.command = command
+        #: What it changed and what it was refused, to be asked when it is over.
+        self.aftermath: Callable[[], tuple[tuple[Change, ...] | None, tuple[Event, ...]]] | None = None
         self.timeout = limits.timeout if timeout is FROM_POLICY else seconds(timeout)
         self.stdin = None if stdin is None else input_bytes(stdin)
         self.env = None if env is None else variables(env)
@@ -84,6 +88,7 @@ class Call:
         for told in self._told:
             told.finish()
         out, err = self._out, self._err
+        changes, violations = self.aftermath() if self.aftermath else ((), ())
         return Result(
             self.command,
             outcome.exit_code,
@@ -95,8 +100,8 @@ class Call:
             outcome.shell_exited,
             outcome.cwd,
             Usage(outcome.duration),
-            (),
-            (),
+            changes,
+            violations,
             out.dropped,
             err.dropped,
             out.finish(),

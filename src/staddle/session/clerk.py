@@ -57,7 +57,7 @@ class Clerk:
     # ------------------------------------------------------------ questions
 
     def ask(self, operation: bytes, *words: bytes, numbers: tuple[int, ...] = ()) -> Answer:
-        """Ask, and wait for the whole answer. OSError as the kernel said it inside, or what else went wrong."""
+        """Ask, and wait for the whole answer. OSError as the kernel said it inside."""
         with self.turn:
             self._say(operation, words, numbers)
             return self._answer()

@@ -79,6 +79,11 @@ class Command:
         self.run = memory.give(self._text, self._timeout, stdin=self._stdin, env=self._env, cwd=self._cwd)
         memory.bash.begin(self.run, self._give_out, self._give_err, listen=memory.guarded)
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether there is nothing more to do but to finish: the usual end."""
+        return self.run.answer is not None and not self.run.refused
+
     def step(self, wait: float) -> bool:
         """Do what can be done, after waiting so long (-1: as long as it takes); whether it is over."""
         run, bash = self.run, self._memory.bash

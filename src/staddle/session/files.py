@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 
     AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
     Kind = Literal["file", "directory", "symlink", "other"]
-    Content = str | bytes | bytearray | memoryview | "Source"
 
     class Source(Protocol):
         """A binary file that is read from."""
 
         def read(self, size: int, /) -> bytes: ...
+
+    Content = str | bytes | bytearray | memoryview | Source
+    Names = list[str]
 
     class Owner(Protocol):
         """The sandbox whose files these are."""
@@ -129,7 +131,7 @@ class Files:
             raise OSError(errno.EIO, os.strerror(errno.EIO), os.fsdecode(path))
         return _info((os.path.basename(name.rstrip(b"/")) or b"/", *rows[0][1:]))
 
-    def glob(self, pattern: str) -> list[str]:
+    def glob(self, pattern: str) -> Names:
         """The files, directories and links that `pattern` names, sorted; no link is followed on the way.
 
         `*`, `?` and `[...]` are within one name, `**` is any number of directories. Relative
@@ -228,7 +230,7 @@ def put(
             whole[at : at + _CHUNK] for at in range(0, whole.nbytes, _CHUNK)
         )
     else:
-        pieces = _pieces(content)  # type: ignore[arg-type]
+        pieces = _pieces(content)
     with inside.clerk.turn:
         sending = inside.clerk.send(operation, *words, numbers=numbers)
         try:

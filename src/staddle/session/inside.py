@@ -13,6 +13,8 @@ from .shell import Shell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..events import Event
+    from ..layers.changes import Change
     from .execution import Execution
     from .snapshots import Snapshot
     from .terminal import Terminal
@@ -43,7 +45,7 @@ class Inside:
         except BaseException:
             opened.link.close()
             raise
-        self.main = Session(MAIN, shell, self._limits)
+        self.main = Session(MAIN, shell, self._limits, aftermath=self.aftermath)
         self.named: dict[str, Session] = {}
         self.executions: set[Execution] = set()
         self.terminals: list[Terminal] = []
@@ -61,11 +63,16 @@ class Inside:
             opened = self.opened
             started = opened.link.shell(opened.environment, opened.directory, opened.bash)
             shell = Shell(opened.link, started)
-            found = self.named[name] = Session(name, shell, self._limits, self._forget)
+            found = self.named[name] = Session(name, shell, self._limits, self._forget, self.aftermath)
         return found
 
     def _forget(self, session: Session) -> None:
         self.named.pop(session.name, None)
+
+    def aftermath(self) -> tuple[tuple[Change, ...] | None, tuple[Event, ...]]:
+        """What was changed in the workspace and what the network refused since this was last asked."""
+        layering, reach = self.opened.layering, self.opened.reach
+        return layering.changes() if layering else (), reach.refused() if reach else ()
 
     def every_session(self) -> list[Session]:
         """The main one first."""

@@ -164,11 +164,13 @@ class Kept(Layering):
         if self._closed:
             return
         self._closed = True
-        self.save()
-        self.stack.close()
-        for held, _, _ in self.points.values():
-            held.close()
-        self._store.end()
+        try:
+            self.save()
+        finally:
+            self.stack.close()
+            for held, _, _ in self.points.values():
+                held.close()
+            self._store.end()
 
     def save(self) -> None:
         """Replace the record by what is true now."""

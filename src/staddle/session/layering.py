@@ -9,10 +9,13 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from functools import partial
 
 from ..errors import LayerError
 from ..layers import removal
 from ..layers.baseline import Baseline
+from ..layers.recovery import recover
+from ..layers.scan import Watch
 from ..layers.stack import Frozen, Stack
 from ..layers.store import Store, home_for, sweep
 from ..policy.workspace import PLACE
@@ -27,6 +30,10 @@ if TYPE_CHECKING:
     from ..layers.review import OnConflict
 
 
+#: More than this are not looked through after every command; `diff` does it when asked.
+_MOST_ENTRIES = 1000
+
+
 class Layering:
     """The stack that one sandbox works on. Whoever calls sees to it that nothing writes to it meanwhile."""
 
@@ -38,6 +45,8 @@ class Layering:
         self.workspace = workspace or empty_directory(store)
         self.stack = Stack.new(store, [self.workspace]) if point is None else point.stack()
         self.baseline = baseline or Baseline()
+        self._watch = Watch(self.stack.view(), baseline=self.baseline, at=PLACE, most=_MOST_ENTRIES)
+        self._watching = threading.Lock()
 
     @property
     def is_nobodys(self) -> bool:
@@ -68,12 +77,24 @@ class Layering:
         """Go on with `stack`, which is mounted now."""
         before, self.stack = self.stack, stack
         before.close()
+        with self._watching:
+            self._watch.follow(stack.view())
+
+    def tidy(self) -> None:
+        """Make few layers of many, in the background: look-ups cost a little for every one."""
+        if self.stack.is_deep:
+            removal.in_background(partial(_squash, self.stack))
+
+    def changes(self) -> tuple[Change, ...] | None:
+        """What was changed since this was last asked; None when there is too much to look through."""
+        with self._watching:
+            return self._watch.look()
 
     def diff(self, paths: Collection[str] | None = None) -> list[Change]:
         """Every change against the workspace as it is on the host, by the path that is seen inside."""
         from ..layers.changes import diff
 
-        return diff(self.stack.view(), paths, at=PLACE)
+        return diff(self.stack.view(), paths, at=PLACE, baseline=self.baseline)
 
     def commit(
         self,
@@ -108,6 +129,13 @@ class Layering:
     def close(self) -> None:
         """Let the layers go."""
         self.stack.close()
+
+
+def _squash(stack: Stack) -> None:
+    try:
+        stack.squash()
+    except (OSError, LayerError):
+        pass  # it was closed meanwhile, or there is no room: it stays as it is
 
 
 def relative(paths: Collection[str] | None, directory: str) -> tuple[str, ...] | None:
@@ -150,6 +178,7 @@ def _store(workspace: str | None) -> Store:
         owner = mounter()
         home = home_for([workspace] if workspace else [], traversable=owner is not None)
         sweep(home)  # of processes of ours that were killed
+        recover()  # and their commits
         store = Store(home, owner=owner)
         _stores.append(store)
         return store

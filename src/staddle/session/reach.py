@@ -31,6 +31,7 @@ class Reach:
         self._gateway = starting.start(network) if needs_gateway(network) else None
         self._line: _socket.socket | None = None
         self._events: list[Event] = []
+        self._refused: list[Event] = []
         self._exposing: threading.Thread | None = None
         self._closed = False
 
@@ -62,6 +63,15 @@ class Reach:
         with self._lock:
             self._collect()
             found, self._events = tuple(self._events), []
+            return found
+
+    def refused(self) -> tuple[Event, ...]:
+        """What was refused since this was last asked; `events` tells it, too."""
+        if self._gateway is None:
+            return ()
+        with self._lock:
+            self._collect()
+            found, self._refused = tuple(self._refused), []
             return found
 
     def close(self) -> None:
@@ -97,8 +107,9 @@ class Reach:
 
     def _collect(self) -> None:
         if self._gateway is not None:
-            self._events += [starting.event(attempt) for attempt in self._gateway.attempts()]
-            del self._events[:-_KEPT]
+            fresh = [starting.event(attempt) for attempt in self._gateway.attempts()]
+            self._events = (self._events + fresh)[-_KEPT:]
+            self._refused = (self._refused + [event for event in fresh if event.kind == "refused"])[-_KEPT:]
 
     def _feed(self) -> None:
         """Whenever the gateway runs out of sockets that lead inside, give it more."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..events import Event
+    from ..layers.changes import Change
 
 #: A shell knows of a command that a signal ended it by its status only, which is 128 and the signal.
 _SIGNALS = range(1, 65)
@@ -56,7 +57,8 @@ class Result(Value):
     shell_exited: bool
     cwd: str
     usage: Usage
-    changes: tuple[Any, ...] = ()
+    #: To the workspace, by this command; None when too much is changed already to tell (see `diff`).
+    changes: tuple[Change, ...] | None = ()
     violations: tuple[Event, ...] = ()
     stdout_bytes_dropped: int = 0
     stderr_bytes_dropped: int = 0

@@ -250,6 +250,7 @@ class Sandbox(Layered, Filed, Reachable):
     def execution(self, call: Call, argv: Sequence[str], state: SessionState) -> Execution:
         """A program that has just been started for `call`."""
         inside = self._now()
+        call.aftermath = inside.aftermath
         made = Execution(
             inside.opened.link,
             argv,

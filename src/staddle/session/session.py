@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from typing import Self
     from weakref import ReferenceType
 
+    from ..events import Event
+    from ..layers.changes import Change
     from ..policy.limits import Limits
     from .calls import Heard
     from .result import Result
@@ -42,12 +44,18 @@ class Session:
     """
 
     def __init__(
-        self, name: str, shell: Shell, limits: Limits, on_close: Callable[[Session], None] = lambda _: None
+        self,
+        name: str,
+        shell: Shell,
+        limits: Limits,
+        on_close: Callable[[Session], None] = lambda _: None,
+        aftermath: Callable[[], tuple[tuple[Change, ...] | None, tuple[Event, ...]]] | None = None,
     ) -> None:
         self.name = name
         self._shell = shell
         self._limits = limits
         self._on_close = on_close
+        self._aftermath = aftermath
         self._closed = self._ended = False
         self._stream: ReferenceType[Stream] | None = None
         self._busy: set[int] = set()  # the threads that have a command here
@@ -231,6 +239,7 @@ class Session:
             self.jobs[job] = str(call.command)[:_REMEMBERED_BYTES]
             while len(self.jobs) > _REMEMBERED_JOBS:
                 del self.jobs[next(iter(self.jobs))]
+        call.aftermath = self._aftermath
         return call.result(outcome)
 
     def _enter(self) -> int:

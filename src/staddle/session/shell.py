@@ -129,6 +129,8 @@ class Shell:
                 if not waited:
                     waited = True
                     self._memory.bash.wait_briefly()
+                    if command.is_answered:
+                        return
                 wait = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
                 if command.step(wait):
                     return

@@ -108,6 +108,7 @@ def take(opened: Opened, sessions: list[Session], label: str) -> Snapshot:
         following = point.stack()
         if _swapped(opened, following, alone=True):
             layering.replace(following)
+            layering.tidy()
             come_back(sessions)
         else:
             following.close()
@@ -125,7 +126,7 @@ def restore(opened: Opened, sessions: list[Session], snapshot: Snapshot) -> None
         )
     following = snapshot._point.stack()
     change(opened, layering, following)
-    layering.baseline = snapshot._baseline.copy()
+    layering.baseline = snapshot._baseline.with_commits_of(layering.baseline)
     for session in sessions:
         session.shell.become(snapshot._shells.get(session.name))
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .channel import Channel
     from .network import Network
     from .payload import Become
+    from .watching import Watch
 
 #: When nothing was asked for this long, in milliseconds, there is time for what can wait.
 _IDLE = 100
@@ -78,6 +79,7 @@ class Agent:
         self._pause = runs.Pause(os.getpid())
         self._later: list[int] = []  # to be closed when there is nothing else to do
         self._shells = 0
+        self.watch: Watch | None = None  # who holds limits that the kernel does not
         self._children: dict[int, _Child] = {}
         self._poll = select.poll()
         self._lines: dict[int, _Child | None] = {line.fileno(): None}
@@ -119,6 +121,10 @@ class Agent:
             for fd in (control, null, noise):
                 os.close(fd)
 
+    def waiting_shells(self) -> set[int]:
+        """The shells, which are to be kept when something has to go."""
+        return {pid for pid, child in self._children.items() if child.files is not None}
+
     def confirm(self) -> None:
         """Wait until everything that was started runs its program. NotStarted when something does not."""
         for told, child in list(self._telling.items()):
@@ -143,7 +149,8 @@ class Agent:
         for fd in self._lines:
             self._poll.register(fd, select.POLLIN)
         while True:
-            ready = self._poll.poll(_IDLE if self._later else None)
+            wait = _IDLE if self._later else None
+            ready = self._poll.poll(wait if self.watch is None else self.watch.patience(wait))
             while self._later and not ready:
                 os.close(self._later.pop())
             for fd, events in ready:

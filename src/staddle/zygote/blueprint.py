@@ -51,6 +51,12 @@ class Blueprint(Value):
     directory: bytes
     #: How many sandboxes are kept ready.
     spares: int
+    #: Limits on everything in a sandbox that no control group holds, and its agent does: bytes of
+    #: memory, processes; 0 is none.
+    memory: int = 0
+    processes: int = 0
+    #: Whether the shell is not started ahead: it is to be in control groups, which come with the request.
+    later: int = 0
 
     @property
     def whose(self) -> int:
@@ -72,6 +78,9 @@ class Request(Value):
     lowers: tuple[bytes, ...]
     #: What is to be done at and below the workspace's place. Nothing: the tree itself is asked for.
     view: tuple[Row, ...]
+    #: How many of the descriptors, the last ones, are for the agent: the file in which it tells what
+    #: limits it held, if it does, and the doors to the sandbox's control groups.
+    along: int = 0
 
     def operations(self) -> tuple[Operation, ...]:
         """The operations of `view`."""
@@ -97,6 +106,9 @@ _SHAPES: dict[type, dict[str, Shape]] = {
         "environment": [bytes],
         "directory": bytes,
         "spares": int,
+        "memory": int,
+        "processes": int,
+        "later": int,
     },
     Request: {
         "workspace": bytes,
@@ -106,6 +118,7 @@ _SHAPES: dict[type, dict[str, Shape]] = {
         "work": bytes,
         "lowers": [bytes],
         "view": [_ROW],
+        "along": int,
     },
 }
 
@@ -129,6 +142,8 @@ def decode_request(data: bytes) -> Request:
     """The request in `data`, or Malformed."""
     record = Request(*wire.decode(_MAGIC[Request], data, len(_SHAPES[Request])))
     wire.check(record, _SHAPES[Request])
+    if not 0 <= record.along <= MOST_DESCRIPTORS:
+        raise Malformed("so many descriptors cannot come along")
     _check_rows(record.view)
     return record
 

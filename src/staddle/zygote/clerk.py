@@ -19,7 +19,7 @@ from ..environment import beneath
 from ..environment.globs import Glob
 from ..errors import StaddleError
 from ..helper.wire import Malformed
-from ..linux.openat2 import open_without_symlinks
+from ..linux.openat2 import allow_steps, open_without_symlinks
 from . import filing, packing
 
 TYPE_CHECKING = False
@@ -35,6 +35,7 @@ _A_WHILE = 200
 
 def serve(line: _socket.socket) -> NoReturn:
     """Answer until the line is closed. Never returns."""
+    allow_steps()
     clerk = Clerk(line)
     while True:
         try:

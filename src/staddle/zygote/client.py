@@ -96,18 +96,27 @@ def mounter() -> tuple[int, int] | None:
     return (base + inside.uid, base + inside.gid) if count > 1 else (base, base)
 
 
-def open_sandbox(plan: Plan, bash: str, layers: Layers | None = None) -> Taken:
+def open_sandbox(
+    plan: Plan, bash: str, layers: Layers | None = None, *, along: Sequence[int] = (), grouped: bool = False
+) -> Taken:
     """A sandbox for `plan`, the changes to whose workspace go to `layers`, if not to the host.
+
+    `along` are descriptors for its agent (see `Request`), which stay the caller's; with
+    `grouped` there are doors to control groups among them.
 
     Its shell, the program `bash` inside, is running already; the first message on the line
     announces it, or says why there is no sandbox.
     """
     shared, blueprint = _drawn(plan, bash)
+    if grouped:
+        # A shell that was started ahead would see the name of the group that it is moved to.
+        blueprint = blueprint.replace(later=1)
     request, tree = _request(shared.workspace, layers, blueprint)
+    request = request.replace(along=len(along))
     try:
         for _ in range(2):
             found = _zygote(blueprint)
-            line = found.take(request, tree)
+            line = found.take(request, tree, along)
             if line is not None:
                 with _registry:
                     found.live += 1
@@ -181,9 +190,12 @@ def _blueprint(plan: Plan, shared: sharing.Shared, bash: str) -> records.Bluepri
     from ..backends.filters import filter_profile
     from ..backends.last_steps import rlimits
     from ..backends.namespaces.orders import scopes
+    from ..limits.standing_in import stand_ins
 
     base, count = _ids() if os.geteuid() == 0 else (-1, 1)
     who = plan.identity
+    standing_in, memory, processes = stand_ins(plan.limits)
+    limits = (*rlimits(plan.limits), *standing_in)
     return records.Blueprint(
         template=rows.encoded(shared.template),
         own=rows.encoded(shared.own),
@@ -195,12 +207,14 @@ def _blueprint(plan: Plan, shared: sharing.Shared, bash: str) -> records.Bluepri
         network=int(plan.network.mode == "open"),
         reach=encoded_network(arrange(plan.network)),
         scoped=landlock.bits(scopes(plan), "scope"),
-        rlimits=tuple((resource, most, most) for _, resource, most in rlimits(plan.limits)),
+        rlimits=tuple((resource, most, most) for _, resource, most in limits),
         filter=program(filter_profile(plan)),
         bash=os.fsencode(bash),
         environment=tuple(os.fsencode(f"{name}={value}") for name, value in plan.environment().items()),
         directory=_quoted(os.fsencode(plan.cwd)),
         spares=_SPARES,
+        memory=memory,
+        processes=processes,
     )
 
 

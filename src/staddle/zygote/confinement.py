@@ -10,7 +10,8 @@ import os
 
 from ..helper.confine import become_command, confine
 from ..helper.instructions import Instructions
-from ..linux import process, userns
+from ..limits import victims
+from ..linux import cgroups, process, userns
 from ..linux.syscalls import call
 from . import last_look
 
@@ -35,6 +36,8 @@ class Confinement:
         self._rlimits, self._filter = rlimits, filter
         self._outer = last_look.user_namespace()
         self._namespace = _inner_namespace(self._maps())
+        #: Descriptors by which a process puts itself into the sandbox's control groups.
+        self.doors: tuple[int, ...] = ()
 
     @property
     def descriptor(self) -> int:
@@ -48,12 +51,17 @@ class Confinement:
         become_command(instructions, None, -1, guardian=0, last=self._look)
 
     def confine(self) -> None:
-        """Be confined in the same way, and go on as we are; only how many files may be open is not limited."""
+        """Be confined in the same way, and go on as we are; open files are not limited."""
         self._enter()
         confine(self._instructions((), (), b"/"), None, guardian=0)
         self._look()
 
     def _enter(self) -> None:
+        if self.doors:
+            # While we still have the agent's rights, and nothing of the sandbox runs in us.
+            victims.go_first()
+            cgroups.enter(self.doors)
+            call("unshare", userns.CLONE_NEWCGROUP)  # from inside, our group has no name
         call("setns", self._namespace, userns.CLONE_NEWUSER)
         process.empty_bounding_set()  # before anything that takes the right to
         if self._whose:

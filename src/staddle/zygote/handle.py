@@ -18,6 +18,7 @@ from .descriptors import receive, send
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Sequence
 
 #: How long a zygote may take to start on a loaded machine, in seconds.
 _PATIENCE = 60.0
@@ -44,13 +45,13 @@ class Zygote:
                 raise _failed(last_words, error) from error
             raise
 
-    def take(self, request: records.Request, tree: int | None) -> int | None:
+    def take(self, request: records.Request, tree: int | None, along: Sequence[int] = ()) -> int | None:
         """What is asked for: the line to a new sandbox, or a workspace alone.
 
         None when the host's mounts have changed since we were started, or the zygote has ended.
         """
         try:
-            return self._take(request, tree)
+            return self._take(request, [*(() if tree is None else (tree,)), *along])
         except (BrokenPipeError, ConnectionResetError):
             return None
         except OSError as error:
@@ -58,9 +59,9 @@ class Zygote:
             self._deaf = True
             raise _failed(b"", error) from error
 
-    def _take(self, request: records.Request, tree: int | None) -> int | None:
+    def _take(self, request: records.Request, given: Sequence[int]) -> int | None:
         with self._lock:
-            send(self._line, records.encode(request), [] if tree is None else [tree])
+            send(self._line, records.encode(request), given)
             answer, descriptors = receive(self._line, records.LONGEST)
         if answer in (records.STALE, b""):
             return None

@@ -12,7 +12,7 @@ import os
 from ..helper.last_look import contents, own_root, rights, shared
 from ..helper.status import CONFINEMENT, NotStarted
 from ..helper.surroundings import foreign
-from .sharing import OLD_ROOT
+from .sharing import ASIDE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,13 +31,19 @@ def outside(blueprint: Blueprint) -> Outside:
     return foreign(_ALWAYS if blueprint.network else (*_ALWAYS, "net"))
 
 
+def template() -> Outside:
+    """What the zygote has made for itself alone."""
+    return foreign(("mnt",))
+
+
 def around(blueprint: Blueprint, outside: Outside) -> None:
     """Run by the first process, before it starts anything. NotStarted when something is missing."""
+    mountinfo = contents("/proc/self/mountinfo")
     found = {
         "being its first process": os.getpid() == 1,
         "its own host name": os.fsencode(os.uname().nodename) == blueprint.host,
-        "a root of its own": own_root(contents("/proc/self/mountinfo")),
-        "an end to all of the host": not os.path.lexists(OLD_ROOT),
+        "a root of its own": own_root(mountinfo),
+        "an end to what is kept aside": f" {ASIDE}/".encode() not in mountinfo,
     }
     _complain([*shared(outside), *(what for what, is_there in found.items() if not is_there)])
 

@@ -242,7 +242,7 @@ def _move(made: int, destination: int, beat: Callable[[], None]) -> None:
 
 
 def _decide(here: int, there: int, name: str, path: str) -> bool:
-    """Whether it is a directory that goes into one that is there; else it is moved. Raises what is between."""
+    """Whether it is a directory that goes into one that is there; else it is moved."""
     ours = os.stat(name, dir_fd=here, follow_symlinks=False).st_mode
     try:
         theirs = os.stat(name, dir_fd=there, follow_symlinks=False).st_mode

@@ -79,6 +79,10 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
 #: while it waits, it would go on with the next one, unless the program died of the same signal.
 BRAKE, BRAKE_SIGNAL = b"\\builtin kill -INT $$", 64
 
+#: The file in which an agent that holds limits tells, in numbers that only grow: processes that it ended
+#: for their memory, times that it saw as many processes as there may be, the most memory that it saw.
+TALLY = "=QQQ"
+
 #: What fits on a line for sure; longer bodies come in a memory file, whose descriptor is the last.
 LONGEST = 32 << 10
 _ELSEWHERE = b"M"

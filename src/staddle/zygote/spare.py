@@ -15,7 +15,9 @@ from ..errors import StaddleError
 from ..helper.status import not_started
 from ..helper.wire import Malformed
 from ..layout.building import Builder, mount_processes
+from ..layout.operations import Empty
 from ..layout.rows import decoded
+from ..limits.supervisor import Supervisor
 from ..linux import mounts, process, userns
 from ..linux.landlock import Ruleset
 from ..linux.syscalls import call
@@ -28,6 +30,7 @@ from .descriptors import receive, send
 from .network import Network
 from .network import decoded as decoded_network
 from .sharing import ASIDE, CONTROL
+from .watching import Watch
 from .workspace import Workspace
 
 TYPE_CHECKING = False
@@ -81,10 +84,16 @@ def _live(blueprint: Blueprint, outside: last_look.Outside, line: _socket.socket
             confine=confinement.confine,
         )
         process.dumpable(False)  # nothing of the sandbox looks into us: that hides us in its /proc, too
-        shell = agent.start_shell(blueprint.bash, blueprint.environment, b"/")
+        shell = None if blueprint.later else agent.start_shell(blueprint.bash, blueprint.environment, b"/")
         doing = "while its workspace was mounted"
-        _await_workspace(line, place)
+        along = _await_workspace(line, place)
+        doing = "while its limits were put on"
+        if blueprint.memory or blueprint.processes:
+            agent.watch = Watch(_supervisor(blueprint, agent), along.pop(0))
+        confinement.doors = tuple(along)
         doing = "while its shell was started"
+        if shell is None:
+            shell = agent.start_shell(blueprint.bash, blueprint.environment, b"/")
         agent.confirm()
         os.write(shell[1][1], _THERE % blueprint.directory)
         agent.announce(*shell)
@@ -124,6 +133,14 @@ def _confinement(blueprint: Blueprint) -> Confinement:
     return Confinement(blueprint.uid, blueprint.gid, blueprint.whose, blueprint.rlimits, blueprint.filter)
 
 
+def _supervisor(blueprint: Blueprint, agent: Agent) -> Supervisor:
+    """Who holds in the agent's loop what the kernel does not."""
+    in_memory = [item.path for item in decoded(blueprint.own) if isinstance(item, Empty)]
+    return Supervisor(
+        blueprint.memory or None, blueprint.processes or None, (CONTROL, *in_memory), agent.waiting_shells
+    )
+
+
 def _control() -> int:
     """The control files: ours to write, and only to be read, or written as pipes, by anybody inside."""
     options = f"mode=0755,size={_CONTROL_SIZE}"
@@ -139,8 +156,8 @@ def _control() -> int:
     return control
 
 
-def _await_workspace(line: _socket.socket, place: Workspace) -> None:
-    """Wait until somebody takes us; mount what we are for."""
+def _await_workspace(line: _socket.socket, place: Workspace) -> list[int]:
+    """Wait until somebody takes us; mount what we are for. Returns what came along for the agent."""
     poll = select.poll()
     poll.register(line, select.POLLIN)
     poll.poll()
@@ -148,5 +165,7 @@ def _await_workspace(line: _socket.socket, place: Workspace) -> None:
     if not message:
         os._exit(0)  # nobody will
     request = decode_request(message)
-    if trees:
+    own = len(trees) - request.along
+    if own > 0:
         place.mount(request.operations(), trees[0])
+    return trees[own:]

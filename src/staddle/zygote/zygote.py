@@ -46,6 +46,7 @@ def main(words: list[str]) -> NoReturn:
         _be_quiet()
         doing = "while the part that all sandboxes share was made"
         template.make(blueprint, line)
+        outside += last_look.template()
         old_root = os.open(OLD_ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except BaseException as error:
         _answer(line, REFUSED + spare.reason(error, doing))
@@ -91,8 +92,11 @@ class _Zygote:
     def _hand_out(self, message: bytes, trees: list[int]) -> None:
         """A sandbox with its workspace, or the workspace alone."""
         given: _socket.socket | None = None
+        along: list[int] = []
         try:
             request = decode_request(message)
+            while trees and len(along) < request.along:
+                along.insert(0, trees.pop())
             if request.upper:
                 self._stores.add(os.path.dirname(os.path.dirname(request.upper)))
             if request.workspace:
@@ -102,7 +106,7 @@ class _Zygote:
                     return
             given = self._next()
             try:
-                send(given, message, trees)
+                send(given, message, [*trees, *along])
             except BrokenPipeError:
                 pass  # it could not be made, and whoever gets its line reads there why
             send(self._line, TAKEN, [given.fileno()])
@@ -111,8 +115,8 @@ class _Zygote:
         except (Malformed, OSError) as error:
             _answer(self._line, REFUSED + spare.reason(error))
         finally:
-            for tree in trees:
-                os.close(tree)
+            for fd in (*trees, *along):
+                os.close(fd)
             if given is not None:
                 given.close()
 

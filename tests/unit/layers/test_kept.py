@@ -1,0 +1,249 @@
+"""The record of a kept session: read back as it was written, or not at all; and whose it is meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import staddle
+from staddle.errors import LayerError
+from staddle.layers import keeping, kept, removal
+from staddle.layers.baseline import Baseline
+from staddle.layers.keeping import KeptStore
+
+SRC = str(Path(staddle.__file__).parents[1])
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "state"
+    monkeypatch.setenv("XDG_STATE_HOME", str(place))
+    (place / "staddle/sessions").mkdir(parents=True)
+    return place
+
+
+def record(**more: object) -> kept.Record:
+    baseline = Baseline(5)
+    baseline._noted = {"odd\n\udcff": (1, 2), "gone": None}
+    point = kept.Point("before", 2.0, ("1",), Baseline(3))
+    made = kept.Record(
+        "fix", "/home/me/pro ject", 7, 1.0, 2.5, {"preset": "agent"}, ("2", "1"), baseline, (point,)
+    )
+    return made.replace(**more)
+
+
+def directory() -> str:
+    path = kept.directory_of("fix")
+    os.makedirs(path, exist_ok=True)
+    return path
+
+
+# ---------------------------------------------------------------- the record
+
+
+def test_it_is_read_as_it_was_written() -> None:
+    kept.write(directory(), record())
+    found = kept.read(directory())
+    assert found is not None
+    assert found.replace(baseline=None, points=()) == record(baseline=None, points=())
+    assert found.baseline.facts() == record().baseline.facts()
+    assert found.points[0].baseline.facts() == Baseline(3).facts()
+    assert found.every_layer == {"1", "2"}
+    assert os.listdir(directory()) == ["session"]
+    assert os.stat(f"{directory()}/session").st_mode & 0o777 == 0o600
+
+
+def test_there_is_none_where_none_was_made() -> None:
+    assert kept.read(kept.directory_of("fix")) is None
+    assert kept.names() == []
+
+
+def point(**more: object) -> Callable[[dict[str, object]], object]:
+    return lambda facts: [{**facts["points"][0], **more}]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("format", lambda _: 2),
+        ("name", lambda _: "other"),
+        ("workspace", lambda _: "relative"),
+        ("workspace", lambda _: 5),
+        ("inode", lambda _: "7"),
+        ("created", lambda _: True),
+        ("used", lambda _: -1),
+        ("used", lambda _: float("nan")),
+        ("policy", lambda _: []),
+        ("layers", lambda _: []),
+        ("layers", lambda _: ["1", "1"]),
+        ("layers", lambda _: ["../2"]),
+        ("layers", lambda _: ["\u0661"]),
+        ("layers", lambda _: "12"),
+        ("layers", lambda _: ["1"]),  # the layer that is written is that of a snapshot
+        ("baseline", lambda _: {}),
+        ("baseline", lambda _: {"taken": 1, "noted": {"a": "b"}, "settled": {}}),
+        ("baseline", lambda _: {"taken": 1, "noted": [], "settled": {}}),
+        ("points", lambda _: [5]),
+        ("points", lambda facts: facts["points"] * 2),
+        ("points", point(label="")),
+        ("points", point(label="x" * 201)),
+        ("points", point(layers=["/"])),
+    ],
+)
+def test_anything_else_is_refused(field: str, wrong: Callable[[dict[str, object]], object]) -> None:
+    kept.write(directory(), record())
+    file = Path(directory(), "session")
+    facts = json.loads(file.read_text())
+    file.write_text(json.dumps({**facts, field: wrong(facts)}))
+    with pytest.raises(LayerError, match="cannot be read") as refused:
+        kept.read(directory())
+    assert "staddle sessions rm fix" in refused.value.fix
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "null", '{"format": 1}'])
+def test_what_is_no_record_is_refused(text: str) -> None:
+    Path(directory(), "session").write_text(text)
+    with pytest.raises(LayerError, match="cannot be read"):
+        kept.read(directory())
+
+
+def test_a_record_behind_a_link_is_refused(tmp_path: Path) -> None:
+    kept.write(directory(), record())
+    os.rename(f"{directory()}/session", tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", f"{directory()}/session")
+    with pytest.raises(LayerError, match="cannot be read"):
+        kept.read(directory())
+
+
+# ---------------------------------------------------------------- where
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", ".x", "a b", "a\n", "ä", "x" * 65, None, 5])
+def test_a_name_is_one_plain_word(name: object) -> None:
+    with pytest.raises(LayerError):
+        kept.checked_name(name)
+
+
+def test_a_session_is_never_kept_in_its_own_workspace(state: Path) -> None:
+    for workspace in (state, state.parent, state / "staddle"):
+        with pytest.raises(LayerError, match="in the workspace"):
+            kept.make_home(str(workspace))
+
+
+def test_a_place_that_others_can_write_is_refused(state: Path) -> None:
+    (state / "staddle").chmod(0o777)
+    with pytest.raises(LayerError, match="ours alone"):
+        kept.make_home(None)
+
+
+def test_a_relative_state_directory_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    assert kept.home().startswith("/")
+    assert "relative" not in kept.home()
+
+
+# ---------------------------------------------------------------- the store
+
+
+def test_what_the_record_names_is_never_deleted() -> None:
+    store = KeptStore("fix", make=True)
+    one, two = store.layer().hold(), store.layer().hold()
+    store.recorded = frozenset({os.path.basename(one.path)})
+    one.drop()
+    two.drop()
+    removal.wait()
+    assert os.path.isdir(one.path)
+    assert not os.path.exists(two.path)
+    store.end()
+
+
+def test_a_later_process_goes_on_counting_and_deletes_what_was_left() -> None:
+    store = KeptStore("fix", make=True)
+    made = [store.layer().hold() for _ in range(3)]
+    store.leave()
+    kept.write(directory(), record())
+    again = KeptStore("fix", make=False)
+    again.recorded = frozenset({"1", "3"})
+    again.sweep()
+    removal.wait()
+    assert [os.path.isdir(layer.path) for layer in made] == [True, False, True]
+    assert os.path.basename(again.layer().path) == "4"
+    again.leave()
+
+
+def test_it_is_one_process_at_a_time_until_nobody_has_a_layer() -> None:
+    store = KeptStore("fix", make=True)
+    layer = store.layer().hold()
+    store.end()
+    assert keeping.is_claimed("fix")
+    with pytest.raises(LayerError, match="in use"):
+        KeptStore("fix", make=True)
+    with pytest.raises(LayerError, match="in use"):
+        keeping.remove("fix")
+    layer.drop()
+    assert not keeping.is_claimed("fix")
+    KeptStore("fix", make=True).end()
+
+
+def test_another_process_is_named() -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {SRC!r})\n"
+        "from staddle.layers.keeping import KeptStore\n"
+        "store = KeptStore('fix', make=True); print('ready', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"ready\n"
+        with pytest.raises(LayerError, match=f"process {other.pid} "):
+            KeptStore("fix", make=True)
+    finally:
+        other.kill()
+        other.wait()
+        for pipe in (other.stdin, other.stdout):
+            assert pipe is not None
+            pipe.close()
+    KeptStore("fix", make=True).end()  # the kernel has taken the claim back
+
+
+def test_removal_is_complete(state: Path) -> None:
+    store = KeptStore("fix", make=True)
+    layer = store.layer()
+    os.mkdir(f"{layer.work}/work")
+    os.chmod(f"{layer.work}/work", 0)
+    Path(layer.upper, "file").write_text("x")
+    os.chmod(layer.upper, 0)
+    store.leave()
+    keeping.remove("fix")
+    removal.wait()
+    assert os.listdir(state) == []
+    with pytest.raises(LayerError, match="no session"):
+        keeping.remove("fix")
+    with pytest.raises(LayerError, match="no session"):
+        KeptStore("fix", make=False)
+
+
+def test_a_layer_is_made_ready_to_be_mounted_again() -> None:
+    store = KeptStore("fix", make=True)
+    layer = store.layer().hold()
+    os.mkdir(f"{layer.work}/work")
+    os.chmod(f"{layer.work}/work", 0)
+    os.makedirs(f"{layer.upper}/a/b")
+    Path(layer.upper, "a/b/file").write_text("x")
+    os.symlink("/etc/passwd", f"{layer.upper}/link")
+    owner = (0x70000000 + 1000, 0x70000000 + 1000) if os.geteuid() == 0 else None
+    before = os.stat("/etc/passwd")
+    keeping.prepare(layer, owner)
+    assert os.listdir(layer.work) == []
+    assert os.stat("/etc/passwd").st_uid == before.st_uid
+    if owner is not None:
+        for path in ("", "/a", "/a/b", "/a/b/file", "/link"):
+            assert os.lstat(layer.upper + path).st_uid == owner[0]
+    layer.drop()
+    store.end()
