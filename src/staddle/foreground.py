@@ -146,7 +146,8 @@ class _Attended:
 
     def _wait(self) -> int:
         poll = select.poll()
-        for fd in (self._signals.descriptor, self._launch.status, *self._relayed):
+        heard = None if self._launch.told is None else self._launch.told.fileno()
+        for fd in (self._signals.descriptor, self._launch.status, heard, *self._relayed):
             if fd is not None:
                 poll.register(fd, select.POLLIN)
         while True:
@@ -179,6 +180,9 @@ class _Attended:
                 pass
 
     def _read(self, fd: int) -> bool:
+        told = self._launch.told
+        if told is not None and fd == told.fileno():
+            return told.read()
         data = os.read(fd, 65536)
         if fd == self._launch.status:
             self._said = (self._said + data)[:65536]
@@ -229,6 +233,8 @@ class _Attended:
             os.close(fd)
         if self._launch.status is not None:
             os.close(self._launch.status)
+        if self._launch.told is not None:
+            self._launch.told.finish()
         if self._modes is not None:
             import termios
 

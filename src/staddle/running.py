@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal, TypeVar
 
     from .backends.base import Launch
+    from .network.told import Told
     from .output import Tail
     from .policy.limits import Limits
 
@@ -131,7 +132,12 @@ def complete(
         process = start(launch, group=None if lifeline is None else lifeline.group, **kwargs)
         try:
             out, err, ending = see_through(
-                process, _encoded(input), seconds, lambda: HeadTail(limits.output), cancelled=cancelled
+                process,
+                _encoded(input),
+                seconds,
+                lambda: HeadTail(limits.output),
+                cancelled=cancelled,
+                told=launch.told,
             )
         except BaseException:
             end(process)
@@ -142,6 +148,8 @@ def complete(
             os.close(status)
         if lifeline is not None:
             lifeline.close()
+        if launch.told is not None:
+            launch.told.finish()
     if failure and not ending:
         raise LaunchFailed("the command did not start", why=failure)
     if ending == "cancelled":
@@ -163,10 +171,12 @@ def see_through(
     *,
     cancelled: Callable[[], bool] = lambda: False,
     look_every: float = 0.25,
+    told: Told | None = None,
 ) -> tuple[Kept | None, Kept | None, Literal["", "timeout", "cancelled"]]:
     """Feed stdin, collect bounded output, wait. The last value says why it was ended, if it was.
 
-    `keep` makes the buffer of a stream; `cancelled` is asked every `look_every` seconds.
+    `keep` makes the buffer of a stream; `cancelled` is asked every `look_every` seconds. `told` is
+    read as it comes.
     """
     import selectors
     import subprocess
@@ -179,6 +189,8 @@ def see_through(
     with selectors.DefaultSelector() as selector:
         for stream in kept:
             selector.register(stream, selectors.EVENT_READ)
+        if told is not None:
+            selector.register(told, selectors.EVENT_READ)
         if process.stdin is not None and data is not None:
             os.set_blocking(process.stdin.fileno(), False)
             selector.register(process.stdin, selectors.EVENT_WRITE)
@@ -201,6 +213,10 @@ def see_through(
             # the pipes is noticed by looking every quarter second.
             for key, _ in selector.select(look_every if left is None else min(left, look_every)):
                 file: Any = key.fileobj
+                if file is told:
+                    if not told.read():
+                        selector.unregister(told)
+                    continue
                 if file is process.stdin:
                     unsent = _send(file, unsent)
                     chunk = bytes(unsent[:1])

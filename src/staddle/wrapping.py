@@ -53,6 +53,8 @@ class WrappedCommand:
         launch = self.launch()
         if launch.status is not None:
             os.close(launch.status)  # nobody will read it; run() does
+        if launch.told is not None:
+            launch.told.close()
         return start(launch, **kwargs)
 
     def run(self, **kwargs: Any) -> subprocess.CompletedProcess[Any]:
@@ -67,10 +69,14 @@ class WrappedCommand:
         return complete(self.launch(), self.plan.limits, **kwargs)
 
     def violations(self) -> tuple[Event, ...]:
-        """Protected names that appeared below a writable path since the plan was made."""
+        """Protected names that appeared below a writable path since the plan was made.
+
+        After `run()`, also every destination that the network refused, once each.
+        """
         from .view import appeared
 
-        return appeared(self.plan)
+        told = self._launch.told
+        return appeared(self.plan) if told is None else (*appeared(self.plan), *told.events())
 
     def close(self) -> None:
         """Release the descriptors of a command that will not be started."""
@@ -79,6 +85,8 @@ class WrappedCommand:
             launch.close()
             if launch.status is not None:
                 os.close(launch.status)
+            if launch.told is not None:
+                launch.told.close()
 
     def launch(self) -> Launch:
         """Hand over the launch, once, to whoever starts it."""

@@ -1,62 +1,18 @@
-"""Kept sandboxes on the command line: run, look, take over, drop, go back, remove."""
+"""Kept sandboxes on the command line: used by one command after the other, listed, gone back to, removed."""
 
 from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
-import shutil
 import signal
 import subprocess
-import tempfile
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.staddle_command import COMMAND, environment, staddle
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def state() -> Iterator[Path]:
-    """A state directory that also somebody who is not root can pass through."""
-    made = Path(tempfile.mkdtemp(prefix="staddle-kept-", dir="/var/tmp"))
-    made.chmod(0o711)
-    yield made
-    shutil.rmtree(made)
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    directory = tmp_path / "a project, with: odd\nname"
-    (directory / "src").mkdir(parents=True)
-    (directory / "README").write_text("one\nteh end\n")
-    (directory / "src" / "code").write_text("code\n")
-    (directory / "gone").write_text("soon\n")
-    return directory
-
-
-@pytest.fixture
-def command(state: Path, project: Path) -> Run:
-    """`staddle ...` in the project, with that state directory."""
-
-    def run(*words: str, status: int = 0, **more: object) -> subprocess.CompletedProcess[str]:
-        env = {**environment(), "XDG_STATE_HOME": str(state)}
-        done = staddle(*words, **{"cwd": project, "env": env, **more})
-        assert done.returncode == status, (done.stdout, done.stderr)
-        return done
-
-    return run
-
-
-def names(command: Run, *more: str) -> list[str]:
-    return command("diff", "fix", "--names", *more).stdout.splitlines()
-
+from tests.cli.kept_sessions import Run, names
+from tests.cli.staddle_command import COMMAND, environment
 
 # ---------------------------------------------------------------- run and shell
 
@@ -129,7 +85,7 @@ def test_what_cannot_be_kept_is_said_and_leaves_nothing(
 
 def test_a_session_that_is_in_use_is_not_used_twice(command: Run, state: Path, project: Path) -> None:
     env = {**environment(), "XDG_STATE_HOME": str(state)}
-    words = [*COMMAND, "run", "--keep", "fix", "-c", "echo 1 > file; echo ready; read -r _"]
+    words = [*COMMAND, "run", "--keep", "fix", "-c", "echo 1 > file; echo ready; read -r _ || true"]
     first = subprocess.Popen(
         words, cwd=project, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -161,152 +117,6 @@ def test_a_kill_loses_nothing_and_leaves_a_session_that_can_be_used(
     first.wait()
     assert command("run", "--keep", "fix", "-c", "cat file; echo 2 > other").stdout == "1\n"
     assert names(command) == ["A /workspace/file", "A /workspace/other"]
-
-
-# ---------------------------------------------------------------- diff
-
-
-def test_the_diff_is_text_without_colours_in_a_pipe(command: Run) -> None:
-    command("run", "--keep", "fix", "-c", "sed -i s/teh/the/ README; rm gone; chmod 600 src/code")
-    text = command("diff", "fix").stdout
-    assert "-teh end\n+the end\n" in text
-    assert "D /workspace/gone" in text
-    assert "new mode 0600" in text
-    assert "\x1b" not in text
-    assert names(command, "src", "/workspace/gone") == ["D /workspace/gone", "m /workspace/src/code"]
-    assert command("diff").stdout == text  # the one of this directory
-    assert "not in the workspace" in command("diff", "fix", "/etc", status=125).stderr
-
-
-def test_how_much_was_changed(command: Run) -> None:
-    command("run", "--keep", "fix", "-c", "seq 100 > many; printf 'a\\0b' > binary; sed -i s/teh/the/ README")
-    text = command("diff", "fix", "--stat").stdout
-    assert re.search(r"^M /workspace/README +\| 2 \+-$", text, re.MULTILINE)
-    assert re.search(r"^A /workspace/binary +\| 0 -> 3 bytes$", text, re.MULTILINE)
-    assert "3 changes (2 added, 1 modified), 101 lines added, 1 line deleted" in text
-
-
-def test_the_diff_as_data_has_names_as_they_are(command: Run) -> None:
-    command("run", "--keep", "fix", "-c", r"touch $'odd\nname\033[31m\xff'")
-    (change,) = json.loads(command("diff", "fix", "--json").stdout)
-    assert (change["kind"], change["path"]) == ("added", "/workspace/odd\nname\x1b[31m\udcff")
-
-
-def test_names_and_text_from_inside_are_shown_harmless(command: Run) -> None:
-    script = r"""printf 'evil\033]0;title\a\r\n+++ b/forged\n' > $'x\n+++ b\033[2J'; ln -s $'a\nb' link"""
-    command("run", "--keep", "fix", "-c", script)
-    for words in (["diff", "fix"], ["diff", "fix", "--stat"], ["diff", "fix", "--names"]):
-        text = command(*words).stdout
-        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text)
-        assert "\n+++ b\\x1b" not in text
-    assert "\n++++ b/forged" in command("diff", "fix").stdout
-
-
-def test_on_a_terminal_it_is_coloured_and_paged(command: Run, state: Path, project: Path) -> None:
-    command("run", "--keep", "fix", "-c", "seq 200 > many")
-    pager = "sh -c 'echo PAGED; cat'"
-    seen, status = at_a_terminal(state, project, ["diff", "fix"], PAGER=pager)
-    assert status == 0
-    assert "PAGED" in seen
-    assert "\x1b[32m+200\x1b[0m" in seen
-    seen, _ = at_a_terminal(state, project, ["diff", "fix", "--stat"], PAGER=pager)
-    assert "PAGED" not in seen  # it is short
-    seen, _ = at_a_terminal(state, project, ["diff", "fix"], PAGER="cat", NO_COLOR="1")
-    assert "+200" in seen
-    assert "\x1b" not in seen
-
-
-# ---------------------------------------------------------------- commit
-
-
-def test_a_commit_takes_everything_over_and_begins_anew(command: Run, project: Path) -> None:
-    command("run", "--keep", "fix", "-c", "sed -i s/teh/the/ README; rm gone; mkdir -p a/b; echo n > a/b/c")
-    assert "4 changes" not in command("diff", "fix").stdout
-    assert "taken over" in command("commit", "fix", "--yes").stdout
-    assert (project / "README").read_text() == "one\nthe end\n"
-    assert not (project / "gone").exists()
-    assert (project / "a/b/c").read_text() == "n\n"
-    assert os.stat(project / "a/b/c").st_uid == os.geteuid()
-    assert command("diff", "fix").stdout == ""
-    (project / "README").write_text("of the host\n")
-    assert command("diff", "fix").stdout == ""
-    assert command("run", "--keep", "fix", "--", "cat", "README").stdout == "of the host\n"
-    assert command("commit", "fix", "--yes").stdout == "nothing to commit\n"
-
-
-def test_only_some_paths_can_be_committed(command: Run, project: Path) -> None:
-    command("run", "--keep", "fix", "-c", "echo 1 > one; echo 2 > src/two; echo 3 > three")
-    report = json.loads(command("commit", "fix", "--yes", "--json", "one", "/workspace/src").stdout)
-    assert {change["path"] for change in report["changes"]} == {"one", "src/two"}
-    assert sorted(os.listdir(project)) == ["README", "gone", "one", "src"]
-    assert names(command) == ["A /workspace/three"]
-    assert "no change" in command("commit", "fix", "--yes", "nowhere", status=125).stderr
-
-
-def test_without_a_terminal_nobody_is_asked_and_nothing_is_done(command: Run, project: Path) -> None:
-    command("run", "--keep", "fix", "-c", "echo 1 > one")
-    assert "--yes" in command("commit", "fix", status=125).stderr
-    assert not (project / "one").exists()
-
-
-def test_on_a_terminal_it_lists_and_asks(command: Run, state: Path, project: Path) -> None:
-    command("run", "--keep", "fix", "-c", "echo 1 > one; rm gone")
-    seen, status = at_a_terminal(state, project, ["commit", "fix"], answer=b"n\n")
-    assert status == 1
-    assert "A /workspace/one" in seen
-    assert "D /workspace/gone" in seen
-    assert "these 2 changes" in seen
-    assert not (project / "one").exists()
-    seen, status = at_a_terminal(state, project, ["commit", "fix"], answer=b"y\n")
-    assert status == 0
-    assert (project / "one").exists()
-
-
-def test_what_changed_on_both_sides_is_listed_and_refused(command: Run, project: Path) -> None:
-    command("run", "--keep", "fix", "-c", "echo inside > README; echo fine > other")
-    time.sleep(0.05)
-    (project / "README").write_text("outside\n")
-    refused = command("commit", "fix", "--yes", status=125)
-    assert "README: it was changed on the host meanwhile" in refused.stderr
-    assert "--on-conflict overwrite" in refused.stderr
-    assert not (project / "other").exists()
-    command("run", "--keep", "fix", "--", "true")  # another start does not make it forget
-    command("commit", "fix", "--yes", status=125)
-    command("commit", "fix", "--yes", "--on-conflict", "overwrite")
-    assert (project / "README").read_text() == "inside\n"
-    command("commit", "fix", "--on-conflict", "ask", status=125)
-
-
-def test_what_the_host_changed_before_the_sandbox_did_is_no_conflict(command: Run, project: Path) -> None:
-    command("run", "--keep", "fix", "-c", "echo 1 > one")
-    time.sleep(0.05)
-    (project / "README").write_text("newer\n")
-    time.sleep(0.05)
-    command("run", "--keep", "fix", "-c", "echo more >> README")
-    command("commit", "fix", "--yes")
-    assert (project / "README").read_text() == "newer\nmore\n"
-
-
-def test_a_deleted_directory_that_the_host_goes_on_with_is_a_conflict(command: Run, project: Path) -> None:
-    command("run", "--keep", "fix", "-c", "rm -r src")
-    time.sleep(0.05)
-    (project / "src" / "code").write_text("more code\n")
-    command("run", "--keep", "fix", "--", "true")
-    assert "src/code" in command("commit", "fix", "--yes", status=125).stderr
-    assert (project / "src" / "code").read_text() == "more code\n"
-
-
-def test_protected_names_and_new_programs_need_a_second_look(command: Run, project: Path) -> None:
-    script = "git init -q .; echo x > .git/hooks/pre-commit; echo x > tool; chmod +x tool; echo fine > file"
-    command("run", "--keep", "fix", "-c", script)
-    refused = command("commit", "fix", "--yes", status=125)
-    assert "tool: it is a new executable" in refused.stderr
-    assert ".git/hooks/pre-commit: .git/hooks is a protected name" in refused.stderr
-    assert not (project / "file").exists()
-    command("commit", "fix", "--yes", "file")
-    assert (project / "file").exists()
-    command("commit", "fix", "--yes", "--allow-protected")
-    assert os.access(project / "tool", os.X_OK)
 
 
 # ---------------------------------------------------------------- discard, snapshot, restore
@@ -393,41 +203,3 @@ def test_every_command_teaches(command: Run) -> None:
         assert name in command("--help").stdout
         assert "no option" in command(name, "--nonsense", status=125).stderr
     assert "no session" in command("diff", status=125).stderr
-
-
-# ---------------------------------------------------------------- a person
-
-
-def at_a_terminal(
-    state: Path, place: Path, words: list[str], answer: bytes = b"", **env: str
-) -> tuple[str, int]:
-    """What somebody at a terminal sees of `staddle WORDS`, and its exit status."""
-    master, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, *words],
-        cwd=place,
-        env={**environment(), "XDG_STATE_HOME": str(state), "TERM": "xterm", "PAGER": "cat", **env},
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        start_new_session=True,
-    )
-    os.close(terminal)
-    seen, until = b"", time.monotonic() + 20
-    try:
-        while time.monotonic() < until:
-            if select.select([master], [], [], 0.1)[0]:
-                try:
-                    data = os.read(master, 65536)
-                except OSError:
-                    break  # nobody has the other end any more
-                seen += data
-                if answer and b"[y/N] " in seen:
-                    os.write(master, answer)
-                    answer = b""
-        return seen.decode().replace("\r\n", "\n"), process.wait(10)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        os.close(master)

@@ -109,7 +109,7 @@ def untouched(backend: str) -> dict[str, Any]:
 
 
 #: Those that run in namespaces of the test's own; systemd has a machine.
-HERE = ("namespaces", "bwrap", "landlock")
+HERE = ("namespaces", "session", "bwrap", "landlock")
 
 
 @pytest.mark.parametrize("backend", HERE)

@@ -155,7 +155,6 @@ def _there() -> dict[str, int]:
             "processes": len(children()),
             "descriptors": len(os.listdir("/proc/self/fd")),
             "mounts": len(mounts.readlines()),
-            "temporary": len([name for name in os.listdir("/tmp") if "staddle" in name]),
         }
 
 

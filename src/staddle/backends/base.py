@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Protocol
 
+    from ..limits.holding import Held
+    from ..network.told import Told
     from ..policy.plan import Plan
 else:
     Protocol = object
@@ -87,7 +89,8 @@ class Launch(Value):
     is nobody): a pipe made for its streams must belong to it, or it cannot open /dev/stdout.
     `here`, where there is one, starts the same as a child of this process instead of `argv`:
     for a small program of ours with a single thread. It calls its argument in the child
-    before anything else, and returns the child's pid.
+    before anything else, and returns the child's pid. `told`, where there is a network gateway,
+    is what it tells: to be read while the command runs, and finished at the end.
     """
 
     argv: tuple[str, ...]
@@ -100,6 +103,7 @@ class Launch(Value):
     close: Callable[[], None] = lambda: None
     uid: int | None = None
     here: Callable[[Callable[[], None]], int] | None = None
+    told: Told | None = None
 
 
 class Enforcement(Value):
@@ -109,6 +113,8 @@ class Enforcement(Value):
     held: tuple[str, ...]
     gaps: tuple[Gap, ...]
     why: str = ""
+    #: By what each limit of the policy is held, in a session.
+    limits: tuple[Held, ...] = ()
 
     @classmethod
     def of(cls, backend: str, gaps: tuple[Gap, ...], why: str = "") -> Enforcement:

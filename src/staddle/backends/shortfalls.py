@@ -22,15 +22,22 @@ _SCOPES_SINCE = 6
 
 
 def of_a_fresh_root(
-    who: str, plan: Plan, layout: Layout, stranger: int | None, scopes: Callable[[], bool]
+    who: str,
+    plan: Plan,
+    layout: Layout,
+    stranger: int | None,
+    scopes: Callable[[], bool],
+    *,
+    gateway: bool = False,
 ) -> Iterator[Gap]:
     """What a sandbox with a root and a network namespace of its own, and nothing else, does not hold.
 
     `stranger` is the id that root's sandbox runs as; `scopes` says whether Landlock is put on
-    against abstract sockets where the network is shared.
+    against abstract sockets where the network is shared; `gateway`, whether something dials for it.
     """
     yield from unheld(layout)
-    yield from all_or_nothing(who, plan)
+    if not gateway:
+        yield from all_or_nothing(who, plan)
     if plan.network.mode == "open" and not scopes():
         yield Gap(
             "sockets",

@@ -197,7 +197,13 @@ def say_violations(events: tuple[Event, ...]) -> None:
     from ..display import shown
 
     for event in events:
-        say(f"{shown(event.what)}: {event.rule}; {event.allow}")
+        if event.kind == "refused":
+            allow = f"; --allow {shown(event.allow)}" if event.allow else ""
+            say(f"{shown(event.what)} was refused: {shown(event.rule)}{allow}")
+        elif event.kind == "note":
+            say(f"{shown(event.what)}: {shown(event.rule)}")
+        else:
+            say(f"{shown(event.what)}: {event.rule}; {event.allow}")
 
 
 def say(sentence: str) -> None:

@@ -80,6 +80,7 @@ def run(
                 keep,
                 cancelled=cancel.is_set if cancel is not None else lambda: False,
                 look_every=0.25 if cancel is None else _LOOK_EVERY,
+                told=launch.told,
             )
         except BaseException:
             end(process)
@@ -91,6 +92,8 @@ def run(
     finally:
         if launch.status is not None:
             os.close(launch.status)
+        if launch.told is not None:
+            launch.told.finish()
     result = _result(process.returncode, out, err, wrapped, secrets)
     if failure:
         # Nothing of the command's ran, so this is the launcher's own word.

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ..linux.landlock import Ruleset
+    from .gateway import Gateway
     from .instructions import Instructions
     from .surroundings import Surroundings
 
@@ -38,13 +39,13 @@ PASSED_ON = (process.SIGHUP, process.SIGINT, process.SIGQUIT, process.SIGTERM)
 HANDLED = (*PASSED_ON, process.SIGCHLD)
 
 
-def start(asked: Surroundings, stdio: Sequence[int]) -> tuple[int, int]:
+def start(asked: Surroundings, stdio: Sequence[int], gateway: Gateway | None = None) -> tuple[int, int]:
     """Start the sandbox and give up every right. HANDLED signals are blocked already.
 
     Returns its first process, and a descriptor on which it says why there is no command
     (see `status.written`), or which ends without a word once the command is exec'd.
     """
-    work = _Work(asked)
+    work = _Work(asked, gateway)
     if asked.stranger >= 0:
         call("unshare", userns.CLONE_NEWPID)
     else:
@@ -71,14 +72,14 @@ def start(asked: Surroundings, stdio: Sequence[int]) -> tuple[int, int]:
     return first, told
 
 
-def start_here(asked: Surroundings, prepare: Callable[[], None]) -> int:
+def start_here(asked: Surroundings, prepare: Callable[[], None], gateway: Gateway | None = None) -> int:
     """Start the sandbox as a child of this process, which goes on as it was. Returns its first process.
 
     Only for a process with a single thread, whose memory the first process may hold a copy of. It
     tells why there is no command on `asked.status`, whose other end must be ours. `prepare` is
     called in the child before anything else; signals to pass on are then sent to the child.
     """
-    work = _Work(asked)
+    work = _Work(asked, gateway)
     own = userns.CLONE_NEWPID | (userns.CLONE_NEWUSER if asked.stranger < 0 else 0)
     uid, gid = os.geteuid(), os.getegid()
 
@@ -86,7 +87,7 @@ def start_here(asked: Surroundings, prepare: Callable[[], None]) -> int:
         gc.disable()  # looking for garbage would copy all of our parent's memory
         process.block_signals(HANDLED)
         prepare()
-        process.close_from(3, keep=(asked.status, *work.translated.values()))
+        process.close_from(3, keep=(asked.status, *work.kept(), *work.translated.values()))
         os.set_inheritable(asked.status, False)
         open_streams()
         if asked.stranger < 0:
@@ -117,12 +118,17 @@ def open_streams() -> None:
 class _Work:
     """What the first process is to do, and what only we can make for it while we are outside."""
 
-    def __init__(self, asked: Surroundings) -> None:
+    def __init__(self, asked: Surroundings, gateway: Gateway | None) -> None:
         self.asked = asked
+        self.gateway = gateway
         self.operations = asked.operations()
         self.translated: dict[tuple[int, int], int] = {}
         if asked.stranger >= 0:
             self.translated = fresh_root.translations(self.operations, asked.stranger)
+
+    def kept(self) -> tuple[int, ...]:
+        """Descriptors that lead to the gateway."""
+        return () if self.gateway is None else (self.gateway.line, self.gateway.ready)
 
 
 def _be_somebody_else(asked: Surroundings, namespaces: int = 0) -> None:
@@ -146,7 +152,9 @@ def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -
     call("unshare", mounts.CLONE_NEWNS | asked.namespaces)
     mounts.mount(None, "/", flags=mounts.MS_REC | mounts.MS_PRIVATE)
     call("sethostname", asked.host, len(asked.host))
-    if asked.namespaces & userns.CLONE_NEWNET:
+    if work.gateway is not None:
+        work.gateway.give_sockets(asked)
+    elif asked.namespaces & userns.CLONE_NEWNET:
         loopback.up()
     fresh_root.enter(work.operations, asked.stranger, work.translated)
     if asked.stranger >= 0:
@@ -164,6 +172,8 @@ def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -
     ruleset = confine.build_ruleset(command)
     if awaited >= 0 and os.read(awaited, 1) != b"!":
         raise NotStarted(CONFINEMENT, "the launcher could not give up its rights")
+    if work.gateway is not None:
+        work.gateway.await_ready()
     pid = os.fork()
     if pid == 0:
         _guarded(telling, lambda: _command(command, ruleset, stdio, telling))

@@ -2,7 +2,7 @@
 
 It starts the sandbox (see `inside`), passes signals on, and ends as the command did. It runs
 with the rights of its caller until the sandbox's first process exists, and with none after.
-However it ends, everything inside ends with it.
+However it ends, everything inside ends with it, and so does the network gateway, if there is one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from .status import ARGUMENTS, NotStarted, not_started, tell
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
+
+    from .gateway import Gateway
 
 _LONGEST = 4096
 
@@ -45,15 +47,32 @@ def _asked(words: list[str]) -> surroundings.Surroundings:
 
 
 def _launch(asked: surroundings.Surroundings) -> int:
-    process.close_from(3, keep=(asked.status,))
-    os.set_inheritable(asked.status, False)
+    process.close_from(3, keep=(asked.status, *asked.gateway))
+    for fd in (asked.status, *asked.gateway):
+        os.set_inheritable(fd, False)
     process.block_signals(inside.HANDLED)
     inside.open_streams()
     parent = os.getppid()
     caller.die_with(parent, asked.launcher, asked.status)
-    first, told = inside.start(asked, range(3))
-    caller.die_with(parent, asked.launcher, asked.status)  # a change of identity has cleared it
-    return _attend(first, told)
+    gateway = _gateway(asked)
+    try:
+        first, told = inside.start(asked, range(3), gateway)
+        caller.die_with(parent, asked.launcher, asked.status)  # a change of identity has cleared it
+        return _attend(first, told)
+    finally:
+        if gateway is not None:
+            gateway.end()
+
+
+def _gateway(asked: surroundings.Surroundings) -> Gateway | None:
+    """Started in the host's network, while we are there."""
+    if not asked.gateway:
+        return None
+    from .gateway import Gateway  # only for a policy that names something to reach
+
+    gateway = Gateway(asked.gateway)
+    os.close(asked.gateway[0])
+    return gateway
 
 
 def _attend(first: int, told: int) -> int:

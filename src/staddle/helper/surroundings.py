@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..layout.operations import Operation
     from ..layout.rows import Row
+    from ..zygote.network import Row as NetworkRow
     from .wire import Shape
 
 MAGIC = b"staddle-surroundings-1\n"
@@ -45,6 +46,10 @@ class Surroundings(Value):
     foreign: tuple[tuple[bytes, int], ...]
     #: `Instructions`, encoded.
     command: bytes
+    #: What of the network is made inside, as `zygote.network` has it, and the descriptors of the
+    #: gateway's line: its own end and the other. Neither where nothing outside can be reached.
+    network: tuple[NetworkRow, ...] = ()
+    gateway: tuple[int, ...] = ()
 
     def operations(self) -> tuple[Operation, ...]:
         """The operations that make the view."""
@@ -62,6 +67,8 @@ SHAPES: dict[str, Shape] = {
     "stranger": int,
     "foreign": [(bytes, int)],
     "command": bytes,
+    "network": [(bytes, bytes, int, bytes)],
+    "gateway": [int],
 }
 
 
@@ -88,6 +95,8 @@ def check(surroundings: Surroundings, shapes: dict[str, Shape]) -> None:
     wire.check(surroundings, shapes)
     if surroundings.uid == 0 or surroundings.gid == 0 or surroundings.stranger == 0:
         raise Malformed("nobody is root in a sandbox")
+    if len(surroundings.gateway) not in (0, 2):
+        raise Malformed("a line has two ends")
     try:
         surroundings.operations()
     except ValueError as error:

@@ -111,5 +111,7 @@ class Terminal:
         self._leader = -1
         if self._launch.status is not None:
             os.close(self._launch.status)
+        if self._launch.told is not None:
+            self._launch.told.finish()
         if self._lifeline is not None:
             self._lifeline.close()

@@ -98,6 +98,8 @@ class GroupMeter:
             if known is not None:
                 os.close(known[0])
 
+    __del__ = park
+
     # ---------------------------------------------------------------- reading
 
     def _cpu(self) -> tuple[float, float]:

@@ -47,7 +47,7 @@ def open_without_symlinks(path: str, flags: int, mode: int = 0) -> int:
 
 # ---------------------------------------------------------------- in a confined process
 
-_by_steps = False
+_by_steps: list[bool] = []
 
 
 def allow_steps() -> None:
@@ -56,11 +56,11 @@ def allow_steps() -> None:
     Only for a process that is confined itself, and has no rights to be led astray with. As
     strict about links; what is renamed meanwhile may be found at its old place.
     """
-    global _by_steps
     try:
         os.close(_openat2(AT_FDCWD, "/", os.O_PATH, 0, RESOLVE_NO_MAGICLINKS))
     except OSError as error:
-        _by_steps = error.errno == errno.ENOSYS
+        if error.errno == errno.ENOSYS:
+            _by_steps.append(True)
 
 
 def _opened_by_steps(directory: int, path: str, flags: int, mode: int) -> int:

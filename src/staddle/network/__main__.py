@@ -2,8 +2,8 @@
 
     python -I -S .../network/__main__.py STARTER
 
-It ends when its line does, and when the process STARTER does: a child of that may still have a
-copy of the line's other end.
+It says on descriptor 1 that it has its first sockets. It ends when its line does, and when the
+process STARTER does: a child of that may still have a copy of the line's other end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     starter = pidfd_open(int(sys.argv[1]))
     if os.getppid() != int(sys.argv[1]):
         return  # it has ended already, and the number may be somebody else's
-    serve(line, starter)
+    serve(line, starter, ready=1)
 
 
 if __name__ == "__main__":

@@ -53,10 +53,13 @@ _NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Gateway:
-    """Everything of one sandbox. `run` returns when the line closes."""
+    """Everything of one sandbox. `run` returns when the line closes.
 
-    def __init__(self, line: _socket.socket) -> None:
-        self._line = line
+    On `ready`, if that is a descriptor, it says that it has its first sockets.
+    """
+
+    def __init__(self, line: _socket.socket, ready: int = -1) -> None:
+        self._line, self._ready = line, ready
         self.loop = Loop()
         self.teller = Teller(self.loop, line)
         self.network = Network.deny()
@@ -68,6 +71,7 @@ class Gateway:
         self._connections: set[Connection] = set()
         self._paused: list[tuple[_socket.socket, Label]] = []
         self._listeners: list[_socket.socket] = []
+        self._refusals: list[_socket.socket] = []
         self._decisions: dict[tuple[bytes, int], tuple[Verdict, str | None]] = {}
         self._answers: dict[tuple[str, str, int], Verdict] = {}
         self._stock: list[_socket.socket] = []
@@ -79,6 +83,9 @@ class Gateway:
         self.loop.watch(self._line.fileno(), self._ordered, INPUT)
         self.loop.sweep(self._sweep)
         self.loop.run()
+        for served in self._refusals:
+            self._refused(served)  # the last thing that a command tried is the first to be asked about
+        self.teller.flush()
 
     # Orders.
 
@@ -111,6 +118,9 @@ class Gateway:
                     self.addresses.narrow(WILDCARD_SLOTS)
                 for served, label in zip(sockets, order.labels, strict=True):
                     self._serve(served, label)
+                if self._ready >= 0:
+                    os.write(self._ready, b"!")
+                    self._ready = -1
         except (Malformed, ValueError, OSError):
             # Whoever sends nonsense here is not our launcher any more: there is nobody to serve.
             self.loop.stop()
@@ -144,6 +154,7 @@ class Gateway:
         elif kind == "udp":
             self.datagrams.serve(served, port)
         elif kind == "refusals":
+            self._refusals.append(served)
             self.loop.watch(served.fileno(), lambda _: self._refused(served), INPUT)
         else:
             self._watch(served, label)
@@ -290,14 +301,14 @@ class Gateway:
         return bool(self._connections or self._paused)
 
 
-def serve(line: int, starter: int = -1) -> NoReturn:
+def serve(line: int, starter: int = -1, ready: int = -1) -> NoReturn:
     """Be the gateway at the other end of this line, in a process that has no other descriptor. Never returns.
 
     Either a program of its own, or a child forked by one that has no threads and this module
     loaded. From here on the process can do nothing else. `starter` is a pidfd: when that
-    process ends, so do we, whoever has a copy of the line's other end.
+    process ends, so do we, whoever has a copy of the line's other end. See Gateway for `ready`.
     """
-    gateway = Gateway(_socket.socket(fileno=line))
+    gateway = Gateway(_socket.socket(fileno=line), ready)
     try:
         if starter >= 0:
             gateway.loop.watch(starter, lambda _: gateway.loop.stop(), INPUT)

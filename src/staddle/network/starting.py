@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import _socket
 import os
-import select
 import struct
 import sys
 
@@ -20,8 +19,6 @@ from .._value import Value
 from ..errors import LaunchFailed, PolicyError
 from ..events import Event
 from ..helper.wire import Malformed
-from ..linux.process import SIGKILL, pidfd_open, pidfd_send_signal
-from ..linux.userns import reap
 from .orders import (
     LONGEST,
     Attempt,
@@ -35,6 +32,7 @@ from .orders import (
     encode_settings,
     encode_sockets,
 )
+from .spawning import end, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,13 +41,10 @@ if TYPE_CHECKING:
 
     from ..policy.network import Network
 
-_ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
 #: As much as is read of the host's files about names.
 _LARGEST_FILE, _MOST_HOSTS, _MOST_SERVERS = 1 << 16, 512, 3
 #: What fits into the line before anybody reads it.
 _LONGEST_SETTINGS = 100_000
-#: Milliseconds for a gateway to end by itself.
-_PATIENCE = 2000
 #: Attempts that are kept for the next call of `attempts`.
 _KEPT = 4096
 
@@ -159,7 +154,7 @@ class GatewayProcess:
             except OSError:
                 pass  # it has ended already
             self._line.close()
-            _end(self.pid)
+            end(self.pid)
             self.pid = 0
 
     def __enter__(self) -> Self:
@@ -167,21 +162,6 @@ class GatewayProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _end(pid: int) -> None:
-    """Wait for a child that is about to end, and end it if it does not."""
-    try:
-        pidfd = pidfd_open(pid)
-    except OSError:
-        pidfd = -1  # reaped by the program around us already
-    else:
-        waiting = select.poll()
-        waiting.register(pidfd, select.POLLIN)
-        if not waiting.poll(_PATIENCE):
-            pidfd_send_signal(pidfd, SIGKILL)
-        os.close(pidfd)
-    reap(pid)
 
 
 def start(
@@ -195,6 +175,24 @@ def start(
 
     See `arrangement.needs_gateway`. One for a denied network is for ports that are exposed.
     """
+    ours, theirs = new_line(network, bounds, nameservers=nameservers, hosts=hosts)
+    try:
+        return GatewayProcess(ours, spawn(theirs.fileno()))
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+
+
+def new_line(
+    network: Network,
+    bounds: Bounds | None = None,
+    *,
+    nameservers: tuple[tuple[str, int], ...] | None = None,
+    hosts: tuple[tuple[str, str], ...] | None = None,
+) -> tuple[_socket.socket, _socket.socket]:
+    """The line to a gateway for this policy, who starts it later: our end, and its end (see `spawning`)."""
     message = encode_settings(settings(network, bounds or Bounds(), nameservers, hosts))
     if len(message) > _LONGEST_SETTINGS:
         raise PolicyError(
@@ -208,24 +206,14 @@ def start(
             why="this Python does not know its own interpreter (sys.executable is empty)",
             fix="run staddle from an ordinary Python",
         )
-    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
-    argv = [os.path.realpath(sys.executable), "-I", "-S", program, str(os.getpid())]
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
     try:
         ours.send(message)
-        actions = [
-            (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
-            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-        ]
-        # A session of its own: Ctrl-C is for the command, not for its network.
-        pid = os.posix_spawn(argv[0], argv, _ENVIRONMENT, file_actions=actions, setsid=True)
     except BaseException:
         ours.close()
-        raise
-    finally:
         theirs.close()
-    return GatewayProcess(ours, pid)
+        raise
+    return ours, theirs
 
 
 def settings(

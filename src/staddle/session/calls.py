@@ -99,13 +99,14 @@ class Call:
             outcome.signal,
             outcome.shell_exited,
             outcome.cwd,
-            Usage(outcome.duration),
+            outcome.usage or Usage(outcome.duration),
             changes,
             violations,
             out.dropped,
             err.dropped,
             out.finish(),
             err.finish(),
+            outcome.why,
         )
 
     def abandon(self) -> None:

@@ -138,7 +138,8 @@ class Clerk:
                 raise OSError(errno.EOVERFLOW, f"it holds more than {MOST_ROWS:,} names")
             answer.rows += rows
             if said.letter == filing.LAST:
-                answer.file, said.descriptor = self._checked(said.descriptor), -1
+                fd, said.descriptor = said.descriptor, -1  # ours to close, whatever it is
+                answer.file = self._checked(fd)
         return answer
 
     def _messages(self) -> Iterator[filing.Said]:

@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ..limits.usage import Usage
     from .memory import Memory
 
 #: Output of `>(...)` comes after its command is over: so long it is waited for.
@@ -36,6 +37,9 @@ class Outcome(Value):
     duration: float
     cwd: str
     newest_job: int | None
+    #: What it used, where that is measured, and the limit that made it fail, in a sentence.
+    usage: Usage | None = None
+    why: str = ""
 
 
 class Command:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Protocol
 
+    from .limiting import Account
     from .link import AgentLink, Spawned
 
     Sink = Callable[[bytes], object]
@@ -134,8 +135,12 @@ class Execution:
         err: Sink,
         over: Callable[[Execution], object] = lambda _: None,
         whole: bool = False,
+        account: Account | None = None,
     ) -> None:
-        """With `whole`, what it leaves behind is ended with it."""
+        """With `whole`, what it leaves behind is ended with it. `account` is for what it uses."""
+        self._account = account
+        if account is not None:
+            account.begin()
         self._finished, self._directory, self._err = over, directory, err
         self._unsent = memoryview(stdin or b"")
         self._began = time.monotonic()
@@ -237,7 +242,8 @@ class Execution:
 
     def _outcome(self, code: int, signal: int | None, duration: float) -> Outcome:
         reason = self._reason or ("signalled" if signal else "exited")
-        return Outcome(code, signal, reason, False, duration, self._directory, None)
+        outcome = Outcome(code, signal, reason, False, duration, self._directory, None)
+        return outcome if self._account is None else self._account.end(outcome)
 
     def _end(self, reason: str, first: int) -> None:
         if not self._reason:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from weakref import WeakSet
 
+from ..limits.usage import Usage
 from . import opening
 from .clerk import Clerk
 from .processes import Processes
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from ..events import Event
     from ..layers.changes import Change
     from .execution import Execution
+    from .limiting import Account
     from .snapshots import Snapshot
     from .terminal import Terminal
 
@@ -39,9 +42,12 @@ class Inside:
 
     def __init__(self, settings: opening.Settings, snapshot: Snapshot | None = None) -> None:
         self._limits = settings.policy.limits
+        self._began = time.monotonic()
         self.opened = opened = opening.open_agent(settings, snapshot.layering() if snapshot else None)
         try:
-            shell = Shell(opened.link, opened.shell, directory=opened.directory or None)
+            shell = Shell(
+                opened.link, opened.shell, directory=opened.directory or None, account=self.account()
+            )
         except BaseException:
             opened.link.close()
             raise
@@ -62,7 +68,7 @@ class Inside:
         if found is None:
             opened = self.opened
             started = opened.link.shell(opened.environment, opened.directory, opened.bash)
-            shell = Shell(opened.link, started)
+            shell = Shell(opened.link, started, account=self.account())
             found = self.named[name] = Session(name, shell, self._limits, self._forget, self.aftermath)
         return found
 
@@ -73,6 +79,38 @@ class Inside:
         """What was changed in the workspace and what the network refused since this was last asked."""
         layering, reach = self.opened.layering, self.opened.reach
         return layering.changes() if layering else (), reach.refused() if reach else ()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a command, a program or a terminal runs."""
+        return (
+            any(session.shell.busy for session in self.every_session())
+            or bool(self.executions)
+            or self.processes.running
+            or any(not terminal.closed for terminal in self.terminals)
+        )
+
+    def pause(self) -> None:
+        """Stop everything: by the groups it is in, else by signals."""
+        limiting = self.opened.limiting
+        if limiting is None or not limiting.freeze():
+            self.opened.link.pause()
+
+    def resume(self) -> None:
+        """Let it go on, whichever way it was stopped."""
+        if self.opened.limiting is not None:
+            self.opened.limiting.thaw()
+        self.opened.link.resume()
+
+    def usage(self) -> Usage:
+        """What was used until now."""
+        limiting = self.opened.limiting
+        return Usage(time.monotonic() - self._began) if limiting is None else limiting.total()
+
+    def account(self) -> Account | None:
+        """For what a shell or a program uses, where that is limited."""
+        limiting = self.opened.limiting
+        return None if limiting is None else limiting.account(self.opened.link)
 
     def every_session(self) -> list[Session]:
         """The main one first."""

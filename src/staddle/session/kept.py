@@ -60,9 +60,8 @@ class Kept(Layering):
             raise
 
     def _begin(self, name: str, workspace: str | None) -> None:
-        self.workspace = workspace or empty_directory(self._store)
-        self.stack = Stack.new(self._store, [self.workspace])
-        self.baseline = Baseline()
+        place = workspace or empty_directory(self._store)
+        self._start(place, Stack.new(self._store, [place]), None)
         now = time.time()
         inode = os.stat(self.workspace).st_ino
         self.record = kept.Record(name, workspace, inode, now, now, {}, (), self.baseline)
@@ -71,10 +70,10 @@ class Kept(Layering):
 
     def _continue(self, record: Record) -> None:
         check_workspace(record)
-        self.record, self.baseline = record, record.baseline
+        self.record = record
         self._store.recorded = record.every_layer
         self._store.sweep()
-        self.workspace = record.workspace or empty_directory(self._store)
+        place = record.workspace or empty_directory(self._store)
         try:
             layers = {name: self._store.existing(name) for name in record.every_layer}
         except OSError as error:
@@ -84,9 +83,9 @@ class Kept(Layering):
                 fix=f"`staddle sessions rm {record.name}`",
             ) from None
         top, *frozen = (layers[name] for name in record.layers)
-        self.stack = Stack(self._store, [self.workspace], frozen, top)
+        self._start(place, Stack(self._store, [place], frozen, top), record.baseline)
         for point in record.points:
-            held = Frozen(self._store, [self.workspace], [layers[name] for name in point.layers])
+            held = Frozen(self._store, [place], [layers[name] for name in point.layers])
             self.points[point.label] = (held, point.created, point.baseline)
 
     # ------------------------------------------------------------ for a sandbox
@@ -108,6 +107,8 @@ class Kept(Layering):
             if owner is not None and self.is_nobodys:
                 os.chown(self.workspace, *owner)
             self._begin_again()
+            with self._watching:  # what was done to them just now is no change
+                self._watch.follow(self.stack.view())
         self.record = self.record.replace(policy=described(policy))
         self.save()
 
@@ -124,14 +125,11 @@ class Kept(Layering):
         except OSError:
             return  # a file of the host that we may not look at: the older time is the stricter one
 
-    def replace(self, stack: Stack) -> None:
-        """Go on with `stack`, which is mounted now."""
-        before, self.stack = self.stack, stack
-        if self._next is not None and self._next[0] is stack:
+    def _replaced(self) -> None:
+        if self._next is not None and self._next[0] is self.stack:
             self.baseline = self._next[1]
         self._next = None
         self.save()  # before anything is deleted
-        before.close()
 
     def fresh(self) -> Stack:
         """A stack in which nothing has been changed; the workspace as it is from now on."""
@@ -299,7 +297,7 @@ def changes(record: Record, paths: Collection[str] | None = None) -> list[Change
     base = record.workspace or f"{directory}/empty"
     view = View(tuple(f"{directory}/{name}/upper" for name in record.layers), (base,))
     try:
-        return diff(view, paths, at=PLACE)
+        return diff(view, paths, at=PLACE, baseline=record.baseline)
     except FileNotFoundError:
         raise LayerError(
             f"the layers of the session {record.name!r} are not there",

@@ -64,9 +64,11 @@ class Layered:
         protected names and new programs (`allow_protected` takes them). `progress` is called with
         how many of how many files are done.
         """
-        with self._at_rest() as (opened, sessions), _stopped(opened):
+        with self._at_rest() as (opened, sessions):
             layering = snapshots.layering_of(opened)
-            return layering.commit(_below(paths, sessions), on_conflict, allow_protected, progress)
+            chosen = _below(paths, sessions)  # the shell is asked where it is: it must be able to answer
+            with _stopped(opened):
+                return layering.commit(chosen, on_conflict, allow_protected, progress)
 
     def discard(self, paths: Collection[str] | None = None) -> None:
         """Drop the changes, or those of `paths`: the workspace is there as the host has it now."""

@@ -42,8 +42,11 @@ class Layering:
     ) -> None:
         """Begin with `workspace` as it is (None: empty), or where `point` was left, with its `baseline`."""
         store = _store(workspace) if point is None else point.store
-        self.workspace = workspace or empty_directory(store)
-        self.stack = Stack.new(store, [self.workspace]) if point is None else point.stack()
+        place = workspace or empty_directory(store)
+        self._start(place, Stack.new(store, [place]) if point is None else point.stack(), baseline)
+
+    def _start(self, workspace: str, stack: Stack, baseline: Baseline | None) -> None:
+        self.workspace, self.stack = workspace, stack
         self.baseline = baseline or Baseline()
         self._watch = Watch(self.stack.view(), baseline=self.baseline, at=PLACE, most=_MOST_ENTRIES)
         self._watching = threading.Lock()
@@ -76,9 +79,13 @@ class Layering:
     def replace(self, stack: Stack) -> None:
         """Go on with `stack`, which is mounted now."""
         before, self.stack = self.stack, stack
+        self._replaced()
         before.close()
         with self._watching:
             self._watch.follow(stack.view())
+
+    def _replaced(self) -> None:
+        """Called before the layers that are not needed any more go."""
 
     def tidy(self) -> None:
         """Make few layers of many, in the background: look-ups cost a little for every one."""

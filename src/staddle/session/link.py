@@ -148,6 +148,12 @@ class AgentLink:
         """Let it go on."""
         self._pause(False)
 
+    def look(self) -> None:
+        """Have the agent, where it holds limits, look now, and tell what it found."""
+        message = self._ask(requests.encode(requests.LOOK))
+        if message.kind != requests.LOOKED:
+            raise _refused(message, "the sandbox's limits could not be looked at")
+
     def _pause(self, stop: bool) -> None:
         message = self._ask(requests.encode(requests.PAUSE, int(stop)))
         if message.kind != requests.PAUSED:

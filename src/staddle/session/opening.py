@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from ..backends.base import Backend, Enforcement
+    from ..policy.limits import Limits
     from ..policy.plan import Plan
     from ..zygote.client import Layers
     from .layering import Layering
+    from .limiting import Limiting
     from .link import AgentLink, OpenedShell
     from .reach import Reach
 
@@ -77,6 +79,7 @@ class Opened(Value):
     layering: Layering | None = None
     workspace: Callable[[Layers], int] | None = None
     reach: Reach | None = None
+    limiting: Limiting | None = None
 
 
 def settings(  # noqa: PLR0917 - as Sandbox takes them
@@ -166,8 +169,33 @@ def _decided(
     # In a session of ours the network is held by a gateway, which one command alone does not have.
     held = plan.replace(network=Network.deny()) if name in _GATEWAY and _has_gateway(plan.network) else plan
     chosen = _OWN_LAYER if held is not plan else name
+    if chosen in _GATEWAY and (rest := _beyond_a_session(plan.limits)) is not plan.limits:
+        held, chosen = held.replace(limits=rest), _OWN_LAYER
     backend, enforced = backends.choose(held, chosen, best_effort=asked.best_effort)
+    if backend.name == _OWN_LAYER and _limited(plan.limits):
+        from ..limits.holding import held as holding
+        from ..limits.standing_in import usable
+
+        holds, _ = holding(plan.limits, usable(), inside=True, layer="none")
+        enforced = enforced.replace(limits=holds)
     return Decision(backend, plan, workspace, enforced)
+
+
+def _limited(limits: Limits) -> bool:
+    """Whether there is a limit on a sandbox as a whole: else nobody looks what this host can hold."""
+    return limits.memory is not None or limits.cpu is not None or limits.processes is not None
+
+
+def _beyond_a_session(limits: Limits) -> Limits:
+    """Those of the limits that a session of ours does not hold here, although one command alone may not either."""
+    if not _limited(limits) or not backends.get(_OWN_LAYER).probe().usable:
+        return limits
+    from ..limits.holding import held
+    from ..limits.standing_in import GROUPED, usable
+
+    holds, _ = held(limits, usable(), inside=True, layer="none")
+    names = {item.limit: None for item in holds if item.limit in GROUPED}
+    return limits.replace(**names) if names else limits
 
 
 _redirects: list[bool] = []  # whether this kernel does, once it was asked
@@ -232,15 +260,28 @@ def _take(decided: Decision, bash: str, layering: Layering | None) -> Opened:
     plan = decided.plan
     from .reach import Reach
 
+    limiting = _limiting(plan.limits)
     reach = Reach(plan.network)
     try:
-        taken = client.open_sandbox(plan, bash, layering.mounted() if layering else None)
+        taken = client.open_sandbox(
+            plan,
+            bash,
+            layering.mounted() if layering else None,
+            along=limiting.along() if limiting else (),
+            grouped=limiting is not None and limiting.grouped,
+        )
     except BaseException:
         reach.close()
+        if limiting:
+            limiting.close()
         raise
+    if limiting:
+        limiting.handed_over()
 
     def ended() -> None:
         reach.close()
+        if limiting:
+            limiting.close()
         taken.close()
         if layering:
             layering.close()
@@ -254,8 +295,26 @@ def _take(decided: Decision, bash: str, layering: Layering | None) -> Opened:
         link.close()
         raise
     return Opened(
-        link, shell, decided, bash, plan.environment(), plan.cwd, taken.uid, layering, taken.workspace, reach
+        link,
+        shell,
+        decided,
+        bash,
+        plan.environment(),
+        plan.cwd,
+        taken.uid,
+        layering,
+        taken.workspace,
+        reach,
+        limiting,
     )
+
+
+def _limiting(limits: Limits) -> Limiting | None:
+    if not _limited(limits):
+        return None
+    from .limiting import Limiting
+
+    return Limiting(limits)
 
 
 def _keeps_layers(name: str) -> bool:

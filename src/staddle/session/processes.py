@@ -190,6 +190,11 @@ class Processes:
             self._started.remove(known)
         self._started.append(process)
 
+    @property
+    def running(self) -> bool:
+        """Whether one of those that were started has not ended."""
+        return any(process.running for process in self._started)
+
     def close(self) -> None:
         """The sandbox has ended: hear the last of each."""
         for process in self._started:

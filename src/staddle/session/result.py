@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from .._value import Value
+from ..limits.usage import Usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,12 +31,6 @@ class Reason(StrEnum):
     disk = "disk"
     shell_exited = "shell_exited"
     closed = "closed"
-
-
-class Usage(Value):
-    """What a command used: seconds on the clock."""
-
-    wall: float
 
 
 class Result(Value):
@@ -64,6 +59,8 @@ class Result(Value):
     stderr_bytes_dropped: int = 0
     stdout_spill: str | None = None
     stderr_spill: str | None = None
+    #: The limit that made it fail, in a sentence; empty when it was none.
+    why: str = ""
 
     @property
     def stdout(self) -> str:
@@ -103,7 +100,7 @@ class Result(Value):
             kind = CommandTimedOut if self.timed_out else CommandFailed
             raise kind(
                 f"{_short(self.command)!r} {_ending(self)}",
-                why=_last_line(self.stderr_bytes),
+                why=self.why or _last_line(self.stderr_bytes),
                 status=self.exit_code,
                 output=self.stdout_bytes,
                 result=self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 
 from ..errors import InvalidCall, SandboxClosed
 from . import calls, opening
@@ -18,6 +19,7 @@ from .execution import Execution, Streams, drive
 from .filed import Filed
 from .inside import MAIN, Inside
 from .layered import Layered
+from .lifetimes import LIFETIMES
 from .processes import Process
 from .reachable import Reachable
 from .terminal import Terminal, size
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from ..backends.base import Enforcement
     from ..events import Event
+    from ..limits.usage import Usage
     from ..policy import Policy
     from ..policy.plan import Plan
     from .calls import RunOptions, StreamOptions
@@ -77,8 +80,10 @@ class Sandbox(Layered, Filed, Reachable):
         self._process = os.getpid()
         self._settings = settings
         self._lock = threading.RLock()
+        self._ended_by, self.last_asked = "", time.monotonic()
         self._inside = Inside(settings, snapshot)
         self._closed = False
+        LIFETIMES.watch(self, settings.policy.limits)
 
     @classmethod
     def _continued(cls, settings: opening.Settings, snapshot: Snapshot) -> Self:
@@ -191,6 +196,19 @@ class Sandbox(Layered, Filed, Reachable):
         if self._process == os.getpid():  # a fork of the program has nothing to end here
             self._inside.close()
 
+    def pause(self) -> None:
+        """Stop everything in it where it stands, until `resume()`. The time of commands goes on."""
+        self._now().pause()
+
+    def resume(self) -> None:
+        """Let everything go on after `pause()`."""
+        self._now().resume()
+
+    @property
+    def usage(self) -> Usage:
+        """What everything in it has used. Without limits on the whole only the time on the clock is known."""
+        return self._now().usage()
+
     @property
     def main(self) -> Session:
         """The session that `run`, `stream` and `state` use."""
@@ -241,6 +259,23 @@ class Sandbox(Layered, Filed, Reachable):
     def __repr__(self) -> str:
         return f"<Sandbox on {self.enforced.backend}{' (closed)' if self._closed else ''}>"
 
+    # ------------------------------------------------------------ for the clock
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody has closed it."""
+        return not self._closed
+
+    @property
+    def in_use(self) -> bool:
+        """Whether something that was asked for runs in it now."""
+        return self._inside.in_use
+
+    def end(self, why: str) -> None:
+        """Close it, whatever runs; `why` is told to whoever comes later."""
+        self._ended_by = why
+        self.close()
+
     # ------------------------------------------------------------ for both faces
 
     def warm_up(self) -> None:
@@ -262,6 +297,7 @@ class Sandbox(Layered, Filed, Reachable):
             out=call.out,
             err=call.err,
             over=inside.executions.discard,
+            account=inside.account(),
         )
         inside.executions.add(made)
         return made
@@ -346,7 +382,8 @@ class Sandbox(Layered, Filed, Reachable):
 
     def _now(self) -> Inside:
         if self._closed:
-            raise SandboxClosed("the sandbox is closed", fix="open another one")
+            raise SandboxClosed("the sandbox is closed", why=self._ended_by, fix="open another one")
+        self.last_asked = time.monotonic()
         if self._process != os.getpid():
             raise SandboxClosed(
                 "the sandbox belongs to another process",

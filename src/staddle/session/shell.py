@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from .limiting import Account
     from .link import AgentLink, OpenedShell
     from .memory import Remembered
     from .retired import LateOutput
@@ -35,8 +36,19 @@ class Shell:
     it returns True; then `finish`.
     """
 
-    def __init__(self, link: AgentLink, opened: OpenedShell, *, directory: str | None = None) -> None:
-        """`directory` is entered before the first command, when it is not where the shell started."""
+    def __init__(
+        self,
+        link: AgentLink,
+        opened: OpenedShell,
+        *,
+        directory: str | None = None,
+        account: Account | None = None,
+    ) -> None:
+        """`directory` is entered before the first command, when it is not where the shell started.
+
+        `account` is for what commands use, where that is limited.
+        """
+        self._account = account
         self._link = link
         self._memory = Memory(Bash(opened), directory)
         self._turn = _thread.allocate_lock()
@@ -107,6 +119,8 @@ class Shell:
                 return False
             PARKING.used(self)
             self._memory.revive(look=False)
+            if self._account is not None:
+                self._account.begin()
             command.begin(self._memory)
             self._current = command
             if self._closed:  # close() may not have seen this one
@@ -148,6 +162,8 @@ class Shell:
             raise SessionBusy("no command was begun", fix="call begin() first")
         try:
             outcome = command.finish()
+            if self._account is not None:
+                outcome = self._account.end(outcome)
             if command.late is not None:
                 self._keep(command.late)
         finally:
@@ -175,6 +191,11 @@ class Shell:
         return self._memory.bash.pending
 
     # ---------------------------------------------------------------- everything else
+
+    @property
+    def busy(self) -> bool:
+        """Whether a command runs."""
+        return self._current is not None
 
     def interrupt(self) -> None:
         """End the run in progress, if there is one, from any thread; its outcome is `cancelled`."""
@@ -243,6 +264,8 @@ class Shell:
             self._memory.bash.poke(-command.run.serial)
         with self._turn:
             self._memory.bash.close()
+            if self._account is not None:
+                self._account.park()
         JANITOR.forget(self)
         PARKING.forget(self)
         for late in self._late:
@@ -255,6 +278,8 @@ class Shell:
         try:
             if not self._closed:
                 self._memory.bash.park()
+                if self._account is not None:
+                    self._account.park()
             return True
         finally:
             self._turn.release()

@@ -217,7 +217,8 @@ class Pause:
 
     def end(self) -> None:
         """Let it go on."""
-        signal(self._stopped, SIGCONT)
+        # The youngest first: a shell that goes on before what it waits for would give that up.
+        signal(sorted(self._stopped, reverse=True), SIGCONT)
         self._stopped.clear()
 
 

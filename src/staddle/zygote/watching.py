@@ -23,12 +23,16 @@ class Watch:
 
     def patience(self, otherwise: int | None) -> int:
         """Do what is due; for how many milliseconds nothing will be, or `otherwise`, if that is less."""
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + self._supervisor.turn(now)
-            self._tell()
-        left = 1 + int((self._next - now) * 1000)
+        if time.monotonic() >= self._next:
+            self.look()
+        left = 1 + max(0, int((self._next - time.monotonic()) * 1000))
         return left if otherwise is None else min(left, otherwise)
+
+    def look(self) -> None:
+        """Look now."""
+        now = time.monotonic()
+        self._next = now + self._supervisor.turn(now)
+        self._tell()
 
     def _tell(self) -> None:
         supervisor = self._supervisor

@@ -7,13 +7,14 @@ is not enough.
 
 from __future__ import annotations
 
-from . import bwrap, landlock, namespaces, systemd
+from . import bwrap, landlock, namespaces, session, systemd
 from .base import Edit, Switch
 
 __all__ = ["ALONE", "SWITCHES", "Edit", "Switch", "switch_off"]
 
 SWITCHES: dict[str, dict[str, Switch]] = {
     "namespaces": namespaces.SWITCHES,
+    "session": session.SWITCHES,
     "bwrap": bwrap.SWITCHES,
     "landlock": landlock.SWITCHES,
     "systemd": systemd.SWITCHES,
@@ -22,6 +23,7 @@ SWITCHES: dict[str, dict[str, Switch]] = {
 #: Protections that are not switched off by themselves, and why no attack could notice.
 ALONE: dict[str, dict[str, str]] = {
     "namespaces": namespaces.ALONE,
+    "session": session.ALONE,
     "bwrap": bwrap.ALONE,
     "landlock": landlock.ALONE,
     "systemd": systemd.ALONE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..base import Step
 from ..description import last, view
 from ..filters import filter_profile, filter_steps
-from .orders import namespaces, scopes
+from .orders import namespaces, reaches_out, scopes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ _OURS = "namespaces"
 
 def steps(plan: Plan, layout: Layout, stranger: int | None) -> Iterator[Step]:
     """Each thing that is set up, in the order in which it is."""
+    if reaches_out(plan):
+        yield Step("start the network gateway on the host: confined, it dials what the policy allows", _OURS)
     if stranger is None:
         yield from _user(plan)
     names = ", ".join(("pid", "mnt", *namespaces(plan)))
@@ -26,6 +28,8 @@ def steps(plan: Plan, layout: Layout, stranger: int | None) -> Iterator[Step]:
     yield Step(f"be called {plan.identity.host!r}", "plan")
     if "net" in namespaces(plan):
         yield Step("a network of its own, with nothing but a loopback", "plan")
+    if reaches_out(plan):
+        yield from _reached(plan)
     yield from view(layout, stranger is not None)
     yield Step("leave the old root for good", _OURS)
     if stranger is not None:
@@ -36,6 +40,19 @@ def steps(plan: Plan, layout: Layout, stranger: int | None) -> Iterator[Step]:
     for scope in scopes(plan):
         yield Step(f"Landlock keeps within the sandbox: {scope}", _OURS)
     yield from filter_steps(filter_profile(plan))
+
+
+def _reached(plan: Plan) -> Iterator[Step]:
+    """What is made in the sandbox's network, before the command, and given to the gateway."""
+    from ...network.arrangement import RESOLVER, arrange
+
+    made = arrange(plan.network)
+    if made.resolver:
+        yield Step(f"a resolver at {RESOLVER} that knows the allowed names and asks nobody else", "plan")
+    for _, port in made.forwards:
+        yield Step(f"port {port} of its loopback leads to port {port} of the host's", "plan")
+    for rule in plan.network.rules:
+        yield Step(f"{'refuse' if rule.deny else 'lead to the gateway'}: {str(rule).lstrip('!')}", "plan")
 
 
 def _user(plan: Plan) -> Iterator[Step]:

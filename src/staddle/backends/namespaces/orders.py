@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...layout.from_plan import Layout
+    from ...network.told import Told
     from ...policy.plan import Plan
+    from ...zygote.network import Row as NetworkRow
 
 #: By their names in /proc. Those of the user, the processes and the mounts come with every sandbox.
 NAMESPACES = {
@@ -38,8 +40,9 @@ def launch(plan: Plan, layout: Layout, stranger: int | None, command: Sequence[s
     read = -1
     try:
         read, write = os.pipe2(os.O_CLOEXEC)
-        told = give.keep(write)
-        asked = orders(plan, layout, stranger, command, status=told)
+        status = give.keep(write)
+        told, ends = _line(plan, give)
+        asked = orders(plan, layout, stranger, command, status=status, gateway=ends)
         file = give.holding(surroundings.encode(asked))
         return Launch(
             argv=starting.command("namespaces", str(file)),
@@ -51,7 +54,8 @@ def launch(plan: Plan, layout: Layout, stranger: int | None, command: Sequence[s
             relays=True,
             close=give.close,
             uid=stranger,
-            here=lambda prepare: _start_here(asked, prepare),
+            here=lambda prepare: _start_here(asked, prepare, told),
+            told=told,
         )
     except BaseException as error:
         give.close()
@@ -63,14 +67,45 @@ def launch(plan: Plan, layout: Layout, stranger: int | None, command: Sequence[s
         raise
 
 
-def _start_here(asked: surroundings.Surroundings, prepare: Callable[[], None]) -> int:
+def _line(plan: Plan, give: Descriptors) -> tuple[Told | None, tuple[int, ...]]:
+    """The line of a gateway that the launcher will start: what we hear on it, and both of its ends."""
+    if not reaches_out(plan):
+        return None, ()
+    from ...network.starting import new_line
+    from ...network.told import Told
+
+    ours, theirs = new_line(plan.network)
+    told = Told(ours)
+    return told, (give.keep(theirs.detach()), give.keep(os.dup(ours.fileno())))
+
+
+def _start_here(asked: surroundings.Surroundings, prepare: Callable[[], None], told: Told | None) -> int:
     from ...helper.inside import start_here
 
-    return start_here(asked, prepare)
+    if told is None:
+        return start_here(asked, prepare)
+    from ...helper.gateway import Gateway
+    from ...helper.status import NotStarted
+
+    try:
+        gateway = Gateway(asked.gateway)
+    except NotStarted as failure:
+        raise LaunchFailed("the command did not start", why=str(failure)) from None
+    told.started_here(gateway.pid)
+    try:
+        return start_here(asked, prepare, gateway)
+    finally:
+        os.close(gateway.ready)
 
 
 def orders(
-    plan: Plan, layout: Layout, stranger: int | None, command: Sequence[str], *, status: int
+    plan: Plan,
+    layout: Layout,
+    stranger: int | None,
+    command: Sequence[str],
+    *,
+    status: int,
+    gateway: tuple[int, ...] = (),
 ) -> surroundings.Surroundings:
     """Everything that the helper needs to know."""
     who = plan.identity
@@ -85,7 +120,25 @@ def orders(
         stranger=-1 if stranger is None else stranger,
         foreign=surroundings.foreign((*_ALWAYS, *namespaces(plan))),
         command=encode_instructions(instructions(plan, command, scopes(plan))),
+        network=_network(plan) if gateway else (),
+        gateway=gateway,
     )
+
+
+def reaches_out(plan: Plan) -> bool:
+    """Whether there is a gateway. Nothing of it is loaded for a network that is none, or the host's."""
+    if plan.network.mode in ("deny", "open"):
+        return False
+    from ...network.arrangement import needs_gateway
+
+    return needs_gateway(plan.network)
+
+
+def _network(plan: Plan) -> tuple[NetworkRow, ...]:
+    from ...network.arrangement import arrange
+    from ...zygote.network import encoded
+
+    return encoded(arrange(plan.network))
 
 
 def namespaces(plan: Plan) -> tuple[str, ...]:

@@ -1,0 +1,72 @@
+"""The network gateway of one command: started by its launcher, before there is a sandbox.
+
+It is a child of the launcher in the host's network, and ends with it. The sandbox's first process
+makes the sockets inside and gives them to it. Loaded only when the policy names something to reach.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import select
+
+from ..network.spawning import end, spawn
+from .status import CONFINEMENT, NotStarted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .surroundings import Surroundings
+
+#: Milliseconds for a gateway to be there.
+_PATIENCE = 20_000
+
+
+class Gateway:
+    """A gateway that was started. `line` is where it is given sockets, `ready` where it says that it has them."""
+
+    def __init__(self, ends: tuple[int, ...]) -> None:
+        """Start it. `ends` are those of its line: its own, and ours. NotStarted when it cannot be."""
+        theirs, self.line = ends
+        self.ready, say = os.pipe2(os.O_CLOEXEC)
+        try:
+            self.pid = spawn(theirs, say)
+        except OSError as error:
+            os.close(self.ready)
+            why = f"the network gateway could not be started: {error.strerror}"
+            raise NotStarted(CONFINEMENT, why) from None
+        finally:
+            os.close(say)
+
+    def end(self) -> None:
+        """Take its line down, and wait for it: it is a child of this process."""
+        line = _socket.socket(fileno=os.dup(self.line))
+        try:
+            line.shutdown(_socket.SHUT_WR)  # what it has told by then can still be read
+        except OSError:
+            pass  # it has ended already
+        line.close()
+        end(self.pid)
+
+    # In the sandbox's first process.
+
+    def give_sockets(self, asked: Surroundings) -> None:
+        """Make the network of the namespace that we are in. Needs CAP_NET_ADMIN over it."""
+        from ..network import inside
+        from ..zygote.network import decoded
+
+        ready = inside.prepare(decoded(asked.network))
+        try:
+            inside.hand_over(self.line, ready)
+        except (BrokenPipeError, ConnectionError):
+            raise NotStarted(CONFINEMENT, "the network gateway has ended") from None
+        os.close(self.line)
+
+    def await_ready(self) -> None:
+        """Return once it is confined and has the sockets: nothing is exec'd before."""
+        poll = select.poll()
+        poll.register(self.ready, select.POLLIN)
+        if not poll.poll(_PATIENCE):
+            raise NotStarted(CONFINEMENT, "the network gateway did not start in time")
+        if os.read(self.ready, 1) != b"!":
+            raise NotStarted(CONFINEMENT, "the network gateway could not be started: it ended at once")
+        os.close(self.ready)

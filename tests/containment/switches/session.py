@@ -1,0 +1,202 @@
+"""The protections of the session launcher, one by one: what the fork server is told, and what it does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from . import bwrap
+from .base import Edit, Patch, Switch, allow_everything, nothing, together
+from .namespaces import _program, _trust
+
+
+def _told(change: Callable[[Any], Any]) -> Patch:
+    """Change what a fork server is told to make."""
+
+    def off() -> None:
+        from staddle.zygote import client
+
+        original = client._blueprint
+
+        def changed(*args: Any) -> Any:
+            before = original(*args)
+            after = change(before)
+            assert after != before, "this switch takes nothing away any more"
+            return after
+
+        client._blueprint = changed
+        _trust()
+
+    return off
+
+
+def _variables_of_the_host() -> None:
+    from staddle.policy.plan import Plan
+
+    Plan.environment = lambda self: dict(os.environ)  # type: ignore[method-assign]
+    _trust()
+
+
+def _ids_of_the_host() -> None:
+    from staddle.zygote import client
+
+    client._ids = lambda: (0, 1 << 16)
+    _trust()
+
+
+_NO_LOOK_AROUND = Edit("zygote/spare.py", "        last_look.around(blueprint, outside)\n", "")
+_NO_LOOK_AT_ITSELF = Edit(
+    "zygote/confinement.py",
+    "        last_look.at_myself(self._uid, self._gid, self._maps()[-2:], self._outer)\n",
+    "        pass\n",
+)
+_NOBODY_ELSE = Edit(
+    "zygote/confinement.py", "            process.become(self._uid, self._gid)\n", "            pass\n"
+)
+_SAME_USER_NAMESPACE = Edit(
+    "zygote/confinement.py", '        call("setns", self._namespace, userns.CLONE_NEWUSER)\n', ""
+)
+_KEEPING_CAPABILITIES = (
+    Edit(
+        "zygote/confinement.py",
+        "        process.empty_bounding_set()  # before anything that takes the right to\n",
+        "",
+    ),
+    Edit("zygote/confinement.py", "        process.clear_capabilities()\n", ""),
+    Edit(
+        "helper/confine.py",
+        '        _checked("capabilities cannot be dropped", process.drop_capabilities)\n',
+        "        pass\n",
+    ),
+)
+_ASIDE_STAYS = Edit("zygote/spare.py", "    mounts.umount(ASIDE)  # and", "    # and")
+#: Of the clone that a sandbox begins with, by their names in /proc.
+_CLONED = {
+    "mount": Edit("zygote/spare.py", "    mounts.CLONE_NEWNS\n    | userns", "    0\n    | userns"),
+    "process": Edit("zygote/spare.py", "    | userns.CLONE_NEWPID\n", ""),
+    "ipc": Edit("zygote/spare.py", "    | userns.CLONE_NEWIPC\n", ""),
+    "uts": Edit("zygote/spare.py", "    | userns.CLONE_NEWUTS\n", ""),
+    "cgroup": Edit("zygote/spare.py", "    | userns.CLONE_NEWCGROUP\n", ""),
+    "network": Edit("zygote/spare.py", "(0 if blueprint.network else userns.CLONE_NEWNET)", "0"),
+}
+
+SWITCHES: dict[str, Switch] = {
+    **{
+        name: Switch(together(_trust, switch.off), switch.notices, switch.only)
+        for name, switch in bwrap.SWITCHES.items()
+        if name in (*bwrap.VIEW, "mask of the list of keys")
+    },
+    **{
+        name: Switch(
+            together(_trust, bwrap.SWITCHES[name].off),
+            ("create-in-system-directories",),
+            only="user",  # as root the directory belongs to the fork server, whom nobody is inside
+        )
+        for name in ("sealed root", "sealed /dev")
+    },
+    "read-only mounts": Switch(
+        nothing,
+        ("append-readable", "create-readable"),
+        edits=(
+            Edit(
+                "layout/building.py",
+                "_NOSUID | _NODEV | (0 if operation.writable else _RDONLY)",
+                "_NOSUID | _NODEV",
+            ),
+        ),
+    ),
+    **{f"{kind} namespace": Switch(nothing, ("start",), edits=(edit,)) for kind, edit in _CLONED.items()},
+    "network namespace and the last look": Switch(
+        nothing,
+        ("connect-to-loopback", "send-a-datagram"),
+        edits=(
+            _CLONED["network"],
+            _NO_LOOK_AROUND,
+            # Its loopback would have to be brought up, and the host's is not its own.
+            Edit(
+                "zygote/spare.py",
+                "network=None if blueprint.network else Network(",
+                "network=None and Network(",
+            ),
+        ),
+    ),
+    "ipc namespace and the last look": Switch(
+        nothing, ("attach-shared-memory", "open-a-message-queue"), edits=(_CLONED["ipc"], _NO_LOOK_AROUND)
+    ),
+    "end of what is kept aside": Switch(
+        nothing,
+        ("start",),
+        edits=(_ASIDE_STAYS,),
+    ),
+    "end of what is kept aside, and the last look": Switch(
+        nothing, ("find-what-is-kept-aside",), edits=(_ASIDE_STAYS, _NO_LOOK_AROUND)
+    ),
+    "read-only control files": Switch(
+        nothing,
+        ("change-a-control-file", "remove-a-control-file", "plant-a-control-file"),
+        only="user",  # as root they belong to the fork server, whom nobody is inside
+        edits=(Edit("zygote/spare.py", "        mounts.set_attributes(cover, mounts.ATTR_RDONLY)\n", ""),),
+    ),
+    "user namespace of its own": Switch(nothing, ("start",), edits=(_SAME_USER_NAMESPACE,)),
+    "capability drop": Switch(nothing, ("start",), edits=_KEEPING_CAPABILITIES),
+    "capability drop and the last look": Switch(
+        nothing, ("have-a-capability",), edits=(*_KEEPING_CAPABILITIES, _NO_LOOK_AT_ITSELF)
+    ),
+    "closedness of the first process, capability drop, user namespace of its own, and the last look": Switch(
+        # Whoever has no capabilities there cannot look into a process that has some.
+        _told(lambda told: told.replace(filter=allow_everything())),
+        ("read-environment-of-the-first-process", "enter-the-root-of-the-first-process"),
+        edits=(
+            *_KEEPING_CAPABILITIES,
+            _SAME_USER_NAMESPACE,
+            _NOBODY_ELSE,
+            _NO_LOOK_AT_ITSELF,
+            Edit("zygote/spare.py", "        process.dumpable(False)  # nothing", "        # nothing"),
+            Edit("layout/building.py", '"hidepid=2"', '""'),
+        ),
+    ),
+    "no new privileges": Switch(
+        nothing,
+        ("start",),  # the kernel takes no filter without it
+        edits=(
+            Edit(
+                "helper/confine.py", '    _checked("no_new_privs cannot be set", process.no_new_privs)\n', ""
+            ),
+        ),
+    ),
+    "system call filter": Switch(
+        _told(lambda told: told.replace(filter=allow_everything())),
+        ("call-io_uring_setup", "socket-vsock", "read-a-key", "make-a-whiteout", "unshare-user"),
+    ),
+    "filter of set-user-id files": Switch(
+        _told(lambda told: told.replace(filter=_program("namespaces"))), ("set-the-user-id-bit",)
+    ),
+    "scope of abstract sockets": Switch(
+        _told(lambda told: told.replace(scoped=0)), ("connect-to-an-abstract-socket",), network="open"
+    ),
+    "core limit": Switch(_told(lambda told: told.replace(rlimits=())), ("dump-core",)),
+    "clean environment": Switch(_variables_of_the_host, ("find-variables-of-the-host",)),
+    "closing of descriptors": Switch(
+        nothing,
+        ("find-open-descriptors",),
+        edits=(Edit("zygote/descriptors.py", "_CLOSE_ON_EXEC = 0x40000000", "_CLOSE_ON_EXEC = 0"),),
+    ),
+    "another user than root, and the last look": Switch(
+        _ids_of_the_host, ("uids",), only="root", edits=(_NOBODY_ELSE, _NO_LOOK_AT_ITSELF)
+    ),
+}
+
+ALONE = {
+    "hidepid, not dumpable": "PID 1 has capabilities that nobody inside has, in a user namespace that nobody "
+    "inside is in: each alone closes it, and all are switched off together",
+    "last look": "it sees whether other steps did what they say: switched off together with each",
+    "clean fork server": "its environment can be read through PID 1 only",
+    "session of its own": "the fork server is in a session without a terminal before anything else happens",
+    "end with the parent": "whether everything ends with the host program is tried with the fork server",
+    "nosuid": "no_new_privs takes the meaning of set-user-id files as well",
+    "private mounts": "they keep our own mounts from the host, where tests of endings look for them",
+    "mask of /proc/timer_list": "only root may read it, and root of the host is nobody inside",
+    "mask of /proc/kallsyms": "without capabilities the kernel shows every address as zero",
+    "RLIMIT_NICE, RLIMIT_RTPRIO": "they are zero already where nobody raised them",
+}

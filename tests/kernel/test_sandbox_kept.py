@@ -1,0 +1,205 @@
+"""A sandbox whose changes stay under a name: continued by the next one, also by another process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from staddle import Policy, Sandbox
+from staddle.errors import InvalidCall, LayerError, PolicyNotEnforceable
+from staddle.layers import keeping, kept, removal
+from staddle.session.kept import Kept
+from tests.kernel.in_a_child import SRC
+from tests.kernel.zygotes import until
+
+
+@pytest.fixture(autouse=True)
+def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where also somebody who is not root can pass through."""
+    made = Path(tempfile.mkdtemp(prefix="staddle-kept-", dir="/var/tmp"))
+    made.chmod(0o711)
+    monkeypatch.setenv("XDG_STATE_HOME", str(made))
+    yield made
+    removal.wait()
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    directory = tmp_path / "project"
+    (directory / "sub").mkdir(parents=True)
+    (directory / "file").write_text("of the host\n")
+    return directory
+
+
+def kinds(sandbox: Sandbox) -> dict[str, str]:
+    return {change.path: change.kind for change in sandbox.diff()}
+
+
+def layers(state: Path) -> list[str]:
+    return [name for name in os.listdir(state / "staddle/sessions/fix/layers") if name.isdigit()]
+
+
+def test_the_next_sandbox_of_the_name_goes_on(project: Path) -> None:
+    script = "echo 1 > new; rm file; ln -s x link; mkdir -m 700 d; echo 2 > d/f; chmod 0 d; mkfifo p"
+    with Sandbox(project, keep="fix") as first:
+        assert first.run(script).ok
+        before = kinds(first)
+    with Sandbox(project, keep="fix") as second:
+        assert kinds(second) == before
+        assert second.run(
+            "cat new; readlink link; chmod 700 d; cat d/f; echo 3 >> new; touch file"
+        ).stdout == ("1\nx\n2\n")
+        assert second.run("id -un; stat -c %U new").stdout.split()[0] == second.run("whoami").stdout.strip()
+    with Sandbox(keep="fix") as third:  # the workspace is the one it was made for
+        assert third.run("cat new").stdout == "1\n3\n"
+        third.commit(["new"])
+    assert (project / "new").read_text() == "1\n3\n"
+    assert (project / "file").read_text() == "of the host\n"
+
+
+def test_another_process_goes_on(project: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(SRC)!r})\n"
+        "from staddle import Sandbox\n"
+        "with Sandbox(sys.argv[1], keep='fix') as sb:\n"
+        "    sb.run('echo more >> new; mkdir -p a/b/c; echo x > a/b/c/d', check=True)\n"
+    )
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", code, str(project)], check=True, timeout=30)
+    with Sandbox(project, keep="fix") as sandbox:
+        assert sandbox.run("cat new; rm -r a; ls").stdout == "more\n" * 3 + "file\nnew\nsub\n"
+
+
+def test_without_a_directory_something_can_be_kept_too() -> None:
+    for expected in ("", "1\n", "1\n1\n"):
+        with Sandbox(keep="fix") as sandbox:
+            assert sandbox.run("cat file; echo 1 >> file").stdout == expected
+    with Sandbox(keep="fix") as sandbox, pytest.raises(LayerError, match="nothing to commit to"):
+        sandbox.commit()
+
+
+def test_nothing_is_written_after_the_end(project: Path, state: Path) -> None:
+    with Sandbox(project, keep="fix") as sandbox:
+        sandbox.run(
+            "(while :; do echo x >> file; done) & (setsid sh -c 'while :; do echo y >> other; done' &)"
+        )
+        assert until((upper(state) / "other").exists)
+    sizes = [os.stat(upper(state) / name).st_size for name in ("file", "other")]
+    time.sleep(0.1)
+    assert sizes == [os.stat(upper(state) / name).st_size for name in ("file", "other")]
+    assert not keeping.is_claimed("fix")
+
+
+def upper(state: Path) -> Path:
+    return state / "staddle/sessions/fix/layers/1/upper"
+
+
+def test_one_sandbox_at_a_time(project: Path) -> None:
+    with Sandbox(project, keep="fix"):
+        with pytest.raises(LayerError, match="in use"):
+            Sandbox(project, keep="fix")
+        with Sandbox(project, keep="other"), Sandbox(project):
+            pass
+    Sandbox(project, keep="fix").close()
+
+
+def test_what_cannot_be_leaves_nothing(project: Path, state: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidCall, match="contradict"):
+        Sandbox(project, keep="fix", mode="bind")
+    with pytest.raises(LayerError, match="no name"):
+        Sandbox(project, keep="a/b")
+    with pytest.raises(PolicyNotEnforceable):
+        Sandbox(project, keep="fix", backend="bwrap")
+    with pytest.raises(LayerError, match="in the workspace"):
+        Sandbox(state, keep="fix")
+    removal.wait()
+    assert kept.names() == []
+    assert not (state / "staddle").exists()
+    Sandbox(project, keep="fix").close()
+    with pytest.raises(InvalidCall, match="another workspace"):
+        Sandbox(tmp_path, keep="fix")
+    with pytest.raises(PolicyNotEnforceable):
+        Sandbox(project, keep="fix", backend="bwrap")
+    assert kept.names() == ["fix"]
+
+
+def test_snapshots_and_forks_of_it_work_and_leave_one_session(project: Path, state: Path) -> None:
+    with Sandbox(project, keep="fix") as sandbox:
+        sandbox.run("echo 1 > new")
+        point = sandbox.snapshot("first")
+        sandbox.run("echo 2 > new; echo 3 > more")
+        (fork,) = sandbox.fork()
+        fork.run("echo fork > new")
+        sandbox.restore(point)
+        point.close()
+        assert sandbox.run("cat new; ls").stdout == "1\nfile\nnew\nsub\n"
+        with pytest.raises(InvalidCall, match="reset"):
+            sandbox.reset()
+    assert keeping.is_claimed("fix")  # the fork has layers of it
+    assert fork.run("cat new more").stdout == "fork\n3\n"
+    fork.close()
+    assert not keeping.is_claimed("fix")
+    with Sandbox(project, keep="fix") as sandbox:
+        assert sandbox.run("cat new; ls").stdout == "1\nfile\nnew\nsub\n"
+        sandbox.discard()
+        assert sandbox.diff() == []
+    removal.wait()
+    assert len(layers(state)) == 1
+
+
+def test_a_kept_snapshot_is_gone_back_to_by_a_later_sandbox(project: Path) -> None:
+    with Sandbox(project, keep="fix") as sandbox:
+        sandbox.run("echo 1 > new")
+    session = Kept("fix")
+    session.snapshot("first")
+    session.close()
+    with Sandbox(project, keep="fix") as sandbox:
+        sandbox.run("echo 2 > new; rm file")
+    for _ in range(2):
+        session = Kept("fix")
+        session.restore("first")
+        session.close()
+        with Sandbox(project, keep="fix") as sandbox:
+            assert sandbox.run("cat new file; rm new").stdout == "1\nof the host\n"
+
+
+def test_many_kept_snapshots_are_squashed_and_stay_right(project: Path) -> None:
+    Sandbox(project, keep="fix").close()
+    for number in range(70):
+        session = Kept("fix")
+        Path(session.stack.top.upper, f"file-{number}").write_text(str(number))
+        session.snapshot(str(number))
+        session.close()
+    session = Kept("fix")
+    assert len(session.stack.frozen) < 64
+    session.restore("40")
+    session.close()
+    with Sandbox(project, keep="fix") as sandbox:
+        assert sandbox.run("ls -d file-* | wc -l; cat file-40").stdout == "41\n40"
+
+
+def test_the_policy_is_kept_for_display_without_secrets(project: Path) -> None:
+    Sandbox(project, Policy.agent().with_env(TOKEN="secret"), keep="fix").close()
+    record = kept.read(kept.directory_of("fix"))
+    assert record is not None
+    assert record.policy["env"] == ["TOKEN"]
+    assert "secret" not in Path(kept.directory_of("fix"), "session").read_text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's layers are mounted by somebody else")
+def test_root_is_told_when_nobody_else_can_reach_the_place(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with pytest.raises(LayerError, match="pass through"):
+        Sandbox(project, keep="fix")

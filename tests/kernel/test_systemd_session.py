@@ -1,0 +1,39 @@
+"""A session on the systemd backend of a real systemd: the shell, its state and its results are the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.kernel.private_systemd import SOURCE_INSIDE
+from tests.kernel.systemd_sandbox import Sandbox
+
+pytestmark = pytest.mark.needs_root
+
+PROGRAM = f"""
+import json, sys
+sys.path.insert(0, {SOURCE_INSIDE!r})
+from staddle import Sandbox
+with Sandbox(sys.argv[1], backend="systemd", mode="bind") as sandbox:
+    told = [
+        sandbox.run("x=1; f() {{ echo f$x; }}; cd /tmp; pwd").stdout,
+        sandbox.run("f; pwd; cat").stdout,
+        sandbox.run("exit 3").exit_code,
+        sandbox.run("f; id -un; ls /workspace").stdout,
+        sandbox.run("sleep 60", timeout=0.5).timed_out,
+        sandbox.run("echo written > /workspace/new").exit_code,
+        sandbox.exec(["sh", "-c", "exit 7"]).exit_code,
+        sandbox.enforced.backend,
+    ]
+print(json.dumps(told))
+"""
+
+
+def test_a_session_remembers_and_survives(sandbox: Sandbox) -> None:
+    place = sandbox.place()
+    sandbox.unconfined(["touch", f"{place}/file"])
+    done = sandbox.unconfined(["/usr/bin/python3", "-c", PROGRAM, place])
+    assert done.returncode == 0, done.stderr.decode()
+    assert json.loads(done.stdout) == ["/tmp\n", "f1\n/tmp\n", 3, "f1\nuser\nfile\n", True, 0, 7, "systemd"]
+    assert sandbox.unconfined(["cat", f"{place}/new"]).stdout == b"written\n"
