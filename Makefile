@@ -4,6 +4,9 @@
 PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$p"; break; }; done)
 VENV := .venv
+# Most tests wait for processes more than they compute. A file's tests stay together and in order.
+WORKERS ?= 3
+PARALLEL := -n $(WORKERS) --dist loadfile
 BIN := $(VENV)/bin
 
 .PHONY: help demo test lint bench docs filters clean check-python demo-packages test-packages
@@ -40,8 +43,8 @@ demo: demo-packages $(VENV)/installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo
 
 test: test-packages $(VENV)/installed-dev lint
-	$(BIN)/python -m pytest
-	scripts/test-as-user tests/kernel tests/containment tests/cli
+	$(BIN)/python -m pytest $(PARALLEL)
+	scripts/test-as-user $(PARALLEL) tests/kernel tests/containment tests/cli
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check

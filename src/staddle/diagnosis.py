@@ -30,12 +30,16 @@ class Finding(Value):
 
 
 class Diagnosis(Value):
-    """What `staddle doctor` prints. `auto` is the backend that a default run would get, if any."""
+    """What `staddle doctor` prints. `auto` is the backend that a default run would get, if any.
+
+    `network` says how much of an allow list can be held here.
+    """
 
     host: dict[str, str]
     findings: tuple[Finding, ...]
     auto: str | None
     why: str
+    network: str
 
     @property
     def can_confine(self) -> bool:
@@ -49,6 +53,7 @@ class Diagnosis(Value):
             "can_confine": self.can_confine,
             "auto": self.auto,
             "why": self.why,
+            "network": self.network,
             "backends": {
                 found.probe.backend: {
                     **found.probe.as_dict(),
@@ -80,7 +85,26 @@ def doctor(policy: Policy | None = None) -> Diagnosis:
         auto, why = enforced.backend, enforced.why
     except StaddleError as error:
         auto, why = None, str(error)
-    return Diagnosis(_host(), tuple(findings), auto, why)
+    gateway = any(found.probe.usable and found.probe.backend == "namespaces" for found in findings)
+    return Diagnosis(_host(), tuple(findings), auto, why, _network() if gateway else _NO_GATEWAY)
+
+
+_NO_GATEWAY = "no allow list: it takes the namespaces backend"
+
+
+def _network() -> str:
+    """What came of preparing a network as for a sandbox with an allow list."""
+    from .network.probing import probe
+
+    found = probe()
+    if not found.works:
+        return "no allow list: a network namespace could not be prepared"
+    less = [] if found.v6 else ["no IPv6"]
+    if not found.redirects:
+        less.append("without nftables (tproxy), names need ports and a wildcard has room for 16 names")
+    elif not found.tells:
+        less.append("without nfnetlink_log, what is refused by address is refused without being told")
+    return f"allow lists of hosts, and ports of the host's loopback{''.join(f'; {item}' for item in less)}"
 
 
 def _host() -> dict[str, str]:

@@ -53,6 +53,10 @@ def start(launch: Launch, *, group: int | None = None, **kwargs: Any) -> subproc
         )
         streams = (process.stdin, process.stdout, process.stderr)
         give_pipes(launch.uid, (0, 1, 2, *(stream.fileno() for stream in streams if stream is not None)))
+        if launch.group is not None:
+            from weakref import finalize
+
+            finalize(process, launch.group.leave)
         return process
     except OSError as error:
         raise LaunchFailed(
@@ -150,6 +154,8 @@ def complete(
             lifeline.close()
         if launch.told is not None:
             launch.told.finish()
+        if launch.group is not None:
+            launch.group.close()
     if failure and not ending:
         raise LaunchFailed("the command did not start", why=failure)
     if ending == "cancelled":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from staddle.helper.scratch import remove
 from tests.cli.kept_sessions import Run
 from tests.cli.staddle_command import environment, staddle
 
@@ -20,7 +21,7 @@ def state() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="staddle-kept-", dir="/var/tmp"))
     made.chmod(0o711)
     yield made
-    shutil.rmtree(made)
+    remove((os.fsencode(made),))  # the kernel leaves a directory there that its owner cannot open
 
 
 @pytest.fixture

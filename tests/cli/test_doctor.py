@@ -20,6 +20,12 @@ def test_it_names_every_backend_and_the_one_a_run_uses(tmp_path: Path) -> None:
     assert "`staddle run` uses namespaces" in done.stdout
 
 
+def test_it_says_what_the_network_can_be_here(tmp_path: Path) -> None:
+    assert "\nnetwork: allow lists of hosts" in staddle("doctor", cwd=tmp_path).stdout
+    found = json.loads(staddle("doctor", "--json", cwd=tmp_path).stdout)
+    assert found["network"].startswith("allow lists of hosts")
+
+
 def test_what_it_says_is_what_a_run_gets(tmp_path: Path) -> None:
     found = json.loads(staddle("doctor", "--json", cwd=tmp_path).stdout)
     report = json.loads(staddle("run", "--json", "--", "true", cwd=tmp_path).stdout)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.kept_sessions import Run, names
+from tests.cli.kept_sessions import Run, at_a_terminal, names
 from tests.cli.staddle_command import COMMAND, environment
 
 # ---------------------------------------------------------------- run and shell
@@ -49,6 +49,17 @@ def test_a_shell_goes_on_where_a_run_left(command: Run) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > file")
     command("shell", "--keep", "fix", status=4, input="echo 2 >> file; exit 4\n")
     assert command("run", "--keep", "fix", "--", "cat", "file").stdout == "1\n2\n"
+
+
+def test_on_a_terminal_it_has_a_terminal(state: Path, project: Path) -> None:
+    script = "tty; stty -a | head -1; test -t 0 && test -t 2 && echo yes; exit 5"
+    seen, status = at_a_terminal(state, project, ["run", "--keep", "fix", "-c", script])
+    assert status == 5
+    assert "/dev/pts/0\n" in seen
+    assert "yes\n" in seen
+    seen, status = at_a_terminal(state, project, ["run", "--keep", "fix", "--", "no-such"])
+    assert status == 127
+    assert "'no-such' cannot be run" in seen
 
 
 def test_a_session_is_of_one_workspace(command: Run, tmp_path: Path, project: Path) -> None:

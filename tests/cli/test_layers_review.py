@@ -90,6 +90,19 @@ def test_only_some_paths_can_be_committed(command: Run, project: Path) -> None:
     assert "no change" in command("commit", "fix", "--yes", "nowhere", status=125).stderr
 
 
+def test_what_was_committed_and_then_changed_on_the_host_is_no_change_of_the_sandboxes(
+    command: Run, project: Path
+) -> None:
+    command("run", "--keep", "fix", "-c", "echo 1 > one; echo 2 > two")
+    command("commit", "fix", "--yes", "one")
+    time.sleep(0.05)
+    (project / "one").write_text("of the host\n")
+    command("run", "--keep", "fix", "--", "true")
+    assert names(command) == ["A /workspace/two"]
+    command("commit", "fix", "--yes")
+    assert (project / "one").read_text() == "of the host\n"
+
+
 def test_without_a_terminal_nobody_is_asked_and_nothing_is_done(command: Run, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > one")
     assert "--yes" in command("commit", "fix", status=125).stderr

@@ -118,6 +118,10 @@ class _Surroundings:
         raise NotImplementedError
 
 
+#: With a list, there is a gateway to attack, and nothing on it that an attack is about.
+_ALLOWED = {"allow": ("allowed.example", "*.wild.example", "192.0.2.0/24:80", "udp://192.0.2.1:53")}
+
+
 class _Sandbox(_Surroundings):
     """The backend under test, with one policy for everything that is started in it."""
 
@@ -132,7 +136,7 @@ class _Sandbox(_Surroundings):
             .with_read(world.facts["readable"], world.facts["late"])
             .with_write(world.facts["work"])
             .with_deny(*world.denies())
-            .with_network(getattr(Network, network)())
+            .with_network(getattr(Network, network)(*_ALLOWED.get(network, ())))
             .with_limits(timeout=SECONDS)
         )
         if switched_off:

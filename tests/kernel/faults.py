@@ -29,6 +29,7 @@ from seccompy.notify import Listener, RespFlag
 
 from staddle.backends.base import Launch
 from staddle.backends.namespaces import Namespaces
+from staddle.errors import LaunchFailed
 from staddle.linux import process, seccomp
 from staddle.linux.syscalls import NUMBERS, architecture
 from staddle.policy.network import Network
@@ -268,7 +269,7 @@ def _become(launch: Launch, channel: socket.socket, out: int, here: bool) -> Non
             code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
         else:
             os.execve(launch.argv[0], launch.argv, launch.env)  # noqa: S606 - no shell, on purpose
-    except OSError as error:
+    except (OSError, LaunchFailed) as error:
         code = 3
         os.write(int(launch.pass_fds[0]), f"3 {error}".encode())
     finally:
@@ -303,7 +304,8 @@ def places(made: Sequence[str], start: int, end: int) -> list[int]:
 def chosen(calls: list[list[str]]) -> list[Call]:
     """Those of every process, up to the command's own exec."""
     found: list[Call] = []
-    command = next(who for who, made in enumerate(calls) if "seccomp" in made)
+    # The network gateway, if there is one, appears before it, and has a filter, too.
+    command = max(who for who, made in enumerate(calls) if "seccomp" in made)
     for who, made in enumerate(calls[: command + 1]):
         start = 1 if made[0] == "execve" and who == 0 else 0  # our own exec of the launcher
         end = made.index("execve", made.index("seccomp")) + 1 if who == command else len(made)
@@ -320,7 +322,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
         grants=(write(work),),
         hidden=(hidden(f"{work}/secret"),),
         guards=(guard(f"{work}/.git"),),
-        network=getattr(Network, asked.get("network", "deny"))(),
+        network=Network.loopback([9]) if "ports" in asked else getattr(Network, asked.get("network", "deny"))(),
         variables=(Variable("A", "b", WHY),),
         cwd=work,
     )

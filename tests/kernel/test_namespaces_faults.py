@@ -13,6 +13,8 @@ WAYS = {
     "by a launcher": {},
     "with the network of the host": {"network": "open"},
     "by our command line": {"here": True},
+    "with a network gateway": {"ports": True},
+    "with a network gateway, by our command line": {"ports": True, "here": True},
 }
 
 

@@ -51,8 +51,9 @@ def contents(sandbox: Sandbox) -> str:
 def test_a_tree_comes_back_as_it_was(place: Place) -> None:
     sandbox = place.sandbox
     sandbox.run(
-        "mkdir -p t/d/e t/closed; echo a > t/a; ln t/a t/d/hard; ln -s ../a t/d/soft; printf '\\377' > $'t/\\377\\n';"
-        "echo x > t/run; chmod 755 t/run; chmod 500 t/closed; mkfifo t/p; touch -d 2001-01-01 t/a; : > t/empty"
+        "mkdir -p t/d/e t/closed; echo a > t/a; ln t/a t/d/hard; ln -s ../a t/d/soft; : > t/empty;"
+        "printf '\\377' > $'t/\\377\\n'; echo x > t/run; chmod 755 t/run; chmod 500 t/closed; mkfifo t/p;"
+        "touch -d 2001-01-01 t/a"
     )
     out = io.BytesIO()
     sandbox.download_tar(out, "t")

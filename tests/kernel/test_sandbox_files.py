@@ -307,6 +307,10 @@ def test_nothing_of_the_process_that_does_it_is_shown(place: Place) -> None:
     if place.habitat.startswith("namespaces"):
         with pytest.raises(OSError):  # noqa: PT011 - hidden, or refused
             files.read("/proc/1/environ")
+    place.sandbox.run("ln -s /proc/self/fd/3 l")
+    for path in ("/proc/self/fd/0", "/proc/self/fd/3", "l"):
+        with pytest.raises(OSError):  # noqa: PT011 - it is a device, or there is no file of that name
+            files.read(path)
 
 
 # ---------------------------------------------------------------- whoever does it

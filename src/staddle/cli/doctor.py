@@ -49,6 +49,7 @@ def main(words: Sequence[str]) -> int:
     print(f"{found.host['system']}, Python {found.host['python']}, {found.host['user']}\n")
     for finding in found.findings:
         _print_finding(finding, parsed.on("verbose"))
+    print(f"network: {found.network}")
     if found.auto:
         print(f"`staddle run` uses {found.auto}: {found.why}")
     else:

@@ -38,11 +38,24 @@ def run(parsed: Parsed) -> int:
         if parsed.on("json"):
             return _as_json(sandbox, argv)
         seconds = sandbox.policy.limits.timeout
-        status = passed_through(sandbox, argv, seconds)
+        status = _attended(sandbox, argv, seconds)
         if status == 124 and seconds is not None:
             say(f"ended after {seconds:g} s; --timeout gives it more")
         say_violations(sandbox.violations())
         return status
+
+
+def _attended(sandbox: Sandbox, argv: list[str], seconds: float | None) -> int:
+    """On a terminal of its own if we have one: an agent draws on it, and asks for keys."""
+    if not all(map(os.isatty, range(3))):
+        return passed_through(sandbox, argv, seconds)
+    from ..display import shown
+    from .terminal import on_this_terminal
+
+    status, failure = on_this_terminal(sandbox, seconds, argv)
+    if failure:
+        say(shown(failure))
+    return status
 
 
 def opened(parsed: Parsed, script: str | None = None) -> tuple[Sandbox, str | None]:

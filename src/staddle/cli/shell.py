@@ -63,7 +63,7 @@ def main(words: Sequence[str]) -> int:
         elif os.isatty(0) and os.isatty(1):
             from .terminal import on_this_terminal
 
-            status = on_this_terminal(sandbox, seconds)
+            status, _ = on_this_terminal(sandbox, seconds)
         else:
             status = _piped(sandbox, seconds)
         if status == 124 and seconds is not None:

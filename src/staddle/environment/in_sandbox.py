@@ -219,6 +219,7 @@ class SandboxEnvironment:
             err=err.feed,
             over=inside.executions.discard,
             whole=True,
+            account=inside.account(),
         )
         inside.executions.add(running)
         outcome = _seen_through(running, cancel)

@@ -22,7 +22,7 @@ _PATIENCE = 20_000
 
 
 class Gateway:
-    """A gateway that was started. `line` is where it is given sockets, `ready` where it says that it has them."""
+    """A gateway that was started: `line` is where it gets sockets, `ready` where it says that it has them."""
 
     def __init__(self, ends: tuple[int, ...]) -> None:
         """Start it. `ends` are those of its line: its own, and ours. NotStarted when it cannot be."""

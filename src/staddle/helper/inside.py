@@ -19,7 +19,7 @@ import gc
 import os
 import select
 
-from ..linux import loopback, mounts, process, userns
+from ..linux import cgroups, loopback, mounts, process, userns
 from ..linux.syscalls import call
 from . import confine, fresh_root, last_look
 from .instructions import decode
@@ -57,7 +57,7 @@ def start(asked: Surroundings, stdio: Sequence[int], gateway: Gateway | None = N
         os.close(told)
         os.close(ready)
         _guarded(telling, lambda: _first(work, stdio, telling, awaited))
-    for fd in (telling, awaited, *work.translated.values()):
+    for fd in (telling, awaited, *asked.doors, *work.translated.values()):
         os.close(fd)
     if asked.stranger >= 0:
         process.become(asked.stranger, asked.stranger)  # as `first` will be: we may signal it
@@ -87,7 +87,7 @@ def start_here(asked: Surroundings, prepare: Callable[[], None], gateway: Gatewa
         gc.disable()  # looking for garbage would copy all of our parent's memory
         process.block_signals(HANDLED)
         prepare()
-        process.close_from(3, keep=(asked.status, *work.kept(), *work.translated.values()))
+        process.close_from(3, keep=(asked.status, *asked.doors, *work.kept(), *work.translated.values()))
         os.set_inheritable(asked.status, False)
         open_streams()
         if asked.stranger < 0:
@@ -149,6 +149,8 @@ def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -
     """
     asked = work.asked
     _die_with_the_launcher(telling)
+    if asked.doors:  # before there is a namespace of groups: from inside, ours have no names
+        cgroups.enter(asked.doors)
     call("unshare", mounts.CLONE_NEWNS | asked.namespaces)
     mounts.mount(None, "/", flags=mounts.MS_REC | mounts.MS_PRIVATE)
     call("sethostname", asked.host, len(asked.host))

@@ -47,8 +47,8 @@ def _asked(words: list[str]) -> surroundings.Surroundings:
 
 
 def _launch(asked: surroundings.Surroundings) -> int:
-    process.close_from(3, keep=(asked.status, *asked.gateway))
-    for fd in (asked.status, *asked.gateway):
+    process.close_from(3, keep=(asked.status, *asked.gateway, *asked.doors))
+    for fd in (asked.status, *asked.gateway, *asked.doors):
         os.set_inheritable(fd, False)
     process.block_signals(inside.HANDLED)
     inside.open_streams()

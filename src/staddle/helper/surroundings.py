@@ -48,8 +48,10 @@ class Surroundings(Value):
     command: bytes
     #: What of the network is made inside, as `zygote.network` has it, and the descriptors of the
     #: gateway's line: its own end and the other. Neither where nothing outside can be reached.
-    network: tuple[NetworkRow, ...] = ()
-    gateway: tuple[int, ...] = ()
+    network: tuple[NetworkRow, ...]
+    gateway: tuple[int, ...]
+    #: Descriptors by which the first process enters the control groups of the sandbox, if it has any.
+    doors: tuple[int, ...]
 
     def operations(self) -> tuple[Operation, ...]:
         """The operations that make the view."""
@@ -69,6 +71,7 @@ SHAPES: dict[str, Shape] = {
     "command": bytes,
     "network": [(bytes, bytes, int, bytes)],
     "gateway": [int],
+    "doors": [int],
 }
 
 

@@ -79,6 +79,18 @@ class Baseline:
             self._noted.setdefault(path, _CHANGED)
         self.taken = now
 
+    def settled(self) -> dict[str, Signature]:
+        """What was in the layer at the paths that were committed."""
+        return {path: mark for path, mark in self._settled.items() if mark is not None}
+
+    def resettle(self, path: str, status: os.stat_result) -> None:
+        """What was committed at `path` is the same as before; only its owner is another one now."""
+        self._settled[path] = _mark(status)
+
+    def is_settled(self, path: str, status: os.stat_result) -> bool:
+        """Whether what the layer has at `path` is what was committed."""
+        return self._settled.get(path) == _mark(status)
+
     def note(self, root: int, paths: Iterable[str]) -> None:
         """Keep what is at `paths` below the open directory `root`, where nothing has been kept yet."""
         look = LastDirectory(root)
@@ -152,6 +164,8 @@ def _signatures(rows: object) -> dict[str, Signature | None]:
 
 def _upper(item: Difference) -> Signature | None:
     """What the layer has at the path. A whiteout is one like any other."""
-    if item.new is None:
-        return None
-    return (item.new.st_dev, item.new.st_ino, item.new.st_mode, item.new.st_ctime_ns)
+    return None if item.new is None else _mark(item.new)
+
+
+def _mark(status: os.stat_result) -> Signature:
+    return (status.st_dev, status.st_ino, status.st_mode, status.st_ctime_ns)

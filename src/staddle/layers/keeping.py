@@ -19,6 +19,10 @@ from .tree import Tree
 
 #: So often somebody else's look at a claim is taken for what it is.
 _ATTEMPTS = 5
+#: For the sandboxes of a killed process, in seconds.
+_PATIENCE = 5.0
+#: Beside the layers; there is no `lock`, so that nobody takes them for those of a dead process.
+USERS = "users-"
 
 _open: weakref.WeakSet[KeptStore] = weakref.WeakSet()
 
@@ -41,13 +45,14 @@ class KeptStore(Store):
         self._lock = threading.Lock()
         self._live: set[str] = set()
         self._ending = False
-        self._claim = _claimed(self.home, name, make=make)
+        self._claim, killed = _claimed(self.home, name, make=make)
         mode = 0o711 if os.geteuid() == 0 else 0o700
         try:
             os.mkdir(self.path, mode)
             os.chmod(self.path, mode)
         except FileExistsError:
             pass
+        _await_users(self.path, killed)
         self._serial = max((int(found) for found in os.listdir(self.path) if found.isdigit()), default=0)
         _open.add(self)
 
@@ -94,7 +99,8 @@ class KeptStore(Store):
         self._give_back()
 
     def _give_back(self) -> None:
-        if self._ending and not self._live:
+        if self._ending and not self._live and self._claim >= 0:
+            os.ftruncate(self._claim, 0)  # nothing of ours writes any more
             self.leave()
 
 
@@ -109,7 +115,8 @@ os.register_at_fork(after_in_child=_after_fork)
 # ---------------------------------------------------------------- claims
 
 
-def _claimed(directory: str, name: str, *, make: bool) -> int:
+def _claimed(directory: str, name: str, *, make: bool) -> tuple[int, str]:
+    """The claim, and who had it last, if that process was killed."""
     import fcntl
 
     mode = 0o711 if os.geteuid() == 0 else 0o700
@@ -130,9 +137,10 @@ def _claimed(directory: str, name: str, *, make: bool) -> int:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(fd), os.lstat(f"{directory}/{CLAIM}")):
+                killed = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
                 os.ftruncate(fd, 0)
-                os.write(fd, b"%d\n" % os.getpid())
-                return fd
+                os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+                return fd, killed
             os.close(fd)
         except BlockingIOError:
             who = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
@@ -143,6 +151,39 @@ def _claimed(directory: str, name: str, *, make: bool) -> int:
         except FileNotFoundError:
             os.close(fd)
     raise LayerError(f"the session {name!r} is removed all the time")
+
+
+def _await_users(layers: str, killed: str) -> None:
+    """Wait for the sandboxes of a killed process: they end with it, but not in the same moment.
+
+    Who starts the sandboxes of a process, its child, holds a lock on a file that has the
+    process's number until the last one has ended. From here on there is one for ours.
+    """
+    ours = f"{USERS}{os.getpid()}"
+    for name in os.listdir(layers):
+        if name.startswith(USERS) and name != ours:
+            if name == f"{USERS}{killed}":
+                _await(f"{layers}/{name}")
+            os.unlink(f"{layers}/{name}")
+    fd = os.open(f"{layers}/{ours}", os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    os.fchmod(fd, 0o644)  # root's are started by somebody else
+    os.close(fd)
+
+
+def _await(path: str) -> None:
+    import fcntl
+
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        until = time.monotonic() + _PATIENCE
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                time.sleep(0.01)
+    finally:
+        os.close(fd)
 
 
 def _in_use(name: str, who: str) -> LayerError:
@@ -190,7 +231,7 @@ def remove(name: str) -> None:
     directory = directory_of(name)
     if not os.path.isdir(directory):
         raise unknown(name)
-    claim = _claimed(directory, name, make=True)
+    claim, _ = _claimed(directory, name, make=True)
     try:
         _bury(directory)
     finally:

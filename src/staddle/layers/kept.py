@@ -3,6 +3,7 @@
     <state>/staddle/sessions/NAME/claim        held by the process that uses the rest
                                  /session      the record: what it is of, and of which layers it is made
                                  /layers/<n>   as in any store
+                                 /layers/users-<pid>  held by who starts that process's sandboxes
                                  /gone/...     to be deleted
 
 The record is replaced whole, and only layers that it does not name are ever deleted: a kill

@@ -148,6 +148,10 @@ class Group:
             pass  # what is still in it keeps it from being removed, and that is told
         return _until(self._remove)
 
+    def leave(self) -> None:
+        """Remove it if nobody is in it; else it is there until the program ends."""
+        self._remove()
+
     def _remove(self) -> bool:
         for place, path in list(self._directories.items()):
             if removed(path):

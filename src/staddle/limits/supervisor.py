@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Looking for open memory files takes longer than all the rest: not more than this part of the time.
 _SHARE = 50
+#: Between two looks, in seconds, where the processes are counted; and when half of what may be is there.
+_SELDOM, _OFTEN = 0.25, 0.01
 #: How many events are kept for whoever asks; a sandbox can go on for ever like this.
 _MOST_EVENTS = 64
 
@@ -54,13 +56,20 @@ class Supervisor:
         self.peak = 0
         self.full = False
 
-    def turn(self, now: float) -> float:
-        """Look once, do what must be done; how many seconds until the next look."""
+    def turn(self, now: float, gone: int = 0) -> float:
+        """Look once, do what must be done; how many seconds until the next look.
+
+        `gone` processes that are to be counted have just ended.
+        """
         pids = measuring.others()
+        seldom = _SELDOM
         if self._most_processes is not None:
-            self.full = self.full or measuring.threads(pids) >= self._most_processes
+            count = measuring.threads(pids) + gone
+            self.full = self.full or count >= self._most_processes
+            if count * 2 > self._most_processes and not self.full:
+                seldom = _OFTEN
         if self._memory is None:
-            return 1.0
+            return seldom
         shared = (
             measuring.files_in_memory(self._places) + measuring.system_v() + self._memory_files(pids, now)
         )
@@ -75,7 +84,7 @@ class Supervisor:
             tree.send(pid, process.SIGKILL)
         if step.kill:
             self.ended = [*self.ended[1 - _MOST_EVENTS :], Ended(step.kill, sample.total, self._memory)]
-        return step.again
+        return min(step.again, seldom)
 
     def take_events(self) -> list[Ended]:
         """What was done since this was last asked."""

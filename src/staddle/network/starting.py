@@ -11,7 +11,6 @@ The only part of the gateway that runs in the caller's process, and it never wai
 from __future__ import annotations
 
 import _socket
-import os
 import struct
 import sys
 

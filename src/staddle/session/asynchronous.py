@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ..backends.base import Enforcement
     from ..events import Event
+    from ..limits.usage import Usage
     from ..policy import Policy
     from ..policy.plan import Plan
     from .asynchronous_processes import AsyncProcess, AsyncTerminal
@@ -139,6 +140,19 @@ class AsyncSandbox(AsyncLayered, AsyncFiled):
     async def interrupt(self) -> None:
         """End the commands that run now, in every session; processes in the background go on."""
         self._now().interrupt()
+
+    async def pause(self) -> None:
+        """Stop everything in it where it stands, until `resume()`. The time of commands goes on."""
+        await in_thread(self._now().pause)
+
+    async def resume(self) -> None:
+        """Let everything go on after `pause()`."""
+        await in_thread(self._now().resume)
+
+    @property
+    def usage(self) -> Usage:
+        """What everything in it has used. Without limits on the whole only the time on the clock is known."""
+        return self._now().usage
 
     # ------------------------------------------------------------ the whole
 

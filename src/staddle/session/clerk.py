@@ -97,6 +97,14 @@ class Clerk:
             os.close(writing)
         return Receiving(self, reading)
 
+    @property
+    def busy(self) -> bool:
+        """Whether it is being asked something at this moment."""
+        if not self.turn.acquire(blocking=False):
+            return True
+        self.turn.release()
+        return False
+
     # ------------------------------------------------------------ the line
 
     def _say(

@@ -82,12 +82,13 @@ class Inside:
 
     @property
     def in_use(self) -> bool:
-        """Whether a command, a program or a terminal runs."""
+        """Whether a command, a program or a terminal runs, or files are being looked after."""
         return (
             any(session.shell.busy for session in self.every_session())
             or bool(self.executions)
             or self.processes.running
             or any(not terminal.closed for terminal in self.terminals)
+            or self.clerk.busy
         )
 
     def pause(self) -> None:

@@ -15,6 +15,7 @@ from ..layers.baseline import Baseline
 from ..layers.differences import differences
 from ..layers.merged import Opened, View
 from ..layers.stack import Frozen, Stack
+from ..layers.tree import Tree
 from ..zygote.client import mounter
 from .layering import Layering, empty_directory
 
@@ -102,8 +103,12 @@ class Kept(Layering):
             layers = {layer.path: layer for layer in (self.stack.top, *self.stack.frozen)}
             for held, _, _ in self.points.values():
                 layers.update({layer.path: layer for layer in held.layers})
+            settled = self._settled_paths()
             for layer in layers.values():
                 keeping.prepare(layer, owner)
+            for path in settled:
+                if (status := self._in_the_layers(path)) is not None:
+                    self.baseline.resettle(path, status)
             if owner is not None and self.is_nobodys:
                 os.chown(self.workspace, *owner)
             self._begin_again()
@@ -111,6 +116,18 @@ class Kept(Layering):
                 self._watch.follow(self.stack.view())
         self.record = self.record.replace(policy=described(policy))
         self.save()
+
+    def _settled_paths(self) -> list[str]:
+        """What is in the layers as it was committed."""
+        found = [(path, self._in_the_layers(path)) for path in self.baseline.settled()]
+        return [path for path, status in found if status and self.baseline.is_settled(path, status)]
+
+    def _in_the_layers(self, path: str) -> os.stat_result | None:
+        for layer in (self.stack.top, *self.stack.frozen):
+            with Tree(layer.upper, ours=True) as tree:
+                if (status := tree.status(path)) is not None:
+                    return status
+        return None
 
     def _begin_again(self) -> None:
         """The sandbox will see the host's files as they are now, but for those that it has changed."""

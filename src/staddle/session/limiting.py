@@ -46,6 +46,7 @@ class Limiting:
             self._close_files()
             raise
         self._whole = GroupMeter(self._group) if self._group else None
+        self._peaks = [0]
 
     @property
     def grouped(self) -> bool:
@@ -63,13 +64,16 @@ class Limiting:
 
     def account(self, link: AgentLink) -> Account:
         """Of one shell, or one program."""
-        return Account(self._limits, self._group, self._tally, link)
+        return Account(self._limits, self._group, self._tally, self._peaks, link)
 
     def total(self) -> Usage:
         """What was used since the sandbox was made."""
         wall = time.monotonic() - self._began
         if self._whole is not None:
-            return self._whole.total(wall)
+            used = self._whole.total(wall)
+            # The kernel forgets the most there was with every command; whoever was told remembers.
+            self._peaks[:] = [max(*self._peaks, used.memory or 0)]
+            return used.replace(memory=self._peaks[0] or None)
         return Usage(wall, memory=_told(self._tally)[2] or None)
 
     def freeze(self) -> bool:
@@ -100,8 +104,11 @@ class Limiting:
 class Account:
     """What the commands of one shell use, and which limit they run into. One thread at a time."""
 
-    def __init__(self, limits: Limits, group: Group | None, tally: int, link: AgentLink) -> None:
-        self._limits, self._tally, self._link = limits, tally, link
+    def __init__(
+        self, limits: Limits, group: Group | None, tally: int, peaks: list[int], link: AgentLink
+    ) -> None:
+        """In `peaks` the most memory of any command is kept, for the whole."""
+        self._limits, self._tally, self._peaks, self._link = limits, tally, peaks, link
         self._meter = None if group is None else GroupMeter(group)
         self._before = Events()
 
@@ -114,7 +121,10 @@ class Account:
     def end(self, outcome: Outcome) -> Outcome:
         """It is over: its outcome with what it used and, if that made it fail, the limit it ran into."""
         if self._meter is not None:
-            outcome = outcome.replace(usage=self._meter.end(outcome.duration))
+            used = self._meter.end(outcome.duration)
+            if used.memory is not None and used.memory > self._peaks[0]:
+                self._peaks[0] = used.memory
+            outcome = outcome.replace(usage=used)
         if not outcome.exit_code or outcome.reason not in _BY_ITSELF:
             return outcome
         found = self._ran_into(outcome.exit_code)

@@ -13,7 +13,7 @@ from .. import backends
 from .._value import Value
 from ..backends.base import Gap
 from ..errors import InvalidCall, PolicyError, PolicyNotEnforceable
-from ..policy import Network, Policy
+from ..policy import Policy
 from ..policy.workspace import PLACE, compile_session
 from ..view import find_program
 
@@ -166,9 +166,7 @@ def _decided(
     plan, workspace = compile_session(
         policy, asked.workspace, access=access, moved=moved, env=asked.env, stand_in=stand_in
     )
-    # In a session of ours the network is held by a gateway, which one command alone does not have.
-    held = plan.replace(network=Network.deny()) if name in _GATEWAY and _has_gateway(plan.network) else plan
-    chosen = _OWN_LAYER if held is not plan else name
+    held, chosen = plan, name
     if chosen in _GATEWAY and (rest := _beyond_a_session(plan.limits)) is not plan.limits:
         held, chosen = held.replace(limits=rest), _OWN_LAYER
     backend, enforced = backends.choose(held, chosen, best_effort=asked.best_effort)
@@ -196,24 +194,6 @@ def _beyond_a_session(limits: Limits) -> Limits:
     holds, _ = held(limits, usable(), inside=True, layer="none")
     names = {item.limit: None for item in holds if item.limit in GROUPED}
     return limits.replace(**names) if names else limits
-
-
-_redirects: list[bool] = []  # whether this kernel does, once it was asked
-
-
-def _has_gateway(network: Network) -> bool:
-    """Whether the network needs a gateway, and all of it can be had here."""
-    from ..network.arrangement import arrange, needs_gateway
-
-    if not needs_gateway(network) or not backends.get(_OWN_LAYER).probe().usable:
-        return False
-    if not arrange(network).unheld:
-        return True
-    if not _redirects:
-        from ..network.probing import probe
-
-        _redirects.append(probe().redirects)
-    return _redirects[0]
 
 
 def open_agent(asked: Settings, layering: Layering | None = None) -> Opened:

@@ -102,6 +102,11 @@ class Terminal:
         self.rows, self.cols = rows, cols
         fcntl.ioctl(self.fileno(), termios.TIOCSWINSZ, struct.pack("HHHH", self.rows, self.cols, 0, 0))
 
+    @property
+    def failure(self) -> str:
+        """Why its program could not be run, when it is over because of that."""
+        return self._spawned.failure
+
     def poll(self) -> int | None:
         """The exit code of the program, 128+N for signal N; None while it runs."""
         return self._spawned.poll()

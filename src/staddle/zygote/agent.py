@@ -218,7 +218,7 @@ class Agent:
         elif message.kind == requests.CLERK and self._confine is not None:
             self._start_clerk(self._confine, *message.descriptors)
         elif message.kind == requests.LOOK and self.watch is not None:
-            self.watch.look()
+            self.watch.look(gone=1)  # the command that failed
             self._main.say(requests.encode(requests.LOOKED))
         elif message.kind == requests.PAUSE:
             if message.fields[0]:

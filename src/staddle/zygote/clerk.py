@@ -144,8 +144,10 @@ class Clerk:
 
     def _open(self, path: bytes) -> int:
         _refuse_special(os.stat(path).st_mode)
-        # It may be another thing by now: not waiting for it, and asking again what it is.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        # It may be another thing by now: not waiting for it, and asking again what it is. By the name
+        # that links lead to: those of /proc, followed, would lead to what we were started from.
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(os.path.realpath(path), flags)
         try:
             _refuse_special(os.fstat(fd).st_mode)
             _refuse_ourselves(fd)

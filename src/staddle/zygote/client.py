@@ -126,6 +126,8 @@ def open_sandbox(
     finally:
         if tree is not None:
             os.close(tree)
+    if found.ended:
+        raise LaunchFailed("the sandbox could not be made", why="the zygote has ended, twice")
     raise LaunchFailed(
         "the workspace could not be shown",
         why="what is mounted there changes while the sandbox is made",
@@ -137,7 +139,10 @@ def _zygote(blueprint: records.Blueprint) -> Zygote:
     with _registry:
         found = _zygotes.get(blueprint)
         if found is None or found.ended:
-            found = _zygotes[blueprint] = Zygote(blueprint)
+            before, found = found, Zygote(blueprint)
+            _zygotes[blueprint] = found
+            if before is not None and not before.live:
+                before.close()
         return found
 
 
@@ -190,6 +195,7 @@ def _blueprint(plan: Plan, shared: sharing.Shared, bash: str) -> records.Bluepri
     from ..backends.filters import filter_profile
     from ..backends.last_steps import rlimits
     from ..backends.namespaces.orders import scopes
+    from ..limits.in_memory import sized
     from ..limits.standing_in import stand_ins
 
     base, count = _ids() if os.geteuid() == 0 else (-1, 1)
@@ -198,7 +204,7 @@ def _blueprint(plan: Plan, shared: sharing.Shared, bash: str) -> records.Bluepri
     limits = (*rlimits(plan.limits), *standing_in)
     return records.Blueprint(
         template=rows.encoded(shared.template),
-        own=rows.encoded(shared.own),
+        own=rows.encoded(sized(plan.limits, shared.own)),
         uid=who.uid,
         gid=who.gid,
         host=os.fsencode(who.host),

@@ -81,6 +81,8 @@ class Zygote:
     def close(self) -> None:
         """End it, and every sandbox of it."""
         self._line.close()
+        if self._deaf:
+            self._process.kill()
         self._process.wait()
 
     def _lend(self, blueprint: records.Blueprint) -> None:

@@ -26,7 +26,7 @@ SPAWN_WHOLE = b"T"  # the same; when the program has ended, all that it started 
 SWAP = b"w"  # whether nobody else may be in it; the workspace that takes the place of the present one
 CLERK = b"c"  # the line of a clerk, and its code: a process that looks after files
 NETWORK = b"N"  # a line for the sandbox's network: its sockets come on it, and it takes wishes
-LOOK = b"l"  # who holds limits that the kernel does not is to look now, and tell
+LOOK = b"v"  # who holds limits that the kernel does not is to look now, and tell
 PAUSE = b"z"  # whether everything in the sandbox is to stop, or to go on
 # To the agent, on the line of a process.
 SIGNAL = b"k"  # number, whether to everything below it, too
@@ -42,7 +42,7 @@ STARTED = b"p"  # process; the line, and the master of its terminal
 REFUSED = b"f"  # why
 SWAPPED = b"W"
 PAUSED = b"Z"
-LOOKED = b"L"
+LOOKED = b"V"
 LINE = b"L"
 BUSY = b"b"  # who is in the way
 # From the agent, on the line of a process.

@@ -70,6 +70,7 @@ def _live(blueprint: Blueprint, outside: last_look.Outside, line: _socket.socket
         process.close_from(3, keep=(line.fileno(),))
         doing = "while its own part of the view was made"
         control = _be_first(blueprint)
+        doing = "at a last look"
         last_look.around(blueprint, outside)
         doing = "while its shell was started"
         place = Workspace(blueprint.whose, control)

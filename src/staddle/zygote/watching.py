@@ -28,10 +28,10 @@ class Watch:
         left = 1 + max(0, int((self._next - time.monotonic()) * 1000))
         return left if otherwise is None else min(left, otherwise)
 
-    def look(self) -> None:
-        """Look now."""
+    def look(self, gone: int = 0) -> None:
+        """Look now; so many processes that have just ended count as if they were there."""
         now = time.monotonic()
-        self._next = now + self._supervisor.turn(now)
+        self._next = now + self._supervisor.turn(now, gone)
         self._tell()
 
     def _tell(self) -> None:

@@ -65,6 +65,7 @@ class _Zygote:
         self._spares: list[_socket.socket] = []
         self._children: set[int] = set()
         self._stores: set[bytes] = set()
+        self._held: dict[bytes, int] = {}
 
     def serve(self) -> NoReturn:
         poll = select.poll()
@@ -98,7 +99,7 @@ class _Zygote:
             while trees and len(along) < request.along:
                 along.insert(0, trees.pop())
             if request.upper:
-                self._stores.add(os.path.dirname(os.path.dirname(request.upper)))
+                self._use(os.path.dirname(os.path.dirname(request.upper)))
             if request.workspace:
                 trees.append(workspace.take(request, self._old_root, trees.pop() if trees else None))
                 if not request.view:
@@ -119,6 +120,19 @@ class _Zygote:
                 os.close(fd)
             if given is not None:
                 given.close()
+
+    def _use(self, store: bytes) -> None:
+        """Layers go to this directory. If they are there to stay, whoever has them next waits for our end."""
+        self._stores.add(store)
+        path = f"{os.fsdecode(store[1:])}/users-{os.getppid()}"
+        try:
+            users = open_beneath(self._old_root, path, os.O_RDONLY)
+        except OSError:
+            return  # they go with the host program
+        if store in self._held:
+            os.close(self._held[store])
+        self._held[store] = users
+        fcntl.flock(users, fcntl.LOCK_SH)
 
     def _refill(self) -> None:
         try:

@@ -15,9 +15,11 @@ from staddle.layout.from_plan import lay_out
 from staddle.linux.landlock import RIGHTS
 from staddle.linux.seccomp import program
 from staddle.linux.userns import Facts
+from staddle.network.arrangement import arrange
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Plan, Text, Variable
+from staddle.zygote.network import decoded
 from tests.unit.layout.plans import DictHost, guard, hidden, plan, read, scratch, write
 
 STRANGER = 0x70000001
@@ -130,17 +132,61 @@ def test_an_ordinary_plan_has_no_gap() -> None:
 
 def test_what_it_cannot_hold_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     made = plan(
-        network=Network.allow("example.com"),
         limits=Limits(memory="1G", cpu=1, processes=5, disk="1G"),
         grants=(write("/w"),),
         hidden=(hidden("/w/x", "missing"),),
     )
     assert gaps(made) == dict.fromkeys(
-        ("deny", "network", "limits.memory", "limits.cpu", "limits.processes", "limits.disk"), False
+        ("deny", "limits.memory", "limits.cpu", "limits.processes", "limits.disk"), False
     )
-    assert gaps(plan(network=Network.loopback([80]))) == {"network": False}
     monkeypatch.setattr(common, "scopes_sockets", lambda: False)
     assert gaps(plan(network=Network.open())) == {"sockets": True}
+
+
+def test_a_list_of_hosts_is_held_as_far_as_this_kernel_delivers_every_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    everywhere, at_ports = Network.allow("example.com"), Network.allow("example.com:443", "10.1.2.3:5432")
+    for redirects in (True, False):
+        monkeypatch.setattr(shortfalls, "_redirects", [redirects])
+        assert gaps(plan(network=everywhere)) == ({} if redirects else {"network": False})
+        assert gaps(plan(network=at_ports)) == {}
+        assert gaps(plan(network=Network.loopback([80]))) == {}
+
+
+def test_a_gateway_is_asked_for_only_where_something_can_be_reached() -> None:
+    for network in (Network.deny(), Network.open(), Network.loopback()):
+        made = plan(network=network)
+        launch = orders.launch(made, lay_out(made, DictHost()), None, ["true"])
+        assert launch.told is None
+        assert len(launch.pass_fds) == 2
+        launch.close()
+        os.close(launch.status or -1)
+
+
+def test_the_network_and_both_ends_of_its_line_are_in_the_orders() -> None:
+    network = Network.allow("example.com:443", "*.example.org", "udp://10.0.0.1:53", "127.0.0.1:80", "!b.com")
+    said = orders.orders(
+        plan(network=network), lay_out(plan(), DictHost()), None, ["true"], status=7, gateway=(8, 9)
+    )
+    assert surroundings.decode(surroundings.encode(said)) == said
+    assert said.gateway == (8, 9)
+    assert decoded(said.network) == arrange(network).replace(unheld=())
+    with pytest.raises(surroundings.Malformed):
+        surroundings.encode(said.replace(gateway=(8,)))
+
+
+def test_a_launch_with_a_gateway_can_be_given_up() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    made = plan(network=Network.allow("example.com"))
+    launch = orders.launch(made, lay_out(made, DictHost()), None, ["true"])
+    assert launch.told is not None
+    assert len(launch.pass_fds) == 4
+    launch.close()
+    launch.told.finish()
+    assert launch.told.events() == ()
+    os.close(launch.status or -1)
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def printed(made: Plan, stranger: int | None = None) -> list[str]:
@@ -167,6 +213,16 @@ def test_every_step_is_a_line() -> None:
     assert as_root.index("leave the old root for good") < next(
         at for at, line in enumerate(as_root) if str(STRANGER) in line
     )
+
+
+def test_what_is_made_of_the_network_is_told() -> None:
+    lines = printed(plan(network=Network.allow("example.com:443", "!b.com", "127.0.0.1:80")))
+    assert any("network gateway" in line for line in lines)
+    assert any("resolver at 127.0.0.53" in line for line in lines)
+    assert "port 80 of its loopback leads to port 80 of the host's" in lines
+    assert "lead to the gateway: example.com:443" in lines
+    assert "refuse: b.com" in lines
+    assert not any("gateway" in line for line in printed(plan(network=Network.loopback())))
 
 
 # The self-test's verdict.

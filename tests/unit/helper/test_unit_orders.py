@@ -28,6 +28,9 @@ def orders(**fields: Any) -> Orders:
         "foreign": ((b"net", 4026531840),),
         "bounds": ((b"memory.max", 1 << 40),),
         "command": b"...",
+        "network": (),
+        "gateway": (),
+        "doors": (),
     }
     return Orders(**{**defaults, **fields})
 

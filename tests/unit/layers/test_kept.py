@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -210,6 +212,23 @@ def test_another_process_is_named() -> None:
             assert pipe is not None
             pipe.close()
     KeptStore("fix", make=True).end()  # the kernel has taken the claim back
+
+
+def test_after_a_kill_the_sandboxes_of_the_killed_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    for killed, expected in (("1", 0), ("", 0), ("2", 1)):
+        store = KeptStore("fix", make=True)
+        store.end()
+        Path(store.home, "claim").write_text(killed)  # empty: it ended as it should
+        Path(store.path, "users-2").touch()
+        users = os.open(f"{store.path}/users-2", os.O_RDONLY)
+        fcntl.flock(users, fcntl.LOCK_SH)
+        monkeypatch.setattr(time, "sleep", lambda seconds, fd=users: (waits.append(seconds), os.close(fd)))
+        KeptStore("fix", make=True).end()
+        assert len(waits) == expected
+        if not expected:
+            os.close(users)
+        assert os.listdir(store.path) == [f"users-{os.getpid()}"]
 
 
 def test_removal_is_complete(state: Path) -> None:

@@ -9,6 +9,7 @@ from ...helper import starting, surroundings
 from ...helper.instructions import encode as encode_instructions
 from ...helper.status import sentence
 from ...layout import rows
+from ...limits.in_memory import sized
 from ...linux import userns
 from ..base import Launch
 from ..descriptors import Descriptors
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...layout.from_plan import Layout
+    from ...limits.group import Group
     from ...network.told import Told
     from ...policy.plan import Plan
     from ...zygote.network import Row as NetworkRow
@@ -38,11 +40,14 @@ def launch(plan: Plan, layout: Layout, stranger: int | None, command: Sequence[s
     """The helper, ready to be started once."""
     give = Descriptors()
     read = -1
+    group: Group | None = None
     try:
         read, write = os.pipe2(os.O_CLOEXEC)
         status = give.keep(write)
         told, ends = _line(plan, give)
-        asked = orders(plan, layout, stranger, command, status=status, gateway=ends)
+        group = _group(plan)
+        doors = tuple(give.keep(door) for door in group.doors()) if group else ()
+        asked = orders(plan, layout, stranger, command, status=status, gateway=ends, doors=doors)
         file = give.holding(surroundings.encode(asked))
         return Launch(
             argv=starting.command("namespaces", str(file)),
@@ -56,9 +61,12 @@ def launch(plan: Plan, layout: Layout, stranger: int | None, command: Sequence[s
             uid=stranger,
             here=lambda prepare: _start_here(asked, prepare, told),
             told=told,
+            group=group,
         )
     except BaseException as error:
         give.close()
+        if group is not None:
+            group.close()
         if read >= 0:
             os.close(read)
         if isinstance(error, OSError):
@@ -77,6 +85,16 @@ def _line(plan: Plan, give: Descriptors) -> tuple[Told | None, tuple[int, ...]]:
     ours, theirs = new_line(plan.network)
     told = Told(ours)
     return told, (give.keep(theirs.detach()), give.keep(os.dup(ours.fileno())))
+
+
+def _group(plan: Plan) -> Group | None:
+    """The control groups of the sandbox, where something is to be limited by them. Its first process is in."""
+    limits = plan.limits
+    if limits.memory is None and limits.cpu is None and limits.processes is None:
+        return None
+    from ...limits import here
+
+    return here.group(limits, ours=1, together=True)
 
 
 def _start_here(asked: surroundings.Surroundings, prepare: Callable[[], None], told: Told | None) -> int:
@@ -106,13 +124,14 @@ def orders(
     *,
     status: int,
     gateway: tuple[int, ...] = (),
+    doors: tuple[int, ...] = (),
 ) -> surroundings.Surroundings:
     """Everything that the helper needs to know."""
     who = plan.identity
     return surroundings.Surroundings(
         status=status,
         launcher=os.getpid(),
-        view=rows.encoded(needed(layout)),
+        view=rows.encoded(sized(plan.limits, needed(layout))),
         namespaces=sum(NAMESPACES[name] for name in namespaces(plan)),
         uid=who.uid,
         gid=who.gid,
@@ -122,6 +141,7 @@ def orders(
         command=encode_instructions(instructions(plan, command, scopes(plan))),
         network=_network(plan) if gateway else (),
         gateway=gateway,
+        doors=doors,
     )
 
 

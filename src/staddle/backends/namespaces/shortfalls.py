@@ -1,4 +1,4 @@
-"""What our own namespaces cannot hold of a plan: limits beyond a process's own, and, on some kernels, parts of a network."""
+"""What our own namespaces cannot hold of a plan: limits beyond a process's own, on some kernels wildcards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ def gaps(plan: Plan, layout: Layout, stranger: int | None) -> Iterator[Gap]:
     )
     if reaches_out(plan):
         yield from _network(plan)
-    yield from shortfalls.limits(_WHO, plan)
+    yield from _limits(plan)
+
+
+def _limits(plan: Plan) -> Iterator[Gap]:
+    if all(getattr(plan.limits, name) is None for name in shortfalls.NEED_MORE):
+        return  # nobody looks what this host has
+    from ...limits.holding import held
+    from ...limits.standing_in import usable
+
+    yield from held(plan.limits, usable(), inside=False, layer="none")[1]
 
 
 _redirects: list[bool] = []  # whether this kernel does, once it was asked

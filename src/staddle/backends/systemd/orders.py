@@ -83,4 +83,7 @@ def orders(
         foreign=foreign(unit.namespaces(plan, found.scope)),
         bounds=tuple((os.fsencode(bound.file), bound.most) for bound in unit.bounds(plan.limits).values()),
         command=encode_instructions(instructions(plan, command, scopes())),
+        network=(),
+        gateway=(),
+        doors=(),
     )

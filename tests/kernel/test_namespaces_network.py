@@ -1,0 +1,310 @@
+"""The network of one command in our own namespaces: what the policy allows, and a gateway that ends with it.
+
+Each promise is held to for both ways to start a command: by a launcher, as `wrap` does, and by our
+command line itself.
+"""
+
+from __future__ import annotations
+
+import http.server
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from staddle import Network, Policy, wrap
+from staddle.errors import PolicyError
+from staddle.events import Event
+from staddle.network import starting
+from tests.cli.staddle_command import COMMAND, SRC, environment
+
+SECONDS = 30
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b"hello from outside\n"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[int]:
+    """The port of a web server on the host's loopback."""
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield made.server_address[1]
+    made.shutdown()
+    made.server_close()
+
+
+class Done:
+    """What a command printed, and what of its wishes was refused."""
+
+    def __init__(self, code: int, out: str, err: str, refused: tuple[str, ...]) -> None:
+        self.code, self.out, self.err, self.refused = code, out, err, refused
+
+
+def by_launcher(script: str, network: Network) -> Done:
+    policy = Policy.agent().with_network(network)
+    wrapped = wrap(["bash", "-c", script], policy, backend="namespaces")
+    assert wrapped.enforced.gaps == ()
+    done = wrapped.run(capture_output=True, text=True, timeout=SECONDS)
+    return Done(done.returncode, done.stdout, done.stderr, refused(wrapped.violations()))
+
+
+def by_command_line(script: str, network: Network) -> Done:
+    done = subprocess.run(
+        [*COMMAND, "run", *options(network), "-c", script],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    said = [line.split()[1] for line in done.stderr.splitlines() if " was refused: " in line]
+    return Done(done.returncode, done.stdout, done.stderr, tuple(said))
+
+
+Start = Callable[[str, Network], Done]
+both = pytest.mark.parametrize("start", [by_launcher, by_command_line])
+
+
+def options(network: Network) -> list[str]:
+    if network.mode == "loopback":
+        return ["--network", f"loopback={','.join(map(str, network.ports))}"]
+    return [word for rule in network.rules for word in ("--allow", str(rule))]
+
+
+def refused(events: tuple[Event, ...]) -> tuple[str, ...]:
+    return tuple(event.what for event in events if event.kind == "refused")
+
+
+def gateways_of(starter: int) -> list[int]:
+    """The gateways that this process has started."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if words[-3:-1] == [str(SRC / "staddle/network/__main__.py").encode(), b"%d" % starter]:
+                found.append(int(name))
+    return found
+
+
+def until(done: Callable[[], object], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# What is reached.
+
+
+@both
+def test_what_is_allowed_works_and_nothing_else_does(start: Start, server: int) -> None:
+    script = (
+        f"curl -sS -m 10 http://127.0.0.1:{server}/; curl -sS -m 10 http://127.0.0.1:1234/; echo $?;"
+        "curl -sS -m 10 http://192.0.2.8/; echo $?; getent hosts evil.example; echo $?;"
+        "curl -sS -m 10 http://evil.example/; echo $?; exit 3"
+    )
+    done = start(script, Network.allow(f"127.0.0.1:{server}", "allowed.example:443"))
+    assert done.out.split("\n") == ["hello from outside", "7", "7", "2", "6", ""], done.err
+    assert done.code == 3
+    assert sorted(done.refused) == ["192.0.2.8:80", "evil.example"]
+
+
+@both
+def test_exactly_the_named_ports_of_the_hosts_loopback_are_there(start: Start, server: int) -> None:
+    script = (
+        f"curl -sS -m 10 http://127.0.0.1:{server}/; curl -sS -m 10 http://127.0.0.1:{server + 1}/; echo $?;"
+        "getent hosts evil.example || echo unknown"
+    )
+    done = start(script, Network.loopback([server]))
+    assert done.out.split("\n") == ["hello from outside", "7", "unknown", ""], done.err
+    assert done.refused == ()
+
+
+@both
+def test_its_own_servers_work_beside_the_gateway(start: Start) -> None:
+    script = (
+        "python3 -m http.server 8000 --bind 127.0.0.1 >/dev/null 2>&1 & "
+        "for i in $(seq 100); do curl -s -o /dev/null http://127.0.0.1:8000/ && exit 0; sleep .1; done;"
+        "exit 1"
+    )
+    assert start(script, Network.allow("allowed.example")).code == 0
+
+
+def test_an_allowed_name_leads_to_what_the_host_finds_there(
+    server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "host_names", lambda: (("allowed.example", "127.0.0.1"),))
+    script = (
+        f"curl -sS -m 10 http://allowed.example:{server}/;"
+        "curl -sS -m 10 http://allowed.example:81/; echo $?;"
+        "getent ahostsv4 allowed.example | head -1"
+    )
+    network = Network.allow(f"allowed.example:{server}", f"127.0.0.1:{server}")
+    done = by_launcher(script, network)
+    lines = done.out.split("\n")
+    assert lines[:2] == ["hello from outside", "7"], done.err
+    assert lines[2].startswith("198.1")
+    assert done.refused == ("allowed.example:81",)
+
+
+@both
+def test_it_holds_nothing_of_the_gateway(start: Start) -> None:
+    script = "ls /proc/self/fd | wc -l; ls -d /proc/[0-9]* | wc -l; cat /proc/net/unix | wc -l"
+    done = start(script, Network.allow("allowed.example"))
+    fds, processes, sockets = map(int, done.out.split())
+    assert fds == 4  # its three streams, and the directory itself
+    assert processes <= 4
+    assert sockets == 1  # the heading
+
+
+@both
+def test_a_storm_of_refusals_is_bounded_and_delays_nobody(start: Start) -> None:
+    script = "for i in $(seq 300); do (echo > /dev/tcp/192.0.2.$((i % 250))/$i) 2>/dev/null; done; echo done"
+    done = start(script, Network.allow("allowed.example:443"))
+    assert done.out == "done\n"
+    assert 10 <= len(done.refused) <= 64
+    assert len(done.err) < 20_000
+
+
+# Its end.
+
+
+def test_when_the_gateway_dies_nothing_goes_out_any_more(server: int) -> None:
+    policy = Policy.agent().with_network(Network.loopback([server]))
+    fetch = f"curl -sS -m 10 http://127.0.0.1:{server}/"
+    script = f"{fetch}; read; {fetch} 2>/dev/null; echo $?"
+    with wrap(["bash", "-c", script], policy, backend="namespaces").popen(
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "hello from outside\n"
+        (gateway,) = gateways_of(process.pid)
+        os.kill(gateway, signal.SIGKILL)
+        assert until(lambda: not Path(f"/proc/{gateway}/cmdline").read_bytes())
+        assert process.communicate("\n", timeout=SECONDS)[0] == "7\n"
+
+
+def test_it_is_gone_when_the_command_has_ended() -> None:
+    policy = Policy.agent().with_network(Network.allow("allowed.example"))
+    process = wrap(["true"], policy, backend="namespaces").popen()
+    assert process.wait(SECONDS) == 0
+    assert gateways_of(process.pid) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_it_goes_with_a_launcher_that_is_ended(number: signal.Signals) -> None:
+    policy = Policy.agent().with_network(Network.allow("allowed.example"))
+    command = ["bash", "-c", "echo running; exec sleep 60"]
+    with wrap(command, policy, backend="namespaces").popen(stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "running\n"
+        assert len(gateways_of(process.pid)) == 1
+        process.send_signal(number)
+        process.wait(SECONDS)
+    assert until(lambda: gateways_of(process.pid) == [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_it_goes_with_our_command_line_however_that_ends(number: signal.Signals) -> None:
+    words = [*COMMAND, "run", "--allow", "allowed.example", "-c", "echo running; exec sleep 60"]
+    with subprocess.Popen(
+        words, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "running\n"
+        assert len(gateways_of(process.pid)) == 1
+        process.send_signal(number)
+        code = process.wait(SECONDS)
+    assert code in (-number, 128 + number)
+    assert until(lambda: gateways_of(process.pid) == [])
+
+
+def test_nothing_is_left_open_of_a_command_that_is_not_started() -> None:
+    policy = Policy.agent().with_network(Network.allow("allowed.example"))
+    wrap(["true"], policy, backend="namespaces").close()
+    before = sorted(os.listdir("/proc/self/fd"))
+    wrap(["true"], policy, backend="namespaces").close()
+    wrap(["true"], policy, backend="namespaces").run()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+# What goes wrong.
+
+
+@pytest.fixture
+def without_a_gateway(tmp_path: Path) -> Path:
+    """An installation in which the gateway cannot be started."""
+    shutil.copytree(SRC / "staddle", tmp_path / "staddle", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "staddle/network/__main__.py").unlink()
+    tmp_path.chmod(0o755)
+    return tmp_path
+
+
+def test_without_a_gateway_there_is_no_command(without_a_gateway: Path) -> None:
+    by_hand = (
+        "from staddle import wrap, Policy, Network; import sys\n"
+        "policy = Policy.agent().with_network(Network.allow('allowed.example'))\n"
+        "wrap(['echo', 'it ran'], policy, backend='namespaces').run()\n"
+    )
+    run = ["-m", "staddle", "run", "--allow", "allowed.example", "--", "echo", "it ran"]
+    for words in (["-c", by_hand], run):
+        done = subprocess.run(
+            [sys.executable, *words],
+            env={**environment(), "PYTHONPATH": str(without_a_gateway)},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert done.returncode not in (0, None)
+        assert "it ran" not in done.stdout
+        assert "the network gateway" in done.stderr
+    assert done.returncode == 125
+
+
+def test_a_list_that_is_too_long_is_an_error_before_anything_runs() -> None:
+    names = [f"{'x' * 60}.{'y' * 60}.host-{number}.example" for number in range(1000)]
+    with pytest.raises(PolicyError, match="too long"):
+        wrap(["true"], Policy.agent().with_network(Network.allow(*names)), backend="namespaces")
+
+
+def test_nothing_of_it_is_loaded_where_there_is_no_list() -> None:
+    script = (
+        "import sys; from staddle import wrap, Policy, Network\n"
+        "for network in (Network.deny(), Network.open()):\n"
+        "    wrap(['true'], Policy.agent().with_network(network), backend='namespaces').run()\n"
+        "print([name for name in sys.modules if name.startswith('staddle.network')])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
