@@ -235,6 +235,8 @@ class _Attended:
             os.close(self._launch.status)
         if self._launch.told is not None:
             self._launch.told.finish()
+        if self._launch.group is not None:
+            self._launch.group.close()
         if self._modes is not None:
             import termios
 

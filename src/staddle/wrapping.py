@@ -87,6 +87,8 @@ class WrappedCommand:
                 os.close(launch.status)
             if launch.told is not None:
                 launch.told.close()
+            if launch.group is not None:
+                launch.group.close()
 
     def launch(self) -> Launch:
         """Hand over the launch, once, to whoever starts it."""

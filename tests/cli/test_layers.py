@@ -62,6 +62,13 @@ def test_on_a_terminal_it_has_a_terminal(state: Path, project: Path) -> None:
     assert "'no-such' cannot be run" in seen
 
 
+def test_what_the_network_refused_is_told(command: Run) -> None:
+    done = command(
+        "run", "--keep", "fix", "--allow", "example.com", "-c", "getent hosts not.example.org; true"
+    )
+    assert "not.example.org was refused" in done.stderr
+
+
 def test_a_session_is_of_one_workspace(command: Run, tmp_path: Path, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > file")
     assert command("run", "--keep", "fix", "--", "cat", "file", cwd=project / "src").stdout == "1\n"

@@ -16,6 +16,7 @@ from staddle.limits import measuring, rlimits, stopping, supervisor, victims
 from staddle.limits.where import Facts, decide
 from staddle.linux import mounts, process, tree, userns
 from staddle.linux.syscalls import call
+from staddle.linux.seccomp import program
 from staddle.zygote.confinement import Confinement
 from staddle import Limits
 Limits.__name__; process.set_rlimits.__name__
@@ -102,7 +103,7 @@ def test_processes_that_enter_one_sandbox_count_together() -> None:
     said = alone("""
 limits = tuple((number, most, most) for _, number, most in
                rlimits.rlimits(Limits(processes=20), decide(Facts(()))))
-confined = Confinement(1000, 1000, 0, limits, b'')
+confined = Confinement(1000, 1000, 0, limits, program('namespaces'))
 def enter(*argv):
     pid = os.fork()
     if pid == 0:

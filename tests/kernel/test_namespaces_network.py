@@ -19,11 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from staddle import Network, Policy, wrap
+from staddle import LocalEnvironment, Network, Policy, new_jail, wrap
 from staddle.errors import PolicyError
 from staddle.events import Event
 from staddle.network import starting
 from tests.cli.staddle_command import COMMAND, SRC, environment
+from tests.kernel.jail_runs import agent, make_world
 
 SECONDS = 30
 
@@ -187,6 +188,24 @@ def test_a_storm_of_refusals_is_bounded_and_delays_nobody(start: Start) -> None:
     assert done.out == "done\n"
     assert 10 <= len(done.refused) <= 64
     assert len(done.err) < 20_000
+
+
+def test_the_tools_of_an_agent_have_it_too(server: int, tmp_path: Path) -> None:
+    policy = Policy.agent().with_network(Network.allow(f"127.0.0.1:{server}", "allowed.example"))
+    tools = LocalEnvironment(tmp_path, policy=policy)
+    script = f"curl -sS -m 10 http://127.0.0.1:{server}/; getent hosts evil.example"
+    done = tools.exec_command("bash", ["-c", script])
+    assert (done.stdout, done.exit_code) == ("hello from outside\n", 2)
+    assert refused(done.violations) == ("evil.example",)
+
+
+def test_a_jail_has_it_too(server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make_world(tmp_path, monkeypatch)
+    script = f"curl -sS -m 10 http://127.0.0.1:{server}/ > got; curl -sS -m 10 http://127.0.0.1:1/; exit 5"
+    policy = Policy.agent().with_network(Network.loopback([server]))
+    opts = agent(world, script, policy=policy)
+    assert new_jail("namespaces").run(opts) == 5
+    assert (Path(opts.workspace.path) / "got").read_text() == "hello from outside\n"
 
 
 # Its end.

@@ -217,6 +217,8 @@ def test_errors_are_pythons_own_and_name_the_path(place: Place) -> None:
         (FileExistsError, lambda: files.mkdir("f", parents=True)),
         (FileExistsError, lambda: files.rename("f", "d/f")),
         (OSError, lambda: files.read("x" * 5000)),
+        (OSError, lambda: files.read("x/" * 100_000)),
+        (OSError, lambda: files.write("x/" * 100_000, "")),
     ]
     for kind, attempt in cases:
         with pytest.raises(kind) as raised:
@@ -323,6 +325,7 @@ def test_it_is_confined_exactly_as_a_command(tmp_path: Path) -> None:
         assert clerk is not None
         command = sandbox.start("exec sleep 60")
         found = {_inner(pid): pid for pid in children()}
+        assert until(lambda: _status(found[command.pid], "Name") == ["sleep"])
         one, other = found[clerk.pid], found[command.pid]
         for name in (
             "Uid",
@@ -370,6 +373,13 @@ def test_when_something_inside_kills_it_there_is_another(place: Place) -> None:
         place.sandbox.exec(["bash", "-c", "kill -9 -1"])
         assert files.read("a") == "x"
     assert place.sandbox.run("cat a").stdout == "x"
+
+
+def test_when_something_inside_stops_it_it_goes_on(tmp_path: Path) -> None:
+    with opened("namespaces", tmp_path) as sandbox:
+        sandbox.files.write("/workspace/a", "x")
+        sandbox.exec(["bash", "-c", "kill -STOP -1"])
+        assert sandbox.files.read("/workspace/a") == "x"
 
 
 def test_a_program_that_dies_while_it_writes_leaves_nothing(place: Place) -> None:

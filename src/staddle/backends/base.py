@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Protocol
 
+    from ..limits.group import Group
     from ..limits.holding import Held
     from ..network.told import Told
     from ..policy.plan import Plan
@@ -90,7 +91,8 @@ class Launch(Value):
     `here`, where there is one, starts the same as a child of this process instead of `argv`:
     for a small program of ours with a single thread. It calls its argument in the child
     before anything else, and returns the child's pid. `told`, where there is a network gateway,
-    is what it tells: to be read while the command runs, and finished at the end.
+    is what it tells: to be read while the command runs, and finished at the end. `group` are the
+    control groups that it enters: to be closed at the end.
     """
 
     argv: tuple[str, ...]
@@ -104,6 +106,7 @@ class Launch(Value):
     uid: int | None = None
     here: Callable[[Callable[[], None]], int] | None = None
     told: Told | None = None
+    group: Group | None = None
 
 
 class Enforcement(Value):

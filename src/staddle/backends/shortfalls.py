@@ -68,7 +68,9 @@ def all_or_nothing(who: str, plan: Plan) -> Iterator[Gap]:
     if mode == "allow" or (mode == "loopback" and ports):
         what = "a list of hosts" if mode == "allow" else "the host's loopback ports"
         yield Gap(
-            "network", f"{who} cannot hold {what}: it has all of the network or none", "use Network.deny()"
+            "network",
+            f"{who} cannot hold {what}: it has all of the network or none",
+            "use the namespaces backend, or Network.deny()",
         )
 
 

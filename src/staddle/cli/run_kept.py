@@ -15,7 +15,10 @@ from .shell import passed_through
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from ..policy import Policy
+    from ..session.terminal import Terminal
     from .options import Parsed
 
 
@@ -41,7 +44,7 @@ def run(parsed: Parsed) -> int:
         status = _attended(sandbox, argv, seconds)
         if status == 124 and seconds is not None:
             say(f"ended after {seconds:g} s; --timeout gives it more")
-        say_violations(sandbox.violations())
+        say_violations((*sandbox.violations(), *sandbox.refusals()))
         return status
 
 
@@ -52,10 +55,24 @@ def _attended(sandbox: Sandbox, argv: list[str], seconds: float | None) -> int:
     from ..display import shown
     from .terminal import on_this_terminal
 
-    status, failure = on_this_terminal(sandbox, seconds, argv)
-    if failure:
-        say(shown(failure))
+    lent: Any = _OnATerminal(sandbox, argv)
+    status = on_this_terminal(lent, seconds)
+    if lent.made is not None and lent.made.failure:
+        say(shown(lent.made.failure))
     return status
+
+
+class _OnATerminal:
+    """Lends the user's terminal to a program instead of a shell."""
+
+    def __init__(self, sandbox: Sandbox, argv: list[str]) -> None:
+        self._sandbox, self._argv = sandbox, argv
+        self.made: Terminal | None = None
+
+    def terminal(self, *, rows: int, cols: int, term: str) -> Terminal:
+        """The program on a terminal inside."""
+        self.made = self._sandbox.terminal(self._argv, rows=rows, cols=cols, term=term)
+        return self.made
 
 
 def opened(parsed: Parsed, script: str | None = None) -> tuple[Sandbox, str | None]:

@@ -27,6 +27,9 @@ RUNNING = (
     Option("memory", "SIZE", "limit memory, as in 512M"),
     Option("cpu", "CORES", "limit processor time to this many cores, as in 1.5"),
     Option("processes", "N", "limit the number of processes"),
+    Option("file-size", "SIZE", "limit the size of each file that is written, as in 100M"),
+    Option("open-files", "N", "limit the number of files that each process has open"),
+    Option("disk", "SIZE", "limit what the sandbox writes to its own layer (with --keep)"),
     Option("output-cap", "SIZE", "pass on at most SIZE of each output stream, and say what was dropped"),
     Option("env", "NAME=VALUE", "set a variable inside (repeatable)", many=True),
     Option("pass-env", "NAME", "pass this variable of yours on (repeatable)", many=True),
@@ -133,13 +136,15 @@ def _limits(parsed: Parsed) -> dict[str, object]:
     timeout = parsed.one("timeout")
     if timeout is not None:
         said["timeout"] = None if timeout == "none" else _seconds(timeout)
-    for option, field in (("memory", "memory"), ("output-cap", "output")):
+    sizes = (("memory", "memory"), ("output-cap", "output"), ("file-size", "file_size"), ("disk", "disk"))
+    for option, field in sizes:
         if (size := parsed.one(option)) is not None:
             said[field] = size
     if (cores := parsed.one("cpu")) is not None:
         said["cpu"] = _decimal(cores, "--cpu")
-    if (count := parsed.one("processes")) is not None:
-        said["processes"] = _number(count, "--processes")
+    for option, field in (("processes", "processes"), ("open-files", "open_files")):
+        if (count := parsed.one(option)) is not None:
+            said[field] = _number(count, f"--{option}")
     return said
 
 

@@ -63,12 +63,12 @@ def main(words: Sequence[str]) -> int:
         elif os.isatty(0) and os.isatty(1):
             from .terminal import on_this_terminal
 
-            status, _ = on_this_terminal(sandbox, seconds)
+            status = on_this_terminal(sandbox, seconds)
         else:
             status = _piped(sandbox, seconds)
         if status == 124 and seconds is not None:
             say(f"ended after {seconds:g} s; --timeout gives it more")
-        say_violations(sandbox.violations())
+        say_violations((*sandbox.violations(), *sandbox.refusals()))
     return status
 
 

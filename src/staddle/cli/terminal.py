@@ -19,7 +19,6 @@ from ..signals import SIGHUP, SIGINT, SIGQUIT, SIGTERM, waiting_among_threads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Protocol
 
     from ..session.sandbox import Sandbox
@@ -41,23 +40,17 @@ _TYPED_AHEAD = 65536
 _LAST_PATIENCE = 5.0
 
 
-def on_this_terminal(
-    sandbox: Sandbox, seconds: float | None, argv: Sequence[str] | None = None
-) -> tuple[int, str]:
-    """An interactive shell, or the program `argv`, on our standard input and output.
-
-    Its exit status, 124 when the time was up; and why it could not be run, if so.
-    """
+def on_this_terminal(sandbox: Sandbox, seconds: float | None) -> int:
+    """An interactive shell on our standard input and output. Its exit status; 124 when the time was up."""
     modes = termios.tcgetattr(0)
     with waiting_among_threads((SIGWINCH, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM)) as signals:
         size = os.get_terminal_size(0)
         terminal = sandbox.terminal(
-            argv,
             rows=size.lines or 24, cols=size.columns or 80, term=os.environ.get("TERM", "dumb")
         )
         try:
             tty.setraw(0, termios.TCSADRAIN)
-            return _Relay(terminal, signals, seconds).run(), terminal.failure
+            return _Relay(terminal, signals, seconds).run()
         finally:
             termios.tcsetattr(0, termios.TCSADRAIN, modes)
             terminal.close()

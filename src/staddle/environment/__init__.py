@@ -12,6 +12,7 @@ from .writable import validate_writable_paths
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .asynchronous import AsyncLocalEnvironment
+    from .in_sandbox import SandboxEnvironment
     from .rules import CommandRules, Rule
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "LocalEnvironment",
     "PendingFile",
     "Rule",
+    "SandboxEnvironment",
     "open_for_write",
     "probe_landlock",
     "run_jail_exec",
@@ -32,7 +34,12 @@ __all__ = [
 ]
 
 
-_LATER = {"AsyncLocalEnvironment": "asynchronous", "CommandRules": "rules", "Rule": "rules"}
+_LATER = {
+    "AsyncLocalEnvironment": "asynchronous",
+    "CommandRules": "rules",
+    "Rule": "rules",
+    "SandboxEnvironment": "in_sandbox",
+}
 
 
 def __getattr__(name: str) -> object:

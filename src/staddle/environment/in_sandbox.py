@@ -24,6 +24,7 @@ from ..errors import (
     SandboxClosed,
     StaddleError,
 )
+from ..events import Event
 from ..output import Tail
 from ..policy.environment import checked_name
 from ..policy.paths import several
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 #: How often a cancellation is looked for, in seconds.
 _LOOK_EVERY = 0.05
+#: Reasons of an end that nothing in a CommandResult has room for but an event.
+_LIMITS = ("memory", "processes", "disk")
 
 
 class SandboxEnvironment:
@@ -191,7 +194,7 @@ class SandboxEnvironment:
                     if error.result is not None:
                         error.result = error.result.replace(violations=keeping.put_back())
                     raise
-                return result.replace(violations=keeping.put_back())
+                return result.replace(violations=(*result.violations, *keeping.put_back()))
         except StaddleError as error:
             secrets.strip(error)
             raise
@@ -286,6 +289,7 @@ def _seen_through(running: Execution, cancel: threading.Event | None) -> Outcome
 
 
 def _result(outcome: Outcome, out: Tail, err: Tail) -> CommandResult:
+    limit = str(outcome.reason)
     stdout, stderr = out.value(), err.value()  # before anything is counted: this ends the stream
     return CommandResult(
         stdout=stdout.decode("utf-8", "replace"),
@@ -295,6 +299,7 @@ def _result(outcome: Outcome, out: Tail, err: Tail) -> CommandResult:
         stdout_bytes_dropped=out.dropped,
         stderr_truncated=err.dropped > 0,
         stderr_bytes_dropped=err.dropped,
+        violations=(Event("violation", limit, outcome.why or f"limits.{limit}"),) if limit in _LIMITS else (),
     )
 
 

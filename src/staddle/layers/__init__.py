@@ -12,4 +12,6 @@ staging     the new files of a commit, beside the target
 journal     the renames of a commit, forwards and backwards, also after a crash
 commit      taking changes over to the host, whole or not at all
 archive     a layer as one file
+kept        what is known about layers that outlive their process
+keeping     the store of such layers, and who may use it
 """

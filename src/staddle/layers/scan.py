@@ -36,7 +36,7 @@ class Watch:
     def __init__(
         self, view: View, *, baseline: Baseline | None = None, at: str = "", most: int = MOST_ENTRIES
     ) -> None:
-        self._baseline, self._at, self._most = baseline, at, most
+        self.baseline, self._at, self._most = baseline, at, most
         self.follow(view)
 
     def follow(self, view: View) -> None:
@@ -52,8 +52,8 @@ class Watch:
         if before is None or now is None:
             return None
         changed = [path for path, mark in now.items() if before.get(path) != mark]
-        if self._baseline is not None:
-            _note(self._baseline, self._host, [path for path in changed if path not in before])
+        if self.baseline is not None:
+            _note(self.baseline, self._host, [path for path in changed if path not in before])
         found = [
             change
             for path in changed

@@ -8,6 +8,8 @@
     family       all groups of one host program, made beneath one of its own, and removed after
     here         the family of this program, made when the first sandbox needs it
     rlimits      what a process can be held to by itself, where there are no groups
+    standing_in  what holds in their place, for a policy
+    in_memory    how large file systems in memory may be
     victims      who goes first when memory is used up
     watch        who has to go when memory is short and nothing else holds it (pure)
     measuring    how much memory the processes of a sandbox take

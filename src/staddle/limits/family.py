@@ -59,6 +59,7 @@ class Family:
                 if place.version == 2:
                     cgroups.enable(path, place.controllers)
             self._keeper, self._line = _keeper(tuple(self._own.values()))
+            self._identity = os.fstat(self._line).st_ino
         except OSError as error:
             self._remove()
             raise LaunchFailed(
@@ -109,7 +110,11 @@ class Family:
 
     def let_go(self) -> None:
         """They are another process's, which ours is a fork of: nothing waits for our end as well."""
-        os.close(self._line)
+        try:
+            if os.fstat(self._line).st_ino == self._identity:  # a clone of ours may have closed it long ago
+                os.close(self._line)
+        except OSError:
+            pass
 
     def _remove(self) -> None:
         for place, own in list(self._own.items()):

@@ -1,4 +1,4 @@
-"""How large a file system in memory may be in a sandbox whose memory is limited. Pure."""
+"""How large a file system in memory may be in a sandbox whose memory or disk is limited. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ _PAGE = 4096
 
 
 def sized(limits: Limits, operations: Iterable[Operation]) -> list[Operation]:
-    """`operations`, where none makes more than half of the sandbox's memory a place for files.
+    """`operations`, where no place for files has more than half of the sandbox's memory, or than its disk.
 
     What is written there cannot be taken back by ending somebody. The rest is to run in.
     """
-    if limits.memory is None:
+    bounds = [
+        *(() if limits.memory is None else (limits.memory // 2,)),
+        *(() if limits.disk is None else (limits.disk,)),
+    ]
+    if not bounds:
         return list(operations)
-    most = max(limits.memory // 2, _PAGE)
+    most = max(min(bounds), _PAGE)
     return [
         item.replace(size=most) if isinstance(item, Empty) and item.size > most else item
         for item in operations

@@ -34,7 +34,7 @@ def usable() -> Means:
 
 
 def stand_ins(limits: Limits) -> tuple[tuple[tuple[str, int, int], ...], int, int]:
-    """Resource limits, as `rlimits` has them; the memory and the processes that the agent watches, 0 for none."""
+    """Resource limits, as `rlimits` has them; the memory and the processes that the agent watches, or 0."""
     if not asked(limits):
         return (), 0, 0
     means = usable()

@@ -8,5 +8,6 @@ execution    one program without a shell
 session      the face of a shell; sandbox: of everything; asynchronous: the same, awaited
 result       what came of a command; capture: its output, bounded
 streaming    its output while it runs; processes, terminal: what runs beside it
+files        the files inside; archives: as tar; clerk: the line to whoever does it there
 pool         sandboxes that are opened ahead
 """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..errors import InvalidCall, PolicyError
+from ..limits.usage import Usage
 from .capture import Capture, Told, spills
-from .result import Reason, Result, Usage
+from .result import Reason, Result
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 #: As many names as anybody can want at once, and as much room as they may take.
 MOST_ROWS, MOST_BYTES = 1_000_000, 256 << 20
 _PIPE_SIZE = 1 << 20
+#: After so many seconds without a word it is asked whether it was stopped.
+_SILENCE = 1.0
+_SIGCONT = 18
 
 _code: list[bytes] = []
 
@@ -111,14 +114,14 @@ class Clerk:
         self, operation: bytes, words: tuple[bytes, ...], numbers: tuple[int, ...], descriptor: int = -1
     ) -> None:
         handed = () if descriptor < 0 else (descriptor,)
+        if sum(map(len, words)) > filing.LONGEST - 4096:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         for attempt in range(3):
             line = self._line or self._started()
             try:
                 filing.say(line, filing.QUESTION, operation, words, numbers, descriptors=handed)
                 return
             except OSError as error:
-                if error.errno == errno.EMSGSIZE:
-                    raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)) from None
                 # It was killed since: another one can still be asked, for nothing has been done.
                 self._let_go()
                 if attempt == 2:
@@ -170,7 +173,7 @@ class Clerk:
             raise self._lost("it has ended")
         poll = select.poll()
         poll.register(line.fileno(), select.POLLIN)
-        if not poll.poll(patience * 1000):
+        if not self.wait(poll, patience):
             return None
         try:
             said = filing.hear(line)
@@ -182,6 +185,15 @@ class Clerk:
             said.close()
             raise self._lost("it asks instead of answering")
         return said
+
+    def wait(self, poll: select.poll, patience: float) -> list[tuple[int, int]]:
+        """What is ready within so many seconds. Something inside may have stopped it: it is told to go on."""
+        ready = poll.poll(min(patience, _SILENCE) * 1000)
+        if not ready and patience > _SILENCE:
+            if self._process is not None:
+                self._process.signal(_SIGCONT)
+            ready = poll.poll((patience - _SILENCE) * 1000)
+        return ready
 
     @property
     def line(self) -> int:
@@ -275,7 +287,7 @@ class Sending:
         poll.register(self._pipe, select.POLLOUT)
         poll.register(self._clerk.line, select.POLLIN)
         while left:
-            ready = dict(poll.poll(PATIENCE * 1000))
+            ready = dict(self._clerk.wait(poll, PATIENCE))
             if not ready:
                 raise self._clerk._lost("it does not take what it asked for")
             if self._clerk.line in ready:
@@ -336,7 +348,7 @@ class Receiving:
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         while True:
-            if not poll.poll(PATIENCE * 1000):
+            if not self._clerk.wait(poll, PATIENCE):
                 raise self._clerk._lost("it sends nothing")
             try:
                 data = os.read(self._pipe, min(size, _PIPE_SIZE))

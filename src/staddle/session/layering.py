@@ -95,6 +95,7 @@ class Layering:
     def changes(self) -> tuple[Change, ...] | None:
         """What was changed since this was last asked; None when there is too much to look through."""
         with self._watching:
+            self._watch.baseline = self.baseline  # another one after a discard or a restore
             return self._watch.look()
 
     def diff(self, paths: Collection[str] | None = None) -> list[Change]:

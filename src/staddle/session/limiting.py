@@ -20,8 +20,10 @@ from ..zygote.requests import TALLY
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..limits.group import Group
-    from ..policy.limits import Limits
     from ..limits.reasons import RanInto
+    from ..policy.limits import Limits
+    from .filling import Filling
+    from .layering import Layering
     from .link import AgentLink
     from .shell import Outcome
 
@@ -33,14 +35,15 @@ _BY_ITSELF = ("exited", "signalled", "shell_exited")
 class Limiting:
     """The groups of one sandbox, or the tally of its agent, or both. Thread-safe."""
 
-    def __init__(self, limits: Limits) -> None:
-        """Make what holds `limits`. LaunchFailed when the host refuses."""
+    def __init__(self, limits: Limits, layering: Layering | None) -> None:
+        """Make what holds `limits`. LaunchFailed when the host refuses. `layering` is where changes go."""
         self._limits = limits
+        self._filling = _filling(limits, layering)
         self._began = time.monotonic()
         _, memory, processes = standing_in.stand_ins(limits)
         self._tally = os.memfd_create("staddle", os.MFD_CLOEXEC) if memory or processes else -1
         try:
-            self._group: Group | None = here.group(limits)
+            self._group: Group | None = here.group(limits) if standing_in.asked(limits) else None
             self._doors = self._group.doors() if self._group else []
         except BaseException:
             self._close_files()
@@ -57,6 +60,11 @@ class Limiting:
         """What the agent is to have: see zygote.blueprint.Request."""
         return [*((self._tally,) if self._tally >= 0 else ()), *self._doors]
 
+    def attach(self, link: AgentLink) -> None:
+        """The sandbox is there, at the other end of `link`."""
+        if self._filling is not None:
+            self._filling.attach(link)
+
     def handed_over(self) -> None:
         """The agent has its doors."""
         while self._doors:
@@ -64,7 +72,7 @@ class Limiting:
 
     def account(self, link: AgentLink) -> Account:
         """Of one shell, or one program."""
-        return Account(self._limits, self._group, self._tally, self._peaks, link)
+        return Account(self._limits, self._group, self._tally, self._peaks, self._filling, link)
 
     def total(self) -> Usage:
         """What was used since the sandbox was made."""
@@ -87,6 +95,8 @@ class Limiting:
 
     def close(self) -> None:
         """The sandbox has ended: what is left in its groups ends, and they are removed."""
+        if self._filling is not None:
+            self._filling.close()
         if self._whole is not None:
             self._whole.park()
         if self._group is not None:
@@ -104,11 +114,18 @@ class Limiting:
 class Account:
     """What the commands of one shell use, and which limit they run into. One thread at a time."""
 
-    def __init__(
-        self, limits: Limits, group: Group | None, tally: int, peaks: list[int], link: AgentLink
+    def __init__(  # noqa: PLR0917 - one caller
+        self,
+        limits: Limits,
+        group: Group | None,
+        tally: int,
+        peaks: list[int],
+        filling: Filling | None,
+        link: AgentLink,
     ) -> None:
         """In `peaks` the most memory of any command is kept, for the whole."""
         self._limits, self._tally, self._peaks, self._link = limits, tally, peaks, link
+        self._filling, self._filled = filling, 0
         self._meter = None if group is None else GroupMeter(group)
         self._before = Events()
 
@@ -117,6 +134,7 @@ class Account:
         if self._meter is not None:
             self._meter.begin()
         self._before = self._events()
+        self._filled = self._filling.ended if self._filling else 0
 
     def end(self, outcome: Outcome) -> Outcome:
         """It is over: its outcome with what it used and, if that made it fail, the limit it ran into."""
@@ -133,7 +151,8 @@ class Account:
         return outcome if found is None else outcome.replace(reason=found.limit, why=found.sentence)
 
     def _ran_into(self, code: int) -> RanInto | None:
-        return reasons.ran_into(self._limits, code, self._before, self._events())
+        full = self._filling is not None and self._filling.ended > self._filled
+        return reasons.ran_into(self._limits, code, self._before, self._events(), full=full)
 
     def _looked_again(self) -> bool:
         """Whether the agent has looked once more: it may not have come round to it meanwhile."""
@@ -154,6 +173,14 @@ class Account:
             return events
         ended, full, _ = _told(self._tally)
         return Events(events.out_of_memory + ended, events.refused_processes + full)
+
+
+def _filling(limits: Limits, layering: Layering | None) -> Filling | None:
+    if limits.disk is None or layering is None:
+        return None
+    from .filling import Filling
+
+    return Filling(layering, limits.disk)
 
 
 def _told(tally: int) -> tuple[int, int, int]:

@@ -154,6 +154,12 @@ class AgentLink:
         if message.kind != requests.LOOKED:
             raise _refused(message, "the sandbox's limits could not be looked at")
 
+    def end_everything(self) -> None:
+        """Kill everything in the sandbox but its agent; shells come back when they are needed."""
+        message = self._ask(requests.encode(requests.END_ALL))
+        if message.kind != requests.ALL_ENDED:
+            raise _refused(message, "what runs in the sandbox could not be ended")
+
     def _pause(self, stop: bool) -> None:
         message = self._ask(requests.encode(requests.PAUSE, int(stop)))
         if message.kind != requests.PAUSED:

@@ -12,6 +12,7 @@ import sys
 from .. import backends
 from .._value import Value
 from ..backends.base import Gap
+from ..backends.shortfalls import NEED_MORE
 from ..errors import InvalidCall, PolicyError, PolicyNotEnforceable
 from ..policy import Policy
 from ..policy.workspace import PLACE, compile_session
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from ..backends.base import Backend, Enforcement
+    from ..limits.holding import Held
     from ..policy.limits import Limits
     from ..policy.plan import Plan
     from ..zygote.client import Layers
@@ -167,33 +169,29 @@ def _decided(
         policy, asked.workspace, access=access, moved=moved, env=asked.env, stand_in=stand_in
     )
     held, chosen = plan, name
-    if chosen in _GATEWAY and (rest := _beyond_a_session(plan.limits)) is not plan.limits:
-        held, chosen = held.replace(limits=rest), _OWN_LAYER
+    holds: tuple[Held, ...] = ()
+    if chosen in _GATEWAY and _limited(plan.limits) and backends.get(_OWN_LAYER).probe().usable:
+        holds, gaps = _held(plan.limits, asked.mode)
+        if not gaps or asked.best_effort or chosen == _OWN_LAYER:  # else another backend may do better
+            # A session holds more than one command alone: there is somebody of ours in it.
+            mine = {item.limit: None for item in holds if item.limit in NEED_MORE}
+            held, chosen = held.replace(limits=held.limits.replace(**mine)), _OWN_LAYER
     backend, enforced = backends.choose(held, chosen, best_effort=asked.best_effort)
-    if backend.name == _OWN_LAYER and _limited(plan.limits):
-        from ..limits.holding import held as holding
-        from ..limits.standing_in import usable
-
-        holds, _ = holding(plan.limits, usable(), inside=True, layer="none")
+    if backend.name == _OWN_LAYER and holds:
         enforced = enforced.replace(limits=holds)
     return Decision(backend, plan, workspace, enforced)
 
 
 def _limited(limits: Limits) -> bool:
     """Whether there is a limit on a sandbox as a whole: else nobody looks what this host can hold."""
-    return limits.memory is not None or limits.cpu is not None or limits.processes is not None
+    return any(getattr(limits, name) is not None for name in NEED_MORE)
 
 
-def _beyond_a_session(limits: Limits) -> Limits:
-    """Those of the limits that a session of ours does not hold here, although one command alone may not either."""
-    if not _limited(limits) or not backends.get(_OWN_LAYER).probe().usable:
-        return limits
+def _held(limits: Limits, mode: str) -> tuple[tuple[Held, ...], tuple[Gap, ...]]:
     from ..limits.holding import held
-    from ..limits.standing_in import GROUPED, usable
+    from ..limits.standing_in import usable
 
-    holds, _ = held(limits, usable(), inside=True, layer="none")
-    names = {item.limit: None for item in holds if item.limit in GROUPED}
-    return limits.replace(**names) if names else limits
+    return held(limits, usable(), inside=True, layer="directory" if mode == "overlay" else "none")
 
 
 def open_agent(asked: Settings, layering: Layering | None = None) -> Opened:
@@ -240,7 +238,7 @@ def _take(decided: Decision, bash: str, layering: Layering | None) -> Opened:
     plan = decided.plan
     from .reach import Reach
 
-    limiting = _limiting(plan.limits)
+    limiting = _limiting(plan.limits, layering)
     reach = Reach(plan.network)
     try:
         taken = client.open_sandbox(
@@ -271,6 +269,8 @@ def _take(decided: Decision, bash: str, layering: Layering | None) -> Opened:
     try:
         shell = link.announced()
         reach.attach(link)
+        if limiting:
+            limiting.attach(link)
     except BaseException:
         link.close()
         raise
@@ -289,12 +289,12 @@ def _take(decided: Decision, bash: str, layering: Layering | None) -> Opened:
     )
 
 
-def _limiting(limits: Limits) -> Limiting | None:
+def _limiting(limits: Limits, layering: Layering | None) -> Limiting | None:
     if not _limited(limits):
         return None
     from .limiting import Limiting
 
-    return Limiting(limits)
+    return Limiting(limits, layering)
 
 
 def _keeps_layers(name: str) -> bool:

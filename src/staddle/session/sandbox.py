@@ -176,11 +176,7 @@ class Sandbox(Layered, Filed, Reachable):
         with self._lock:
             self._now()
             if self._settings.keep is not None:
-                raise InvalidCall(
-                    "a sandbox with keep= cannot be reset",
-                    why="its changes are kept for others to go on with",
-                    fix="discard() them, or close it and open another one",
-                )
+                raise InvalidCall("a sandbox with keep= cannot be reset", fix="discard() its changes")
             fresh = Inside(self._settings)
             old, self._inside = self._inside, fresh
         old.close()
@@ -245,6 +241,10 @@ class Sandbox(Layered, Filed, Reachable):
 
         workspace = self._inside.opened.decided.workspace
         return (*appeared(self.plan), *(() if workspace is None else appeared(workspace)))
+
+    def refusals(self) -> tuple[Event, ...]:
+        """What the network has refused, and no result has told yet."""
+        return self._now().aftermath()[1]
 
     def __enter__(self) -> Self:
         return self

@@ -11,6 +11,7 @@
     zygote        the fork server's loop
     client        the host program's side
     agent ...     what the first process inside does from then on
+    clerk ...     a process inside that looks after files for the host program
 
 Only standard library, single-threaded, everything imported before the first clone: the files
 of this package are out of sight soon after.

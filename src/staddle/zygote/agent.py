@@ -220,6 +220,12 @@ class Agent:
         elif message.kind == requests.LOOK and self.watch is not None:
             self.watch.look(gone=1)  # the command that failed
             self._main.say(requests.encode(requests.LOOKED))
+        elif message.kind == requests.END_ALL and os.getpid() == 1:
+            try:
+                os.kill(-1, process.SIGKILL)  # all at once: nobody starts another in between
+            except ProcessLookupError:
+                pass  # there is nobody
+            self._main.say(requests.encode(requests.ALL_ENDED))
         elif message.kind == requests.PAUSE:
             if message.fields[0]:
                 self._pause.begin()

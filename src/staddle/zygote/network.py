@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+from ..linux import loopback
 from ..network import forward, inside
 from ..network.arrangement import Arrangement
 
@@ -18,9 +19,13 @@ _RESOLVER, _GATE, _FORWARD, _DATAGRAM, _LISTENER = b"resolver", b"gate", b"forwa
 class Network:
     """Sockets of the sandbox's network namespace. Needs CAP_NET_ADMIN over it."""
 
-    def __init__(self, arrangement: Arrangement) -> None:
-        """Bring loopback up, and make what the policy needs."""
-        self._ready: inside.Ready | None = inside.prepare(arrangement)
+    def __init__(self, rows: tuple[Row, ...]) -> None:
+        """Bring loopback up, and make what the policy needs besides."""
+        self._ready: inside.Ready | None = None
+        if rows:
+            self._ready = inside.prepare(decoded(rows))
+        else:  # the usual case, with as little of us as possible: every sandbox has this in memory
+            loopback.up()
 
     def hand_over(self, line: int) -> None:
         """Send what was made, once, to whoever holds the other end."""

@@ -27,6 +27,7 @@ SWAP = b"w"  # whether nobody else may be in it; the workspace that takes the pl
 CLERK = b"c"  # the line of a clerk, and its code: a process that looks after files
 NETWORK = b"N"  # a line for the sandbox's network: its sockets come on it, and it takes wishes
 LOOK = b"v"  # who holds limits that the kernel does not is to look now, and tell
+END_ALL = b"K"  # everything in the sandbox but the agent ends, shells, too
 PAUSE = b"z"  # whether everything in the sandbox is to stop, or to go on
 # To the agent, on the line of a process.
 SIGNAL = b"k"  # number, whether to everything below it, too
@@ -43,6 +44,7 @@ REFUSED = b"f"  # why
 SWAPPED = b"W"
 PAUSED = b"Z"
 LOOKED = b"V"
+ALL_ENDED = b"E"
 LINE = b"L"
 BUSY = b"b"  # who is in the way
 # From the agent, on the line of a process.
@@ -72,6 +74,8 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     CLERK: ((), (2,)),
     PAUSE: ((int,), (0,)),
     PAUSED: ((), (0,)),
+    END_ALL: ((), (0,)),
+    ALL_ENDED: ((), (0,)),
     LOOK: ((), (0,)),
     LOOKED: ((), (0,)),
     NETWORK: ((), (0,)),

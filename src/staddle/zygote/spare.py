@@ -28,7 +28,6 @@ from .channel import InDirectory
 from .confinement import Confinement
 from .descriptors import receive, send
 from .network import Network
-from .network import decoded as decoded_network
 from .sharing import ASIDE, CONTROL
 from .watching import Watch
 from .workspace import Workspace
@@ -81,7 +80,7 @@ def _live(blueprint: Blueprint, outside: last_look.Outside, line: _socket.socket
             confinement.become,
             user=blueprint.whose,
             swap=place.swap,
-            network=None if blueprint.network else Network(decoded_network(blueprint.reach)),
+            network=None if blueprint.network else Network(blueprint.reach),
             confine=confinement.confine,
         )
         process.dumpable(False)  # nothing of the sandbox looks into us: that hides us in its /proc, too

@@ -7,7 +7,7 @@ import pytest
 from staddle.helper import last_look
 from staddle.helper.surroundings import Surroundings
 
-ASKED = Surroundings(5, 1, (), 0, 1000, 1000, b"sandbox", -1, (), b"", (), ())
+ASKED = Surroundings(5, 1, (), 0, 1000, 1000, b"sandbox", -1, (), b"", (), (), ())
 NONE = b"".join(b"Cap%s:\t%016x\n" % (name, 0) for name in (b"Inh", b"Prm", b"Eff", b"Bnd", b"Amb"))
 GOOD = {
     "status": b"Name:\tx\nPid:\t1\nNoNewPrivs:\t1\n" + NONE,

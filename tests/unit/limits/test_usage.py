@@ -22,10 +22,10 @@ def test_a_process_that_did_nothing_used_nothing() -> None:
 def test_what_was_waited_for_counts() -> None:
     meter = ProcessMeter(os.getpid())
     meter.begin()
-    subprocess.run([sys.executable, "-c", "sum(range(5_000_000))"], check=True)
+    subprocess.run([sys.executable, "-c", "sum(range(20_000_000))"], check=True)
     usage = meter.end(1.0)
     assert usage.user is not None
-    assert usage.user >= 0.03
+    assert usage.user > 0.02
 
 
 def test_a_process_that_has_ended_is_no_error() -> None:

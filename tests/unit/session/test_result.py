@@ -8,7 +8,8 @@ import pickle
 import pytest
 
 from staddle.errors import CommandFailed, CommandTimedOut
-from staddle.session.result import Reason, Result, Usage, signal_in
+from staddle.limits.usage import Usage
+from staddle.session.result import Reason, Result, signal_in
 
 
 def result(
@@ -66,7 +67,7 @@ def test_as_plain_data_it_is_json() -> None:
     assert data["stdout"] == "\ufffd"
     assert data["reason"] == "exited"
     assert data["stdout_truncated"] is True
-    assert data["usage"] == {"wall": 0.5}
+    assert data["usage"]["wall"] == 0.5
     assert "stdout_bytes" not in data
 
 

@@ -9,7 +9,6 @@ from ...helper import starting, surroundings
 from ...helper.instructions import encode as encode_instructions
 from ...helper.status import sentence
 from ...layout import rows
-from ...limits.in_memory import sized
 from ...linux import userns
 from ..base import Launch
 from ..descriptors import Descriptors
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...layout.from_plan import Layout
+    from ...layout.operations import Operation
     from ...limits.group import Group
     from ...network.told import Told
     from ...policy.plan import Plan
@@ -87,8 +87,16 @@ def _line(plan: Plan, give: Descriptors) -> tuple[Told | None, tuple[int, ...]]:
     return told, (give.keep(theirs.detach()), give.keep(os.dup(ours.fileno())))
 
 
+def _view(plan: Plan, layout: Layout) -> list[Operation]:
+    if plan.limits.memory is None:
+        return needed(layout)
+    from ...limits.in_memory import sized
+
+    return sized(plan.limits, needed(layout))
+
+
 def _group(plan: Plan) -> Group | None:
-    """The control groups of the sandbox, where something is to be limited by them. Its first process is in."""
+    """The control groups of the sandbox, where they are to limit something. Its first process is in them."""
     limits = plan.limits
     if limits.memory is None and limits.cpu is None and limits.processes is None:
         return None
@@ -131,7 +139,7 @@ def orders(
     return surroundings.Surroundings(
         status=status,
         launcher=os.getpid(),
-        view=rows.encoded(sized(plan.limits, needed(layout))),
+        view=rows.encoded(_view(plan, layout)),
         namespaces=sum(NAMESPACES[name] for name in namespaces(plan)),
         uid=who.uid,
         gid=who.gid,
