@@ -123,6 +123,7 @@ def complete(
     seconds = limits.timeout if timeout is _FROM_POLICY else timeout
     if not (seconds is None or isinstance(seconds, int | float)):
         raise TypeError(f"timeout is a number of seconds or None, not {seconds!r}")
+    seconds = within_lifetime(seconds, limits)
     if capture_output:
         if "stdout" in kwargs or "stderr" in kwargs:
             raise ValueError("capture_output takes the place of stdout and stderr")
@@ -167,6 +168,13 @@ def complete(
     if check:
         done.check_returncode()
     return done
+
+
+def within_lifetime(seconds: float | None, limits: Limits) -> float | None:
+    """How long a command may take whose sandbox lives only as long as itself."""
+    if limits.max_lifetime is None:
+        return seconds
+    return limits.max_lifetime if seconds is None else min(seconds, limits.max_lifetime)
 
 
 def see_through(

@@ -363,6 +363,11 @@ def test_one_command_alone_is_held_to_its_processes() -> None:
     assert groups_in_use() == []
 
 
+def test_one_command_alone_lives_no_longer_than_a_sandbox_may() -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        alone("import time; time.sleep(20)", max_lifetime=0.5, timeout=None)
+
+
 @grouped
 def test_one_command_alone_sees_no_groups() -> None:
     said = alone("print(open('/proc/self/cgroup').read())", processes=20).stdout

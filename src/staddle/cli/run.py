@@ -79,10 +79,11 @@ def main(words: Sequence[str]) -> int:
 
 def _attended(parsed: Parsed, wrapped: WrappedCommand, plan: Plan) -> int:
     from ..foreground import attend
+    from ..running import within_lifetime
 
     outcome = attend(
         wrapped.launch(),
-        seconds=plan.limits.timeout,
+        seconds=within_lifetime(plan.limits.timeout, plan.limits),
         cap=plan.limits.output if parsed.on("output-cap") else None,
     )
     if outcome.reason == "timeout":

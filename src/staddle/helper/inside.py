@@ -43,7 +43,8 @@ def start(asked: Surroundings, stdio: Sequence[int], gateway: Gateway | None = N
     """Start the sandbox and give up every right. HANDLED signals are blocked already.
 
     Returns its first process, and a descriptor on which it says why there is no command
-    (see `status.written`), or which ends without a word once the command is exec'd.
+    (see `status.written`), or which ends without a word once the command is exec'd. `gateway`
+    is running already, in the network that we are in, where something can be reached.
     """
     work = _Work(asked, gateway)
     if asked.stranger >= 0:

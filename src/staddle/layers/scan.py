@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 
 from .changes import Change, change_of, type_of
 from .differences import Selection, differences
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .baseline import Baseline
     from .differences import Kind
 
+#: Nanoseconds in which the time of a file may not move although it is changed.
+_STANDSTILL = 50_000_000
 #: More entries than this are not looked through after every command.
 MOST_ENTRIES = 20_000
 
@@ -44,9 +47,12 @@ class Watch:
         self._view = View(view.layers[:1], (*view.layers[1:], *view.bases), view.plain)
         self._host = view.bases[-1]
         self._seen = _scan(view.layers[0], self._most)
+        self._changed = 0
 
     def look(self) -> tuple[Change, ...] | None:
         """What changed since the last look, by path. None: the layer has become too large to look through."""
+        if self._seen == {} and self._is_untouched():
+            return ()
         before, self._seen = self._seen, _scan(self._view.layers[0], self._most)
         now = self._seen
         if before is None or now is None:
@@ -76,6 +82,13 @@ class Watch:
         if fresh:
             found += self._compared(fresh, before)
         return tuple(sorted(found, key=lambda change: change.path.split("/")))
+
+    def _is_untouched(self) -> bool:
+        """Whether nothing has been put into a layer that was empty: then its own time has moved."""
+        changed = os.stat(self._view.layers[0], follow_symlinks=False).st_mtime_ns
+        was, self._changed = self._changed, changed
+        # The clock of files stands still for some milliseconds: one so new may hide a change.
+        return changed == was and time.time_ns() - changed > _STANDSTILL
 
     def _compared(self, fresh: list[str], before: dict[str, Mark]) -> list[Change]:
         """What is new in the layer, against what lies below it."""

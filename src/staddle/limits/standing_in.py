@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 #: The limits that take a control group, or something that stands in for one.
 GROUPED = ("memory", "cpu", "processes")
-_FIX = "start the program in a delegated group (systemd-run --user --scope -p Delegate=yes ...)"
+_FIX = "start the program in a unit of systemd with Delegate=yes and DelegateSubgroup=program"
 
 
 def asked(limits: Limits) -> bool:

@@ -10,5 +10,5 @@ settings, and nothing else exists that they could reach.
     arrangement, ruleset, orders               pure: what is made inside, and what is said
     inside, probing                            done in the sandbox's network namespace, or in one like it
     gateway, connection, relay, answering, …   the process on the host
-    starting, forward                          what the launcher calls
+    starting, spawning, told, forward          what the launcher, and whoever started it, calls
 """

@@ -62,8 +62,16 @@ class Clerk:
     def ask(self, operation: bytes, *words: bytes, numbers: tuple[int, ...] = ()) -> Answer:
         """Ask, and wait for the whole answer. OSError as the kernel said it inside."""
         with self.turn:
-            self._say(operation, words, numbers)
-            return self._answer()
+            for _ in range(2):
+                self._say(operation, words, numbers)
+                try:
+                    return self._answer()
+                except _Killed as killed:
+                    # It is safe to ask another one when nothing can have been done.
+                    if not killed.unheard and operation not in filing.LOOKS:
+                        raise
+                    last = killed
+            raise last
 
     def open(self, operation: bytes, *words: bytes) -> int:
         """A file inside, opened for reading; the caller's to close."""
@@ -177,10 +185,12 @@ class Clerk:
             return None
         try:
             said = filing.hear(line)
+        except ConnectionResetError:
+            raise self._killed(unheard=True) from None
         except (Malformed, OSError) as error:
             raise self._lost(str(error)) from error
         if said is None:
-            raise self._lost("something inside has killed it")
+            raise self._killed(unheard=False)
         if said.letter == filing.QUESTION:
             said.close()
             raise self._lost("it asks instead of answering")
@@ -258,6 +268,14 @@ class Clerk:
             fix="look what was done, and try again",
         )
 
+    def _killed(self, *, unheard: bool) -> SessionError:
+        found = self._lost("something inside has killed it")
+        if isinstance(found, SandboxClosed):
+            return found
+        killed = _Killed(found.what, why=found.why, fix=found.fix)
+        killed.unheard = unheard
+        return killed
+
     def close(self) -> None:
         """The sandbox ends. Whoever waits for an answer finds out."""
         self._closed = True
@@ -272,6 +290,12 @@ class Clerk:
         self._closed = True
         if self._line is not None:
             self._line.close()
+
+
+class _Killed(SessionError):
+    """It ended in the middle; `unheard`: before it had read the question."""
+
+    unheard = False
 
 
 class Sending:

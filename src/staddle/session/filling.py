@@ -107,13 +107,15 @@ class _Watch:
     def __init__(self) -> None:
         self._several: list[Filling] = []
         self._changed = threading.Condition()
+        self._begin = threading.Lock()
         self._process = 0
 
     def add(self, filling: Filling) -> None:
-        if self._process != os.getpid():  # the first one, or a fork, which has no thread of ours
-            self._process = os.getpid()
-            self._several, self._changed = [], threading.Condition()
-            threading.Thread(target=self._work, name="staddle-disk", daemon=True).start()
+        with self._begin:
+            if self._process != os.getpid():  # the first one, or a fork, which has no thread of ours
+                self._several, self._changed = [], threading.Condition()
+                self._process = os.getpid()
+                threading.Thread(target=self._work, name="staddle-disk", daemon=True).start()
         with self._changed:
             self._several.append(filling)
             self._changed.notify()

@@ -121,12 +121,12 @@ class Inside:
         """End it. What runs at this moment finds out by itself."""
         for execution in list(self.executions):
             execution.close()
+        self.clerk.close()
         try:
             for session in self.every_session():
                 session.close()
         finally:
             self.opened.link.close()
-        self.clerk.close()
         self.processes.close()
         for terminal in self.terminals:
             terminal.close()

@@ -51,16 +51,18 @@ class Lifetimes:
     def __init__(self) -> None:
         self._lives: list[_Life] = []
         self._changed = threading.Condition()
+        self._begin = threading.Lock()
         self._process = 0
 
     def watch(self, sandbox: Sandbox, limits: Limits) -> None:
         """Close `sandbox` when `limits` say so."""
         if limits.max_lifetime is None and limits.idle is None:
             return
-        if self._process != os.getpid():  # the first one, or a fork, which has no thread of ours
-            self._process = os.getpid()
-            self._lives, self._changed = [], threading.Condition()
-            threading.Thread(target=self._work, name="staddle-lifetimes", daemon=True).start()
+        with self._begin:
+            if self._process != os.getpid():  # the first one, or a fork, which has no thread of ours
+                self._lives, self._changed = [], threading.Condition()
+                self._process = os.getpid()
+                threading.Thread(target=self._work, name="staddle-lifetimes", daemon=True).start()
         with self._changed:
             self._lives.append(_Life(sandbox, limits))
             self._changed.notify()

@@ -39,6 +39,9 @@ GLOB_BENEATH = b"glob beneath"  # directory, pattern
 # After what came by a pipe: it was all, or it is not to be.
 ALL, DROP = b"all", b"drop"
 
+#: What changes nothing, and can be asked again.
+LOOKS = (OPEN, LIST, STATUS, GLOB, REAL, OPEN_BENEATH, GLOB_BENEATH)
+
 QUESTION, MORE, LAST, ERROR = b"?", b"+", b"=", b"-"
 #: name, mode, size, modified (nanoseconds)
 Row = (bytes, int, int, int)
@@ -76,16 +79,19 @@ def say(line: _socket.socket, letter: bytes, *fields: object, descriptors: Seque
 
 
 def hear(line: _socket.socket) -> Said | None:
-    """The next message; None when the other end is closed. Malformed for anything that is none."""
+    """The next message; None when the other end is closed. Malformed for anything that is none.
+
+    ConnectionResetError when it was closed without having heard what we said last.
+    """
+    unheard: ConnectionResetError | None = None
     try:
-        try:
-            data, descriptors = receive(line, LONGEST)
-        except ConnectionResetError:
-            # It ended without having heard all that we said; what it said before comes after that.
-            data, descriptors = receive(line, LONGEST)
-    except ConnectionResetError:
-        return None
+        data, descriptors = receive(line, LONGEST)
+    except ConnectionResetError as error:
+        unheard = error
+        data, descriptors = receive(line, LONGEST)  # what it said before comes after that
     if not data and not descriptors:
+        if unheard is not None:
+            raise unheard
         return None
     try:
         letter = data[:1]

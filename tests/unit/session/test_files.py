@@ -28,14 +28,14 @@ class Process:
 
     pid, failure = 7, ""
 
-    def __init__(self, line: int) -> None:
-        self.line = _socket.socket(fileno=os.dup(line))
-
     def poll(self) -> None:
         return None
 
+    def signal(self, number: int) -> None:
+        assert number == 18
+
     def close(self) -> None:
-        self.line.close()
+        pass
 
 
 class Link:
@@ -51,7 +51,7 @@ class Link:
     def clerk(self, line: int, code: int) -> Process:
         assert os.fstat(code).st_size > 0
         self.started += 1
-        process = Process(line)
+        process = Process()
         theirs = _socket.socket(fileno=os.dup(line))
         thread = threading.Thread(target=self._serve, args=(theirs,))
         thread.start()
@@ -211,6 +211,32 @@ def test_one_that_was_killed_while_it_waited_is_replaced() -> None:
         made._link.alive = False  # type: ignore[misc]
         with pytest.raises(SandboxLost):
             raise made._lost("")
+
+
+@pytest.mark.parametrize(
+    ("operation", "reads", "asked"),
+    [(filing.LIST, True, 2), (filing.LIST, False, 2), (filing.REMOVE, False, 2), (filing.REMOVE, True, 1)],
+)
+def test_what_can_have_been_done_is_not_asked_twice(operation: bytes, reads: bool, asked: int) -> None:
+    class Dying(Link):
+        def _serve(self, line: _socket.socket) -> None:
+            import select
+
+            select.select([line], (), ())
+            if reads:
+                filing.hear(line)
+            line.close()
+
+    link = Dying(lambda line, said: None)
+    made = Clerk(link)  # type: ignore[arg-type]
+    try:
+        with pytest.raises(SessionError, match="is gone"):
+            made.ask(operation, b"/x")
+        assert link.started == asked
+    finally:
+        made.close()
+        for thread in link.threads:
+            thread.join(5)
 
 
 def test_errors_are_built_here() -> None:
