@@ -77,12 +77,12 @@ def test_the_same_as_data(place: Path) -> None:
 
 
 def test_what_would_be_refused_says_so_and_why(place: Path) -> None:
-    done = staddle("explain", "--memory", "1G", "--", "true", cwd=place)
+    done = staddle("explain", "--disk", "1G", "--", "true", cwd=place)
     assert done.returncode == 0
     assert "this run would be refused" in done.stdout
-    assert "memory" in done.stdout
+    assert "disk" in done.stdout
     for backend in ("namespaces", "bwrap"):
-        named = staddle("explain", "--backend", backend, "--memory", "1G", "--", "true", cwd=place)
+        named = staddle("explain", "--backend", backend, "--disk", "1G", "--", "true", cwd=place)
         assert "cannot be enforced here" in named.stdout
 
 

@@ -255,10 +255,10 @@ def test_bad_input_is_one_sentence_and_125(words: list[str], tmp_path: Path) -> 
 
 
 def test_what_cannot_be_held_is_refused_and_best_effort_says_so(tmp_path: Path) -> None:
-    done = staddle("run", "--memory", "100M", "--", "true", cwd=tmp_path)
+    done = staddle("run", "--disk", "100M", "--", "true", cwd=tmp_path)
     assert done.returncode == 125
-    assert "memory" in done.stderr
-    done = staddle("run", "--memory", "100M", "--best-effort", "--", "echo", "ran", cwd=tmp_path)
+    assert "disk" in done.stderr
+    done = staddle("run", "--disk", "100M", "--best-effort", "--", "echo", "ran", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert "not enforced" in done.stderr
 

@@ -246,6 +246,25 @@ def test_it_goes_with_a_launcher_that_is_ended(number: signal.Signals) -> None:
     assert until(lambda: gateways_of(process.pid) == [])
 
 
+def test_it_goes_with_a_launcher_that_was_started_by_hand() -> None:
+    policy = Policy.agent().with_network(Network.allow("allowed.example"))
+    wrapped = wrap(["bash", "-c", "echo running; exec sleep 60"], policy, backend="namespaces")
+    with subprocess.Popen(
+        wrapped.argv,
+        env=wrapped.env,
+        cwd=wrapped.cwd,
+        pass_fds=wrapped.pass_fds,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "running\n"
+        assert len(gateways_of(process.pid)) == 1
+        process.kill()
+    assert until(lambda: gateways_of(process.pid) == [])  # although we hold both ends of its line
+    wrapped.close()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_it_goes_with_our_command_line_however_that_ends(number: signal.Signals) -> None:
     words = [*COMMAND, "run", "--allow", "allowed.example", "-c", "echo running; exec sleep 60"]

@@ -224,6 +224,13 @@ def test_without_limits_only_the_clock_is_told() -> None:
         assert sb.enforced.limits == ()
 
 
+def test_what_a_program_without_a_shell_used_is_known_without_limits() -> None:
+    with Sandbox() as sb:
+        used = sb.exec(["python3", "-c", "sum(range(10**7))"]).usage
+        assert (used.user or 0) > 0.01
+        assert used.written is not None
+
+
 @grouped
 def test_nothing_inside_can_see_its_groups() -> None:
     with limited(memory="64M") as sb:

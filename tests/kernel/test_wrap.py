@@ -180,14 +180,14 @@ def test_a_backend_that_is_not_there_is_an_error() -> None:
 
 
 def test_what_cannot_be_held_is_an_error_and_best_effort_records_it() -> None:
-    policy = Policy.agent().with_limits(memory="1G")
+    policy = Policy.agent().with_limits(disk="1G")
     for backend in ("auto", *BACKENDS):
         with pytest.raises(PolicyNotEnforceable) as refusal:
             wrap(["true"], policy, backend=backend)
         assert refusal.value.gaps
         assert refusal.value.fix
     wrapped = wrap(["true"], policy, best_effort=True)
-    assert any("memory" in gap.why for gap in wrapped.enforced.gaps)
+    assert any("disk" in gap.protection for gap in wrapped.enforced.gaps)
     assert wrapped.run().returncode == 0
 
 

@@ -52,6 +52,7 @@ class HostProgram:
     """Opens sandboxes as it is told, one at a time. Run in a child of its own, with the filter on."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
+        self._others = 0
         self._made = Path(asked["place"], "made")
         client._SPARES = 0  # nothing is made ahead: whatever happens, happens for whom we open one
         network = getattr(Network, asked.get("network", "deny"))()
@@ -89,10 +90,11 @@ class HostProgram:
 
     def there(self) -> dict[str, Any]:
         """What is there of us, once nothing changes any more."""
-        wanted = len(client._zygotes)
-        until(lambda: len(children()) <= wanted, 5)
+        wanted = len(client._zygotes) + self._others
+        if not until(lambda: len(children()) <= wanted, 5):
+            self._others += len(children()) - wanted  # that is a difference, but not one for each time
         found = {
-            "processes": len(children()) - wanted,
+            "processes": self._others,
             "descriptors": sorted(os.readlink(f"/proc/self/fd/{fd}").split(":")[0] for fd in _open("self")),
             "mounts": len(Path("/proc/self/mountinfo").read_bytes().splitlines()),
             "layers": _layers(),

@@ -229,11 +229,14 @@ class ProcessMeter:
         return user, system, int(read), int(written), faults
 
 
-def of_process(rusage: object, wall: float) -> Usage:
-    """What wait4(2) tells of a process and all it has waited for."""
-    names = ("ru_utime", "ru_stime", "ru_maxrss", "ru_inblock", "ru_oublock")
-    user, system, resident, read, written = (getattr(rusage, name) for name in names)
-    return Usage(wall, user, system, resident << 10, read << 9, written << 9)
+def of_process(used: tuple[int, int, int, int], wall: float) -> Usage:
+    """What wait4(2) tells of a process and all it has waited for.
+
+    Microseconds of the processors, for itself and for the kernel; blocks read and written. The most
+    memory that the kernel tells is that of whoever forked it, where that was more.
+    """
+    user, system, read, written = (max(0, number) for number in used)  # a sandbox may say anything
+    return Usage(wall, user / 1e6, system / 1e6, None, read << 9, written << 9)
 
 
 def last_pid() -> int:

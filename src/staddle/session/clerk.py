@@ -149,7 +149,7 @@ class Clerk:
         answer, room = Answer(), MOST_BYTES
         for said in self._messages():
             if said.letter == filing.ERROR:
-                raise _error(*said.fields)  # type: ignore[arg-type]
+                raise filing.error_of(said)
             rows: Any = said.fields[0]
             room -= sum(len(row[0]) + 64 for row in rows)
             if len(answer.rows) + len(rows) > MOST_ROWS or room < 0:
@@ -334,7 +334,7 @@ class Sending:
             return
         self._close()
         if said.letter == filing.ERROR:
-            raise _error(*said.fields)  # type: ignore[arg-type]
+            raise filing.error_of(said)
         raise self._clerk._lost("it is done before it has everything")
 
     def finish(self) -> None:
@@ -397,13 +397,3 @@ def _widen(pipe: int) -> None:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
     except OSError:
         pass  # so many pipes are wide already: it works as it is
-
-
-def _error(kind: bytes, number: int, what: bytes, why: bytes, fix: bytes) -> Exception:
-    """What went wrong inside, in our own words as far as there are any."""
-    reason = shown(why)
-    if kind in filing.KINDS:
-        found: type[errors.StaddleError] = getattr(errors, kind.decode())
-        return found(shown(what), why=reason, fix=shown(fix))
-    number = number if 0 < number < 4096 else errno.EIO
-    return OSError(number, reason or os.strerror(number), os.fsdecode(what) or None)

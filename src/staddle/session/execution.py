@@ -12,6 +12,7 @@ import select
 import threading
 import time
 
+from ..limits.usage import of_process
 from ..running import give_pipes
 from ..signals import SIGINT, SIGKILL, SIGTERM
 from .result import signal_in
@@ -242,7 +243,9 @@ class Execution:
 
     def _outcome(self, code: int, signal: int | None, duration: float) -> Outcome:
         reason = self._reason or ("signalled" if signal else "exited")
-        outcome = Outcome(code, signal, reason, False, duration, self._directory, None)
+        used = self._spawned.used
+        usage = None if used is None else of_process(used, duration)
+        outcome = Outcome(code, signal, reason, False, duration, self._directory, None, usage)
         return outcome if self._account is None else self._account.end(outcome)
 
     def _end(self, reason: str, first: int) -> None:

@@ -229,6 +229,7 @@ class Spawned:
         self._status: int | None = None
         self._closed = False
         self.failure = ""
+        self.used: tuple[int, int, int, int] | None = None  # as usage.of_process has it, once it has ended
 
     def fileno(self) -> int:
         """Readable when the process has ended, or the sandbox is gone."""
@@ -249,6 +250,7 @@ class Spawned:
                 elif message.kind == requests.ENDED:
                     self._status = exit_code(message.fields[0])
                     self.failure = message.fields[1].decode("utf-8", "replace")
+                    self.used = message.fields[2]
             return self._status
 
     def wait(self, timeout: float | None = None) -> int | None:

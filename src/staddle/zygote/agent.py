@@ -356,7 +356,7 @@ class Agent:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if not pid:
@@ -367,7 +367,8 @@ class Agent:
             for told in [fd for fd, whose in self._telling.items() if whose is child]:
                 self._heard_start(told)
             child.ended = True
-            child.line.say(requests.encode(requests.ENDED, status, child.why))
+            spent = (int(used.ru_utime * 1e6), int(used.ru_stime * 1e6), used.ru_inblock, used.ru_oublock)
+            child.line.say(requests.encode(requests.ENDED, status, child.why, spent))
             self._watch(child.line)
 
     def _let_go(self, child: _Child) -> None:

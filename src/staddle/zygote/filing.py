@@ -8,6 +8,7 @@ over by what runs in the sandbox.
 
 from __future__ import annotations
 
+import errno
 import os
 
 from ..helper import wire
@@ -106,3 +107,17 @@ def hear(line: _socket.socket) -> Said | None:
             os.close(fd)
         raise
     return Said(letter, fields, descriptors[0] if descriptors else -1)
+
+
+def error_of(said: Said) -> Exception:
+    """What went wrong inside, as the host program raises it: its own words, as far as there are any."""
+    from .. import errors
+    from ..display import shown
+
+    kind, number, what, why, fix = said.fields
+    reason = shown(why)  # type: ignore[arg-type]
+    if kind in KINDS:
+        found: type[errors.StaddleError] = getattr(errors, kind.decode())
+        return found(shown(what), why=reason, fix=shown(fix))  # type: ignore[arg-type]
+    number = number if 0 < number < 4096 else errno.EIO  # type: ignore[operator]
+    return OSError(number, reason or os.strerror(number), os.fsdecode(what) or None)  # type: ignore[arg-type]

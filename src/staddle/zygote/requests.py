@@ -49,7 +49,7 @@ LINE = b"L"
 BUSY = b"b"  # who is in the way
 # From the agent, on the line of a process.
 FILES = b"F"  # places; the files
-ENDED = b"x"  # status as waitpid gives it, why it was not started
+ENDED = b"x"  # status as waitpid gives it, why it was not started; what it used, as usage.of_process has it
 POKED = b"I"  # serial
 
 #: The fields of each, as wire.py describes shapes, and how many descriptors may come along.
@@ -67,7 +67,7 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     STARTED: ((int,), (1, 2)),
     REFUSED: ((bytes,), (0,)),
     FILES: (([bytes],), (6,)),
-    ENDED: ((int, bytes), (0,)),
+    ENDED: ((int, bytes, (int, int, int, int)), (0,)),
     POKED: ((int,), (0,)),
     SWAP: ((int,), (1,)),
     SWAPPED: ((), (0,)),

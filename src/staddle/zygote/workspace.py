@@ -112,7 +112,14 @@ class Workspace:
         place = operations[0]
         if not isinstance(place, Bind):
             raise ValueError("a workspace begins with what is shown")
-        Builder.extending("/", owner=self._owner, taken={place: tree}).build(operations)
+        if len(operations) > 1:
+            Builder.extending("/", owner=self._owner, taken={place: tree}).build(operations)
+        else:  # as it mostly is: what is not run is not in every sandbox's memory
+            target = os.open(place.path, _DIRECTORY)
+            try:
+                mounts.attach(tree, target)
+            finally:
+                os.close(target)
         self._operations = operations
 
     def swap(self, tree: int, alone: bool) -> int:

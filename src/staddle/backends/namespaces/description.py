@@ -21,6 +21,7 @@ def steps(plan: Plan, layout: Layout, stranger: int | None) -> Iterator[Step]:
     """Each thing that is set up, in the order in which it is."""
     if reaches_out(plan):
         yield Step("start the network gateway on the host: confined, it dials what the policy allows", _OURS)
+    yield from _groups(plan)
     if stranger is None:
         yield from _user(plan)
     names = ", ".join(("pid", "mnt", *namespaces(plan)))
@@ -40,6 +41,19 @@ def steps(plan: Plan, layout: Layout, stranger: int | None) -> Iterator[Step]:
     for scope in scopes(plan):
         yield Step(f"Landlock keeps within the sandbox: {scope}", _OURS)
     yield from filter_steps(filter_profile(plan))
+
+
+def _groups(plan: Plan) -> Iterator[Step]:
+    """The control groups that the first process enters, where limits ask for some and they can be had."""
+    asked = {name: getattr(plan.limits, name) for name in ("memory", "cpu", "processes")}
+    if not any(asked.values()):
+        return
+    from ...limits.holding import held
+    from ...limits.standing_in import usable
+
+    for item in held(plan.limits, usable(), inside=False, layer="none")[0]:
+        if asked.get(item.limit):
+            yield Step(f"{item.by} holds {item.limit} to {asked[item.limit]}", "limits")
 
 
 def _reached(plan: Plan) -> Iterator[Step]:
