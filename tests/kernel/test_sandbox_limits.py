@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from staddle import AsyncSandbox, Policy, Reason, Sandbox, wrap
-from staddle.errors import CommandFailed, PolicyNotEnforceable, SandboxClosed
+from staddle.errors import CommandFailed, LaunchFailed, PolicyNotEnforceable, SandboxClosed
 from staddle.limits import here
 from staddle.limits.standing_in import usable
 from tests.kernel.in_a_child import SRC
@@ -80,6 +80,13 @@ def test_a_shell_that_was_the_victim_itself_is_replaced_with_its_state() -> None
         result = sb.run("a=0123456789; while :; do a=$a$a; done")
         assert (result.reason, result.shell_exited) == (Reason.memory, True)
         assert sb.run("pwd; echo $kept").stdout == "/tmp\nyes\n"
+
+
+@grouped
+def test_memory_in_which_nothing_can_run_is_an_error_that_says_so() -> None:
+    with pytest.raises(LaunchFailed, match=r"limits\.memory"):
+        limited(memory="64K")
+    assert groups_in_use() == []
 
 
 def test_files_in_memory_count() -> None:

@@ -84,6 +84,12 @@ class Limiting:
             return used.replace(memory=self._peaks[0] or None)
         return Usage(wall, memory=_told(self._tally)[2] or None)
 
+    def too_little(self) -> str:
+        """Why nothing can be run, if that is for the memory; else empty."""
+        ended = 0 if self._whole is None else self._whole.events().out_of_memory
+        found = reasons.ran_into(self._limits, 1, Events(), Events(ended, 0))
+        return "" if found is None else found.sentence
+
     def freeze(self) -> bool:
         """Stop everything where it stands, if there is a way to do that from here; whether it did."""
         return self._group is not None and self._group.freezes and self._group.freeze()

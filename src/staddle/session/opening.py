@@ -13,7 +13,7 @@ from .. import backends
 from .._value import Value
 from ..backends.base import Gap
 from ..backends.shortfalls import NEED_MORE
-from ..errors import InvalidCall, PolicyError, PolicyNotEnforceable
+from ..errors import InvalidCall, LaunchFailed, PolicyError, PolicyNotEnforceable, StaddleError
 from ..policy import Policy
 from ..policy.workspace import PLACE, compile_session
 from ..view import find_program
@@ -271,8 +271,13 @@ def _take(decided: Decision, bash: str, layering: Layering | None) -> Opened:
         reach.attach(link)
         if limiting:
             limiting.attach(link)
-    except BaseException:
+    except BaseException as error:
+        too_little = limiting.too_little() if limiting else ""
         link.close()
+        if too_little and isinstance(error, StaddleError):
+            raise LaunchFailed(
+                "a shell could not be started", why=too_little, fix="give limits.memory more"
+            ) from error
         raise
     return Opened(
         link,
@@ -294,7 +299,10 @@ def _limiting(limits: Limits, layering: Layering | None) -> Limiting | None:
         return None
     from .limiting import Limiting
 
-    return Limiting(limits, layering)
+    try:
+        return Limiting(limits, layering)
+    except OSError as error:
+        raise LaunchFailed("the limits could not be put on", why=error.strerror or str(error)) from error
 
 
 def _keeps_layers(name: str) -> bool:
