@@ -234,13 +234,12 @@ def _opened(asked: Settings, layering: Layering | None) -> Opened:
 def _take(decided: Decision, bash: str, layering: Layering | None) -> Opened:
     from ..zygote import client
     from .link import AgentLink
-
-    plan = decided.plan
     from .reach import Reach
 
-    limiting = _limiting(plan.limits, layering)
-    reach = Reach(plan.network)
+    plan = decided.plan
+    reach, limiting = Reach(plan.network), None
     try:
+        limiting = _limiting(plan.limits, layering)
         taken = client.open_sandbox(
             plan,
             bash,
