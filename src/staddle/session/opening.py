@@ -42,6 +42,9 @@ _GATEWAY = ("auto", _OWN_LAYER)
 _NO_INTERPRETER = ("namespaces", "native")
 
 
+_USUAL: list[Policy] = []  # what a sandbox has that is not given a policy, once it was needed
+
+
 class Settings(Value):
     """What a sandbox is to be."""
 
@@ -97,7 +100,8 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     from ..policy.environment import checked
 
     if policy is None:
-        policy = Policy.agent()
+        policy = _USUAL[0] if _USUAL else Policy.agent()
+        _USUAL[:] = [policy]
     if not isinstance(policy, Policy):
         raise PolicyError(f"policy is {policy!r}", why="it is not a Policy", fix="say Policy.agent()")
     if mode not in MODES:
@@ -148,8 +152,8 @@ def decide(asked: Settings, stand_in: str | None = None) -> Decision:
     if moved and found.backend.name not in _MOVE:  # the best there is shows directories where they are
         moved = False
         found = _decided(asked, asked.policy, found.backend.name, moved=False)
-    python = os.path.realpath(sys.executable)
-    if found.backend.name not in _NO_INTERPRETER and not found.plan.shows(python):
+    alone = found.backend.name in _NO_INTERPRETER
+    if not alone and not found.plan.shows(os.path.realpath(sys.executable)):
         # The agent is a program of ours for the interpreter that runs us; a grant of it must do.
         policy = asked.policy.with_read(os.path.realpath(sys.base_prefix))
         found = _decided(asked, policy, found.backend.name, moved=moved)

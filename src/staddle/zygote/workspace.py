@@ -17,7 +17,7 @@ from .sharing import ASIDE, LENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ..layout.operations import Operation
     from .blueprint import Request
@@ -36,30 +36,39 @@ def take(request: Request, old_root: int, lent: int | None) -> int:
     Found below the old root through no link, or `lent` by root, and taken from there; with its
     layers on it, if it has any.
     """
-    tree = _taken(request, old_root) if lent is None else lent
     if not request.upper:
-        return tree
-    opened = [tree]
-    made = -1
+        return _taken(request, old_root) if lent is None else lent
+    opened = [_found(request, old_root) if lent is None else lent]
     try:
         for path in (*request.lowers, request.upper, request.work):
             opened.append(_beneath(old_root, path))
-        _, *lowers, upper, work = opened
-        opened.append(_free_place())
-        # Layers must be mounted somewhere in our namespace when they are put together.
-        mounts.attach(tree, opened[-1])
-        try:
-            made = overlay.overlay([*lowers, LENT], upper, work)
-        finally:
-            mounts.umount(LENT)
-        return made
-    except BaseException:
-        if made >= 0:
-            os.close(made)
-        raise
+        base, *lowers, upper, work = opened
+        if lent is None:
+            return overlay.overlay([*lowers, base], upper, work)
+        # What is to be a layer must be mounted somewhere in our namespace.
+        return _mounted_for(lent, lambda: overlay.overlay([*lowers, LENT], upper, work))
     finally:
         for fd in opened:
             os.close(fd)
+
+
+def _mounted_for(tree: int, work: Callable[[], int]) -> int:
+    place = _free_place()
+    try:
+        mounts.attach(tree, place)
+    finally:
+        os.close(place)
+    made = -1
+    try:
+        made = work()
+    finally:
+        try:
+            mounts.umount(LENT)
+        except OSError:
+            if made >= 0:
+                os.close(made)
+            raise
+    return made
 
 
 def _free_place() -> int:
@@ -69,17 +78,24 @@ def _free_place() -> int:
     return os.open(LENT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def _taken(request: Request, old_root: int) -> int:
+def _found(request: Request, old_root: int) -> int:
+    """The workspace on the host, opened."""
     try:
         source = _beneath(old_root, request.workspace)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
             raise Moved from None
         raise
+    status = os.fstat(source)
+    if (status.st_dev, status.st_ino) != (request.device, request.inode):
+        os.close(source)
+        raise Moved
+    return source
+
+
+def _taken(request: Request, old_root: int) -> int:
+    source = _found(request, old_root)
     try:
-        status = os.fstat(source)
-        if (status.st_dev, status.st_ino) != (request.device, request.inode):
-            raise Moved
         tree = mounts.clone_tree(source)
     finally:
         os.close(source)
