@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 FROM_POLICY: Any = type("_FromPolicy", (), {"__repr__": lambda _: "(the policy's)"})()
 
 
+#: Of a command that was not measured nothing is known but how long it took.
+_UNKNOWN = (None,) * 6
+
+
 class Call:
     """One command: its arguments, where its output goes, and in the end its result."""
 
@@ -100,7 +104,7 @@ class Call:
             outcome.signal,
             outcome.shell_exited,
             outcome.cwd,
-            outcome.usage or Usage(outcome.duration),
+            outcome.usage or Usage(outcome.duration, *_UNKNOWN),
             changes,
             violations,
             out.dropped,

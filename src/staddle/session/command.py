@@ -141,7 +141,7 @@ class Command:
         if reason == "timeout":
             code, signal = 124, None
         cwd, job = os.fsdecode(memory.cwd), memory.newest_job or None
-        return Outcome(code, signal, reason, run.answer is None, duration, cwd, job)
+        return Outcome(code, signal, reason, run.answer is None, duration, cwd, job, None, "")
 
     def _collect(self) -> None:
         """Pass on the rest of what was printed; leave pipes that somebody holds to them."""

@@ -17,20 +17,19 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import _socket
 import errno
-import fcntl
 import os
 import select
-import struct
 
 from ..helper.status import CONFINEMENT, NotStarted
 from ..helper.wire import Malformed
 from ..linux import process
 from . import payload, requests, runs
 from .channel import Files
+from .lines import Child, Line, terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import NoReturn
 
     from .channel import Channel
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 #: When nothing was asked for this long, in milliseconds, there is time for what can wait.
 _IDLE = 100
-_TIOCSPTLCK, _TIOCGPTN, _TIOCSWINSZ = 0x40045431, 0x80045430, 0x5414
 #: A shell that reads its commands from a pipe, and goes on after any error.
 SHELL_OPTIONS = (b"--norc", b"--noprofile", b"--noediting", b"-i")
 #: Its first words. It keeps no history, prints no prompt, looks for no mail, and says which it is.
@@ -73,17 +71,17 @@ class Agent:
         """
         self._network = network
         self._wishes: dict[int, _socket.socket] = {}
-        self._main = _Line(line)
+        self._main = Line(line)
         self._channel, self._become, self._confine = channel, become, confine
         self._user, self._swap = user, swap
         self._pause = runs.Pause(os.getpid())
         self._later: list[int] = []  # to be closed when there is nothing else to do
         self._shells = 0
         self.watch: Watch | None = None  # who holds limits that the kernel does not
-        self._children: dict[int, _Child] = {}
+        self._children: dict[int, Child] = {}
         self._poll = select.poll()
-        self._lines: dict[int, _Child | None] = {line.fileno(): None}
-        self._telling: dict[int, _Child] = {}
+        self._lines: dict[int, Child | None] = {line.fileno(): None}
+        self._telling: dict[int, Child] = {}
         # An interrupt for a child that is not its program yet must not be taken for an error of ours.
         _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
         process.block_signals((process.SIGCHLD,))
@@ -135,7 +133,7 @@ class Agent:
             if child.why:
                 raise NotStarted(CONFINEMENT, child.why.decode("utf-8", "replace"))
 
-    def announce(self, said: bytes, descriptors: tuple[int, ...], line: _Line | None = None) -> None:
+    def announce(self, said: bytes, descriptors: tuple[int, ...], line: Line | None = None) -> None:
         """Hand over a shell that was started."""
         try:
             (line or self._main).say(said, descriptors)
@@ -269,9 +267,9 @@ class Agent:
             if message.descriptors:
                 stdin, stdout, stderr = message.descriptors
             else:
-                master, terminal = _terminal(rows, columns, self._user)
-                made = [*master, terminal]
-                stdin = stdout = stderr = terminal
+                master, other = terminal(rows, columns, self._user)
+                made = [*master, other]
+                stdin = stdout = stderr = other
             whole = message.kind == requests.SPAWN_WHOLE
             stdio = (stdin, stdout, stderr)
             order = payload.Order(argv, environment, directory, stdio, terminal=bool(master), whole=whole)
@@ -293,7 +291,7 @@ class Agent:
         self._main.say(requests.encode(requests.STARTED, child.pid), (theirs.fileno(),))
         theirs.close()
 
-    def _ask_child(self, child: _Child, message: requests.Message) -> None:
+    def _ask_child(self, child: Child, message: requests.Message) -> None:
         """What is asked for on the line of a process."""
         kind, fields = message.kind, message.fields
         if kind == requests.POKE:
@@ -326,13 +324,11 @@ class Agent:
 
     # ---------------------------------------------------------------- children
 
-    def _start(self, order: payload.Order, files: Files | None) -> tuple[_Child, _socket.socket]:
+    def _start(self, order: payload.Order, files: Files | None) -> tuple[Child, _socket.socket]:
         """A child and the host program's end of its line."""
         return self._add(lambda: payload.start(order, self._become), files)
 
-    def _add(
-        self, start: Callable[[], tuple[int, int]], files: Files | None
-    ) -> tuple[_Child, _socket.socket]:
+    def _add(self, start: Callable[[], tuple[int, int]], files: Files | None) -> tuple[Child, _socket.socket]:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
             pid, told = start()
@@ -340,7 +336,7 @@ class Agent:
             ours.close()
             theirs.close()
             raise
-        child = _Child(pid, _Line(ours), files)
+        child = Child(pid, Line(ours), files)
         self._children[pid] = self._telling[told] = self._lines[ours.fileno()] = child
         self._poll.register(told, select.POLLIN)
         self._poll.register(ours.fileno(), select.POLLIN)
@@ -371,7 +367,7 @@ class Agent:
             child.line.say(requests.encode(requests.ENDED, status, child.why, spent))
             self._watch(child.line)
 
-    def _let_go(self, child: _Child) -> None:
+    def _let_go(self, child: Child) -> None:
         """Nobody is interested any more: the process ends with everything below it."""
         fd = child.line.socket.fileno()
         self._poll.unregister(fd)
@@ -382,7 +378,7 @@ class Agent:
         if child.files:
             child.files.close()
 
-    def _watch(self, line: _Line) -> None:
+    def _watch(self, line: Line) -> None:
         """Also for room on the line, as long as something waits to be said."""
         waiting = line.flush()
         fd = line.socket.fileno()
@@ -394,63 +390,6 @@ class Agent:
         if os.getpid() != 1:
             runs.end_everything(os.getpid())
         os._exit(0)
-
-
-class _Child:
-    """A process that was asked for."""
-
-    def __init__(self, pid: int, line: _Line, files: Files | None) -> None:
-        self.pid, self.line, self.files = pid, line, files
-        self.ending = runs.Ending(pid)
-        self.again: tuple[bytes, tuple[bytes, ...], bytes] = (b"", (), b"")
-        self.is_clerk = False  # a process of ours, which is in nobody's way
-        self.is_ours = False  # a process of ours, with the program below it
-        self.ended = False
-        self.why = b""
-
-
-class _Line:
-    """A line that is never waited for: what it has no room for is said later."""
-
-    def __init__(self, socket: _socket.socket) -> None:
-        socket.setblocking(False)
-        self.socket = socket
-        self._later: list[tuple[bytes, list[int]]] = []
-
-    def say(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Say it, or keep it with copies of the descriptors."""
-        self._later.append((data, [os.dup(fd) for fd in descriptors]))
-        self.flush()
-
-    def flush(self) -> bool:
-        """Say what there is room for; whether something is left."""
-        while self._later:
-            data, descriptors = self._later[0]
-            try:
-                requests.say(self.socket, data, descriptors)
-            except BlockingIOError:
-                return True
-            except OSError:
-                pass  # nobody listens; the line says so itself
-            for fd in descriptors:
-                os.close(fd)
-            del self._later[0]
-        return False
-
-
-def _terminal(rows: int, columns: int, user: int) -> tuple[list[int], int]:
-    """A new terminal of the sandbox: its master, in a list, and its other side."""
-    master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    try:
-        fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
-        (number,) = struct.unpack("i", fcntl.ioctl(master, _TIOCGPTN, bytes(4)))
-        fcntl.ioctl(master, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        if user >= 0:
-            os.chown(f"/dev/pts/{number}", user, -1)
-        return [master], os.open(f"/dev/pts/{number}", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    except BaseException:
-        os.close(master)
-        raise
 
 
 def _available(fd: int) -> bytes:

@@ -23,7 +23,8 @@ _PACKAGES = ("staddle", "staddle.helper", "staddle.linux", "staddle.zygote")
 _MODULES = (
     *("staddle.linux.syscalls", "staddle.linux.process", "staddle.helper.wire", "staddle.helper.status"),
     *("staddle.zygote.descriptors", "staddle.zygote.requests", "staddle.zygote.channel"),
-    *("staddle.zygote.runs", "staddle.zygote.payload", "staddle.zygote.agent", "staddle.zygote.plain"),
+    *("staddle.zygote.runs", "staddle.zygote.payload", "staddle.zygote.lines", "staddle.zygote.agent"),
+    "staddle.zygote.plain",
 )
 
 #: What a clerk needs besides.

@@ -1,0 +1,75 @@
+"""The processes that were asked for, each with its line; and the terminals of the sandbox."""
+
+from __future__ import annotations
+
+import _socket
+import fcntl
+import os
+import struct
+
+from . import requests, runs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .channel import Files
+
+_TIOCSPTLCK, _TIOCGPTN, _TIOCSWINSZ = 0x40045431, 0x80045430, 0x5414
+
+
+class Child:
+    """A process that was asked for."""
+
+    def __init__(self, pid: int, line: Line, files: Files | None) -> None:
+        self.pid, self.line, self.files = pid, line, files
+        self.ending = runs.Ending(pid)
+        self.again: tuple[bytes, tuple[bytes, ...], bytes] = (b"", (), b"")
+        self.is_clerk = False  # a process of ours, which is in nobody's way
+        self.is_ours = False  # a process of ours, with the program below it
+        self.ended = False
+        self.why = b""
+
+
+class Line:
+    """A line that is never waited for: what it has no room for is said later."""
+
+    def __init__(self, socket: _socket.socket) -> None:
+        socket.setblocking(False)
+        self.socket = socket
+        self._later: list[tuple[bytes, list[int]]] = []
+
+    def say(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Say it, or keep it with copies of the descriptors."""
+        self._later.append((data, [os.dup(fd) for fd in descriptors]))
+        self.flush()
+
+    def flush(self) -> bool:
+        """Say what there is room for; whether something is left."""
+        while self._later:
+            data, descriptors = self._later[0]
+            try:
+                requests.say(self.socket, data, descriptors)
+            except BlockingIOError:
+                return True
+            except OSError:
+                pass  # nobody listens; the line says so itself
+            for fd in descriptors:
+                os.close(fd)
+            del self._later[0]
+        return False
+
+
+def terminal(rows: int, columns: int, user: int) -> tuple[list[int], int]:
+    """A new terminal of the sandbox: its master, in a list, and its other side."""
+    master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+        (number,) = struct.unpack("i", fcntl.ioctl(master, _TIOCGPTN, bytes(4)))
+        fcntl.ioctl(master, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        if user >= 0:
+            os.chown(f"/dev/pts/{number}", user, -1)
+        return [master], os.open(f"/dev/pts/{number}", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except BaseException:
+        os.close(master)
+        raise
