@@ -15,6 +15,12 @@ from staddle.errors import CommandFailed, InvalidCall, SandboxClosed, SessionBus
 from tests.kernel.sandboxes import descriptors, every_backend, with_argument, within
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On `native` a terminal reads the start files of whoever runs the tests: they are nobody's here."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
 def awaited(backend: str, test: Callable[[AsyncSandbox], Awaitable[None]]) -> None:
     async def main() -> None:
         async with AsyncSandbox(backend=backend) as sb:

@@ -12,7 +12,7 @@ from tests.kernel.in_a_child import python
 #: A first process in namespaces of its own, that starts others as a sandbox's does.
 ALONE = """
 import select, signal
-from staddle.limits import measuring, rlimits, stopping, supervisor, victims
+from staddle.limits import disk, measuring, rlimits, stopping, supervisor, victims
 from staddle.limits.where import Facts, decide
 from staddle.linux import mounts, process, tree, userns
 from staddle.linux.syscalls import call
@@ -21,6 +21,7 @@ from staddle.zygote.confinement import Confinement
 from staddle import Limits
 Limits.__name__; process.set_rlimits.__name__
 MB = 1 << 20
+FILTER = program('namespaces')  # while our files can still be read
 
 def alone(first):
     '''Run first() as the first process; what it prints is what is seen.'''
@@ -103,7 +104,7 @@ def test_processes_that_enter_one_sandbox_count_together() -> None:
     said = alone("""
 limits = tuple((number, most, most) for _, number, most in
                rlimits.rlimits(Limits(processes=20), decide(Facts(()))))
-confined = Confinement(1000, 1000, 0, limits, program('namespaces'))
+confined = Confinement(1000, 1000, 0, limits, FILTER)
 def enter(*argv):
     pid = os.fork()
     if pid == 0:
@@ -287,7 +288,6 @@ print(open('/proc/self/oom_score_adj').read())
 
 def test_a_file_system_of_the_layer_holds_bytes_and_inodes() -> None:
     said = alone("""
-from staddle.limits import disk
 mounts.mount('tmpfs', '/mnt', 'tmpfs', options=disk.tmpfs_options(8 * MB))
 print(disk.full('/mnt'))
 made = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,12 @@ from staddle.errors import InvalidCall, SandboxClosed
 from staddle.session.processes import Process
 from staddle.session.terminal import Terminal
 from tests.kernel.sandboxes import BACKENDS, children, descriptors, every_backend, with_argument, within
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On `native` a terminal reads the start files of whoever runs the tests: they are nobody's here."""
+    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture(params=BACKENDS)
