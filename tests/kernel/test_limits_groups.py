@@ -175,7 +175,7 @@ def test_nothing_survives_being_killed(how: str) -> None:
         with started(group, stubborn) as child:
             assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"
-            assert len(group.members()) > 60
+            assert len(group.members()) > 48  # those that fork may have run into the limit by now
             group.kill()
             assert until(lambda: not group.members())
             child.wait(10)

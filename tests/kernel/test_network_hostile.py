@@ -10,7 +10,7 @@ from pathlib import Path
 
 from staddle.network.starting import Bounds
 from tests.kernel.network_servers import echo, http_server, listening
-from tests.kernel.network_world import PUBLIC, in_a_world, sandbox, status
+from tests.kernel.network_world import PUBLIC, in_a_world, sandbox, status, until
 
 HOSTS = {"api.example.com": PUBLIC}
 OPENINGS = r"""
@@ -155,7 +155,8 @@ s.sendall(b"\\0after"); print(s.recv(9))
         assert inside.python(code) == "b'\\x00after'"
         inside.attempts()
         assert inside.gateway is not None
-        assert status(inside.gateway.pid)["State"].startswith("S")
+        gateway = inside.gateway.pid
+        assert until(lambda: status(gateway)["State"].startswith("S")), "it does not come to rest"
 
 
 @in_a_world

@@ -93,10 +93,16 @@ class Layering:
             removal.in_background(partial(_squash, self.stack))
 
     def changes(self) -> tuple[Change, ...] | None:
-        """What was changed since this was last asked; None when there is too much to look through."""
+        """What was changed since this was last asked; None when there is too much to look through.
+
+        Also None when the sandbox was closed while its last command was being told about.
+        """
         with self._watching:
             self._watch.baseline = self.baseline  # another one after a discard or a restore
-            return self._watch.look()
+            try:
+                return self._watch.look()
+            except FileNotFoundError:
+                return None
 
     def diff(self, paths: Collection[str] | None = None) -> list[Change]:
         """Every change against the workspace as it is on the host, by the path that is seen inside."""
