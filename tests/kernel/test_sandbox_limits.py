@@ -107,6 +107,7 @@ def test_a_command_that_coped_has_come_to_its_own_end() -> None:
 def test_a_failure_of_its_own_is_not_blamed_on_a_limit() -> None:
     with limited(memory="64M", processes=50) as sb:
         sb.run("python3 -c 'a = bytearray(150 << 20)'")
+        time.sleep(0.5)  # a supervisor that measures may come to tell a moment later
         assert sb.run("exit 3").reason is Reason.shell_exited
         assert sb.run("false").reason is Reason.exited
         assert sb.run("kill -9 $BASHPID; sh -c 'kill -9 $$'").reason is not Reason.memory
