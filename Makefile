@@ -44,7 +44,7 @@ demo: demo-packages $(VENV)/installed
 
 test: test-packages $(VENV)/installed-dev lint
 	$(BIN)/python -m pytest $(PARALLEL)
-	scripts/test-as-user $(PARALLEL) tests/kernel tests/containment tests/cli
+	scripts/test-as-user $(PARALLEL) tests/kernel tests/containment tests/cli tests/unit/layers
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check

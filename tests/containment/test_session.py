@@ -41,6 +41,8 @@ def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
 #: Every way to a directory that any process in sight has, and every mount; where the file `sys.argv[1]` is.
 LOOK_EVERYWHERE = """
 import json, os, sys
+ways = ["", "/..", *(f"{up}/{name}" for up in ("", "/..") for name in ("workspace", "upper", "work"))]
+ways += [f"{way}/work" for way in ways if way.endswith("/work")]
 places = [line.split()[4] for line in open("/proc/self/mountinfo")]
 for pid in filter(str.isdigit, os.listdir("/proc")):
     places += [f"/proc/{pid}/root", f"/proc/{pid}/cwd"]
@@ -50,7 +52,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
         pass
 found = set()
 for place in places:
-    for way in ("", "/..", "/workspace", "/upper", "/../upper", "/work", "/../work", "/work/work"):
+    for way in ways:
         try:
             status = os.stat(f"{place}{way}/{sys.argv[1]}")
             found.add((status.st_dev, status.st_ino))

@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from staddle import Limits
@@ -82,13 +81,3 @@ def ran(group: Group, code: str, timeout: float = 30) -> tuple[str, int]:
             group.kill()
             raise
     return out.strip(), child.returncode
-
-
-def until(true: Callable[[], object], seconds: float = 10) -> bool:
-    """Whether it became true in time."""
-    end = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.005)
-    return True

@@ -100,16 +100,6 @@ def status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
 
 
-def until(done: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Whether it becomes true in time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if done():
-            return True
-        time.sleep(0.02)
-    return False
-
-
 class Sandbox:
     """A network namespace inside, prepared as the first process of a sandbox does it."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.kernel.waiting import until
 
 #: Its own launcher, somebody else's, and none at all.
 BACKENDS = ["namespaces", "bwrap", "native"]
@@ -18,26 +19,7 @@ confining = pytest.mark.parametrize("backend", [name for name in BACKENDS if nam
 
 def within(seconds: float, what: Callable[[], object]) -> bool:
     """Whether `what` becomes true in time."""
-    until = time.monotonic() + seconds
-    while not what():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def with_argument(mark: str) -> list[int]:
-    """The living processes of this machine that have `mark` among their arguments."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if mark.encode() in words:
-                found.append(int(name))
-    return found
+    return until(what, seconds)
 
 
 def descriptors() -> int:

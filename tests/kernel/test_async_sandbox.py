@@ -12,7 +12,8 @@ import pytest
 
 from staddle import AsyncSandbox, Reason
 from staddle.errors import CommandFailed, InvalidCall, SandboxClosed, SessionBusy, SessionError
-from tests.kernel.sandboxes import descriptors, every_backend, with_argument, within
+from tests.kernel.sandboxes import descriptors, every_backend, within
+from tests.kernel.waiting import with_argument
 
 
 @pytest.fixture(autouse=True)

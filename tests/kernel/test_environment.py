@@ -36,6 +36,7 @@ from staddle.errors import (
     PolicyError,
 )
 from staddle.linux import landlock
+from tests.kernel.waiting import until, with_argument
 
 confined = pytest.mark.parametrize("backend", ["bwrap", "landlock"])
 every = pytest.mark.parametrize("backend", ["bwrap", "landlock", "native"])
@@ -49,27 +50,8 @@ def place(tmp_path: Path) -> Path:
     return made
 
 
-def sleeping(mark: str) -> list[int]:
-    """The living processes that have `mark` among their arguments."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if mark.encode() in words:
-                found.append(int(name))
-    return found
-
-
 def gone(mark: str) -> bool:
-    until = time.monotonic() + 3
-    while sleeping(mark):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
+    return until(lambda: not with_argument(mark), 3)
 
 
 @confined
@@ -198,11 +180,11 @@ def test_a_cancelled_task_is_over_only_when_its_command_is_dead(place: Path, bac
         assert (await env.exec_command("cat", ["a"])).stdout == "x"
         assert await env.glob("*") == ["a"]
         task = asyncio.create_task(env.exec_command("sleep", [mark]))
-        await asyncio.to_thread(lambda: next(iter(_until(lambda: sleeping(mark)))))
+        await asyncio.to_thread(lambda: next(iter(_until(lambda: with_argument(mark)))))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert sleeping(mark) == []
+        assert with_argument(mark) == []
         await env.remove_file("a")
 
     asyncio.run(session())

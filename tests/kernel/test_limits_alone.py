@@ -12,12 +12,13 @@ from tests.kernel.in_a_child import python
 #: A first process in namespaces of its own, that starts others as a sandbox's does.
 ALONE = """
 import select, signal
-from staddle.limits import disk, measuring, rlimits, stopping, supervisor, victims
+from staddle.limits import disk, measuring, rlimits, supervisor, victims
 from staddle.limits.where import Facts, decide
 from staddle.linux import mounts, process, tree, userns
 from staddle.linux.syscalls import call
 from staddle.linux.seccomp import program
 from staddle.zygote.confinement import Confinement
+from staddle.zygote.runs import Pause
 from staddle import Limits
 Limits.__name__; process.set_rlimits.__name__
 MB = 1 << 20
@@ -232,10 +233,11 @@ pids = [start(talk) for _ in range(3)]
 asleep = start(lambda: os.kill(os.getpid(), signal.SIGSTOP))
 print(speaks(5))
 while b'T' not in open(f'/proc/{asleep}/stat', 'rb').read().rpartition(b')')[2].split()[:1]: time.sleep(0.01)
-pause = stopping.Pause()
+pause = Pause(1)
+pause.begin()
 drain()
 print(speaks(0.1))
-pause.end(pids[:1])
+pause.end()
 print(speaks(5))
 print(open(f'/proc/{asleep}/stat').read().rpartition(')')[2].split()[0])
 """)
@@ -251,9 +253,10 @@ def shell():
 pid = start(shell)
 time.sleep(0.2)
 for _ in range(5):
-    pause = stopping.Pause()
+    pause = Pause(1)
+    pause.begin()
     time.sleep(0.02)
-    pause.end([pid])
+    pause.end()
     time.sleep(0.02)
 os.waitpid(pid, 0)
 os.close(write)
@@ -262,11 +265,24 @@ print(os.read(read, 4096).decode().splitlines()[-1])
     assert said == ["over", "0"]
 
 
-def test_only_the_first_process_of_a_namespace_may_stop_all_of_it() -> None:
-    from staddle.limits.stopping import Pause
-
-    with pytest.raises(RuntimeError):
-        Pause()
+def test_who_is_not_the_first_process_stops_what_is_below_it_and_nobody_else() -> None:
+    said = alone("""
+def state(pid):
+    return open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[0]
+stranger = start(lambda: time.sleep(60))
+def work():
+    child = os.fork()
+    if child == 0: time.sleep(60)
+    pause = Pause(os.getpid())
+    pause.begin()
+    while state(child) != 'T': time.sleep(0.01)
+    print(state(child), state(stranger))
+    pause.end()
+    while state(child) == 'T': time.sleep(0.01)
+    print(state(child), flush=True)
+os.waitpid(start(work), 0)
+""")
+    assert said == ["T", "S", "S"]
 
 
 def test_a_command_goes_before_what_started_it_also_when_that_cannot_be_looked_into() -> None:

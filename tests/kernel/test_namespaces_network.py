@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from staddle.events import Event
 from staddle.network import starting
 from tests.cli.staddle_command import COMMAND, SRC, environment
 from tests.kernel.jail_runs import agent, make_world
+from tests.kernel.waiting import until
 
 SECONDS = 30
 
@@ -106,15 +106,6 @@ def gateways_of(starter: int) -> list[int]:
             if words[-3:-1] == [str(SRC / "staddle/network/__main__.py").encode(), b"%d" % starter]:
                 found.append(int(name))
     return found
-
-
-def until(done: Callable[[], object], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 # What is reached.

@@ -7,8 +7,6 @@ import socket
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.kernel.network_servers import certificate_for, echo, http_server, udp_echo
 from tests.kernel.network_world import OTHER, PRIVATE, PUBLIC, PUBLIC_V6, in_a_world, sandbox
 
@@ -184,7 +182,6 @@ print(urllib.request.urlopen("http://api.example.com/").read().decode())
         assert inside.python(code).split("\n") == ["mine", "hello from api.example.com"]
 
 
-@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate")
 def test_tls_passes_through_with_the_servers_own_certificate(tmp_path: Path) -> None:
     both = certificate_for(tmp_path, "api.example.com", "front.example.com")
 
@@ -212,7 +209,6 @@ def test_tls_passes_through_with_the_servers_own_certificate(tmp_path: Path) -> 
     world()
 
 
-@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate")
 def test_openings_that_hide_or_stretch_the_name(tmp_path: Path) -> None:
     both = certificate_for(tmp_path, "api.example.com")
     script = """

@@ -18,7 +18,8 @@ from staddle.network.starting import Bounds, GatewayProcess, start
 from staddle.policy.network import Network
 from tests.kernel.in_a_child import ROOT
 from tests.kernel.network_servers import echo, http_server
-from tests.kernel.network_world import OTHER, PUBLIC, in_a_world, network_of, sandbox, status, until
+from tests.kernel.network_world import OTHER, PUBLIC, in_a_world, network_of, sandbox, status
+from tests.kernel.waiting import until
 
 HOSTS = {"api.example.com": PUBLIC}
 

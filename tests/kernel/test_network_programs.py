@@ -22,7 +22,8 @@ import pytest
 from staddle.linux.syscalls import call
 from staddle.linux.userns import CLONE_NEWIPC, CLONE_NEWUSER, map_ids
 from tests.kernel.network_servers import certificate_for, echo, listening
-from tests.kernel.network_world import PUBLIC, apart, in_a_world, sandbox, until
+from tests.kernel.network_world import PUBLIC, apart, in_a_world, sandbox
+from tests.kernel.waiting import until
 
 POSTGRES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 
@@ -113,7 +114,6 @@ def test_pip_installs_from_an_allowed_index(tmp_path: Path) -> None:
     world()
 
 
-@pytest.mark.skipif(not shutil.which("npm"), reason="npm is one of the programs, where there is one")
 def test_npm_installs_from_an_allowed_registry(tmp_path: Path) -> None:
     www, project = tmp_path / "www", tmp_path / "project"
     www.mkdir()
@@ -145,7 +145,6 @@ def test_npm_installs_from_an_allowed_registry(tmp_path: Path) -> None:
     world()
 
 
-@pytest.mark.skipif(not shutil.which("ssh"), reason="ssh is one of the programs, where there is one")
 @in_a_world
 def test_ssh_hears_the_server_of_an_allowed_host() -> None:
     echo(PUBLIC, 22, b"SSH-2.0-staddle-test\r\n")
@@ -195,7 +194,6 @@ def test_psql_talks_to_a_real_server(tmp_path: Path) -> None:
     world()
 
 
-@pytest.mark.skipif(not shutil.which("node") or not shutil.which("openssl"), reason="node is the server")
 def test_http2_and_websockets_pass(tmp_path: Path) -> None:
     both = certificate_for(tmp_path, "api.example.com")
     server = """

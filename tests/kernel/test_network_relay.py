@@ -12,7 +12,8 @@ from pathlib import Path
 from staddle.network.starting import Bounds
 from tests.kernel.in_a_child import ROOT
 from tests.kernel.network_servers import echo, http_server, listening
-from tests.kernel.network_world import PUBLIC, in_a_world, sandbox, status, until
+from tests.kernel.network_world import PUBLIC, in_a_world, sandbox, status
+from tests.kernel.waiting import until
 
 HOSTS = {"api.example.com": PUBLIC}
 READ = """

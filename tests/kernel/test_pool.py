@@ -11,7 +11,8 @@ import pytest
 
 from staddle import Pool, Sandbox
 from staddle.errors import InvalidCall, PolicyError, PoolExhausted, SandboxClosed
-from tests.kernel.sandboxes import children, descriptors, every_backend, with_argument, within
+from tests.kernel.sandboxes import children, descriptors, every_backend, within
+from tests.kernel.waiting import with_argument
 
 
 @every_backend

@@ -24,7 +24,8 @@ from staddle.errors import (
     SessionBusy,
     UnknownBackend,
 )
-from tests.kernel.sandboxes import BACKENDS, confining, every_backend, with_argument, within
+from tests.kernel.sandboxes import BACKENDS, confining, every_backend, within
+from tests.kernel.waiting import with_argument
 
 
 @pytest.fixture(params=BACKENDS)

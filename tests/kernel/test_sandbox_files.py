@@ -16,7 +16,8 @@ import pytest
 from staddle import AsyncSandbox, Sandbox
 from staddle.errors import InvalidCall, PolicyError, SandboxClosed
 from tests.kernel.file_habitats import Place, opened, place
-from tests.kernel.zygotes import children, until
+from tests.kernel.waiting import until
+from tests.kernel.zygotes import children
 
 __all__ = ["place"]
 

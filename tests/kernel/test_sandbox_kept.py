@@ -19,7 +19,7 @@ from staddle.helper.scratch import remove
 from staddle.layers import keeping, kept, removal
 from staddle.session.kept import Kept
 from tests.kernel.in_a_child import SRC
-from tests.kernel.zygotes import until
+from tests.kernel.waiting import until
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import pytest
 from staddle import Policy, Sandbox
 from staddle.errors import CommitRefused, InvalidCall, LayerError
 from tests.kernel.in_a_child import SRC
-from tests.kernel.zygotes import until
+from tests.kernel.waiting import until
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from staddle.limits import here
 from staddle.limits.standing_in import usable
 from tests.kernel.in_a_child import SRC
 from tests.kernel.limited import GROUPS, leftovers
-from tests.kernel.zygotes import until
+from tests.kernel.waiting import until
 
 MIB = 1 << 20
 grouped = pytest.mark.skipif(not usable().version("memory"), reason="only control groups can do that")

@@ -12,7 +12,8 @@ import pytest
 
 from staddle import Network, Policy, Sandbox
 from staddle.errors import InvalidCall
-from tests.kernel.zygotes import children, until
+from tests.kernel.waiting import until
+from tests.kernel.zygotes import children
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):

@@ -12,7 +12,8 @@ from staddle import Sandbox
 from staddle.errors import InvalidCall, SandboxClosed
 from staddle.session.processes import Process
 from staddle.session.terminal import Terminal
-from tests.kernel.sandboxes import BACKENDS, children, descriptors, every_backend, with_argument, within
+from tests.kernel.sandboxes import BACKENDS, children, descriptors, every_backend, within
+from tests.kernel.waiting import with_argument
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,6 +24,7 @@ from staddle.session import parking
 from staddle.session.shell import Shell
 from tests.kernel.in_a_child import SRC
 from tests.kernel.shell_habitats import FULLY, HABITATS, TriedShell
+from tests.kernel.waiting import until
 
 
 @pytest.fixture(params=FULLY)
@@ -38,15 +39,6 @@ def unconfined() -> Iterator[TriedShell]:
     """The same without a namespace: its processes have the numbers that it says, and can be killed."""
     with HABITATS["native"]() as made:
         yield made
-
-
-def until(true: Callable[[], object], seconds: float = 5) -> bool:
-    end = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 def nowhere(_: bytes) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from staddle.zygote import client
 from tests.kernel.in_a_child import ROOT, SRC, python
-from tests.kernel.zygotes import children, close, opened, output, until
+from tests.kernel.waiting import until
+from tests.kernel.zygotes import children, close, opened, output
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ import pytest
 from staddle.errors import LaunchFailed
 from staddle.zygote import client, handle
 from tests.kernel.faults import sweep
-from tests.kernel.zygotes import children, close, opened, output, until
+from tests.kernel.waiting import until
+from tests.kernel.zygotes import children, close, opened, output
 
 WAYS: dict[str, dict[str, Any]] = {
     "with changes in a layer": {},

@@ -29,7 +29,8 @@ from staddle.session import layering, opening
 from staddle.zygote import client
 from tests.kernel.faults import WATCHED as USUAL
 from tests.kernel.faults import Call, Watch, places, watched
-from tests.kernel.zygotes import children, close, until
+from tests.kernel.waiting import until
+from tests.kernel.zygotes import children, close
 
 WATCHED = (
     *(*USUAL, "openat2", "fsopen", "fsconfig", "fsmount", "mknodat", "fchmodat", "socketpair", "pipe2"),

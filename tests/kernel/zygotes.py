@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from staddle.session import opening
 from staddle.session.opening import Opened
@@ -58,13 +57,3 @@ def children(of: int | None = None) -> set[int]:
     while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
         found |= more
     return found - {of or os.getpid()}
-
-
-def until(what: Callable[[], bool], seconds: float = 10) -> bool:
-    """Whether it came to be so."""
-    end = time.monotonic() + seconds
-    while not what():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True

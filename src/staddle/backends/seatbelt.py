@@ -151,7 +151,7 @@ def _unused_name(parent: str) -> str:
 
 
 def _example() -> str:
-    return "/private/tmp/staddle-XXXXXXXX"
+    return "/private/tmp/staddle-random"
 
 
 def _close(fd: int) -> None:

@@ -15,7 +15,8 @@ from ..linux import process
 from ..linux.landlock import RIGHTS, Ruleset
 from ..linux.openat2 import open_without_symlinks
 from ..linux.seccomp import NEW_LISTENER, WAIT_KILLABLE, load
-from .status import CONFINEMENT, EXEC, NotStarted
+from .executing import execute
+from .status import CONFINEMENT, NotStarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def become_command(
     last()
     if open_files:  # last: so few may be allowed that we could not have done the rest
         _checked("limits cannot be set", process.set_rlimits, {process.RLIMIT_NOFILE: open_files})
-    _exec(instructions)
+    execute(instructions.argv, dict(item.split(b"=", 1) for item in instructions.environment))
 
 
 def confine(
@@ -167,24 +168,3 @@ def _checked(what: str, step: Callable[..., None], *args: object) -> None:
         step(*args)
     except OSError as error:
         raise NotStarted(CONFINEMENT, f"{what}: {error}") from None
-
-
-def _exec(instructions: Instructions) -> NoReturn:
-    environment = dict(item.split(b"=", 1) for item in instructions.environment)
-    failure: OSError | None = None
-    for program in places(instructions.argv[0], environment.get(b"PATH", b"/usr/bin:/bin")):
-        try:
-            os.execve(program, instructions.argv, environment)  # noqa: S606 - no shell, on purpose
-        except OSError as error:
-            # As execvp: a program that may not be run is worth more words than one that is not there.
-            if failure is None or error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                failure = error
-    why = os.strerror(failure.errno or 0) if failure else "it has no name"
-    raise NotStarted(EXEC, f"{os.fsdecode(instructions.argv[0])!r} cannot be run: {why}") from failure
-
-
-def places(name: bytes, path: bytes) -> list[bytes]:
-    """Where a program called `name` may be, in order, as execvp looks for it."""
-    if not name or b"/" in name:
-        return [name] if name else []
-    return [os.path.join(directory or b".", name) for directory in path.split(b":")]

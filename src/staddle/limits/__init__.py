@@ -16,7 +16,6 @@
     supervisor   both together, a step at a time, for a loop that has other things to do
     disk         bytes and inodes of what a sandbox writes
     usage        what one command used
-    stopping     a pause without groups
     reasons      what a command ran into, in words
     holding      which of these holds each limit of a policy, and what nothing holds
 

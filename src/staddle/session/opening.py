@@ -38,7 +38,7 @@ MODES = ("overlay", "bind", "readonly")
 _MOVE = ("namespaces", "bwrap", "systemd")
 _OWN_LAYER = "namespaces"
 #: Those on which the agent needs no interpreter inside, or has all of the host.
-_GATEWAY = ("auto", _OWN_LAYER)
+_MAY_BE_OURS = ("auto", _OWN_LAYER)
 _NO_INTERPRETER = ("namespaces", "native")
 
 
@@ -174,7 +174,7 @@ def _decided(
     )
     held, chosen = plan, name
     holds: tuple[Held, ...] = ()
-    if chosen in _GATEWAY and _limited(plan.limits) and backends.get(_OWN_LAYER).probe().usable:
+    if chosen in _MAY_BE_OURS and _limited(plan.limits) and backends.get(_OWN_LAYER).probe().usable:
         holds, gaps = _held(plan.limits, asked.mode)
         if not gaps or asked.best_effort or chosen == _OWN_LAYER:  # else another backend may do better
             # A session holds more than one command alone: there is somebody of ours in it.
@@ -316,7 +316,7 @@ def _keeps_layers(name: str) -> bool:
 
 
 def _with_layers(name: str) -> str:
-    if name not in ("auto", _OWN_LAYER):
+    if name not in _MAY_BE_OURS:
         raise _no_layer(f"the {name} backend has no layer of its own to keep changes in")
     if _OWN_LAYER not in backends.NAMES:
         raise _no_layer("this version has no backend that keeps changes in a layer")

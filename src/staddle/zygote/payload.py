@@ -9,6 +9,7 @@ import fcntl
 import os
 import sys
 
+from ..helper import executing
 from ..helper.status import EXEC, NotStarted
 from ..linux import process
 from . import runs
@@ -173,19 +174,4 @@ def execute(argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: 
     except OSError as error:
         raise NotStarted(0, f"{os.fsdecode(directory)!r} cannot be entered: {error.strerror}") from None
     variables = dict(item.split(b"=", 1) for item in environment) if environment else dict(os.environb)
-    failure: OSError | None = None
-    for program in _places(argv[0], variables.get(b"PATH", b"/usr/bin:/bin")):
-        try:
-            os.execve(program, argv, variables)  # noqa: S606 - no shell, on purpose
-        except OSError as error:
-            # As execvp: a program that may not be run is worth more words than one that is not there.
-            if failure is None or error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                failure = error
-    why = os.strerror(failure.errno or 0) if failure else "it has no name"
-    raise NotStarted(EXEC, f"{os.fsdecode(argv[0])!r} cannot be run: {why}") from failure
-
-
-def _places(name: bytes, path: bytes) -> list[bytes]:
-    if not name or b"/" in name:
-        return [name] if name else []
-    return [os.path.join(directory or b".", name) for directory in path.split(b":")]
+    executing.execute(argv, variables)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _PACKAGES = ("staddle", "staddle.helper", "staddle.linux", "staddle.zygote")
 _MODULES = (
     *("staddle.linux.syscalls", "staddle.linux.process", "staddle.helper.wire", "staddle.helper.status"),
+    "staddle.helper.executing",
     *("staddle.zygote.descriptors", "staddle.zygote.requests", "staddle.zygote.channel"),
     *("staddle.zygote.runs", "staddle.zygote.payload", "staddle.zygote.lines", "staddle.zygote.agent"),
     "staddle.zygote.plain",

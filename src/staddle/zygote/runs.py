@@ -195,31 +195,45 @@ def signal(pids: Iterable[int], number: int) -> None:
 
 
 class Pause:
-    """Everything below a process, stopped for a while. What was stopped already stays so afterwards."""
+    """Everything below a process, stopped for a while. What was stopped already stays so afterwards.
+
+    Those inside can see that they were stopped, by the clock, but cannot help it.
+    """
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._stopped: set[int] = set()
+        self._before: set[int] | None = None
 
     def begin(self) -> None:
         """Stop what runs, until nothing does."""
+        if self._before is not None:
+            return
+        processes = table()
+        self._before = {pid for pid, entry in processes.items() if entry.stopped}
+        if self._root == 1:
+            signal((-1,), SIGSTOP)  # all at once: nobody starts another in between
         for _ in range(100):
-            processes = table()
-            running = [
-                pid
-                for pid in below(self._root, processes)
-                if not processes[pid].dead and not processes[pid].stopped and pid not in self._stopped
-            ]
+            running = [pid for pid in self._below(table()) if pid not in self._before]
             if not running:
                 return
             signal(running, SIGSTOP)
-            self._stopped.update(running)
 
     def end(self) -> None:
         """Let it go on."""
+        before, self._before = self._before, None
+        if before is None:
+            return
+        processes = table()
         # The youngest first: a shell that goes on before what it waits for would give that up.
-        signal(sorted(self._stopped, reverse=True), SIGCONT)
-        self._stopped.clear()
+        order = sorted(
+            below(self._root, processes), key=lambda pid: (processes[pid].started, pid), reverse=True
+        )
+        signal((pid for pid in order if pid not in before), SIGCONT)
+
+    def _below(self, processes: dict[int, Entry]) -> list[int]:
+        """What runs."""
+        found = below(self._root, processes)
+        return [pid for pid in found if not processes[pid].dead and not processes[pid].stopped]
 
 
 def end_everything(root: int) -> None:

@@ -60,11 +60,11 @@ def test_a_secret_is_not_printed_and_nothing_moves_the_cursor() -> None:
 
 
 def test_as_root_it_says_who_the_sandbox_becomes() -> None:
-    wanted = plan(grants=(read("/usr"), read("/root/x"), write("/opt/w")))
+    wanted = plan(grants=(read("/usr"), read("/srv/x"), write("/opt/w")))
     actions = printed(wanted, AS_ROOT)
     assert any("uid and gid 1900000000" in action for action in actions)
     assert "show /usr (read-only)" in actions
-    assert "show /root/x (read-only), its owner as the sandbox's user" in actions
+    assert "show /srv/x (read-only), its owner as the sandbox's user" in actions
     assert "show /opt/w (read and write), its owner as the sandbox's user" in actions
 
 

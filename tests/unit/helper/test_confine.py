@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.helper.confine import places
+from staddle.helper.executing import places
 
 
 @pytest.mark.parametrize(
