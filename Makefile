@@ -9,7 +9,7 @@ WORKERS ?= 3
 PARALLEL := -n $(WORKERS) --dist loadfile
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint bench docs filters clean check-python demo-packages test-packages
+.PHONY: help demo test lint bench docs filters clean check-python demo-packages test-packages bench-packages
 
 help:
 	@echo "make demo    install, then see a confined command at work"
@@ -27,6 +27,9 @@ demo-packages:
 
 test-packages:
 	@scripts/system-packages test
+
+bench-packages:
+	@scripts/system-packages bench
 
 $(BIN)/python: | check-python
 	@$(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
@@ -51,7 +54,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: test-packages $(VENV)/installed-dev
+bench: bench-packages $(VENV)/installed-dev
 	$(BIN)/python benchmarks/run.py
 
 docs: $(VENV)/installed-dev

@@ -10,12 +10,16 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import environment
 import foundation
+import layers
+import limits
+import network
 import session
 
 
 def main() -> int:
     missed = 0
-    for group in (*foundation.CLAIMS, *environment.CLAIMS, *session.CLAIMS):
+    modules = (foundation, environment, session, layers, limits, network)
+    for group in (group for module in modules for group in module.CLAIMS):
         print(group.__name__)
         for claim in group():
             print(f"  {claim}")

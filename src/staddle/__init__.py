@@ -21,22 +21,26 @@ if TYPE_CHECKING:
     from .events import Event
     from .jail.jail import Jail, RunOpts, new_jail
     from .jail.workspace import Workspace
-    from .policy import Limits, Network, Plan, Policy
+    from .layers.changes import Change
+    from .policy import Identity, Limits, Network, Plan, Policy
     from .session.asynchronous import AsyncSandbox
     from .session.pool import Pool
     from .session.result import Reason, Result
     from .session.sandbox import Sandbox
+    from .session.snapshots import Snapshot
     from .wrapping import WrappedCommand, wrap
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncSandbox",
+    "Change",
     "CommandResult",
     "Enforcement",
     "Event",
     "ExecutionEnvironment",
     "Gap",
+    "Identity",
     "Jail",
     "Limits",
     "LocalEnvironment",
@@ -49,6 +53,7 @@ __all__ = [
     "Result",
     "RunOpts",
     "Sandbox",
+    "Snapshot",
     "StaddleError",
     "Workspace",
     "WrappedCommand",
@@ -59,11 +64,13 @@ __all__ = [
 
 _HOME = {
     "AsyncSandbox": "session.asynchronous",
+    "Change": "layers.changes",
     "CommandResult": "environment",
     "Enforcement": "backends.base",
     "Event": "events",
     "ExecutionEnvironment": "environment",
     "Gap": "backends.base",
+    "Identity": "policy",
     "Jail": "jail.jail",
     "Limits": "policy",
     "LocalEnvironment": "environment",
@@ -76,6 +83,7 @@ _HOME = {
     "Result": "session.result",
     "RunOpts": "jail.jail",
     "Sandbox": "session.sandbox",
+    "Snapshot": "session.snapshots",
     "StaddleError": "errors",
     "Workspace": "jail.workspace",
     "WrappedCommand": "wrapping",

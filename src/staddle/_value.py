@@ -76,7 +76,15 @@ class Value:
         return tuple(self.__iter_fields()) == tuple(other.__iter_fields())
 
     def __hash__(self) -> int:
-        return hash((type(self), *(value for _, value in self.__iter_fields())))
+        # Once: a plan has thousands of fields in it, and is looked up for every sandbox.
+        found: int | None = self.__dict__.get("_hash")
+        if found is None:
+            found = self.__dict__["_hash"] = hash((type(self), *(value for _, value in self.__iter_fields())))
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process may have; there, texts have other hashes."""
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.__iter_fields())
@@ -84,7 +92,14 @@ class Value:
 
     def replace(self, **changes: Any) -> Self:
         """The same value with some fields changed, validated anew."""
-        return type(self)(**{**dict(self.__iter_fields()), **changes})
+        kind, known = type(self), self.__dict__
+        if kind.__init__ is not Value.__init__ or len(known) != len(kind._fields) or changes.keys() - known:
+            return kind(**{**dict(self.__iter_fields()), **changes})
+        made = kind.__new__(kind)  # there is nothing but fields: on every command's path
+        made.__dict__.update(known)
+        made.__dict__.update(changes)
+        made.__post_init__()
+        return made
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as plain data, ready for JSON; bytes and odd names are the caller's."""

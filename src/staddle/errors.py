@@ -25,6 +25,7 @@
     │   ├── SandboxClosed          it was closed, and nothing runs in it any more
     │   │   └── SandboxLost        it ended by itself: something killed it
     │   ├── SessionBusy            it waits for the very caller who asks
+    │   ├── RootUnavailable        nobody can be root in this sandbox
     │   └── PoolExhausted          no sandbox became free in time
     ├── WorkspaceError             a workspace that is not there, or not in the state for this
     │   └── WorkspaceBusy          another process has claimed it
@@ -32,6 +33,7 @@
     │   ├── CommitRefused          nothing was written: conflicts, or names that need a second look
     │   ├── CommitFailed           the host said no on the way; everything was put back
     │   └── ArchiveRefused         a file that is no archive of a layer, or one that means harm
+    ├── BaseError                  something with an imported base: no such name, or one that is taken
     ├── GitError
     │   ├── GitRefused             git was not asked: the repository could make it do harm
     │   └── GitFailed              git was asked and said no
@@ -215,6 +217,10 @@ class SessionBusy(SessionError):
     """The session is in use by the caller itself: waiting for it would wait for ever."""
 
 
+class RootUnavailable(SessionError):
+    """A command was to run as the sandbox's root, and that cannot be had here. It was not started."""
+
+
 class PoolExhausted(SessionError, TimeoutError):
     """No sandbox of the pool became free within the time."""
 
@@ -253,6 +259,10 @@ class CommitFailed(LayerError):
 
 class ArchiveRefused(LayerError):
     """A file that is no archive of a layer, a damaged one, or one that means harm. Nothing was made of it."""
+
+
+class BaseError(StaddleError):
+    """Something with an imported base: no such name, or one that is taken."""
 
 
 class GitError(StaddleError):

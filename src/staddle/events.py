@@ -13,10 +13,12 @@ class Event(Value):
     """One thing a user should know about a run.
 
     `what` is the object (a path, a host), `rule` what it met, `allow` the line that would
-    allow it next time. Text that came from inside is hostile: show it with `display.shown`.
+    allow it next time, `who` the command that met it, where that is known. A "question" is what
+    `on_connect` is asked. Text that came from inside is hostile: show it with `display.shown`.
     """
 
-    kind: Literal["violation", "refused", "gap", "note"]
+    kind: Literal["violation", "refused", "gap", "note", "question"]
     what: str
     rule: str
     allow: str = ""
+    who: str = ""

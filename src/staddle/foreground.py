@@ -19,7 +19,7 @@ from .signals import SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any, Literal, Protocol
+    from typing import Any, Protocol
 
     from .backends.base import Launch
 
@@ -37,12 +37,14 @@ _TO_DEFAULT = (SIGPIPE, SIGXFSZ, SIGCHLD, *_PASSED_ON)
 
 
 class Outcome(Value):
-    """How it ended: a shell-style status, why, and what the output cap dropped of each stream."""
+    """How it ended: a shell-style status, a name of Reason, and what the output cap dropped of a stream."""
 
     status: int
-    reason: Literal["exited", "timeout", "signalled"]
+    reason: str
     duration: float
     dropped: tuple[int, int] = (0, 0)
+    #: The limit that made it fail, in a sentence; empty when it was none.
+    why: str = ""
 
 
 def attend(launch: Launch, *, seconds: float | None = None, cap: int | None = None) -> Outcome:
@@ -124,11 +126,14 @@ class _Attended:
                 os.close(fd)
 
     def see_through(self) -> Outcome:
+        found = None
         try:
             status = self._wait()
+            code = os.waitstatus_to_exitcode(status)
+            if self._launch.limited is not None:
+                found = self._launch.limited.ran_into(code)
         finally:
             self._restore()
-        code = os.waitstatus_to_exitcode(status)
         if code > 0 and not self._timed_out and self._caught is None:
             failure = self._launch.failure(self._said)
             if failure:
@@ -140,9 +145,10 @@ class _Attended:
             return Outcome(124, "timeout", duration, dropped)
         if code < 0 and self._caught is not None:
             code = -self._caught  # it did not end by itself: what ended it was the signal we got
-        return Outcome(
-            code if code >= 0 else 128 - code, "exited" if code >= 0 else "signalled", duration, dropped
-        )
+        shown = code if code >= 0 else 128 - code
+        if found is not None:
+            return Outcome(shown, found.limit, duration, dropped, found.sentence)
+        return Outcome(shown, "exited" if code >= 0 else "signalled", duration, dropped)
 
     def _wait(self) -> int:
         poll = select.poll()
@@ -235,8 +241,8 @@ class _Attended:
             os.close(self._launch.status)
         if self._launch.told is not None:
             self._launch.told.finish()
-        if self._launch.group is not None:
-            self._launch.group.close()
+        if self._launch.limited is not None:
+            self._launch.limited.close()
         if self._modes is not None:
             import termios
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from .errors import CommandCancelled, LaunchFailed, PolicyError
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from typing import Any, Literal, TypeVar
 
     from .backends.base import Launch
+    from .completed import Completed
+    from .linux.tree import Children
     from .network.told import Told
     from .output import Tail
     from .policy.limits import Limits
@@ -53,10 +56,10 @@ def start(launch: Launch, *, group: int | None = None, **kwargs: Any) -> subproc
         )
         streams = (process.stdin, process.stdout, process.stderr)
         give_pipes(launch.uid, (0, 1, 2, *(stream.fileno() for stream in streams if stream is not None)))
-        if launch.group is not None:
+        if launch.limited is not None:
             from weakref import finalize
 
-            finalize(process, launch.group.leave)
+            finalize(process, launch.limited.leave)
         return process
     except OSError as error:
         raise LaunchFailed(
@@ -86,12 +89,30 @@ def end(process: subprocess.Popen[Any]) -> None:
     """End the launcher and with it everything it started: SIGTERM, a grace, SIGKILL."""
     import subprocess
 
-    process.terminate()
+    if process.poll() is not None:
+        return
+    children = _children(process.pid)
+    try:
+        process.terminate()
+    finally:
+        if children is not None:
+            children.go_on()
     try:
         process.wait(GRACE)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    if children is not None:
+        # Mostly they die of its end, a moment later. One that bwrap had not yet bound to itself does not.
+        children.end(GRACE)
+
+
+def _children(pid: int) -> Children | None:
+    if sys.platform != "linux":
+        return None
+    from .linux.tree import Children
+
+    return Children(pid)
 
 
 _FROM_POLICY = object()
@@ -111,13 +132,15 @@ def complete(
     universal_newlines: bool | None = None,
     cancelled: Callable[[], bool] = lambda: False,
     **kwargs: Any,
-) -> subprocess.CompletedProcess[Any]:
+) -> Completed:
     """As `subprocess.run`, with the policy's timeout and output bound, and LaunchFailed when nothing ran.
 
     `cancelled` is asked four times a second; once it says yes everything is ended, and
     CommandCancelled raised.
     """
     import subprocess
+
+    from .completed import Completed
 
     as_text = bool(text or encoding or errors or universal_newlines)
     seconds = limits.timeout if timeout is _FROM_POLICY else timeout
@@ -133,6 +156,7 @@ def complete(
     status = launch.status
     # A launcher that relays signals looks after its own end.
     lifeline = None if launch.relays else Lifeline()
+    found, used, began = None, None, time.monotonic()
     try:
         process = start(launch, group=None if lifeline is None else lifeline.group, **kwargs)
         try:
@@ -148,6 +172,9 @@ def complete(
             end(process)
             raise
         failure = never_started(launch, status) if process.returncode > 0 else None
+        if launch.limited is not None:
+            found = launch.limited.ran_into(process.returncode)
+            used = launch.limited.usage(time.monotonic() - began)
     finally:
         if status is not None:
             os.close(status)
@@ -155,8 +182,8 @@ def complete(
             lifeline.close()
         if launch.told is not None:
             launch.told.finish()
-        if launch.group is not None:
-            launch.group.close()
+        if launch.limited is not None:
+            launch.limited.close()
     if failure and not ending:
         raise LaunchFailed("the command did not start", why=failure)
     if ending == "cancelled":
@@ -164,7 +191,10 @@ def complete(
     stdout, stderr = (_decoded(kept, as_text, encoding, errors) for kept in (out, err))
     if ending:
         raise subprocess.TimeoutExpired(list(launch.argv), seconds or 0.0, output=stdout, stderr=stderr)
-    done = subprocess.CompletedProcess(list(launch.argv), process.returncode, stdout, stderr)
+    done = Completed(list(launch.argv), process.returncode, stdout, stderr)
+    done.reason, done.usage = "exited" if done.returncode >= 0 else "signalled", used
+    if found is not None:
+        done.reason, done.why = found.limit, found.sentence
     if check:
         done.check_returncode()
     return done

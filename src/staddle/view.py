@@ -21,14 +21,22 @@ def find_program(plan: Plan, name: str) -> str:
         places = [os.path.join(directory or plan.cwd, name) for directory in search.split(":")]
     there_but_hidden = there_but_not_executable = ""
     for place in places:
+        if plan.base and (found := _in_the_base(plan, place)):
+            if not os.access(found, os.X_OK):
+                there_but_not_executable = place
+                continue
+            return place
         try:
             is_file = os.path.isfile(place)
         except ValueError as error:
             raise CommandNotFound(f"{name!r} cannot be a program", why=str(error)) from None
         if not is_file:
             continue
-        if not plan.shows(os.path.realpath(place)):
-            there_but_hidden = place
+        real = os.path.realpath(place)
+        if plan.outside(real) != real:
+            continue  # the host's own, and at that place inside is something else
+        if not plan.shows(real):
+            there_but_hidden = "" if plan.base else place
         elif not os.access(place, os.X_OK):
             there_but_not_executable = place
         else:
@@ -46,7 +54,22 @@ def find_program(plan: Plan, name: str) -> str:
     looked = (
         "" if "/" in name else f"it is in none of {', '.join(os.path.dirname(place) for place in places)}"
     )
+    if plan.base:
+        raise CommandNotFound(
+            f"the base {plan.base!r} has no program {name!r}",
+            why=looked,
+            fix="use a base that has it, or grant it from the host",
+        )
     raise CommandNotFound(f"there is no program {name!r}", why=looked)
+
+
+def _in_the_base(plan: Plan, path: str) -> str:
+    """What the host calls the file that is at `path` inside, through the base's own links; "" if none is."""
+    from .policy.resolution import Host
+
+    found = Host(plan.base).find(path)
+    outside = plan.outside(found.path)
+    return outside if found.kind == "file" and plan.shows(found.path) and outside != found.path else ""
 
 
 def appeared(plan: Plan) -> tuple[Event, ...]:

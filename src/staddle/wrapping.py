@@ -12,16 +12,20 @@ import os
 
 from .backends import choose
 from .errors import AlreadyWrapped, PolicyError
+from .policy.asking import PATIENCE, asking, whole_seconds
 from .policy.compiler import compile
+from .policy.listening import closed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from .backends.base import Enforcement, Launch
+    from .completed import Completed
     from .events import Event
+    from .network.deciding import Deciding
     from .policy import Policy
     from .policy.plan import Plan
 
@@ -53,12 +57,16 @@ class WrappedCommand:
         launch = self.launch()
         if launch.status is not None:
             os.close(launch.status)  # nobody will read it; run() does
+        process = start(launch, **kwargs)
         if launch.told is not None:
-            launch.told.close()
-        return start(launch, **kwargs)
+            if self.plan.asks:
+                launch.told.attend()  # somebody is asked, and what was refused can be told afterwards
+            else:
+                launch.told.close()
+        return process
 
-    def run(self, **kwargs: Any) -> subprocess.CompletedProcess[Any]:
-        """Start it, wait, and return a CompletedProcess as `subprocess.run` does.
+    def run(self, **kwargs: Any) -> Completed:
+        """Start it, wait, and return a CompletedProcess as `subprocess.run` does, with `reason` and `why`.
 
         The timeout is the policy's unless `timeout` is given; captured output is bounded by
         the policy's `limits.output`, head and tail kept. A failing command is a result;
@@ -78,6 +86,11 @@ class WrappedCommand:
         told = self._launch.told
         return appeared(self.plan) if told is None else (*appeared(self.plan), *told.events())
 
+    def decide_with(self, deciding: Deciding) -> None:
+        """Have what its network gateway asks answered, if the backend has one."""
+        if self._launch.told is not None:
+            self._launch.told.decide_with(deciding)
+
     def close(self) -> None:
         """Release the descriptors of a command that will not be started."""
         if not self._started:
@@ -87,8 +100,8 @@ class WrappedCommand:
                 os.close(launch.status)
             if launch.told is not None:
                 launch.told.close()
-            if launch.group is not None:
-                launch.group.close()
+            if launch.limited is not None:
+                launch.limited.close()
 
     def launch(self) -> Launch:
         """Hand over the launch, once, to whoever starts it."""
@@ -113,24 +126,47 @@ def wrap(
     cwd: str | None = None,
     env: Mapping[str, str] | None = None,
     best_effort: bool = False,
+    on_connect: Callable[[Event], Any] | None = None,
+    on_connect_timeout: float = PATIENCE,
 ) -> WrappedCommand:
     """The same command, confined by `policy`, ready to be started.
+
+    `on_connect` decides about destinations that the policy's network leaves open; what it does not
+    answer with True within `on_connect_timeout` seconds is refused.
 
     Raises PolicyError for a policy that means nothing, PolicyNotEnforceable when it cannot
     be held here, BackendUnavailable when nothing here can confine. Never returns a command
     that would run with less.
     """
-    command = _checked(argv)
-    return prepare(command, compile(policy, cwd=cwd, env=env), backend=backend, best_effort=best_effort)
+    command = checked(argv)
+    plan = compile(policy, cwd=cwd, env=env)
+    if on_connect is None:
+        return prepare(command, plan, backend=backend, best_effort=best_effort)
+    from .network import deciding
+
+    ask = deciding.checked(on_connect, awaited=False)
+    plan = asking(plan, whole_seconds(on_connect_timeout))
+    made = prepare(command, plan, backend=backend, best_effort=best_effort)
+    if ask is not None:
+        made.decide_with(deciding.Deciding(ask, plan.network, plan.asks))
+    return made
 
 
 def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) -> WrappedCommand:
     """The command on whichever backend holds `plan`. The one way from a plan to a process."""
+    plan = closed(plan)
     chosen, enforced = choose(plan, backend, best_effort=best_effort)
+    limits = plan.limits
+    if chosen.name == "namespaces" and (limits.memory or limits.cpu or limits.processes):
+        from .limits.holding import held  # who holds each is only looked up where it is not obvious
+        from .limits.standing_in import usable
+
+        enforced = enforced.replace(limits=held(limits, usable(), inside=True, layer="none")[0])
     return WrappedCommand(chosen.prepare(plan, command), plan, enforced)
 
 
-def _checked(argv: Sequence[str]) -> list[str]:
+def checked(argv: Sequence[str]) -> list[str]:
+    """`argv` as the command that it is: a list of arguments, not wrapped yet. PolicyError otherwise."""
     if isinstance(argv, WrappedCommand) or is_wrapped(argv):
         raise AlreadyWrapped(
             "this command is confined already", why="wrapping is one-way", fix="wrap the original command"

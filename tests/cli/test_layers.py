@@ -168,6 +168,28 @@ def test_a_snapshot_can_be_gone_back_to(command: Run) -> None:
     assert command("run", "--keep", "fix", "-c", "cat file").stdout == "2\n"
 
 
+def test_a_snapshot_goes_to_a_file_and_another_session_becomes_it(command: Run, tmp_path: Path) -> None:
+    saved = str(tmp_path / "saved")
+    command("run", "--keep", "fix", "-c", "echo 1 > file; echo home > ~/mine; rm gone")
+    command("snapshot", "fix", "start")
+    command("run", "--keep", "fix", "-c", "echo 2 > file")
+    command("snapshot", "fix", "--save", f"{saved}.start", "start")
+    command("snapshot", "fix", "--save", saved)
+    command("run", "--keep", "other", "-c", "echo unwanted > x")
+    command("restore", "other", "--load", saved)
+    assert command("run", "--keep", "other", "-c", "cat file ~/mine; ls").stdout == (
+        "2\nhome\nREADME\nfile\nsrc\n"
+    )
+    command("restore", "fix", "--load", f"{saved}.start")
+    assert command("run", "--keep", "fix", "-c", "cat file").stdout == "1\n"
+    Path(saved).write_bytes(Path(saved).read_bytes()[:-9])
+    assert "refused" in command("restore", "other", "--load", saved, status=125).stderr
+    assert "nowhere" in command("restore", "other", "--load", "nowhere", status=125).stderr
+    assert "not" in command("snapshot", "fix", "--save", "no/such/place", status=125).stderr
+    assert "--save" in command("snapshot", "fix", "--save", saved, "--json", status=125).stderr
+    assert command("run", "--keep", "other", "-c", "cat file").stdout == "2\n"
+
+
 def test_layers_that_nobody_needs_are_deleted(command: Run, state: Path) -> None:
     for number in range(3):
         command("run", "--keep", "fix", "-c", f"echo {number} > file")
@@ -176,7 +198,8 @@ def test_layers_that_nobody_needs_are_deleted(command: Run, state: Path) -> None
         command("snapshot", "fix", "--delete", str(number))
     command("discard", "fix")
     directory = state / "staddle/sessions/fix"
-    assert sum(name.isdigit() for name in os.listdir(directory / "layers")) == 1
+    # One of the workspace, and one of the home and the like.
+    assert sum(name.isdigit() for name in os.listdir(directory / "layers")) == 2
     assert not (directory / "gone").exists()
 
 

@@ -25,6 +25,16 @@ def test_the_diff_is_text_without_colours_in_a_pipe(command: Run) -> None:
     assert "not in the workspace" in command("diff", "fix", "/etc", status=125).stderr
 
 
+def test_the_home_is_told_about_when_asked_for(command: Run) -> None:
+    command("run", "--keep", "fix", "-c", "echo w > w; echo h > ~/h; echo t > /tmp/t")
+    assert command("diff", "fix", "--names").stdout == "A /workspace/w\n"
+    said = command("diff", "fix", "--all", "--names").stdout
+    assert said == "A /workspace/w\nA /home/user/h\nA /tmp/t\n"
+    assert "+h" in command("diff", "fix", "/home/user/h").stdout
+    assert command("discard", "fix", "/tmp/t").stdout == "1 change dropped\n"
+    assert command("diff", "fix", "--all", "--names").stdout == "A /workspace/w\nA /home/user/h\n"
+
+
 def test_how_much_was_changed(command: Run) -> None:
     command("run", "--keep", "fix", "-c", "seq 100 > many; printf 'a\\0b' > binary; sed -i s/teh/the/ README")
     text = command("diff", "fix", "--stat").stdout

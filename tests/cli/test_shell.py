@@ -336,7 +336,6 @@ def test_the_options_are_those_of_run(tmp_path: Path, backend: str) -> None:
         (("--mode", "nonsense"), "mode"),
         (("--output-cap", "1K"), "--json"),
         (("--workspace", "nowhere"), "not a directory"),
-        (("--mode", "overlay", "--backend", "bwrap"), "mode='bind'"),
         (("--backend", "nonsense"), "no backend"),
     ],
 )

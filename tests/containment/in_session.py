@@ -6,15 +6,35 @@ import os
 import subprocess
 from typing import Any, BinaryIO
 
-from staddle import Policy
-from staddle.session import opening
+from staddle import Identity, Policy
+from staddle.session import arguments, as_root, opening
+from staddle.zygote.as_root import RIGHTS
+
+#: Who a command of a session is: its user, its root for once, or the root that all of it is.
+USERS = {"session": "", "session as root": "once", "session of root": "always"}
+
+
+#: What a root is there for, and no attack of its.
+ROOTS_OWN = frozenset({"create-in-system-directories", "become-another-user", "change-groups"})
+
+
+def rights(backend: str) -> int:
+    """The capabilities that a command may have, as bits."""
+    return RIGHTS if USERS[backend] else 0
 
 
 class Started:
     """One command, alone in a sandbox of its own, as far as `subprocess.Popen` is needed here."""
 
-    def __init__(self, command: list[str], policy: Policy, directory: str, streams: dict[str, Any]) -> None:
-        self.sandbox = opening.open_agent(opening.settings(policy=policy, backend="namespaces"))
+    def __init__(
+        self, command: list[str], policy: Policy, directory: str, streams: dict[str, Any], root: str = ""
+    ) -> None:
+        identity = Identity(uid=0) if root == "always" else None
+        self.sandbox = opening.open_agent(
+            arguments.settings(policy=policy, backend="namespaces", identity=identity)
+        )
+        if root == "once":
+            assert as_root.asked_for(as_root.ROOT, self.sandbox)
         self.returncode: int | None = None
         self.stdin: BinaryIO | None = None
         self.stdout: BinaryIO | None = None
@@ -29,7 +49,11 @@ class Started:
             else:
                 given.append(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
         self._process = self.sandbox.link.spawn(
-            command, self.sandbox.environment, directory, stdio=(given[0], given[1], given[2])
+            command,
+            self.sandbox.environment,
+            directory,
+            stdio=(given[0], given[1], given[2]),
+            root=root == "once",
         )
         for fd in given:
             os.close(fd)

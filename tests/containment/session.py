@@ -70,6 +70,10 @@ def run(
         attacks = [name for name in attacks if ATTACKS[name].control == control]
     twins = list(TWINS) if twins is None else twins
     with World([*attacks, *twins], deny_below=deny_below, place=place) as world:
+        if backend.startswith("session"):
+            from .in_session import rights
+
+            world.facts["rights"] = rights(backend)
         surroundings: _Surroundings = (
             _Sandbox(world, backend, network, switched_off) if backend else _Open(control == "contained")
         )
@@ -145,10 +149,10 @@ class _Sandbox(_Surroundings):
             switch_off(backend, switched_off)
 
     def start(self, command: list[str], **streams: Any) -> Any:
-        if self._backend == "session":
-            from .in_session import Started
+        if self._backend.startswith("session"):
+            from .in_session import USERS, Started
 
-            started = Started(command, self._policy, self._directory, streams)
+            started = Started(command, self._policy, self._directory, streams, USERS[self._backend])
             self.gaps = [gap.as_dict() for gap in started.sandbox.decided.enforced.gaps]
             return started
         from staddle import wrap

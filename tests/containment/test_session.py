@@ -145,6 +145,9 @@ while time.monotonic() < until:
 def test_who_meddles_with_the_shells_of_a_sandbox_hurts_nobody_else(tmp_path: Path) -> None:
     """What comes of its own commands is anybody's guess; the host program goes on, others notice nothing."""
     with Sandbox(backend="namespaces") as other:
+        other.run("true")
+        with Sandbox(tmp_path, backend="namespaces") as first:  # with which comes what stays
+            first.run("sleep 9 &")
         before = descriptors()
         sandbox = Sandbox(tmp_path, backend="namespaces")
         meddling = sandbox.start(["/usr/bin/python3", "-c", MEDDLE])

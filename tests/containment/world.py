@@ -181,12 +181,12 @@ class World:
         places = {
             "socket_outside": os.path.join(facts["outside"], "listener"),
             "socket_readable": os.path.join(facts["readable"], "listener"),
+            "socket_writable": os.path.join(facts["work"], "listener"),
             "socket_tmp": f"/tmp/{self._tag}-socket",
         }
         for name, path in places.items():
             facts[name] = path
-            granted = name == "socket_readable"  # connecting to it is a documented limit, no damage
-            add(f"{'granted' if granted else 'sockets'}: {name}", socket.AF_UNIX, stream, path)
+            add(f"sockets: {name}", socket.AF_UNIX, stream, path)
         facts["socket_datagram"] = os.path.join(facts["outside"], "datagram")
         add("sockets: datagram", socket.AF_UNIX, datagram, facts["socket_datagram"])
         self._undo.callback(_remove, places["socket_tmp"])

@@ -13,7 +13,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # where the source tree is copied to
 
-from staddle import Network, Policy
+from staddle import Identity, Network, Policy
 from staddle.backends.systemd import Systemd, unit
 from staddle.errors import StaddleError
 from staddle.policy.compiler import compile
@@ -69,6 +69,7 @@ def policy(asked: dict[str, object]) -> Policy:
     )
     for field in ("read", "write", "deny", "sockets"):
         made = getattr(made, f"with_{field}")(*asked.get(field, ()))
+    made = made.with_identity(Identity(**asked.get("identity", {}))).with_base(asked.get("base"))
     return made.with_env(**asked.get("env", {})).with_limits(**asked.get("limits", {}))
 
 

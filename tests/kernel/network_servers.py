@@ -57,6 +57,26 @@ def http_server(host: str, port: int = 80, certificate: Path | None = None) -> i
     return listening(host, port, serve)
 
 
+def web_server(host: str, port: int, directory: Path, certificate: Path | None = None) -> int:
+    """Serves the files of a directory, over TLS when there is a certificate."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    def serve(connection: socket.socket) -> None:
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            connection = context.wrap_socket(connection, server_side=True)
+        Handler(connection, ("", 0), None, directory=str(directory))  # type: ignore[arg-type]
+        connection.close()
+
+    return listening(host, port, serve)
+
+
 def echo(host: str, port: int, greeting: bytes = b"") -> int:
     """Sends back what it gets, after a greeting, and ends when the other side has ended."""
 
@@ -116,10 +136,10 @@ def nameserver(host: str, names: dict[str, str], log: Path, *, truncate: bool = 
     return listening(host, 53, serve)
 
 
-def certificate_for(directory: Path, *names: str) -> Path:
+def certificate_for(directory: Path, *names: str, addresses: tuple[str, ...] = ()) -> Path:
     """A throw-away certificate with its key in one file; it is its own authority."""
     key, made = directory / "key.pem", directory / "cert.pem"
-    alternatives = ",".join(f"DNS:{name}" for name in names)
+    alternatives = ",".join([f"DNS:{name}" for name in names] + [f"IP:{text}" for text in addresses])
     command = (
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=staddle"
     )

@@ -30,8 +30,8 @@ from staddle.linux.process import SIGKILL, death_signal
 from staddle.linux.syscalls import call
 from staddle.linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
 from staddle.network.arrangement import arrange
-from staddle.network.forward import answer, is_wish
-from staddle.network.inside import hand_over, prepare
+from staddle.network.handing import answer, hand_over, is_wish
+from staddle.network.inside import prepare
 from staddle.network.orders import LONGEST, Attempt
 from staddle.network.starting import Bounds, GatewayProcess, start
 from staddle.policy.network import Network

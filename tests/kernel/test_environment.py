@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle import LocalEnvironment, Policy, backends
+from staddle import LocalEnvironment, Policy, backends, running
 from staddle.environment import (
     AsyncLocalEnvironment,
     open_for_write,
@@ -36,7 +36,7 @@ from staddle.errors import (
     PolicyError,
 )
 from staddle.linux import landlock
-from tests.kernel.waiting import until, with_argument
+from tests.kernel.waiting import JumpingClock, as_soon_as, until, with_argument
 
 confined = pytest.mark.parametrize("backend", ["bwrap", "landlock"])
 every = pytest.mark.parametrize("backend", ["bwrap", "landlock", "native"])
@@ -130,12 +130,15 @@ def test_the_tail_is_kept_to_the_byte_on_both_streams(place: Path, backend: str)
 
 
 @every
-def test_a_timeout_ends_the_whole_tree_and_carries_what_was_printed(place: Path, backend: str) -> None:
+def test_a_timeout_ends_the_whole_tree_and_carries_what_was_printed(
+    place: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "time", JumpingClock((place / "ready").exists))
     env = LocalEnvironment(place, backend=backend)
     mark = f"{98_000 + os.getpid() % 1000}.125"
-    script = f"echo part; sleep {mark} & setsid sleep {mark} & sleep {mark}"
+    script = f"echo part; sleep {mark} & setsid sleep {mark} & touch ready; sleep {mark}"
     with pytest.raises(CommandTimeout) as ended:
-        env.exec_command("sh", ["-c", script if backend != "native" else script.replace("setsid ", "")], 0.7)
+        env.exec_command("sh", ["-c", script if backend != "native" else script.replace("setsid ", "")], 60)
     assert ended.value.result is not None
     assert ended.value.result.stdout == "part\n"
     assert gone(mark)
@@ -155,11 +158,11 @@ def test_what_runs_in_the_background_ends_with_the_command(place: Path, backend:
 def test_a_cancellation_is_not_a_timeout(place: Path, backend: str) -> None:
     env, cancel = LocalEnvironment(place, backend=backend), threading.Event()
     mark = f"{96_000 + os.getpid() % 1000}.125"
-    threading.Timer(0.7, cancel.set).start()
+    as_soon_as((place / "ready").exists, cancel.set)
     with pytest.raises(CommandCancelled) as ended:
         # Its streams are closed at once: it is found out by waiting, not by reading.
         env.exec_command(
-            "sh", ["-c", f"echo part; exec >&- 2>&-; sleep {mark} & sleep {mark}"], cancel=cancel
+            "sh", ["-c", f"echo part; exec >&- 2>&-; sleep {mark} & touch ready; sleep {mark}"], cancel=cancel
         )
     assert ended.value.result is not None
     assert ended.value.result.stdout == "part\n"

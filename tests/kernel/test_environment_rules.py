@@ -24,14 +24,14 @@ def test_a_refused_command_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(CommandNotUnderstood):
         env.exec_command("sh", ["-c", "echo ("])
     assert os.listdir(tmp_path) == [], "not even the directory that a command would have got"
-    assert env.exec_command("sh", ["-c", "echo touch > docs/a; cat docs/a"]).stdout == "touch\n"
+    assert env.exec_command("sh", ["-c", "mkdir docs; echo touch > docs/a; cat docs/a"]).stdout == "touch\n"
 
 
 def test_what_the_rules_do_not_see_the_confinement_holds(tmp_path: Path) -> None:
     """They are advice: a script in a file gets round them, and not out of the directory."""
     (tmp_path / "outside").mkdir()
     work = tmp_path / "work"
-    work.mkdir()
+    (work / "docs").mkdir(parents=True)
     (work / "script").write_text("touch docs/inside ../outside/x other")
     env = LocalEnvironment(work, ["docs/**"], rules=RULES)
     assert env.exec_command("sh", ["script"]).exit_code != 0

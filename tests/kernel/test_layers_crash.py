@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import signal
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,25 +19,8 @@ from staddle.layers.baseline import Baseline
 from staddle.layers.commit import commit
 from staddle.layers.merged import View
 from staddle.layers.recovery import recover
+from tests.kernel.kills import killed_at
 from tests.kernel.layers_overlay import MEMORY, Picture, fill, picture
-
-#: Everything that changes something on a disk.
-CALLS = [
-    *(
-        "chmod",
-        "chown",
-        "fchmod",
-        "fchown",
-        "ftruncate",
-        "link",
-        "mkdir",
-        "mkfifo",
-        "mknod",
-        "open",
-        "rename",
-    ),
-    *("rmdir", "setxattr", "symlink", "unlink", "utime", "write", "fsync", "makedirs"),
-]
 
 
 @pytest.fixture
@@ -105,36 +87,6 @@ def _umask() -> int:
 
 def view(world: Path) -> View:
     return View((str(world / "layer"),), (str(world / "host"),))
-
-
-def killed_at(number: int, work: Callable[[], object]) -> bool:
-    """Do `work` in a child that dies right before its `number`th call; whether it came that far."""
-    child = os.fork()
-    if child == 0:
-        left = [number]
-
-        def dying(real: Callable[..., object]) -> Callable[..., object]:
-            def call(*args: object, **kwargs: object) -> object:
-                left[0] -= 1
-                if left[0] == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*args, **kwargs)
-
-            return call
-
-        for name in CALLS:
-            setattr(os, name, dying(getattr(os, name)))
-        journal.exchange_names = dying(journal.exchange_names)  # type: ignore[assignment]
-        journal.rename_new = dying(journal.rename_new)  # type: ignore[assignment]
-        place.sync_file_system = dying(place.sync_file_system)  # type: ignore[assignment]
-        try:
-            work()
-            os._exit(0)
-        except BaseException:
-            os._exit(9)
-    status = os.waitpid(child, 0)[1]
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
 
 
 def test_after_a_kill_at_any_step_the_host_is_wholly_old_or_wholly_new(world: Path) -> None:

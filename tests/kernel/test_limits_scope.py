@@ -1,6 +1,8 @@
-"""A scope that systemd delegates to us: room for groups of ours, made by its owner, gone with it."""
+"""A scope that systemd delegates to us: sandboxes have control groups there, and it is gone with them."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
@@ -8,56 +10,115 @@ from tests.kernel.private_systemd import SOURCE_INSIDE, PrivateSystemd
 
 pytestmark = pytest.mark.needs_root
 
-#: The machine's controllers are not its to give here; what is shown is who may do what where.
+#: The machine's controllers are not its to give here, so that it is said that they were: what is
+#: shown is who may do what where. Limits are held as without groups then.
 CODE = f"""
-import os, subprocess, sys, time
+import json, os, sys, time
 sys.path.insert(0, {SOURCE_INSIDE!r})
-from staddle import Limits
-from staddle.backends.systemd.manager import find
+from staddle import Policy, Sandbox
 from staddle.errors import LaunchFailed
-from staddle.limits import host, scope
-from staddle.limits.family import Family
+from staddle.limits import here, host, scope
 from staddle.limits.where import Means, Place, decide
+from staddle.zygote import client
 
+def within(true):
+    end = time.monotonic() + 20
+    while not true() and time.monotonic() < end: time.sleep(0.02)
+    return true()
+
+def ours():
+    return [os.path.join(place, name) for place, names, _ in os.walk('/sys/fs/cgroup')
+            for name in names if name.startswith(f'staddle-{{os.getpid()}}-')]
+
+seen = {{}}
 facts = host.observe()
-print(facts.systemd, facts.manager, decide(facts).scope or 'unasked')
-manager = find()
-pipe = subprocess.PIPE
-zygote = subprocess.Popen(
-    [*scope.prefix(manager, f'staddle-test-{{os.getpid()}}'),
-     'sh', '-c', 'echo; read go; sleep 60 & echo $!; wait'],
-    stdin=pipe, stdout=pipe, env=manager.environment)
-zygote.stdout.readline()
-means = scope.settle(zygote.pid, Means((Place(2, '', frozenset(), given=True),), manager.scope))
-(place,) = means.places
-print(place.base.endswith(f'staddle-test-{{os.getpid()}}.scope'))
-zygote.stdin.write(b'go\\n'); zygote.stdin.flush()
-inside = int(zygote.stdout.readline())
-family = Family(means)
-group = family.group(Limits())
-group.add(inside)
-print(group.members() == {{inside}}, group.freeze())
-group.thaw()
-print(group.close())
+seen['unasked'] = decide(facts).scope
+here._known[os.getpid(), os.geteuid()] = Means((Place(2, '', frozenset(), given=True),), facts.manager)
+policy = Policy.agent().with_limits(memory='256M')
+with Sandbox(policy=policy) as sb:
+    (place,) = ours()
+    seen['place'] = place.rpartition('/')[0]
+    seen['seen inside'] = sb.run('cat /proc/self/cgroup').stdout.splitlines()[-1]
+    busy = sb.run("python3 -c 'import time\\nwhile time.process_time() < 0.2: pass'").usage
+    seen['measured'] = busy.user + busy.system > 0.15
+    group = sb._inside.opened.limiting._group
+    seen['in it'] = group.at('')[1].startswith(place) and bool(group.members())
+    counter = sb.start('while :; do echo; sleep 0.01; done')
+    within(lambda: counter.output().stdout)
+    sb.pause()
+    def still():
+        before = counter.output().stdout
+        time.sleep(0.1)
+        return counter.output().stdout == before
+    seen['frozen'] = within(still) and sb._inside.opened.limiting.freeze()
+    before = counter.output().stdout
+    sb.resume()
+    seen['goes on'] = within(lambda: counter.output().stdout != before)
+    with Sandbox(policy=policy) as other:
+        seen['two'] = other.run('echo two').stdout
+        seen['one scope'] = len(ours())
 try:
-    scope.settle(os.getpid(), means)
-    print('settled')
+    scope.settle(os.getpid(), here.means())
 except LaunchFailed as error:
-    print('refused')
-family.close()
-zygote.kill(); zygote.wait()
-end = time.monotonic() + 10
-while os.path.exists(place.base) and time.monotonic() < end: time.sleep(0.02)
-print(os.path.exists(place.base))
+    seen['settled'] = error.what
+for blueprint, zygote in list(client._zygotes.items()): client._forget(blueprint, zygote)
+seen['left'] = [] if within(lambda: not ours()) else ours()
+print(json.dumps(seen))
 """
 
 
 @pytest.mark.parametrize("user", [True, False], ids=["user", "root"])
-def test_a_scope_has_room_for_groups_of_its_owner(machine: PrivateSystemd, user: bool) -> None:
+def test_sandboxes_are_in_groups_of_a_scope_of_their_owner(machine: PrivateSystemd, user: bool) -> None:
     done = machine.run(["/usr/bin/python3", "-c", CODE], user=user)
     assert done.returncode == 0, done.stderr.decode()
-    manager = "user" if user else "system"
-    assert done.stdout.decode().split() == [
-        *("True", manager, "unasked"),
-        *("True", "True", "True", "True", "refused", "False"),
-    ]
+    own = f"/user.slice/user-{machine.uid}.slice/user@{machine.uid}.service/app.slice"
+    assert json.loads(done.stdout) == {
+        "unasked": "",
+        "place": f"/sys/fs/cgroup{own if user else '/system.slice'}",
+        "seen inside": "0::/",
+        "measured": True,
+        "in it": True,
+        "frozen": True,
+        "goes on": True,
+        "two": "two\n",
+        "one scope": 1,
+        "settled": "systemd gave no control group to hold limits in",
+        "left": [],
+    }
+
+
+#: A program in a unit whose group was given to it, which has moved to a part of that.
+DELEGATED = f"""
+import json, os, sys
+sys.path.insert(0, {SOURCE_INSIDE!r})
+own = '/sys/fs/cgroup' + open('/proc/self/cgroup').read().splitlines()[-1].partition('::')[2]
+os.mkdir(f'{{own}}/program')
+with open(f'{{own}}/program/cgroup.procs', 'w') as file: file.write('0')
+from staddle import Policy, Sandbox
+from staddle.limits import here
+means = here.means()
+seen = {{'scope': means.scope, 'places': [place.base.startswith(own) for place in means.places]}}
+with Sandbox(policy=Policy.agent().with_limits(memory='256M')) as sb:
+    group = sb._inside.opened.limiting._group
+    seen['in it'] = group.at('')[1].startswith(own + '/') and bool(group.members())
+    seen['ran'] = sb.run('cat /proc/self/cgroup | tail -1').stdout
+    seen['frozen'] = sb._inside.opened.limiting.freeze()
+here.close()
+seen['left'] = sorted(name for name in os.listdir(own) if os.path.isdir(f'{{own}}/{{name}}'))
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize("user", [True, False], ids=["user", "root"])
+def test_a_group_that_was_delegated_to_the_program_is_used(machine: PrivateSystemd, user: bool) -> None:
+    ask = ["systemd-run", *(["--user"] if user else []), "--pipe", "--wait", "--collect", "--quiet"]
+    done = machine.run([*ask, "-p", "Delegate=yes", "/usr/bin/python3", "-c", DELEGATED], user=user)
+    assert done.returncode == 0, done.stderr.decode()
+    assert json.loads(done.stdout) == {
+        "scope": "",
+        "places": [True],
+        "in it": True,
+        "ran": "0::/\n",
+        "frozen": True,
+        "left": ["program"],
+    }

@@ -1,7 +1,7 @@
-"""The network of one command in our own namespaces: what the policy allows, and a gateway that ends with it.
+"""The network of one command: what the policy allows, and a gateway that ends with it.
 
-Each promise is held to for both ways to start a command: by a launcher, as `wrap` does, and by our
-command line itself.
+Each promise is held to for both ways to start a command, by a launcher, as `wrap` does, and by our
+command line itself, in our own namespaces and in those of bubblewrap.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from pathlib import Path
 import pytest
 
 from staddle import LocalEnvironment, Network, Policy, new_jail, wrap
-from staddle.errors import PolicyError
+from staddle.backends import gateways
+from staddle.errors import LaunchFailed, PolicyError
 from staddle.events import Event
+from staddle.linux.tree import descendants
 from staddle.network import starting
 from tests.cli.staddle_command import COMMAND, SRC, environment
 from tests.kernel.jail_runs import agent, make_world
@@ -58,17 +60,17 @@ class Done:
         self.code, self.out, self.err, self.refused = code, out, err, refused
 
 
-def by_launcher(script: str, network: Network) -> Done:
-    policy = Policy.agent().with_network(network)
-    wrapped = wrap(["bash", "-c", script], policy, backend="namespaces")
+def by_launcher(script: str, network: Network, backend: str = "namespaces", *reading: str) -> Done:
+    policy = Policy.agent().with_network(network).with_read(*reading)
+    wrapped = wrap(["bash", "-c", script], policy, backend=backend)
     assert wrapped.enforced.gaps == ()
     done = wrapped.run(capture_output=True, text=True, timeout=SECONDS)
     return Done(done.returncode, done.stdout, done.stderr, refused(wrapped.violations()))
 
 
-def by_command_line(script: str, network: Network) -> Done:
+def by_command_line(script: str, network: Network, backend: str = "auto") -> Done:
     done = subprocess.run(
-        [*COMMAND, "run", *options(network), "-c", script],
+        [*COMMAND, "run", "--backend", backend, *options(network), "-c", script],
         env=environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -80,8 +82,17 @@ def by_command_line(script: str, network: Network) -> Done:
     return Done(done.returncode, done.stdout, done.stderr, tuple(said))
 
 
+def by_bwrap(script: str, network: Network) -> Done:
+    return by_launcher(script, network, "bwrap")
+
+
+def by_command_line_and_bwrap(script: str, network: Network) -> Done:
+    return by_command_line(script, network, "bwrap")
+
+
 Start = Callable[[str, Network], Done]
-both = pytest.mark.parametrize("start", [by_launcher, by_command_line])
+each_way = pytest.mark.parametrize("start", [by_launcher, by_command_line, by_bwrap])
+each_backend = pytest.mark.parametrize("backend", ["namespaces", "bwrap"])
 
 
 def options(network: Network) -> list[str]:
@@ -108,10 +119,18 @@ def gateways_of(starter: int) -> list[int]:
     return found
 
 
+def _command_line(pid: int) -> bytes:
+    """Empty for one that has ended, whether or not somebody has waited for it."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 # What is reached.
 
 
-@both
+@each_way
 def test_what_is_allowed_works_and_nothing_else_does(start: Start, server: int) -> None:
     script = (
         f"curl -sS -m 10 http://127.0.0.1:{server}/; curl -sS -m 10 http://127.0.0.1:1234/; echo $?;"
@@ -124,7 +143,14 @@ def test_what_is_allowed_works_and_nothing_else_does(start: Start, server: int) 
     assert sorted(done.refused) == ["192.0.2.8:80", "evil.example"]
 
 
-@both
+def test_our_command_line_tells_of_each_refusal_once_on_bwrap_too(server: int) -> None:
+    script = f"curl -sS -m 10 http://127.0.0.1:{server}/; for i in 1 2 3; do getent hosts evil.example; done"
+    done = by_command_line_and_bwrap(script, Network.allow(f"127.0.0.1:{server}", "allowed.example"))
+    assert done.out == "hello from outside\n"
+    assert done.refused == ("evil.example",)
+
+
+@each_way
 def test_exactly_the_named_ports_of_the_hosts_loopback_are_there(start: Start, server: int) -> None:
     script = (
         f"curl -sS -m 10 http://127.0.0.1:{server}/; curl -sS -m 10 http://127.0.0.1:{server + 1}/; echo $?;"
@@ -135,7 +161,7 @@ def test_exactly_the_named_ports_of_the_hosts_loopback_are_there(start: Start, s
     assert done.refused == ()
 
 
-@both
+@each_way
 def test_its_own_servers_work_beside_the_gateway(start: Start) -> None:
     script = (
         "python3 -m http.server 8000 --bind 127.0.0.1 >/dev/null 2>&1 & "
@@ -162,7 +188,7 @@ def test_an_allowed_name_leads_to_what_the_host_finds_there(
     assert done.refused == ("allowed.example:81",)
 
 
-@both
+@each_way
 def test_it_holds_nothing_of_the_gateway(start: Start) -> None:
     script = "ls /proc/self/fd | wc -l; ls -d /proc/[0-9]* | wc -l; cat /proc/net/unix | wc -l"
     done = start(script, Network.allow("allowed.example"))
@@ -172,7 +198,16 @@ def test_it_holds_nothing_of_the_gateway(start: Start) -> None:
     assert sockets == 1  # the heading
 
 
-@both
+def test_a_view_of_very_many_mounts_has_it_too(server: int, tmp_path: Path) -> None:
+    directories = [tmp_path / f"directory {number}" for number in range(60)]
+    for directory in directories:
+        directory.mkdir()
+    script = f"curl -sS -m 10 http://127.0.0.1:{server}/; ls -d '{tmp_path}'/* | wc -l"
+    done = by_launcher(script, Network.loopback([server]), "bwrap", *map(str, directories))
+    assert done.out == "hello from outside\n60\n", done.err
+
+
+@each_way
 def test_a_storm_of_refusals_is_bounded_and_delays_nobody(start: Start) -> None:
     script = "for i in $(seq 300); do (echo > /dev/tcp/192.0.2.$((i % 250))/$i) 2>/dev/null; done; echo done"
     done = start(script, Network.allow("allowed.example:443"))
@@ -202,33 +237,36 @@ def test_a_jail_has_it_too(server: int, tmp_path: Path, monkeypatch: pytest.Monk
 # Its end.
 
 
-def test_when_the_gateway_dies_nothing_goes_out_any_more(server: int) -> None:
+@each_backend
+def test_when_the_gateway_dies_nothing_goes_out_any_more(server: int, backend: str) -> None:
     policy = Policy.agent().with_network(Network.loopback([server]))
     fetch = f"curl -sS -m 10 http://127.0.0.1:{server}/"
     script = f"{fetch}; read; {fetch} 2>/dev/null; echo $?"
-    with wrap(["bash", "-c", script], policy, backend="namespaces").popen(
+    with wrap(["bash", "-c", script], policy, backend=backend).popen(
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout
         assert process.stdout.readline() == "hello from outside\n"
         (gateway,) = gateways_of(process.pid)
         os.kill(gateway, signal.SIGKILL)
-        assert until(lambda: not Path(f"/proc/{gateway}/cmdline").read_bytes())
+        assert until(lambda: not _command_line(gateway))
         assert process.communicate("\n", timeout=SECONDS)[0] == "7\n"
 
 
-def test_it_is_gone_when_the_command_has_ended() -> None:
+@each_backend
+def test_it_is_gone_when_the_command_has_ended(backend: str) -> None:
     policy = Policy.agent().with_network(Network.allow("allowed.example"))
-    process = wrap(["true"], policy, backend="namespaces").popen()
+    process = wrap(["true"], policy, backend=backend).popen()
     assert process.wait(SECONDS) == 0
-    assert gateways_of(process.pid) == []
+    assert until(lambda: gateways_of(process.pid) == [])
 
 
+@each_backend
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_it_goes_with_a_launcher_that_is_ended(number: signal.Signals) -> None:
+def test_it_goes_with_a_launcher_that_is_ended(number: signal.Signals, backend: str) -> None:
     policy = Policy.agent().with_network(Network.allow("allowed.example"))
     command = ["bash", "-c", "echo running; exec sleep 60"]
-    with wrap(command, policy, backend="namespaces").popen(stdout=subprocess.PIPE, text=True) as process:
+    with wrap(command, policy, backend=backend).popen(stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stdout.readline() == "running\n"
         assert len(gateways_of(process.pid)) == 1
@@ -237,9 +275,10 @@ def test_it_goes_with_a_launcher_that_is_ended(number: signal.Signals) -> None:
     assert until(lambda: gateways_of(process.pid) == [])
 
 
-def test_it_goes_with_a_launcher_that_was_started_by_hand() -> None:
+@each_backend
+def test_it_goes_with_a_launcher_that_was_started_by_hand(backend: str) -> None:
     policy = Policy.agent().with_network(Network.allow("allowed.example"))
-    wrapped = wrap(["bash", "-c", "echo running; exec sleep 60"], policy, backend="namespaces")
+    wrapped = wrap(["bash", "-c", "echo running; exec sleep 60"], policy, backend=backend)
     with subprocess.Popen(
         wrapped.argv,
         env=wrapped.env,
@@ -256,27 +295,35 @@ def test_it_goes_with_a_launcher_that_was_started_by_hand() -> None:
     wrapped.close()
 
 
+@each_backend
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_it_goes_with_our_command_line_however_that_ends(number: signal.Signals) -> None:
-    words = [*COMMAND, "run", "--allow", "allowed.example", "-c", "echo running; exec sleep 60"]
+def test_it_goes_with_our_command_line_however_that_ends(number: signal.Signals, backend: str) -> None:
+    words = [*COMMAND, "run", "--backend", backend, "--allow", "allowed.example", "-c"]
     with subprocess.Popen(
-        words, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        [*words, "echo running; exec sleep 60"],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout
         assert process.stdout.readline() == "running\n"
-        assert len(gateways_of(process.pid)) == 1
+        # Either of our command line, or of the bwrap that it has started.
+        starters = (process.pid, *descendants(process.pid))
+        (gateway,) = (pid for starter in starters for pid in gateways_of(starter))
         process.send_signal(number)
         code = process.wait(SECONDS)
     assert code in (-number, 128 + number)
-    assert until(lambda: gateways_of(process.pid) == [])
+    assert until(lambda: not _command_line(gateway))
 
 
-def test_nothing_is_left_open_of_a_command_that_is_not_started() -> None:
+@each_backend
+def test_nothing_is_left_open_of_a_command_that_is_not_started(backend: str) -> None:
     policy = Policy.agent().with_network(Network.allow("allowed.example"))
-    wrap(["true"], policy, backend="namespaces").close()
+    wrap(["true"], policy, backend=backend).close()
     before = sorted(os.listdir("/proc/self/fd"))
-    wrap(["true"], policy, backend="namespaces").close()
-    wrap(["true"], policy, backend="namespaces").run()
+    wrap(["true"], policy, backend=backend).close()
+    wrap(["true"], policy, backend=backend).run()
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
@@ -296,10 +343,10 @@ def test_without_a_gateway_there_is_no_command(without_a_gateway: Path) -> None:
     by_hand = (
         "from staddle import wrap, Policy, Network; import sys\n"
         "policy = Policy.agent().with_network(Network.allow('allowed.example'))\n"
-        "wrap(['echo', 'it ran'], policy, backend='namespaces').run()\n"
+        "wrap(['echo', 'it ran'], policy, backend=sys.argv[1]).run()\n"
     )
     run = ["-m", "staddle", "run", "--allow", "allowed.example", "--", "echo", "it ran"]
-    for words in (["-c", by_hand], run):
+    for words in (["-c", by_hand, "namespaces"], ["-c", by_hand, "bwrap"], run):
         done = subprocess.run(
             [sys.executable, *words],
             env={**environment(), "PYTHONPATH": str(without_a_gateway)},
@@ -313,6 +360,17 @@ def test_without_a_gateway_there_is_no_command(without_a_gateway: Path) -> None:
         assert "it ran" not in done.stdout
         assert "the network gateway" in done.stderr
     assert done.returncode == 125
+
+
+@each_backend
+def test_a_network_that_cannot_be_made_is_no_command(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateways, "rows", lambda _: ((b"nonsense", b"", 0, b""),))
+    policy = Policy.agent().with_network(Network.allow("allowed.example"))
+    wrapped = wrap(["echo", "it ran"], policy, backend=backend)
+    with pytest.raises(LaunchFailed, match="nonsense"):
+        wrapped.run(capture_output=True)
+    mine = [pid for pid in descendants(os.getpid()) if b"network/__main__" in _command_line(pid)]
+    assert until(lambda: not any(_command_line(pid) for pid in mine))
 
 
 def test_a_list_that_is_too_long_is_an_error_before_anything_runs() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shutil
 import socket
 import time
-from pathlib import Path
 
-from tests.kernel.network_servers import certificate_for, echo, http_server, udp_echo
+from tests.kernel.network_servers import echo, http_server, udp_echo
 from tests.kernel.network_world import OTHER, PRIVATE, PUBLIC, PUBLIC_V6, in_a_world, sandbox
 
 HOSTS = {
@@ -180,86 +179,6 @@ print(urllib.request.urlopen("http://127.0.0.1/").read().decode())
 print(urllib.request.urlopen("http://api.example.com/").read().decode())
 """
         assert inside.python(code).split("\n") == ["mine", "hello from api.example.com"]
-
-
-def test_tls_passes_through_with_the_servers_own_certificate(tmp_path: Path) -> None:
-    both = certificate_for(tmp_path, "api.example.com", "front.example.com")
-
-    @in_a_world
-    def world() -> None:
-        http_server(PUBLIC, 443, both)
-        hosts = {"api.example.com": PUBLIC, "front.example.com": PUBLIC}
-        with sandbox("api.example.com:443", "front.example.com:443", hosts=hosts) as inside:
-            verify = ("curl", "-sS", "--cacert", str(tmp_path / "cert.pem"))
-            assert inside.run(*verify, "https://api.example.com/")[1] == "hello from api.example.com"
-            if shutil.which("node"):
-                env = {"NODE_EXTRA_CA_CERTS": str(tmp_path / "cert.pem")}
-                node = inside.run("node", "-e", NODE.format(url="https://api.example.com/"), env=env)
-                assert node[1].strip() == "hello from api.example.com"
-            inside.attempts()
-            # One name dialled, another one shown.
-            address = inside.run("getent", "ahostsv4", "api.example.com")[1].split()[0]
-            fronted = inside.run(
-                *verify, "--resolve", f"front.example.com:443:{address}", "https://front.example.com/"
-            )
-            assert fronted[0] in RESET
-            shown = [a.why for a in inside.attempts() if a.outcome == "refused"]
-            assert shown == ["TLS is for front.example.com, not for api.example.com"]
-
-    world()
-
-
-def test_openings_that_hide_or_stretch_the_name(tmp_path: Path) -> None:
-    both = certificate_for(tmp_path, "api.example.com")
-    script = """
-import socket, ssl, sys, time
-context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT); context.check_hostname = False; context.verify_mode = 0
-name, pieces = (sys.argv[1] or None), int(sys.argv[2])
-inc, out = ssl.MemoryBIO(), ssl.MemoryBIO()
-tls = context.wrap_bio(inc, out, server_hostname=name)
-s = socket.create_connection(("api.example.com", 443), timeout=10)
-s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-def talk(call):
-    while True:
-        try: result = call()
-        except ssl.SSLWantReadError: result = None
-        data = out.read()
-        size = max(1, len(data) // pieces)
-        for at in range(0, len(data), size):
-            s.sendall(data[at:at + size]); time.sleep(0.001 if pieces > 1 else 0)
-        if result is not None: return result
-        more = s.recv(65536)
-        if not more: sys.exit("ended")
-        inc.write(more)
-try:
-    talk(lambda: tls.do_handshake() or True)
-    talk(lambda: tls.write(b"GET / HTTP/1.0\\r\\nHost: api.example.com\\r\\n\\r\\n"))
-    print(talk(lambda: tls.read(10000)).decode().split("\\r\\n")[0])
-except ConnectionResetError:
-    print("reset")
-"""
-
-    @in_a_world
-    def world() -> None:
-        http_server(PUBLIC, 443, both)
-        with sandbox("api.example.com:443", hosts={"api.example.com": PUBLIC}) as inside:
-
-            def client(name: str, pieces: int) -> str:
-                import sys
-
-                return inside.run(sys.executable, "-I", "-c", script, name, str(pieces))[1].strip()
-
-            assert client("api.example.com", 1) == "HTTP/1.1 200 OK"
-            assert client("api.example.com", 60) == "HTTP/1.1 200 OK"
-            assert client("", 1) == "reset"
-            assert client("evil.com", 60) == "reset"
-            why = [a.why for a in inside.attempts() if a.outcome == "refused"]
-            assert why == [
-                "TLS does not say which host it is for",
-                "TLS is for evil.com, not for api.example.com",
-            ]
-
-    world()
 
 
 @in_a_world

@@ -15,7 +15,8 @@ from staddle.linux.syscalls import call
 from staddle.linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
 from staddle.network import synthetic
 from staddle.network.arrangement import Arrangement, arrange
-from staddle.network.inside import connected, hand_over, prepare, stock
+from staddle.network.handing import connected, hand_over, stock
+from staddle.network.inside import prepare
 from staddle.network.orders import LONGEST, decode_sockets
 from staddle.network.probing import probe
 from staddle.policy.network import Network

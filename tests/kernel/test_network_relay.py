@@ -259,3 +259,54 @@ except ConnectionResetError: print("reset")
 """
         assert inside.python(code).split("\n") == ["hello from api.example.com", "reset"]
         assert any("did not come to an end" in a.why for a in inside.attempts())
+
+
+@in_a_world
+def test_a_trickle_in_hundreds_of_connections_neither_stalls_nor_grows_it() -> None:
+    echo(PUBLIC, 9000)
+    with sandbox("api.example.com:9000", hosts=HOSTS) as inside:
+        assert inside.gateway is not None
+        before = int(status(inside.gateway.pid)["VmRSS"].split()[0])
+        code = """
+import socket
+def connect(): return socket.create_connection(("api.example.com", 9000), 30)
+def rest(s):
+    got = 0
+    while data := s.recv(65536): got += len(data)
+    return got
+many = [connect() for _ in range(100)]
+for turn in range(20):
+    for s in many: s.sendall(b"\\0")
+    if turn % 5 == 0:
+        with connect() as s:  # a large one in between has its turn
+            s.sendall(b"\\0" * 300000); s.shutdown(1)
+            assert rest(s) == 300000
+for s in many: s.shutdown(1)
+print({rest(s) for s in many})
+"""
+        assert inside.python(code) == "{20}"
+        grown = int(status(inside.gateway.pid)["VmHWM"].split()[0]) - before
+        assert grown < 16 << 10, f"{grown} KiB"
+
+
+@in_a_world
+def test_who_is_not_accepted_waits_in_a_queue_that_is_short() -> None:
+    echo(PUBLIC, 9000)
+    with sandbox("api.example.com:9000", hosts=HOSTS, bounds=Bounds(connections=2)) as inside:
+        code = """
+import select, socket, time
+many = []
+for _ in range(400):
+    s = socket.socket(); s.setblocking(False)
+    try: s.connect(("198.18.1.0", 9000))
+    except BlockingIOError: pass
+    many.append(s)
+def connected(): return sum(bool(select.select([], [s], [], 0)[1]) for s in many)
+found, again = 0, connected()
+while found != again or found < 100:
+    time.sleep(0.1); found, again = again, connected()
+print(found < 200)
+for s in many: s.close()
+s = socket.create_connection(("api.example.com", 9000), 30); s.sendall(b"\\0after"); print(s.recv(9))
+"""
+        assert inside.python(code).split("\n") == ["True", "b'\\x00after'"]

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-from staddle import ExecutionEnvironment, LocalEnvironment, Policy, Sandbox
-from staddle.environment import AsyncLocalEnvironment
+from staddle import ExecutionEnvironment, LocalEnvironment, Policy, Sandbox, running
+from staddle.environment import AsyncLocalEnvironment, in_sandbox
 from staddle.errors import (
     CommandCancelled,
     CommandNotFound,
@@ -28,7 +28,9 @@ from staddle.errors import (
     PolicyNotEnforceable,
     SandboxClosed,
 )
+from staddle.session import execution
 from tests.kernel.file_habitats import HABITATS, opened
+from tests.kernel.waiting import JumpingClock, as_soon_as, until, with_argument
 
 
 class World(NamedTuple):
@@ -63,27 +65,20 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         yield World(request.param, made, tmp_path / "work")
 
 
-def sleeping(mark: str) -> list[int]:
-    """The living processes that have `mark` among their arguments."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if mark.encode() in words:
-                found.append(int(name))
-    return found
-
-
 def gone(mark: str) -> bool:
-    until = time.monotonic() + 3
-    while sleeping(mark):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
+    return until(lambda: not with_argument(mark), 3)
+
+
+@pytest.fixture
+def time_is_up_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bool]], None]:
+    """Let a command have all the time that it needs to come so far, and none from then on."""
+
+    def up(ready: Callable[[], bool]) -> None:
+        clock = JumpingClock(ready)
+        for module in (running, execution, in_sandbox):
+            monkeypatch.setattr(module, "time", clock)
+
+    return up
 
 
 def mark(number: int) -> str:
@@ -206,11 +201,15 @@ def test_the_tail_is_kept_to_the_byte_on_both_streams(world: World) -> None:
     assert flood.stdout_bytes_dropped + len(flood.stdout) == 30_000_007
 
 
-def test_a_timeout_ends_the_whole_tree_and_carries_what_was_printed(world: World) -> None:
+def test_a_timeout_ends_the_whole_tree_and_carries_what_was_printed(
+    world: World, time_is_up_when: Callable[[Callable[[], bool]], None]
+) -> None:
     name = mark(98)
+    time_is_up_when(lambda: len(with_argument(name)) >= 3)
     script = f"echo part; sleep {name} & setsid sleep {name} & trap '' TERM INT; sleep {name}; sleep {name}"
     with pytest.raises(CommandTimeout) as ended:
-        world.environment().exec_command("sh", ["-c", script], 0.7)
+        # Who can be cancelled looks at the clock all the time.
+        world.environment().exec_command("sh", ["-c", script], 60, cancel=threading.Event())
     assert ended.value.result is not None
     assert ended.value.result.stdout == "part\n"
     assert gone(name)
@@ -226,7 +225,7 @@ def test_what_runs_in_the_background_ends_with_the_command(world: World) -> None
 
 def test_a_cancellation_is_not_a_timeout(world: World) -> None:
     env, cancel, name = world.environment(), threading.Event(), mark(96)
-    threading.Timer(0.7, cancel.set).start()
+    as_soon_as(lambda: len(with_argument(name)) >= 2, cancel.set)
     with pytest.raises(CommandCancelled) as ended:
         env.exec_command(
             "sh", ["-c", f"echo part; exec >&- 2>&-; sleep {name} & sleep {name}"], cancel=cancel
@@ -249,13 +248,13 @@ def test_a_cancelled_task_is_over_only_when_its_command_is_dead(world: World) ->
         assert await env.glob("*") == ["a"]
         task = asyncio.create_task(env.exec_command("sleep", [name]))
         end = time.monotonic() + 10
-        while not sleeping(name):
+        while not with_argument(name):
             assert time.monotonic() < end
             await asyncio.sleep(0.02)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert sleeping(name) == []
+        assert with_argument(name) == []
         await env.remove_file("a")
 
     asyncio.run(session())
@@ -313,7 +312,9 @@ def test_many_commands_at_once(world: World) -> None:
 # ---------------------------------------------------------------- in a sandbox
 
 
-def test_commands_are_held_to_the_globs_where_changes_are_in_a_layer(tmp_path: Path) -> None:
+def test_commands_are_held_to_the_globs_where_changes_are_in_a_layer(
+    tmp_path: Path, time_is_up_when: Callable[[Callable[[], bool]], None]
+) -> None:
     with opened("namespaces", tmp_path) as sandbox:
         (tmp_path / "work" / "src.py").write_text("mine")
         sandbox.run("echo earlier > earlier; mkdir olddir")
@@ -341,13 +342,31 @@ def test_commands_are_held_to_the_globs_where_changes_are_in_a_layer(tmp_path: P
         assert env.exec_command("sh", ["-c", "cat out.md docs/deep/a.md"]).violations == ()
         (again,) = env.exec_command("sh", ["-c", "echo later! > earlier"]).violations
         assert (again.what, "stays" in again.rule) == ("/workspace/earlier", True)
+        name = mark(94)
+        time_is_up_when(lambda: bool(with_argument(name)))
         with pytest.raises(CommandTimeout) as ended:
-            env.exec_command("sh", ["-c", "echo no > late; sleep 30"], 0.5)
+            env.exec_command("sh", ["-c", f"echo no > late; sleep {name}"], 60, cancel=threading.Event())
         assert ended.value.result is not None
         assert [event.what for event in ended.value.result.violations] == ["/workspace/late"]
         assert "late" not in env.glob("*")
         sandbox.commit(["out.md"])
         assert sorted(os.listdir(tmp_path / "work")) == ["out.md", "src.py"]
+
+
+def test_what_may_be_removed_goes_and_what_comes_back_is_told(tmp_path: Path) -> None:
+    with opened("namespaces", tmp_path) as sandbox:
+        for name in ("src/a.md", "src/b.py", "all/a.md", "file"):
+            (tmp_path / "work" / name).parent.mkdir(exist_ok=True)
+            (tmp_path / "work" / name).write_text("x")
+        env = sandbox.environment(["*/*.md"])
+        script = "rm -r src all file; mkdir -p file/d; echo x > file/b.md; mkdir new; echo x > new/c.md"
+        result = env.exec_command("sh", ["-c", script])
+        told = {event.what.removeprefix("/workspace/"): event.rule for event in result.violations}
+        assert told.keys() == {"src", "src/b.py", "all", "all/a.md", "file", "file/b.md", "file/d"}
+        assert "with the directory" in told["all/a.md"]
+        found = ["all", "all/a.md", "file", "new", "new/c.md", "src", "src/b.py"]
+        assert env.glob("**") == found
+        assert env.read_file("file") == "x"
 
 
 def test_where_commands_cannot_be_held_it_is_refused_or_said(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -67,6 +67,48 @@ def test_the_next_sandbox_of_the_name_goes_on(project: Path) -> None:
     assert (project / "file").read_text() == "of the host\n"
 
 
+def test_the_home_is_there_again(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "given").mkdir()
+    with Sandbox(project, keep="fix") as sandbox:
+        sandbox.run("echo 1 > ~/h; echo 1 > /tmp/t; echo 1 > /var/tmp/v")
+    with Sandbox(project, keep="fix") as sandbox:
+        assert sandbox.run("cat ~/h /tmp/t /var/tmp/v").stdout == "1\n1\n1\n"
+        before = sandbox.snapshot()
+        sandbox.run("rm /tmp/t; echo 2 > ~/h")
+        sandbox.restore(before)
+        before.close()
+        sandbox.run("rm /var/tmp/v")
+    # With another policy something else is there at first.
+    with Sandbox(project, policy=Policy.agent().with_read(tmp_path / "given"), keep="fix") as sandbox:
+        assert sandbox.run(f"cat ~/h /tmp/t; ls /var/tmp; ls -d {tmp_path}/given").ok
+        found = [change.path for change in sandbox.diff(everything=True)]
+        assert found == ["/home/user/h", "/tmp/t"]
+    with Sandbox(project, keep="fix") as sandbox:
+        assert sandbox.run("cat ~/h; ls /tmp").stdout == "1\nt\n"
+
+
+def test_a_kept_snapshot_is_also_of_the_home(project: Path) -> None:
+    with Sandbox(project, keep="fix") as sandbox:
+        sandbox.run("echo 1 > ~/h")
+    _without_a_sandbox(lambda kept: kept.snapshot("one"))
+    with Sandbox(project, keep="fix") as sandbox:
+        sandbox.run("echo 2 > ~/h; echo 2 > /tmp/t")
+    _without_a_sandbox(lambda kept: kept.restore("one"))
+    with Sandbox(project, keep="fix") as sandbox:
+        assert sandbox.run("cat ~/h; ls /tmp").stdout == "1\n"
+    _without_a_sandbox(lambda kept: kept.forget("one"))
+    with Sandbox(project, keep="fix") as sandbox:
+        assert sandbox.run("cat ~/h; ls /tmp").stdout == "1\n"
+
+
+def _without_a_sandbox(work: Callable[[Kept], object]) -> None:
+    kept = Kept("fix")
+    try:
+        work(kept)
+    finally:
+        kept.close()
+
+
 def test_another_process_goes_on(project: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(SRC)!r})\n"
@@ -78,6 +120,21 @@ def test_another_process_goes_on(project: Path) -> None:
         subprocess.run([sys.executable, "-c", code, str(project)], check=True, timeout=30)
     with Sandbox(project, keep="fix") as sandbox:
         assert sandbox.run("cat new; rm -r a; ls").stdout == "more\n" * 3 + "file\nnew\nsub\n"
+
+
+def test_the_home_is_the_users_in_another_process_too() -> None:
+    """Root's sandboxes have other ids on the host each time."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(SRC)!r})\n"
+        "from staddle import Sandbox\n"
+        "with Sandbox(keep='fix') as sb:\n"
+        "    sb.run('echo h >> ~/h; echo t >> /tmp/t', check=True)\n"
+    )
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    with Sandbox(keep="fix") as sandbox:
+        look = "cat ~/h /tmp/t; stat -c %U ~ ~/h /tmp /tmp/t; echo more >> ~/h && echo more >> /tmp/t"
+        assert sandbox.run(look, check=True).stdout == "h\nh\nt\nt\nuser\nuser\nuser\nuser\n"
 
 
 def test_without_a_directory_something_can_be_kept_too() -> None:
@@ -184,7 +241,7 @@ def test_snapshots_and_forks_of_it_work_and_leave_one_session(project: Path, sta
         sandbox.discard()
         assert sandbox.diff() == []
     removal.wait()
-    assert len(layers(state)) == 1
+    assert len(layers(state)) == 2  # of the workspace, and of the home and the like
 
 
 def test_a_kept_snapshot_is_gone_back_to_by_a_later_sandbox(project: Path) -> None:

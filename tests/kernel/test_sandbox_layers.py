@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import subprocess
@@ -315,6 +316,28 @@ def test_a_result_tells_what_its_command_changed(sandbox: Sandbox) -> None:
     sandbox.run("echo 2 > b")
     sandbox.restore(snapshot)
     assert [change.path for change in sandbox.run("echo 3 > c").changes or ()] == ["/workspace/c"]
+
+
+def test_a_change_long_after_the_last_look_is_told(sandbox: Sandbox, project: Path) -> None:
+    sandbox.run("true")
+    made = os.stat(sandbox._inside.opened.layering.stack.top.upper).st_ctime_ns  # type: ignore[union-attr]
+    assert until(lambda: time.time_ns() - made > 200_000_000)
+    for _ in range(2):
+        assert sandbox.run("true").changes == ()
+    assert [change.path for change in sandbox.run("echo more >> file").changes or ()] == ["/workspace/file"]
+
+
+def test_what_we_write_ourselves_is_no_change_of_a_command(sandbox: Sandbox) -> None:
+    sandbox.run("true")
+    sandbox.files.write("mine", "1")
+    sandbox.files.mkdir("made/deep", parents=True)
+    sandbox.files.rename("mine", "made/other")
+    sandbox.files.remove("gone")
+    packed = io.BytesIO()
+    sandbox.download_tar(packed, "sub")
+    sandbox.upload_tar(io.BytesIO(packed.getvalue()), "unpacked")
+    assert [change.path for change in sandbox.run("echo 2 > theirs").changes or ()] == ["/workspace/theirs"]
+    assert kinds(sandbox)["/workspace/made/other"] == "added"
 
 
 def test_a_layer_that_is_too_large_is_not_looked_through_every_time(sandbox: Sandbox) -> None:

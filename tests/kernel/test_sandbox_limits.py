@@ -17,12 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from staddle import AsyncSandbox, Policy, Reason, Sandbox, wrap
+from staddle import AsyncSandbox, Policy, Reason, Sandbox
 from staddle.errors import CommandFailed, LaunchFailed, PolicyNotEnforceable, SandboxClosed
 from staddle.limits import here
 from staddle.limits.standing_in import usable
+from staddle.limits.usage import Usage
 from tests.kernel.in_a_child import SRC
-from tests.kernel.limited import GROUPS, leftovers
+from tests.kernel.limited import HIDDEN, groups_in_use, leftovers
 from tests.kernel.waiting import until
 
 MIB = 1 << 20
@@ -47,11 +48,6 @@ def no_groups_left() -> Iterator[None]:
 
 def limited(**limits: object) -> Sandbox:
     return Sandbox(policy=Policy.agent().with_limits(**limits))
-
-
-def groups_in_use() -> list[str]:
-    """The groups of sandboxes of ours, which are two levels below what we are in."""
-    return [str(path) for own in leftovers() for path in Path(own).iterdir() if path.is_dir()]
 
 
 # ---------------------------------------------------------------- memory
@@ -98,6 +94,17 @@ def test_files_in_memory_count() -> None:
         assert sb.run("python3 -c 'a = bytearray(40 << 20)'").reason is Reason.memory
 
 
+@pytest.mark.parametrize("place", ["/workspace", "/tmp", "/home/user"])
+def test_what_is_written_to_layers_in_memory_counts(place: str) -> None:
+    with limited(memory="64M") as sb:
+        result = sb.run(f"head -c 300M /dev/zero > {place}/file; sleep 20")
+        assert (result.reason, result.ok) == (Reason.memory, False)
+        assert "limits.memory" in result.why
+        assert sb.run(f"rm {place}/file; echo alive").stdout == "alive\n"
+        # The room that there was for that is taken back.
+        assert sb.exec(["python3", "-c", "a = bytearray(80 << 20)"]).reason is Reason.memory
+
+
 def test_a_command_that_coped_has_come_to_its_own_end() -> None:
     with limited(memory="64M") as sb:
         result = sb.run("python3 -c 'a = bytearray(150 << 20)'; echo $?")
@@ -111,6 +118,17 @@ def test_a_failure_of_its_own_is_not_blamed_on_a_limit() -> None:
         assert sb.run("exit 3").reason is Reason.shell_exited
         assert sb.run("false").reason is Reason.exited
         assert sb.run("kill -9 $BASHPID; sh -c 'kill -9 $$'").reason is not Reason.memory
+
+
+def test_nothing_in_a_session_hides_from_who_holds_its_memory() -> None:
+    with limited(memory="64M") as sb:
+        assert sb.exec(["python3", "-c", HIDDEN]).reason is Reason.memory
+
+
+def test_commands_are_the_kernels_choice_before_whoever_holds_their_memory() -> None:
+    show = ["cat", "/proc/self/oom_score_adj"]
+    with limited(memory="64M") as sb:
+        assert sb.exec(show).stdout == sb.run(" ".join(show)).stdout == "500\n"
 
 
 # ---------------------------------------------------------------- processes
@@ -195,7 +213,13 @@ def test_what_only_looks_large_is_no_matter() -> None:
 
 def test_private_directories_are_no_larger() -> None:
     with limited(disk="8M") as sb:
-        assert "No space" in sb.run("head -c 20M /dev/zero > /tmp/large").stderr
+        assert "No space" in sb.run("head -c 20M /dev/zero > /dev/shm/large").stderr
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/home/user"])
+def test_what_is_written_beside_the_workspace_counts_as_well(place: str) -> None:
+    with limited(disk="8M") as sb:
+        assert sb.run(f"head -c 20M /dev/zero > {place}/large; sleep 20").reason is Reason.disk
 
 
 def test_a_directory_of_the_host_cannot_be_limited(tmp_path: Path) -> None:
@@ -214,29 +238,66 @@ def test_enforced_says_by_what_each_limit_is_held() -> None:
         assert not [gap for gap in sb.enforced.gaps if gap.protection.startswith("limits.")]
 
 
-@grouped
-def test_what_a_command_used_is_told() -> None:
+def test_the_most_memory_of_a_command_is_told_where_memory_is_limited() -> None:
     with limited(memory="256M") as sb:
-        result = sb.run("python3 -c 'a = bytearray(50 << 20); sum(range(10**6))'")
-        used = result.usage
-        assert 50 * MIB <= (used.memory or 0) <= 256 * MIB
-        assert (used.user or 0) > 0
-        assert 0 < used.wall == result.duration
+        command = "python3 -c 'import time; a = bytearray(50 << 20); time.sleep(0.5)'"
+        assert 50 * MIB <= (sb.run(command).usage.memory or 0) <= 256 * MIB
+        # What a supervisor saw a moment ago may be told a moment later.
+        assert until(lambda: (sb.run("/bin/true").usage.memory or 0) < 50 * MIB)
         assert (sb.usage.memory or 0) >= 50 * MIB
 
 
-def test_without_limits_only_the_clock_is_told() -> None:
+def used_by(sb: Sandbox, command: str) -> Usage:
+    result = sb.run(command)
+    assert result.ok, result.stderr
+    assert result.usage.wall == result.duration
+    return result.usage
+
+
+@pytest.mark.parametrize("limits", [{}, {"memory": "256M", "processes": 50}], ids=["unlimited", "limited"])
+def test_what_a_command_of_a_shell_used_is_always_known(limits: dict[str, object]) -> None:
+    with limited(**limits) as sb:
+        busy = used_by(sb, "python3 -c 'import time\nwhile time.process_time() < 0.2: pass'")
+        assert (busy.user or 0) + (busy.system or 0) >= 0.15
+        assert used_by(sb, ":").processes == 0
+        assert used_by(sb, "/bin/true; (:); /bin/true").processes == 3
+        assert used_by(sb, "sleep 0 &").processes == 1
+        written = used_by(sb, "head -c 3M /dev/zero > /workspace/file").written or 0
+        assert 3 * MIB <= written < 3.1 * MIB
+        read = used_by(sb, "cat /workspace/file > /dev/null").read or 0
+        assert 3 * MIB <= read < 3.1 * MIB
+        assert (used_by(sb, ":").read or 0) < 100_000, "what one command read is not the next one's"
+        whole = sb.usage
+        assert (whole.user or 0) + (whole.system or 0) >= 0.15
+        assert whole.processes == 7
+        assert (whole.read or 0) >= 3 * MIB
+        assert whole.wall >= busy.wall
+
+
+def test_a_shell_that_ends_with_its_command_tells_what_it_used() -> None:
     with Sandbox() as sb:
-        assert sb.run("true").usage.memory is None
-        assert sb.usage.wall > 0
-        assert sb.enforced.limits == ()
+        used = sb.run("/bin/true; head -c 1M /dev/zero > /workspace/file; exit 3").usage
+        assert (used.processes, used.user is not None) == (2, True)
+        assert MIB <= (used.written or 0) < 1.1 * MIB
 
 
 def test_what_a_program_without_a_shell_used_is_known_without_limits() -> None:
     with Sandbox() as sb:
-        used = sb.exec(["python3", "-c", "sum(range(10**7))"]).usage
+        code = (
+            "import os, sys\nsum(range(10**7))\nkept = bytearray(40 << 20)\nif os.fork(): os.wait()\n"
+            "else: os._exit(0)\nopen('/workspace/file', 'wb').write(bytes(1 << 20))"
+        )
+        used = sb.exec(["python3", "-c", code]).usage
         assert (used.user or 0) > 0.01
-        assert used.written is not None
+        assert MIB <= (used.written or 0) < 1.1 * MIB
+        assert (used.memory or 0) > 40 * MIB
+        assert used.processes == 2
+
+
+def test_a_session_of_its_own_counts_its_own_commands() -> None:
+    with Sandbox() as sb:
+        sb.run("for i in 1 2 3 4 5; do /bin/true; done")
+        assert sb.session("other").run("/bin/true").usage.processes == 1
 
 
 @grouped
@@ -327,16 +388,12 @@ time.sleep(60)
     try:
         assert program.stdout is not None
         assert program.stdout.readline() == b"ready\n"
-        assert _groups_of(program.pid)
+        assert leftovers(program.pid)
     finally:
         os.kill(program.pid, signal.SIGKILL)
         program.wait()
         program.stdout.close()  # type: ignore[union-attr]
-    assert until(lambda: not _groups_of(program.pid))
-
-
-def _groups_of(pid: int) -> list[Path]:
-    return [path for path in Path(GROUPS).rglob("staddle-*") if path.name.split("-")[2:3] == [str(pid)]]
+    assert until(lambda: not leftovers(program.pid))
 
 
 def test_commands_of_two_sessions_at_once_are_each_told_their_own_end() -> None:
@@ -351,68 +408,3 @@ def test_commands_of_two_sessions_at_once_are_each_told_their_own_end() -> None:
         results["hog"] = sb.run("python3 -c 'a = bytearray(300 << 20)'").reason
         thread.join()
         assert results == {"calm": Reason.exited, "hog": Reason.memory}
-
-
-# ---------------------------------------------------------------- one command alone
-
-
-def alone(code: str, **limits: object) -> subprocess.CompletedProcess[str]:
-    policy = Policy.agent().with_limits(**limits)
-    wrapped = wrap(["python3", "-c", code], policy, backend="namespaces")
-    done: subprocess.CompletedProcess[str] = wrapped.run(capture_output=True, text=True)
-    return done
-
-
-@grouped
-def test_one_command_alone_is_held_to_its_memory() -> None:
-    assert alone("a = bytearray(150 << 20)", memory="64M").returncode == 137
-    assert alone("a = bytearray(20 << 20)", memory="64M").returncode == 0
-    assert groups_in_use() == []
-
-
-@grouped
-def test_one_command_alone_is_held_to_its_processes() -> None:
-    done = alone(BOMB, processes=20)
-    assert done.returncode == 1
-    assert "BlockingIOError" in done.stderr
-    assert groups_in_use() == []
-
-
-def test_one_command_alone_lives_no_longer_than_a_sandbox_may() -> None:
-    with pytest.raises(subprocess.TimeoutExpired):
-        alone("import time; time.sleep(20)", max_lifetime=0.5, timeout=None)
-
-
-@grouped
-def test_one_command_alone_sees_no_groups() -> None:
-    said = alone("print(open('/proc/self/cgroup').read())", processes=20).stdout
-    assert {line.rsplit(":", 1)[1] for line in said.split()} == {"/"}
-
-
-@grouped
-def test_one_command_that_is_only_started_leaves_no_group_once_it_was_waited_for() -> None:
-    process = wrap(["true"], Policy.agent().with_limits(memory="64M"), backend="namespaces").popen()
-    assert process.wait() == 0
-    del process
-    assert until(lambda: groups_in_use() == [])
-
-
-@grouped
-def test_one_command_that_is_never_started_leaves_no_group() -> None:
-    wrap(["true"], Policy.agent().with_limits(memory="64M"), backend="namespaces").close()
-    assert groups_in_use() == []
-
-
-@pytest.mark.skipif(bool(usable().version("memory")), reason="there are control groups for it")
-def test_without_control_groups_one_command_alone_is_refused() -> None:
-    with pytest.raises(PolicyNotEnforceable, match="control group"):
-        alone("", memory="64M")
-
-
-@pytest.mark.parametrize("limit", [{"memory": "64M"}, {"processes": 20}])
-def test_with_best_effort_what_is_not_held_is_listed(limit: dict[str, object]) -> None:
-    policy = Policy.agent().with_limits(**limit)
-    wrapped = wrap(["true"], policy, backend="namespaces", best_effort=True)
-    listed = [gap.protection for gap in wrapped.enforced.gaps]
-    assert listed == ([] if usable().version("memory") else [f"limits.{name}" for name in limit])
-    assert wrapped.run().returncode == 0

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import http.server
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -12,8 +16,9 @@ import pytest
 
 from staddle import Network, Policy, Sandbox
 from staddle.errors import InvalidCall
+from staddle.linux.tree import descendants
+from tests.cli.staddle_command import environment
 from tests.kernel.waiting import until
-from tests.kernel.zygotes import children
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):
@@ -38,8 +43,11 @@ def server() -> Iterator[int]:
     made.server_close()
 
 
-def sandbox_with(network: Network) -> Sandbox:
-    return Sandbox(policy=Policy.agent().with_network(network))
+def sandbox_with(network: Network, backend: str = "namespaces") -> Sandbox:
+    return Sandbox(policy=Policy.agent().with_network(network), backend=backend, mode="bind")
+
+
+each_backend = pytest.mark.parametrize("backend", ["namespaces", "bwrap"])
 
 
 def fetch(sandbox: Sandbox, url: str) -> tuple[str, int]:
@@ -55,22 +63,45 @@ def test_nothing_is_reached_but_its_own_loopback(server: int) -> None:
         assert until(lambda: fetch(sandbox, "http://127.0.0.1:8000/")[1] == 0)
 
 
-def test_exactly_the_named_ports_of_the_hosts_loopback_are_there(server: int) -> None:
-    with sandbox_with(Network.loopback(ports=[server])) as sandbox:
+@each_backend
+def test_exactly_the_named_ports_of_the_hosts_loopback_are_there(server: int, backend: str) -> None:
+    with sandbox_with(Network.loopback(ports=[server]), backend) as sandbox:
         assert sandbox.enforced.gaps == ()
         assert fetch(sandbox, f"http://127.0.0.1:{server}/") == ("hello from outside\n", 0)
         assert fetch(sandbox, f"http://localhost:{server}/") == ("hello from outside\n", 0)
         assert fetch(sandbox, f"http://127.0.0.1:{server + 1}/")[1] == 7
 
 
-def test_what_is_not_allowed_fails_at_once_and_is_told(server: int) -> None:
-    with sandbox_with(Network.allow("allowed.example:443", "192.0.2.7:80")) as sandbox:
+@each_backend
+def test_what_is_not_allowed_fails_at_once_and_is_told(server: int, backend: str) -> None:
+    with sandbox_with(Network.allow("allowed.example:443", "192.0.2.7:80"), backend) as sandbox:
         assert sandbox.enforced.gaps == ()
         for url in (f"http://127.0.0.1:{server}/", "http://evil.example/", "http://192.0.2.8/"):
             assert fetch(sandbox, url)[1] in (6, 7)
         refused = {event.what for event in sandbox.events() if event.kind == "refused"}
-        assert "evil.example" in refused
+        assert refused == {"evil.example", "192.0.2.8:80"}
+        for _ in range(2):  # each command has its own, however soon after another
+            result = sandbox.run("curl -sS -m 10 http://evil.example/ http://192.0.2.8/ http://192.0.2.8/")
+            assert [event.what for event in result.violations] == ["evil.example", "192.0.2.8:80"]
+            assert {event.who for event in result.violations} == {result.command}
+            assert [event.allow for event in result.violations] == ["evil.example", "192.0.2.8:80"]
         assert "nameserver 127.0.0.53" in sandbox.run("cat /etc/resolv.conf").stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "what"),
+    [
+        ("exec 3<>/dev/tcp/192.0.2.9/80", "192.0.2.9:80"),
+        ("getent hosts evil.example", "evil.example"),
+        ("true", None),
+    ],
+)
+def test_the_first_command_is_told_what_it_was_refused(script: str, what: str | None) -> None:
+    """The gateway may not be there yet when the command has ended."""
+    for _ in range(3):
+        with sandbox_with(Network.allow("allowed.example")) as sandbox:
+            assert [event.what for event in sandbox.run(f"({script})").violations] == ([what] if what else [])
+            assert sandbox.run("true").violations == ()
 
 
 def test_a_name_of_the_list_resolves_and_no_other() -> None:
@@ -81,8 +112,10 @@ def test_a_name_of_the_list_resolves_and_no_other() -> None:
         assert not sandbox.run("getent ahostsv4 other.example").ok
 
 
-def test_a_server_inside_is_reached_from_outside() -> None:
-    with Sandbox() as sandbox:
+@each_backend
+@pytest.mark.parametrize("network", [Network.deny(), Network.allow("allowed.example:443")], ids=str)
+def test_a_server_inside_is_reached_from_outside(backend: str, network: Network) -> None:
+    with sandbox_with(network, backend) as sandbox:
         sandbox.run("echo inside > index.html")
         sandbox.start("python3 -m http.server 8000 --bind 127.0.0.1")
         assert until(lambda: fetch(sandbox, "http://127.0.0.1:8000/")[1] == 0)
@@ -104,12 +137,49 @@ def test_a_network_that_is_the_hosts_needs_no_way_in() -> None:
         sandbox.connect(80)
 
 
-def test_the_gateway_ends_with_the_sandbox(server: int) -> None:
-    sandbox = sandbox_with(Network.loopback(ports=[server]))
-    before = len(children())
+@each_backend
+def test_the_gateway_ends_with_the_sandbox(server: int, backend: str) -> None:
+    sandbox = sandbox_with(Network.loopback(ports=[server]), backend)
+    gateways = [pid for pid in descendants(os.getpid()) if b"staddle/network/__main__" in _command(pid)]
+    assert len(gateways) == 1
     sandbox.close()
-    assert until(lambda: len(children()) < before)
-    assert not any(b"staddle/network/__main__" in _command(pid) for pid in children())
+    assert until(lambda: not any(_command(pid) for pid in gateways))
+
+
+HOST_PROGRAM = """
+import sys, time
+from staddle import Network, Policy, Sandbox
+policy = Policy.agent().with_network(Network.allow("allowed.example"))
+sandbox = Sandbox(policy=policy, backend=sys.argv[1], mode="bind")
+sandbox.start("sleep 1000")
+sandbox.expose(8000)
+print("open", flush=True)
+time.sleep(1000)
+"""
+
+
+@each_backend
+def test_nothing_is_left_when_the_host_program_is_killed(backend: str) -> None:
+    words = [sys.executable, "-c", HOST_PROGRAM, backend]
+    with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout
+        assert program.stdout.readline() == "open\n"
+        everything = descendants(program.pid)
+        assert any(b"network/__main__" in _command(pid) for pid in everything)
+        program.kill()
+    assert until(lambda: not any(_command(pid) for pid in everything))
+
+
+@each_backend
+def test_when_the_gateway_is_killed_nothing_goes_out_any_more(server: int, backend: str) -> None:
+    with sandbox_with(Network.loopback(ports=[server]), backend) as sandbox:
+        url = f"http://127.0.0.1:{server}/"
+        assert fetch(sandbox, url) == ("hello from outside\n", 0)
+        (gateway,) = (pid for pid in descendants(os.getpid()) if b"network/__main__" in _command(pid))
+        os.kill(gateway, signal.SIGKILL)
+        assert until(lambda: not _command(gateway))
+        assert fetch(sandbox, url)[1] == 7
+        assert sandbox.run("echo still there").stdout == "still there\n"
 
 
 def _command(pid: int) -> bytes:

@@ -60,6 +60,23 @@ def test_the_three_streams_are_the_commands_own(sandbox: Sandbox) -> None:
     assert (done.stdout, done.stderr, done.returncode) == (data, b"problem\n", 0)
 
 
+@pytest.mark.parametrize("who", [{"uid": 0}, {"user": "ada", "uid": 1500, "host": "box"}])
+def test_the_command_is_who_it_is_said_to_be(sandbox: Sandbox, who: dict[str, object]) -> None:
+    text = "id -un; id -u; uname -n; grep -c '^Cap.*0000000000000000' /proc/self/status; ls -A ~"
+    done = sandbox.run(["bash", "-c", text], identity=who)
+    expected = f"{who.get('user', 'root')}\n{who['uid']}\n{who.get('host', 'sandbox')}\n5\n"
+    assert done.stdout.decode().startswith(expected), done.stderr
+    assert b".bashrc" in done.stdout
+
+
+def test_the_system_inside_may_be_another(sandbox: Sandbox) -> None:
+    base = f"{sandbox.place()}/base"
+    make = f"mkdir -p {base}/etc; echo other > {base}/etc/issue; for d in bin lib lib64; do ln -s usr/$d {base}; done"
+    sandbox.unconfined(["sh", "-c", make])
+    done = sandbox.run(["bash", "-c", "cat /etc/issue; id -un"], base=base, read=["/usr"])
+    assert done.stdout == b"other\nuser\n", done.stderr
+
+
 def test_a_reader_that_goes_away_ends_the_command(sandbox: Sandbox) -> None:
     process = sandbox.popen(["sh", "-c", "yes; echo $? >&2"])
     assert process.stdout is not None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from staddle.session import layering
 from staddle.zygote import client
 from tests.kernel.in_a_child import ROOT, SRC, python
 from tests.kernel.waiting import until
@@ -156,6 +157,7 @@ def _there() -> dict[str, int]:
             "processes": len(children()),
             "descriptors": len(os.listdir("/proc/self/fd")),
             "mounts": len(mounts.readlines()),
+            "layers": sum(len(os.listdir(store.path)) for store in layering._stores),
         }
 
 

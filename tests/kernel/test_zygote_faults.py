@@ -53,6 +53,16 @@ def test_no_call_may_fail(swept: dict[str, Any], request: pytest.FixtureRequest)
     assert [run for run in runs if run["next"] != "it ran\n"] == []
 
 
+def test_no_call_of_a_command_that_becomes_root_may_fail(tmp_path: Path) -> None:
+    runs = sweep(str(tmp_path), program="zygote_faults", parts=["of_a_root"])["runs"]
+    kinds = {run["failed"].split(" ")[0] for run in runs}
+    own = {"setns"} if os.geteuid() == 0 else {"unshare", "write"}
+    assert {"prctl", "capset", "seccomp", "execve", *own} <= kinds
+    assert [run for run in runs if run["out"] or not run["why"] or run["left"]] == []
+    assert [run for run in runs if run["error"] not in ("ended with 125", "ended with 126")] == []
+    assert [run for run in runs if run["next"] != "it ran\n"] == []
+
+
 # ---------------------------------------------------------------- those that were made ahead
 
 
@@ -68,7 +78,10 @@ def waiting() -> Iterator[list[int]]:
 
 
 def _below(zygote: handle.Zygote) -> list[int]:
-    pid = zygote._process.pid
+    return [pid for maker in _children(zygote._process.pid) for pid in _children(maker)]
+
+
+def _children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
@@ -79,6 +92,18 @@ def test_a_sandbox_that_ended_while_it_waited_is_not_handed_out(waiting: list[in
     sandbox = opened()
     assert output(sandbox, "echo", "there") == ("there\n", 0)
     close(sandbox)
+
+
+def test_a_zygote_ends_with_the_process_that_makes_its_sandboxes(waiting: list[int]) -> None:
+    found = next(zygote for zygote in client._zygotes.values() if not zygote.live)
+    (maker,) = _children(found._process.pid)
+    os.kill(maker, signal.SIGKILL)
+    assert until(lambda: not children() & set(waiting)), "its sandboxes are still there"
+    for _ in range(client._SPARES + 1):  # the first ones it may still know as ready
+        sandbox = opened()
+        assert output(sandbox, "echo", "there") == ("there\n", 0)
+        close(sandbox)
+    assert found._process.poll() is not None, "it is still there"
 
 
 def test_a_zygote_that_does_not_answer_is_not_waited_for(waiting: list[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,3 +30,30 @@ def with_argument(mark: str) -> list[int]:
         if mark.encode() in words:
             found.append(int(name))
     return found
+
+
+def as_soon_as(ready: Callable[[], object], then: Callable[[], object]) -> None:
+    """Do it, in a thread, when it is so; never, when that does not come to be."""
+
+    def watch() -> None:
+        if until(ready):
+            then()
+
+    threading.Thread(target=watch).start()
+
+
+class JumpingClock:
+    """Stands for the module `time`: far in the future from the moment that `ready` is true.
+
+    A command gets all the time that it needs to come so far, and then none.
+    """
+
+    def __init__(self, ready: Callable[[], bool]) -> None:
+        self._ready, self._is_ready = ready, False
+
+    def monotonic(self) -> float:
+        self._is_ready = self._is_ready or self._ready()
+        return time.monotonic() + (1000.0 if self._is_ready else 0.0)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(time, name)

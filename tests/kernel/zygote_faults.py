@@ -25,7 +25,7 @@ from staddle.errors import StaddleError
 from staddle.layers import removal
 from staddle.linux import process
 from staddle.policy.network import Network
-from staddle.session import layering, opening
+from staddle.session import arguments, layering, opening
 from staddle.zygote import client
 from tests.kernel.faults import WATCHED as USUAL
 from tests.kernel.faults import Call, Watch, places, watched
@@ -54,10 +54,10 @@ class HostProgram:
 
     def __init__(self, asked: dict[str, Any]) -> None:
         self._others = 0
-        self._made = Path(asked["place"], "made")
+        self._made, self._root = Path(asked["place"], "made"), "of_a_root" in asked.get("parts", ())
         client._SPARES = 0  # nothing is made ahead: whatever happens, happens for whom we open one
         network = getattr(Network, asked.get("network", "deny"))()
-        self._settings = opening.settings(
+        self._settings = arguments.settings(
             asked["place"],
             Policy.agent().with_network(network).with_limits(**asked.get("limits", {})),
             backend="namespaces",
@@ -77,7 +77,7 @@ class HostProgram:
         try:
             sandbox = opening.open_agent(self._settings)
             try:
-                said |= _command(sandbox)
+                said |= _command(sandbox, root=self._root)
             finally:
                 close(sandbox)
         except StaddleError as error:
@@ -91,7 +91,7 @@ class HostProgram:
 
     def there(self) -> dict[str, Any]:
         """What is there of us, once nothing changes any more."""
-        wanted = len(client._zygotes) + self._others
+        wanted = 2 * len(client._zygotes) + self._others  # each with who makes its sandboxes
         if not until(lambda: len(children()) <= wanted, 5):
             self._others += len(children()) - wanted  # that is a difference, but not one for each time
         found = {
@@ -117,7 +117,7 @@ class HostProgram:
             client._zygotes.popitem()[1].close()
 
 
-def _command(sandbox: opening.Opened) -> dict[str, Any]:
+def _command(sandbox: opening.Opened, *, root: bool) -> dict[str, Any]:
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
         started = sandbox.link.spawn(
@@ -125,6 +125,7 @@ def _command(sandbox: opening.Opened) -> dict[str, Any]:
             sandbox.environment,
             sandbox.directory,
             stdio=(reading, writing, writing),
+            root=root,
         )
         code = started.wait(20)
         started.close()
@@ -189,7 +190,8 @@ class Sweep:
         before = self.tell("there")
         made = whole["calls"][ZYGOTE]
         begin = made.index("execve")
-        faults = [(ZYGOTE, at) for at in places(made, begin, made.index("socketpair"))]
+        chosen = places(made, begin, made.index("fork", begin) + 1)
+        faults = [(ZYGOTE, at) for at in chosen if made[at] != "openat2"]  # for a lock that need not be there
         faults += [(ZYGOTE, at) for at in places(made, 0, begin) if made[at] != "close_range"]
         faults += _of_the_host(whole["calls"][HOST])
         runs = []
@@ -214,6 +216,8 @@ class Sweep:
             chosen = places(made, 0, len(made))
             if who == ZYGOTE and "openat2" in made:  # first for a lock that need not be there
                 chosen.remove(made.index("openat2"))
+            if who == ZYGOTE:  # when it has answered; and again before the next
+                chosen = [at for at in chosen if made[at] != "umount2"]
             faults += [(who, at) for at in chosen]
         for who in (shell, command):  # the same steps: for the command a few will do
             made = whole["calls"][who]
@@ -226,6 +230,24 @@ class Sweep:
             run["next"] = self.attempt(None)["out"]
             runs.append({"who": fail[0], **run, "left": _difference(before, self.tell("there"))})
         assert self.tell("zygote") == self._zygote, "the fork server was replaced"
+        return runs
+
+    def of_a_root(self) -> list[dict[str, Any]]:
+        """Calls of a command that becomes the sandbox's root."""
+        self.attempt(None)
+        self._zygote = self.tell("zygote")
+        whole = self.attempt(None)
+        assert whole["out"] == "it ran\n", whole
+        before = self.tell("there")
+        command = max(who for who, made in enumerate(whole["calls"]) if "seccomp" in made)
+        made = whole["calls"][command]
+        runs = []
+        for at in places(made, 0, made.index("execve") + 1):
+            if made[at] == "setsid" and at != made.index("setsid"):
+                continue  # it is the leader of a session already
+            run = self.attempt((command, at))
+            run["next"] = self.attempt(None)["out"]
+            runs.append({"who": command, **run, "left": _difference(before, self.tell("there"))})
         return runs
 
     def end(self) -> None:

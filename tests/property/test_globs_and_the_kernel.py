@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staddle import LocalEnvironment
+from staddle.environment import shell
 from staddle.environment.globs import Glob
+from staddle.environment.writable import parse
 from staddle.errors import PathNotAllowed
 from tests.property.reference_globs import Glob as Tokens
 from tests.property.reference_globs import globs, reference, text_of
@@ -96,6 +98,73 @@ def test_file_tools_shell_and_definition_agree(
                 assert should or not may or any(below(name, place) for place in said), name
 
 
+#: Writes or removes each path, whatever it takes.
+CHANGES = """
+for change; do
+    path="${change#?}"
+    case "$change" in
+        +*) mkdir -p "$(dirname "$path")"; echo new > "$path";;
+        -*) rm "$path";;
+    esac
+done
+"""
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    several=st.lists(globs(LETTERS), min_size=1, max_size=3),
+    tree=trees,
+    places=st.lists(paths, min_size=4, max_size=8),
+    choices=st.lists(st.booleans(), min_size=16, max_size=16),
+)
+def test_in_a_layer_they_leave_the_same(
+    several: list[Tokens], tree: list[list[str]], places: list[list[str]], choices: list[bool]
+) -> None:
+    texts = [text_of(glob) for glob in several]
+    with tempfile.TemporaryDirectory() as work, tempfile.TemporaryDirectory() as twin:
+        plant(work, tree)
+        plant(twin, tree)
+        names: list[str] = []
+        for place in [*places, *tree]:
+            name = "/".join(place)
+            if could_be_a_file(work, place) and not any(below(name, o) or below(o, name) for o in names):
+                names.append(name)
+        changes = [
+            ("-" if remove and Path(work, name).exists() else "+") + name
+            for name, remove in zip(names, choices, strict=False)
+        ]
+        with LocalEnvironment(work, texts, backend="namespaces") as env:
+            assert env.limits() == ()
+            in_a_layer = shell.division(env._root, parse(texts))[1]  # else the kernel refuses at once
+            result = env.exec_command("sh", ["-c", CHANGES, "sh", *changes])
+            assert result.exit_code == 0 or not in_a_layer, result
+            told = {os.path.relpath(event.what, work) for event in result.violations}
+        refused = {name for name in names if not any(reference(g, name.split("/")) for g in several)}
+        with LocalEnvironment(twin, texts) as env:
+            for change in changes:
+                try:
+                    if change[0] == "-":
+                        env.remove_file(change[1:])
+                    else:
+                        env.write_file(change[1:], "new\n")
+                except PathNotAllowed:
+                    assert change[1:] in refused
+                else:
+                    assert change[1:] not in refused
+        assert snapshot(work) == snapshot(twin)
+        # A glob can also name a directory, which no tool makes for itself; and it needs those above it.
+        more = directories(work) - directories(twin)
+        named = {name for name in more if any(reference(glob, name.split("/")) for glob in several)}
+        assert all(any(below(name, place) for name in named) for place in more)
+        # Each by its name; and directories that were made for them, and for nothing that stays.
+        assert {name for name in told if name in names} == (refused if in_a_layer else set())
+        assert all(any(below(name, place) for name in refused) for place in told)
+
+
+def directories(root: str) -> set[str]:
+    return {os.path.relpath(path, root) for path in Path(root).rglob("*") if path.is_dir()}
+
+
 def writable_by_a_tool(root: str, texts: list[str], name: str) -> bool:
     """Whether write_file takes it; `root` is as it was afterwards."""
     old = Path(root, name).exists()
@@ -116,9 +185,9 @@ def writable_by_a_tool(root: str, texts: list[str], name: str) -> bool:
     return True
 
 
-def snapshot(root: str) -> set[str]:
+def snapshot(root: str) -> set[tuple[str, str]]:
     return {
-        os.path.relpath(os.path.join(directory, name), root)
+        (os.path.relpath(os.path.join(directory, name), root), Path(directory, name).read_text())
         for directory, _, files in os.walk(root)
         for name in files
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from staddle._value import Value
@@ -100,3 +102,11 @@ def test_as_dict_is_plain_data_all_the_way_down() -> None:
 
     box = Box(({"a": Point(1)}, [Point(2)], frozenset({3})))
     assert box.as_dict() == {"items": [{"a": {"x": 1, "y": 2}}, [{"x": 2, "y": 2}], [3]]}
+
+
+def test_a_hash_is_not_taken_along_to_another_process() -> None:
+    before = Point(1, 2)
+    assert hash(before) == hash(Point(1, 2))
+    again = pickle.loads(pickle.dumps(before))  # noqa: S301 - our own
+    assert again == before
+    assert "_hash" not in vars(again)

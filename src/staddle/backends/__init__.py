@@ -21,6 +21,7 @@ _CLASSES = {
     "native": ("native", "Native"),
 }
 NAMES = tuple(_CLASSES)
+_LAYERED = "namespaces"
 
 _made: dict[str, Backend] = {}
 
@@ -69,12 +70,17 @@ def choose(plan: Plan, name: str = "auto", *, best_effort: bool = False) -> tupl
     an error. `auto` takes the strongest backend that leaves no gap at all. With
     `best_effort` gaps are recorded instead of raised, but some backend must confine.
     """
+    if plan.layers:
+        name = _with_layers(name)
     if name != "auto":
         return _named(plan, name, best_effort)
     refused: list[str] = []
     usable: list[tuple[Backend, tuple[Gap, ...]]] = []
     fixes: list[str] = []
     for candidate in candidates():
+        if plan.base and candidate in _IN_PLACE:
+            refused.append(f"{candidate}: it cannot use a base")
+            continue
         backend = get(candidate)
         probe = backend.probe()
         if not probe.usable:
@@ -108,8 +114,25 @@ def choose(plan: Plan, name: str = "auto", *, best_effort: bool = False) -> tupl
     )
 
 
+def _with_layers(name: str) -> str:
+    """Where changes go to a layer, it is the one backend that has them, or none: never the host instead."""
+    if name not in ("auto", _LAYERED):
+        raise PolicyNotEnforceable(f"the {name} backend has no layers", fix=f"use {_LAYERED}")
+    return _LAYERED
+
+
+#: Those that show every directory at its own place: what a base has at a path is not what the host has.
+_IN_PLACE = ("landlock", "seatbelt", "native")
+
+
 def _named(plan: Plan, name: str, best_effort: bool) -> tuple[Backend, Enforcement]:
     backend = get(name)
+    if plan.base and name in _IN_PLACE:  # never less: the command would run on the host's own system
+        raise PolicyNotEnforceable(
+            f"the {name} backend cannot use the base {plan.base!r}",
+            why="it shows every directory at its own place",
+            fix="use the namespaces or bwrap backend",
+        )
     probe: Probe = backend.probe()
     if not probe.usable:
         raise BackendUnavailable(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Protocol
 
-    from ..limits.group import Group
+    from ..limits.alone import Alone
     from ..limits.holding import Held
     from ..network.told import Told
     from ..policy.plan import Plan
@@ -37,7 +37,7 @@ PROTECTIONS: dict[str, str] = {
     "guard": "protected names below a writable path cannot be changed",
     "tmp": "/tmp, /dev/shm and the home directory are private and gone afterwards",
     "network": "the network is exactly what the policy says",
-    "sockets": "no UNIX socket of the host can be reached but those granted by name or with their directory",
+    "sockets": "no UNIX socket of the host can be reached but those granted by name (see 'Files you grant')",
     "processes": "no process of the host can be seen",
     "signals": "no process of the host can be signalled, traced or slowed down",
     "ipc": "no shared memory, semaphore or message queue of the host can be reached",
@@ -91,8 +91,8 @@ class Launch(Value):
     `here`, where there is one, starts the same as a child of this process instead of `argv`:
     for a small program of ours with a single thread. It calls its argument in the child
     before anything else, and returns the child's pid. `told`, where there is a network gateway,
-    is what it tells: to be read while the command runs, and finished at the end. `group` are the
-    control groups that it enters: to be closed at the end.
+    is what it tells: to be read while the command runs, and finished at the end. `limited` is what
+    holds its limits where those take more than its own process: to be closed at the end.
     """
 
     argv: tuple[str, ...]
@@ -106,7 +106,7 @@ class Launch(Value):
     uid: int | None = None
     here: Callable[[Callable[[], None]], int] | None = None
     told: Told | None = None
-    group: Group | None = None
+    limited: Alone | None = None
 
 
 class Enforcement(Value):
@@ -116,7 +116,7 @@ class Enforcement(Value):
     held: tuple[str, ...]
     gaps: tuple[Gap, ...]
     why: str = ""
-    #: By what each limit of the policy is held, in a session.
+    #: By what each limit of the policy is held, where a sandbox as a whole is limited.
     limits: tuple[Held, ...] = ()
 
     @classmethod

@@ -11,9 +11,10 @@ import select
 import time
 
 from ..lifeline import Lifeline
+from ..policy.identity import Identity
 from ..policy.limits import Limits
 from ..policy.network import Network
-from ..policy.plan import Grant, Identity, Link, Plan, Scratch, Variable
+from ..policy.plan import Grant, Link, Plan, Scratch, Variable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ def filter_profile(plan: Plan) -> str:
 
 def landlock_profile(plan: Plan) -> str:
     """The same without namespaces: sockets are decided about too."""
-    profile = "landlock-open" if plan.network.mode == "open" else "landlock"
+    profile = {"open": "landlock-open", "deny": "landlock"}.get(plan.network.mode, "landlock-tcp")
     # Where the host's directories can be written, no setuid file may be left there.
     return profile + ("-nosuid" if any(grant.access == "write" for grant in plan.grants) else "")
 

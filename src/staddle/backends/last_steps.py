@@ -19,13 +19,18 @@ if TYPE_CHECKING:
     from ..policy.plan import Plan
 
 
-def instructions(plan: Plan, command: Sequence[str], scopes: Iterable[str] = ()) -> Instructions:
-    """Limits, Landlock's `scopes`, the filter, exec."""
+def instructions(
+    plan: Plan,
+    command: Sequence[str],
+    scopes: Iterable[str] = (),
+    more: Iterable[tuple[str, int, int]] = (),
+) -> Instructions:
+    """Limits, and `more` of them as `rlimits` has them; Landlock's `scopes`, the filter, exec."""
     return Instructions(
         argv=tuple(os.fsencode(word) for word in command),
         environment=tuple(os.fsencode(f"{name}={value}") for name, value in plan.environment().items()),
         directory=os.fsencode(plan.cwd),
-        rlimits=tuple((resource, most, most) for _, resource, most in rlimits(plan.limits)),
+        rlimits=tuple((resource, most, most) for _, resource, most in (*rlimits(plan.limits), *more)),
         # Nothing outside can be named from inside; these hold where the network is shared.
         scoped=landlock.bits(scopes, "scope"),
         filter=program(filter_profile(plan)),

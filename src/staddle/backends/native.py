@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 from .base import PROTECTIONS, Gap, Launch, Probe, Step
+from .shortfalls import identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,8 +41,9 @@ class Native:
             for name in _LIMITS
             if getattr(plan.limits, name) is not None
         ]
-        return tuple(
-            Gap(name, why, "choose another backend", documented=True) for name, why in promises + asked
+        return (
+            *(Gap(name, why, "choose another backend", documented=True) for name, why in promises + asked),
+            *identity("native", plan, documented=True),
         )
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:

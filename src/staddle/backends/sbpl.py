@@ -123,19 +123,22 @@ def spellings(path: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((path, plain, real) + (() if plain == "/" else (_DATA_VOLUME + real,))))
 
 
-def profile(plan: Plan, private: str) -> str:
-    """The whole profile: what `plan` grants, and the directory `private` that is this run's own."""
-    return "".join(write(rule) + "\n" for rule in rules(plan, private))
+def profile(plan: Plan, private: str, proxy: int = 0) -> str:
+    """The whole profile: what `plan` grants, and the directory `private` that is this run's own.
+
+    `proxy` is the port of its proxy, for a list of hosts.
+    """
+    return "".join(write(rule) + "\n" for rule in rules(plan, private, proxy))
 
 
-def rules(plan: Plan, private: str) -> tuple[Rule, ...]:
+def rules(plan: Plan, private: str, proxy: int = 0) -> tuple[Rule, ...]:
     """The profile as data, in the order in which it is written."""
     made: list[Rule] = [
         *_base(),
         *_traversal(plan, private),
         *_grants(plan),
         ("allow", *_READ, *_WRITE, *_subpaths([private])),
-        *_network(plan),
+        *_network(plan, proxy),
         *_sockets(plan, private),
     ]
     # From here on only denials: whatever is added above cannot open one of these again.
@@ -222,15 +225,19 @@ _GRANT_RULE: dict[str, Rule] = {
 }
 
 
-def _network(plan: Plan) -> Iterator[Rule]:
+def _network(plan: Plan, proxy: int) -> Iterator[Rule]:
     if plan.network.mode == "open":
         anywhere = b"*:*"
         yield ("allow", "network-outbound", ("remote", "ip", anywhere))
         yield ("allow", "network-bind", "network-inbound", ("local", "ip", anywhere))
         yield ("allow", "network-outbound", *_literals([RESOLVER_SOCKET]))
         yield ("allow", "mach-lookup", *(("global-name", name.encode()) for name in NETWORK_SERVICES))
-    elif plan.network.mode == "loopback":
-        yield ("allow", "network-outbound", ("remote", "ip", b"localhost:*"))
+        return
+    # The loopback is the host's: what is not named there cannot be connected to, own servers included.
+    named = (proxy,) if plan.network.mode == "allow" and proxy else plan.network.ports
+    for port in named:
+        yield ("allow", "network-outbound", ("remote", "ip", f"localhost:{port}".encode()))
+    if plan.network.mode == "loopback":
         yield ("allow", "network-bind", "network-inbound", ("local", "ip", b"localhost:*"))
 
 
@@ -239,6 +246,8 @@ def _sockets(plan: Plan, private: str) -> Iterator[Rule]:
     own = [private] + [grant.path for grant in plan.grants if grant.access == "write"]
     yield ("allow", "system-socket", ("socket-domain", "AF_UNIX"))
     yield ("allow", "network-bind", "network-outbound", *_subpaths(own))
+    if plan.closed:
+        yield ("deny", "network-outbound", *_literals([socket.path for socket in plan.closed]))
     if plan.sockets:
         yield ("allow", "network-outbound", *_literals([socket.path for socket in plan.sockets]))
 

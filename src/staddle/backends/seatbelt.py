@@ -21,18 +21,24 @@ import contextlib
 import os
 import sys
 
-from ..errors import BackendUnavailable, LaunchFailed
-from ..policy.plan import Grant, Identity, Plan
+from ..errors import BackendUnavailable, LaunchFailed, PolicyError
+from ..policy.identity import Identity
+from ..policy.plan import Grant, Plan
 from . import sbpl
 from .base import Gap, Launch, Probe, Step
+from .gateways import nobody_asks
+from .shortfalls import identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 #: By its full name: a program of that name elsewhere on the PATH is not it.
 SANDBOX_EXEC = "/usr/bin/sandbox-exec"
 LAUNCHER = os.path.join(os.path.dirname(__file__), "seatbelt_launcher.py")
+PROXY = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "network", "proxy.py"))
+#: What fits into a pipe before anybody reads it; and what stands for a port that is chosen at the start.
+_LONGEST_SETTINGS, _EXAMPLE_PORT = 8192, 1
 #: A command line may hold a mebibyte on macOS, the environment included.
 PROFILE_LIMIT = 768 * 1024
 
@@ -68,10 +74,7 @@ class Seatbelt:
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
         """What macOS cannot hold; all of it is documented but what this plan asks for on top."""
         found = [Gap(name, why, documented=True) for name, why in _DOCUMENTED.items()]
-        if plan.network.mode == "loopback":
-            found.append(Gap("network", "macOS has one loopback: that of the host", "use Network.deny()"))
-        if plan.network.mode == "allow":
-            found.append(Gap("network", "a list of hosts cannot be held by a profile", "use Network.deny()"))
+        found += _network_gaps(plan)
         if os.geteuid() == 0:
             found.append(
                 Gap("capabilities", "run by root, the command stays root", "run staddle as an ordinary user")
@@ -81,11 +84,11 @@ class Seatbelt:
             for name in ("memory", "cpu", "processes", "disk")
             if getattr(plan.limits, name) is not None
         ]
-        return tuple(found)
+        return (*found, *identity("seatbelt", plan))
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
         """The profile, rule by rule; the name of the private directory is chosen at the start."""
-        made = [Step(sbpl.write(rule), "profile") for rule in sbpl.rules(plan, _example())]
+        made = [Step(sbpl.write(rule), "profile") for rule in sbpl.rules(plan, _example(), _EXAMPLE_PORT)]
         where = ", ".join(scratch.path for scratch in plan.scratch)
         return (
             Step(f"private directories in place of {where or 'nothing'}", "seatbelt"),
@@ -111,9 +114,73 @@ class Seatbelt:
         return launch(plan, command, private)
 
 
+def _network_gaps(plan: Plan) -> Iterator[Gap]:
+    """What of the network does not hold. More than the policy says is never reached."""
+    yield from nobody_asks("seatbelt", plan)
+    if plan.network.mode not in ("loopback", "allow"):
+        return
+    why = "macOS has one loopback, that of the host: no server inside can be connected to from there"
+    yield Gap("network", why, "use Network.deny()")
+    if plan.network.mode == "allow":
+        why = "hosts are reached through a proxy, by programs that heed HTTP_PROXY and HTTPS_PROXY only"
+        yield Gap("network", why, "use Network.deny()")
+    for rule in plan.network.rules:
+        if rule.protocol == "udp" and not rule.deny:
+            yield Gap("network", f"{rule} cannot be reached: a proxy carries no UDP", f"leave {rule} out")
+
+
 def launch(plan: Plan, command: Sequence[str], private: str, sandbox: str = SANDBOX_EXEC) -> Launch:
     """The launch for a private directory of that name, which does not exist yet."""
-    text = sbpl.profile(plan, private)
+    proxy = _Proxy(plan)
+    try:
+        return _launch(plan, command, private, sandbox, proxy)
+    except BaseException:
+        proxy.close()
+        raise
+
+
+class _Proxy:
+    """The proxy of a launch, which its launcher will start: where it listens, and what it is told."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Nothing at all for a policy without a list of hosts."""
+        self.port = 0
+        self.words: tuple[str, ...] = ("-", "-", "-")
+        self.variables: dict[str, str] = {}
+        self.descriptors: tuple[int, ...] = ()
+        if plan.network.mode != "allow":
+            return
+        import _socket
+
+        word = os.urandom(16).hex()
+        settings = "\n".join([word, *map(str, plan.network.rules)]).encode()
+        if len(settings) > _LONGEST_SETTINGS:
+            raise PolicyError(
+                "the allow list is too long for the proxy",
+                why=f"its {len(plan.network.rules)} entries have more than {_LONGEST_SETTINGS} bytes",
+                fix="use wildcards and networks",
+            )
+        listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(128)
+        self.port = listener.getsockname()[1]
+        read, write = os.pipe()
+        os.write(write, settings)
+        os.close(write)
+        self.descriptors = (listener.detach(), read)
+        self.words = (*map(str, self.descriptors), PROXY)
+        address = f"http://staddle:{word}@127.0.0.1:{self.port}"
+        names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+        self.variables = {spelling: address for name in names for spelling in (name, name.lower())}
+
+    def close(self) -> None:
+        """Let go of our copies."""
+        for fd in self.descriptors:
+            _close(fd)
+
+
+def _launch(plan: Plan, command: Sequence[str], private: str, sandbox: str, proxy: _Proxy) -> Launch:
+    text = sbpl.profile(plan, private, proxy.port)
     if len(os.fsencode(text)) > PROFILE_LIMIT:
         raise LaunchFailed(
             "the profile is too long for a command line",
@@ -124,20 +191,27 @@ def launch(plan: Plan, command: Sequence[str], private: str, sandbox: str = SAND
     limits = plan.limits
     argv = [sys.executable, "-I", "-S", LAUNCHER, str(theirs), private, _moved(plan, private, plan.cwd)]
     argv += [str(value) if value is not None else "-" for value in (limits.file_size, limits.open_files)]
+    argv += proxy.words
     argv += [str(len(plan.scratch)), *(f"{scratch.mode:o}:{scratch.path}" for scratch in plan.scratch)]
     argv += [sandbox, "-p", text, "--", *command]
     env = {name: _moved(plan, private, value) for name, value in plan.environment().items()}
     env.setdefault("HOME", private)
     env.setdefault("TMPDIR", private)
+    env.update(proxy.variables)
+
+    def close() -> None:
+        _close(theirs)
+        proxy.close()
+
     return Launch(
         argv=tuple(argv),
         env=env,
         cwd="/",
-        pass_fds=(theirs,),
+        pass_fds=(theirs, *proxy.descriptors),
         status=status,
         failure=lambda said: said.decode("utf-8", "replace") or None,
         relays=True,
-        close=lambda: _close(theirs),
+        close=close,
     )
 
 

@@ -1,10 +1,12 @@
 """Started by the seatbelt backend: makes the private directories, runs the command, removes them.
 
-    launcher.py STATUS_FD PRIVATE CWD FILE_SIZE OPEN_FILES COUNT MODE:PATH... COMMAND...
+    launcher.py STATUS_FD PRIVATE CWD FILE_SIZE OPEN_FILES LISTENER SETTINGS PROXY COUNT MODE:PATH...
+        COMMAND...
 
 Runs outside the sandbox with the rights of the user, and reads nothing that comes from
 inside. It is a file of its own, started with `-I -S`, so that it needs no import of ours.
-What it cannot set up it says on STATUS_FD, and then the command does not start.
+What it cannot set up it says on STATUS_FD, and then the command does not start. PROXY is a program that
+is given the descriptors LISTENER and SETTINGS, and ends with this one; `-` where there is none.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ def main(argv: list[str]) -> int:
     # Until someone can receive them: a signal now must not leave the directory behind.
     signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     status, private, cwd, file_size, open_files = int(argv[0]), *argv[1:5]
-    count = int(argv[5])
-    directories, command = argv[6 : 6 + count], argv[6 + count :]
+    proxy, count = argv[5:8], int(argv[8])
+    directories, command = argv[9 : 9 + count], argv[9 + count :]
     try:
         os.mkdir(private, 0o700)  # fails when the name exists: then it was not made for us
     except OSError as error:
@@ -36,6 +38,7 @@ def main(argv: list[str]) -> int:
             mode, _, path = item.partition(":")
             os.makedirs(private + path, exist_ok=True)
             os.chmod(private + path, int(mode, 8) & 0o777)
+        _start_proxy(*proxy)
         os.chdir(cwd)
         return _run(status, command, (file_size, open_files), parent)
     except OSError as error:
@@ -67,6 +70,29 @@ def _run(status: int, command: list[str], limits: tuple[str, str], parent: int) 
         # Twice a second is often enough to notice that whoever started us is gone.
         if select.select([woken], [], [], 0.5)[0]:
             os.read(woken, 512)
+
+
+def _start_proxy(listener: str, settings: str, program: str) -> None:
+    """Start the proxy, which ends when the pipe does whose other end only we hold: with us."""
+    if program == "-":
+        return
+    lifeline, _ours = os.pipe()
+    given = [int(listener), int(settings), lifeline]
+    if os.fork() == 0:
+        try:
+            os.setsid()  # Ctrl-C is for the command, not for its network
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            null = os.open(os.devnull, os.O_RDWR)
+            for stream in range(3):  # they are the command's: whoever reads them waits for its end only
+                os.dup2(null, stream)
+            for fd in given:
+                os.set_inheritable(fd, True)
+            words = [sys.executable, "-I", "-S", program, *map(str, given)]
+            os.execv(words[0], words)  # noqa: S606 - no shell, on purpose
+        finally:
+            os._exit(125)
+    for fd in given:
+        os.close(fd)
 
 
 def _become(status: int, command: list[str], limits: tuple[str, str]) -> None:

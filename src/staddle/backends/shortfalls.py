@@ -6,6 +6,7 @@ as it is called in a sentence.
 
 from __future__ import annotations
 
+from . import gateways
 from .base import Gap
 
 TYPE_CHECKING = False
@@ -22,22 +23,15 @@ _SCOPES_SINCE = 6
 
 
 def of_a_fresh_root(
-    who: str,
-    plan: Plan,
-    layout: Layout,
-    stranger: int | None,
-    scopes: Callable[[], bool],
-    *,
-    gateway: bool = False,
+    plan: Plan, layout: Layout, stranger: int | None, scopes: Callable[[], bool]
 ) -> Iterator[Gap]:
     """What a sandbox with a root and a network namespace of its own, and nothing else, does not hold.
 
     `stranger` is the id that root's sandbox runs as; `scopes` says whether Landlock is put on
-    against abstract sockets where the network is shared; `gateway`, whether something dials for it.
+    against abstract sockets where the network is shared.
     """
     yield from unheld(layout)
-    if not gateway:
-        yield from all_or_nothing(who, plan)
+    yield from gateways.gaps(plan)
     if plan.network.mode == "open" and not scopes():
         yield Gap(
             "sockets",
@@ -62,15 +56,14 @@ def unheld(layout: Layout) -> Iterator[Gap]:
         )
 
 
-def all_or_nothing(who: str, plan: Plan) -> Iterator[Gap]:
-    """Networks that are neither none, nor one's own loopback, nor the host's."""
-    mode, ports = plan.network.mode, plan.network.ports
-    if mode == "allow" or (mode == "loopback" and ports):
-        what = "a list of hosts" if mode == "allow" else "the host's loopback ports"
+def identity(who: str, plan: Plan, *, documented: bool = False) -> Iterator[Gap]:
+    """Names and numbers that `who` cannot give to a command."""
+    if not plan.identity.is_usual:
         yield Gap(
-            "network",
-            f"{who} cannot hold {what}: it has all of the network or none",
-            "use the namespaces backend, or Network.deny()",
+            "identity",
+            f"{who} changes neither the user nor the host's name: the command is who started it",
+            "choose namespaces or bwrap, or leave the identity out",
+            documented,
         )
 
 

@@ -23,6 +23,7 @@ _COMMANDS = {
     "snapshot": "remember a kept sandbox as it is now",
     "restore": "go back to a snapshot of a kept sandbox",
     "sessions": "list kept sandboxes, or remove one",
+    "base": "keep root file systems for sandboxes, made of images",
     "explain": "print what a run would be allowed, line by line, and run nothing",
     "doctor": "show what this host can enforce, and how to get the rest",
     "jail": "let a coding agent work on a git worktree, and review what it did",

@@ -6,6 +6,7 @@ import sys
 
 from ..display import shown
 from ..errors import CommitRefused, LayerError, UsageError
+from ..policy.workspace import PLACE
 from ..session.kept import Kept
 from .kept import begin, below, counted, named, print_json, progress, row
 from .options import Option
@@ -100,7 +101,7 @@ def _commit(
         print("nothing to commit")
         return 0
     if not yes:
-        print_paged([*map(row, session.diff(paths)), *_notes(found)])
+        print_paged([*map(row, session.diff(None if paths is None else {PLACE: paths})), *_notes(found)])
         if not _agreed(len(found.taken), session.workspace):
             print("nothing was done")
             return 1

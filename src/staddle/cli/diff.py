@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from math import ceil
 
 from ..display import shown
+from ..errors import UsageError
+from ..packages.installed import fold
 from ..session import kept as sessions
-from .kept import JSON, LETTERS, begin, below, counted, named, print_json, row
+from ..session import looking
+from .kept import JSON, LETTERS, begin, counted, named, print_json, row
 from .options import Option
 from .paging import BOLD, CYAN, GREEN, RED, Paint, print_paged
 from .settings import HELP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ..layers.changes import Change
+    from ..packages.installed import Package
 
 _OPTIONS = (
+    Option("all", "", "also in the home, in /tmp and elsewhere, not only in the workspace"),
     Option("stat", "", "only how much of each file"),
     Option("names", "", "only which files"),
     JSON,
@@ -29,18 +35,20 @@ Show what a kept sandbox has changed, against its workspace as it is now.
 usage: staddle diff [options] [NAME [PATH...]]
 
 NAME is what --keep named. Without it, the one that is of the current directory. PATHs are as
-seen inside (/workspace/src) or relative to the workspace (src). On a terminal it is coloured,
-and paged with $PAGER or less when it is long. Nothing is changed, and the sandbox may be in use.
+seen inside (/workspace/src, /home/user/.config) or relative to the workspace (src). On a
+terminal it is coloured, and paged with $PAGER or less when it is long. Nothing is changed, and
+the sandbox may be in use.
 
 Letters: A added, M modified, D deleted, R renamed, m permissions, T another kind of file,
-L where a link leads. Names and text come from inside: what a terminal would act on is shown
-as an escape.
+L where a link leads; with --all, P is a package that was installed, in place of its files. Names
+and text come from inside: what a terminal would act on is shown as an escape.
 
 {options}
 
   staddle run --keep fix -c 'sed -i s/teh/the/ README'
   staddle diff fix
   staddle diff fix --stat src
+  staddle diff fix --all --names
 """
 #: As much of one line is shown.
 _LONGEST = 2000
@@ -54,16 +62,26 @@ def main(words: Sequence[str]) -> int:
         return 0
     name, paths = named(parsed, "diff")
     record = sessions.find(name)
-    found = sessions.changes(record, below(paths))
+    try:
+        found = looking.changes(record, paths or None, everything=parsed.on("all"))
+    except ValueError as error:
+        raise UsageError(str(error), fix="name paths as `staddle diff --all` does") from None
     if parsed.on("json"):
         print_json([change.as_dict() for change in found])
-    elif parsed.on("names"):
-        print_paged(row(change) for change in found)
-    elif parsed.on("stat"):
-        print_paged(_stat(found, Paint()))
+        return 0
+    packages, found = fold(found) if parsed.on("all") and not paths else ((), found)
+    if parsed.on("names"):
+        lines: Iterable[str] = map(row, found)
     else:
-        print_paged(_texts(found, Paint()))
+        lines = _stat(found, Paint()) if parsed.on("stat") else _texts(found, Paint())
+    print_paged(chain(map(_folded, packages), lines))
     return 0
+
+
+def _folded(package: Package) -> str:
+    """A package in place of its files."""
+    how_many = counted(package.files, "change")
+    return f"P {shown(package.name)} {shown(package.version)} ({package.manager}, {how_many})"
 
 
 def text_of(change: Change) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ..errors import UsageError
+from ..policy.workspace import PLACE
 from ..session.kept import Kept
-from .kept import begin, below, counted, named
+from .kept import begin, counted, named
 from .settings import HELP
 
 TYPE_CHECKING = False
@@ -33,7 +35,7 @@ def main(words: Sequence[str]) -> int:
     name, paths = named(parsed, "discard")
     session = Kept(name)
     try:
-        chosen = below(paths)
+        chosen = _by_tree(session, paths)
         dropped = session.diff(chosen)
         if dropped:
             session.drop(chosen)
@@ -41,3 +43,10 @@ def main(words: Sequence[str]) -> int:
     finally:
         session.close()
     return 0
+
+
+def _by_tree(session: Kept, paths: Sequence[str]) -> dict[str, list[str]] | None:
+    try:
+        return session.by_tree(paths, PLACE) if paths else None
+    except ValueError as error:
+        raise UsageError(str(error), fix="name paths as `staddle diff --all` does") from None

@@ -33,6 +33,7 @@ def main(words: Sequence[str]) -> int:
     import os
 
     from ..policy.compiler import compile
+    from ..policy.listening import closed
 
     parsed = parse(words, _OPTIONS, "explain")
     if parsed.on("help"):
@@ -43,7 +44,7 @@ def main(words: Sequence[str]) -> int:
     if parsed.words or parsed.on("command"):
         command, script = command_from(parsed)
         policy = policy.with_read(script) if script else policy
-    plan = compile(policy, cwd=workspace, base=os.getcwd())
+    plan = closed(compile(policy, cwd=workspace, base=os.getcwd()))
     name = parsed.one("backend") or "auto"
     backend: Backend | None = None
     gaps: tuple[Gap, ...] = ()
@@ -84,6 +85,8 @@ def _sections(
         "who",
         [(f"{who.user} ({who.uid}:{who.gid}) on {who.host}, home {who.home}, in {shown(plan.cwd)}", "")],
     )
+    if plan.base:
+        yield "the system inside", [(shown(plan.base), "base")]
     yield "may be read", [(shown(g.path), g.origin) for g in plan.grants if g.access == "read"]
     yield "may be read and written", [(shown(g.path), g.origin) for g in plan.grants if g.access == "write"]
     yield "hidden", [(f"{shown(h.path)} ({h.kind})", h.origin) for h in plan.hidden]
@@ -98,7 +101,10 @@ def _sections(
     )
     yield (
         "sockets",
-        [(shown(s.path) + ("" if s.present else " (not there yet)"), s.origin) for s in plan.sockets],
+        [
+            *((shown(s.path) + ("" if s.present else " (not there yet)"), s.origin) for s in plan.sockets),
+            *((f"not {shown(c.path)}", c.origin) for c in plan.closed),
+        ],
     )
     yield "network", [(str(plan.network), "")]
     yield (

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from ..display import shown
-from ..errors import UsageError
+from ..errors import LayerError, UsageError
 from ..session.kept import Kept
-from .kept import begin
+from ..session.snapshots import Snapshot
+from .kept import begin, progress
+from .options import Option
 from .settings import HELP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_OPTIONS = (HELP,)
+_OPTIONS = (Option("load", "FILE", "a file that `staddle snapshot --save` wrote, in place of a label"), HELP)
 _HELP = """\
 Let a kept sandbox be as it was at a snapshot.
 
 usage: staddle restore NAME LABEL
+       staddle restore NAME --load FILE
 
 What was changed since then is gone, unless it is in another snapshot. The snapshot stays, and
 can be gone back to again. The host's files are not touched.
@@ -25,6 +28,7 @@ can be gone back to again. The host's files are not touched.
 
   staddle snapshot fix                 lists the labels
   staddle restore fix start
+  staddle run --keep fix true && staddle restore fix --load fix.saved      on another machine
 """
 
 
@@ -33,7 +37,7 @@ def main(words: Sequence[str]) -> int:
     parsed = begin(words, _OPTIONS, "restore", _HELP)
     if parsed is None:
         return 0
-    if len(parsed.words) != 2:
+    if len(parsed.words) != (1 if parsed.on("load") else 2):
         name = shown(parsed.words[0]) if parsed.words else "NAME"
         raise UsageError(
             "a session and one label are needed",
@@ -41,7 +45,22 @@ def main(words: Sequence[str]) -> int:
         )
     session = Kept(parsed.words[0])
     try:
-        session.restore(parsed.words[1])
+        if parsed.on("load"):
+            _load(session, parsed.one("load") or "")
+        else:
+            session.restore(parsed.words[1])
     finally:
         session.close()
     return 0
+
+
+def _load(session: Kept, path: str) -> None:
+    told, over = progress("loading")
+    try:
+        snapshot = Snapshot.load(path, progress=told)
+    except OSError as error:
+        raise LayerError(f"{path!r} cannot be read", why=error.strerror or str(error)) from None
+    finally:
+        over()
+    session.become(snapshot)
+    snapshot.close()

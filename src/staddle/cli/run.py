@@ -88,6 +88,8 @@ def _attended(parsed: Parsed, wrapped: WrappedCommand, plan: Plan) -> int:
     )
     if outcome.reason == "timeout":
         say(f"ended after {plan.limits.timeout:g} s; --timeout gives it more")
+    if outcome.why:
+        say(outcome.why)
     for name, count in zip(("output", "error"), outcome.dropped, strict=True):
         if count:
             say(f"{count} bytes of standard {name} were dropped; --output-cap lets more through")
@@ -148,17 +150,21 @@ def _as_json(wrapped: WrappedCommand, plan: Plan) -> int:
     began = time.monotonic()
     try:
         done = complete(wrapped.launch(), plan.limits, capture_output=True)
-        status, reason, out, err = done.returncode, "exited", done.stdout, done.stderr
+        status, reason, out, err = done.returncode, done.reason, done.stdout, done.stderr
+        why, used = done.why, done.usage
         if status < 0:
-            status, reason = 128 - status, "signalled"
+            status = 128 - status
     except subprocess.TimeoutExpired as late:
         status, reason, out, err = 124, "timeout", late.output, late.stderr
+        why, used = f"it was ended after {late.timeout:g} s (limits.timeout)", None
     report = {
         "exit_code": status,
         "reason": reason,
+        "why": why,
         "stdout": (out or b"").decode("utf-8", "replace"),
         "stderr": (err or b"").decode("utf-8", "replace"),
         "duration": time.monotonic() - began,
+        "usage": None if used is None else used.as_dict(),
         "backend": wrapped.backend,
         "enforced": wrapped.enforced.as_dict(),
         "violations": [event.as_dict() for event in wrapped.violations()],

@@ -41,7 +41,11 @@ def run(parsed: Parsed) -> int:
         if parsed.on("json"):
             return _as_json(sandbox, argv)
         seconds = sandbox.policy.limits.timeout
+        account = sandbox.account()
+        account.begin()
         status = _attended(sandbox, argv, seconds)
+        if why := account.why(status):
+            say(why)
         if status == 124 and seconds is not None:
             say(f"ended after {seconds:g} s; --timeout gives it more")
         say_violations((*sandbox.violations(), *sandbox.refusals()))
@@ -123,7 +127,7 @@ def _as_json(sandbox: Sandbox, argv: list[str]) -> int:
         **result.as_dict(),
         "backend": sandbox.enforced.backend,
         "enforced": sandbox.enforced.as_dict(),
-        "violations": [event.as_dict() for event in sandbox.violations()],
+        "violations": [event.as_dict() for event in (*result.violations, *sandbox.violations())],
     }
     print(json.dumps(report))
     return result.exit_code

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 
 from ..errors import PolicyError, UsageError
-from ..policy import Network, Policy
+from ..policy import Identity, Network, Policy
 from .options import Option, Parsed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 HELP = Option("help", "", "show this help", short="h")
 
@@ -20,7 +24,7 @@ RUNNING = (
     Option("write", "PATH", "let PATH be read and written (repeatable)", many=True),
     Option("deny", "PATH", "hide PATH, whatever else is granted (repeatable)", many=True),
     Option("socket", "PATH", "let the UNIX socket PATH be connected to (repeatable)", many=True),
-    Option("network", "MODE", "deny (default), open, loopback, loopback=PORT,... or allow"),
+    Option("network", "MODE", "deny (default), open, loopback, loopback=PORT,..., allow or packages"),
     Option("allow", "HOST[:PORT]", "allow this host; implies --network allow (repeatable)", many=True),
     Option("backend", "NAME", "auto (default), namespaces, bwrap, systemd, landlock, seatbelt or native"),
     Option("timeout", "SECONDS", "end the command after this time: 90, 2m, none (default: the policy's, 30)"),
@@ -33,6 +37,9 @@ RUNNING = (
     Option("output-cap", "SIZE", "pass on at most SIZE of each output stream, and say what was dropped"),
     Option("env", "NAME=VALUE", "set a variable inside (repeatable)", many=True),
     Option("pass-env", "NAME", "pass this variable of yours on (repeatable)", many=True),
+    Option("environment", "PRESET", "begin with: linux (default), inherit (yours, but for secrets), empty"),
+    Option("identity", "KEY=VALUE", "who it is inside: user=, uid=, host=, home= (repeatable)", many=True),
+    Option("base", "DIR", "another system inside: a root file system, or an imported one (staddle base)"),
     Option("workspace", "DIR", "the directory to work in (default: the current one)"),
     Option("mode", "MODE", "the workspace inside: readonly (default) or bind (written directly)"),
     Option("best-effort", "", "run even if something cannot be enforced; every gap is reported"),
@@ -94,6 +101,12 @@ def asked_of(policy: Policy, parsed: Parsed) -> Policy:
     network = _network(parsed)
     if network is not None:
         policy = policy.with_network(network)
+    if (preset := parsed.one("environment")) is not None:
+        policy = policy.with_environment(preset)
+    if parsed.on("identity"):
+        policy = policy.with_identity(_identity(policy.identity, parsed.many("identity")))
+    if (base := parsed.one("base")) is not None:
+        policy = policy.with_base(base)
     limits = _limits(parsed)
     return policy.with_limits(**limits) if limits else policy
 
@@ -110,10 +123,29 @@ def _variables(given: list[str]) -> dict[str, str]:
     return pairs
 
 
+def _identity(before: Identity, given: list[str]) -> Identity:
+    said: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or key not in Identity._fields:
+            known = ", ".join(f"{field}=" for field in Identity._fields)
+            raise UsageError(f"--identity {text!r} says nothing about an identity", fix=f"use {known}")
+        if key in said:
+            raise UsageError(f"--identity {key} is given twice", why="only one value can hold")
+        said[key] = _number(value, "--identity uid") if key == "uid" else value
+    # What follows from a name, its home, does so again for another one.
+    kept = {"uid": before.uid, "host": before.host, "user": before.user}
+    if "uid" in said:
+        del kept["user"]
+    if not before.has_usual_home:
+        kept["home"] = before.home
+    return Identity(**{**kept, **said})
+
+
 def _network(parsed: Parsed) -> Network | None:
     hosts = parsed.many("allow")
     mode = parsed.one("network") or ("allow" if hosts else None)
-    if hosts and mode != "allow":
+    if hosts and mode not in ("allow", "packages"):
         raise UsageError(f"--allow and --network {mode} contradict each other", fix="leave one of them out")
     name, _, ports = (mode or "").partition("=")
     if name == "loopback":
@@ -128,7 +160,11 @@ def _network(parsed: Parsed) -> Network | None:
         return Network.open()
     if mode == "allow":
         return Network.allow(*hosts)
-    raise UsageError(f"there is no network mode {mode!r}", fix="choose deny, open, loopback or allow")
+    if mode == "packages":
+        return Network.packages(*hosts)
+    raise UsageError(
+        f"there is no network mode {mode!r}", fix="choose deny, open, loopback, allow or packages"
+    )
 
 
 def _limits(parsed: Parsed) -> dict[str, object]:

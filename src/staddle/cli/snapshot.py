@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..display import shown
-from ..errors import UsageError
+from ..errors import LayerError, UsageError
 from ..session import kept as sessions
-from .kept import JSON, age, begin, named, print_json
+from .kept import JSON, age, begin, named, print_json, progress
 from .options import Option
 from .settings import HELP
 
@@ -13,13 +13,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_OPTIONS = (Option("delete", "", "delete the snapshot of that label instead"), JSON, HELP)
+_OPTIONS = (
+    Option("delete", "", "delete the snapshot of that label instead"),
+    Option("save", "FILE", "write it to a file, for `staddle restore --load` there or elsewhere"),
+    JSON,
+    HELP,
+)
 _HELP = """\
 Remember a kept sandbox as it is now, to come back to with `staddle restore`.
 
 usage: staddle snapshot NAME LABEL            take one
        staddle snapshot NAME --delete LABEL   delete one
        staddle snapshot NAME                  list them
+       staddle snapshot NAME --save FILE [LABEL]   write one, or what is there now, to a file
 
 Nothing is copied: it takes no longer after ten thousand changed files than after one.
 
@@ -39,6 +45,10 @@ def main(words: Sequence[str]) -> int:
     name, labels = named(parsed, "snapshot")
     if len(labels) > 1:
         raise UsageError("there is more than one label", fix="put it in quotes")
+    if parsed.on("save"):
+        if parsed.on("delete") or parsed.on("json"):
+            raise UsageError("--save goes with no other option", fix="leave the others out")
+        return _save(name, labels[0] if labels else None, parsed.one("save") or "")
     if not labels:
         if parsed.on("delete"):
             raise UsageError("no label is named", fix=f"staddle snapshot {shown(name)} lists them")
@@ -52,6 +62,19 @@ def main(words: Sequence[str]) -> int:
         else:
             session.snapshot(labels[0])
     finally:
+        session.close()
+    return 0
+
+
+def _save(name: str, label: str | None, path: str) -> int:
+    session = sessions.Kept(name)
+    told, over = progress("saving")
+    try:
+        session.saved(label).save(path, progress=told)
+    except OSError as error:
+        raise LayerError(f"{path!r} cannot be written", why=error.strerror or str(error)) from None
+    finally:
+        over()
         session.close()
     return 0
 

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 
+from .._value import Value
 from ..display import shown
 from ..errors import CommandCancelled, CommandTimeout, LaunchFailed, PolicyError
+from ..events import Event
 from ..linux import tree
 from ..output import Tail
 from ..redaction import RedactedTail
@@ -17,7 +19,7 @@ from .contract import CommandResult
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ..redaction import Secrets
     from ..wrapping import WrappedCommand
@@ -55,17 +57,29 @@ def words(argv: Iterable[str | bytes | os.PathLike[str]]) -> list[str]:
     return found
 
 
+class Bounds(Value):
+    """How long a command may take, how much of a stream is kept, and who may end it before."""
+
+    timeout: float | None
+    output: int | None
+    cancel: threading.Event | None
+
+
 def run(
     wrapped: WrappedCommand,
-    timeout: float | None,
-    output_limit: int | None,
-    cancel: threading.Event | None,
+    bounds: Bounds,
     secrets: Secrets,
+    afterwards: Callable[[], tuple[Event, ...]] = lambda: (),
 ) -> CommandResult:
-    """Run it to its end, or to ours. Everything it started is dead when this returns or raises."""
+    """Run it to its end, or to ours. Everything it started is dead when this returns or raises.
+
+    `afterwards` is called once all of it is dead, however it ended, unless nothing of it ran; the
+    events are in the result.
+    """
+    timeout, cancel = bounds.timeout, bounds.cancel
 
     def keep() -> Tail:
-        return RedactedTail(output_limit, secrets.values) if secrets.values else Tail(output_limit)
+        return RedactedTail(bounds.output, secrets.values) if secrets.values else Tail(bounds.output)
 
     launch = wrapped.launch()
     try:
@@ -84,21 +98,28 @@ def run(
             )
         except BaseException:
             end(process)
+            afterwards()
             raise
         finally:
             if wrapped.backend == "native":
                 _end_session(process.pid)
         failure = never_started(launch, launch.status) if process.returncode > 0 and not ending else None
+        limit = launch.limited.ran_into(process.returncode) if launch.limited is not None else None
     finally:
         if launch.status is not None:
             os.close(launch.status)
         if launch.told is not None:
             launch.told.finish()
-    result = _result(process.returncode, out, err, wrapped, secrets)
+        if launch.limited is not None:
+            launch.limited.close()
+    result = _result(process.returncode, out, err)
     if failure:
         # Nothing of the command's ran, so this is the launcher's own word.
         said = shown(result.stderr.strip()[-500:])
         raise LaunchFailed("the command did not start", why=f"{failure}: {said}" if said else failure)
+    by_limit = () if limit is None else (Event("violation", limit.limit, limit.sentence),)
+    found = (*by_limit, *wrapped.violations(), *afterwards())
+    result = result.replace(violations=tuple(secrets.event(event) for event in found))
     if ending == "timeout":
         raise CommandTimeout(f"the command was ended after {timeout:g} seconds", result=result)
     if ending == "cancelled":
@@ -106,9 +127,7 @@ def run(
     return result
 
 
-def _result(
-    status: int, out: Tail | None, err: Tail | None, wrapped: WrappedCommand, secrets: Secrets
-) -> CommandResult:
+def _result(status: int, out: Tail | None, err: Tail | None) -> CommandResult:
     out, err = out or Tail(0), err or Tail(0)
     stdout, stderr = out.value(), err.value()  # before anything is counted: this ends the stream
     return CommandResult(
@@ -119,7 +138,6 @@ def _result(
         stdout_bytes_dropped=out.dropped,
         stderr_truncated=err.dropped > 0,
         stderr_bytes_dropped=err.dropped,
-        violations=tuple(secrets.event(event) for event in wrapped.violations()),
     )
 
 

@@ -18,7 +18,8 @@ class CommandResult(Value):
 
     Of a stream that was too long the end is kept, `…_truncated` says so and
     `…_bytes_dropped` how much of its beginning is gone. Killed by signal N is exit code
-    128+N. `violations` are protected names that appeared while it ran.
+    128+N. `violations` are what it wrote and was not to write, by path, and protected names that
+    appeared while it ran.
     """
 
     stdout: str

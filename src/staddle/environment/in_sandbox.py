@@ -192,9 +192,9 @@ class SandboxEnvironment:
                     result = self._run(argv, allowed, kept, added, cancel, secrets)
                 except (CommandTimeout, CommandCancelled) as error:
                     if error.result is not None:
-                        error.result = error.result.replace(violations=keeping.put_back())
+                        error.result = _with(error.result, keeping.put_back(), secrets)
                     raise
-                return result.replace(violations=(*result.violations, *keeping.put_back()))
+                return _with(result, keeping.put_back(), secrets)
         except StaddleError as error:
             secrets.strip(error)
             raise
@@ -301,6 +301,10 @@ def _result(outcome: Outcome, out: Tail, err: Tail) -> CommandResult:
         stderr_bytes_dropped=err.dropped,
         violations=(Event("violation", limit, outcome.why or f"limits.{limit}"),) if limit in _LIMITS else (),
     )
+
+
+def _with(result: CommandResult, events: tuple[Event, ...], secrets: Secrets) -> CommandResult:
+    return result.replace(violations=(*result.violations, *map(secrets.event, events)))
 
 
 def _words(argv: tuple[str, ...]) -> list[str]:

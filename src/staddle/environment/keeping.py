@@ -9,14 +9,17 @@ from __future__ import annotations
 import os
 
 from ..events import Event
-from .globs import GlobSet
+from .allowed import parents, refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from typing import Self
 
     from ..layers.changes import Change
     from ..session.sandbox import Sandbox
+    from .allowed import Touched
+    from .globs import GlobSet
 
 _RULE = "no glob of writable_paths names it"
 
@@ -29,8 +32,11 @@ class Keeping:
         self._before: dict[str, object] = {}
 
     def __enter__(self) -> Self:
-        changes = unnamed(self._sandbox.diff(), self._directory, self._globs)
-        self._before = {path: self._fingerprint(change) for path, change in changes.items()}
+        changes = self._sandbox.diff()
+        found = unnamed(changes, self._directory, self._globs)
+        self._before = {
+            path: self._fingerprint(change) for path, change in _by_path(changes).items() if path in found
+        }
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -38,19 +44,26 @@ class Keeping:
 
     def put_back(self) -> tuple[Event, ...]:
         """What the command changed that no glob names, each as an event; after this it is undone."""
-        found = unnamed(self._sandbox.diff(), self._directory, self._globs)
+        changes = self._sandbox.diff()
+        found = unnamed(changes, self._directory, self._globs)
+        by_path = _by_path(changes)
         new = [path for path in found if path not in self._before]
         # Of what was changed earlier, by somebody else, only the last state is there: nothing to go back to.
         again = [
             path
-            for path, change in found.items()
-            if path in self._before and self._before[path] != self._fingerprint(change)
+            for path in found
+            if path in self._before and self._before[path] != self._fingerprint(by_path[path])
         ]
         again += [path for path in self._before if path not in found]
-        if new:
-            self._sandbox.discard(new)
+        dropped = _least(new, by_path)
+        if dropped:
+            self._sandbox.discard(dropped)
+        along = [
+            path for path in by_path if path not in found and any(_lies_in(path, top) for top in dropped)
+        ]
         return (
-            *(Event("violation", path, f"{_RULE}; it was put back", path) for path in new),
+            *(Event("violation", path, f"{found[path]}; it was put back", path) for path in new),
+            *(Event("violation", path, "it was put back with the directory that it is in") for path in along),
             *(
                 Event("violation", path, f"{_RULE}; it had been changed before, and stays", path)
                 for path in again
@@ -65,26 +78,44 @@ class Keeping:
         return change.kind, change.type, change.size, change.mode, change.target, modified
 
 
-def unnamed(changes: list[Change], directory: str, globs: GlobSet) -> dict[str, Change]:
-    """The changes that no glob names, by path. A directory that holds something named is needed. Pure."""
-    named: set[str] = set()
-    rest: dict[str, Change] = {}
-    for change in changes:
-        paths = [change.path] if change.old_path is None else [change.path, change.old_path]
-        for path in paths:
-            below = os.path.relpath(path, directory)
-            if not below.startswith("../") and below != ".." and globs.matches(below):
-                named.add(path)
-            else:
-                rest[path] = change
-    above = {parent for path in named for parent in _parents(path)}
-    return {
-        path: change
-        for path, change in rest.items()
-        if not (path in above and change.kind == "added" and change.type == "directory")
-    }
+def unnamed(changes: Iterable[Change], directory: str, globs: GlobSet) -> dict[str, str]:
+    """The changes that may not stay, by path, with the reason. Pure."""
+
+    def why_not(path: str) -> str:
+        below = os.path.relpath(path, directory)
+        outside = below == ".." or below.startswith("../")
+        return _RULE if outside or not globs.matches(below) else ""
+
+    return refused([row for change in changes for row in _rows(change)], why_not)
 
 
-def _parents(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+def _rows(change: Change) -> Iterator[Touched]:
+    now = "" if change.type is None else _kind(change.type)
+    if change.kind == "added":
+        yield change.path, "", now
+    elif change.kind == "renamed":
+        yield change.path, "", now
+        yield change.old_path or "", _kind(change.old_type), ""
+    else:
+        yield change.path, _kind(change.old_type or change.type), "" if change.kind == "deleted" else now
+
+
+def _kind(name: str | None) -> str:
+    return "directory" if name == "directory" else "file"
+
+
+def _by_path(changes: Iterable[Change]) -> dict[str, Change]:
+    return {path: change for change in changes for path, _, _ in _rows(change)}
+
+
+def _least(paths: Collection[str], changes: Mapping[str, Change]) -> list[str]:
+    """What to drop, so that all of `paths` is undone and as little as possible besides.
+
+    A directory that was deleted comes back with whatever in it comes back.
+    """
+    back = {above for path in paths if changes[path].kind != "added" for above in parents(path)}
+    return [path for path in paths if changes[path].kind != "deleted" or path not in back]
+
+
+def _lies_in(path: str, top: str) -> bool:
+    return path == top or path.startswith(f"{top}/")

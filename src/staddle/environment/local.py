@@ -5,26 +5,17 @@ from __future__ import annotations
 import errno
 import os
 
-from ..backends import choose
-from ..backends.base import Enforcement
-from ..errors import (
-    BackendUnavailable,
-    CommandCancelled,
-    CommandNotFound,
-    PathNotAllowed,
-    PolicyError,
-    StaddleError,
-)
+from ..errors import CommandCancelled, LaunchFailed, PathNotAllowed, PolicyError, StaddleError
 from ..linux.openat2 import open_without_symlinks
 from ..policy import Policy
 from ..policy.compiler import compile
 from ..policy.environment import checked_name
-from ..policy.paths import covers, several
+from ..policy.paths import several
 from ..redaction import Secrets, secret_values
-from ..view import find_program
-from ..wrapping import WrappedCommand, wrap
-from . import beneath, commands, shell, writable
+from ..running import within_lifetime
+from . import beneath, commands, writable
 from .beneath import relative
+from .confining import Confinement
 from .contract import CommandResult
 from .globs import Glob
 
@@ -34,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import IO, Literal, Self
 
-    from ..backends.base import Gap
+    from ..backends.base import Enforcement, Gap
+    from ..wrapping import WrappedCommand
     from .beneath import AnyPath, PendingFile
     from .rules import CommandRules
 
@@ -46,7 +38,7 @@ class LocalEnvironment:
     """Reads, writes and runs below `working_dir`, and nowhere else.
 
     With `writable_paths` only what the globs name can be written: exactly that by the file
-    tools, and by commands what `limits()` says. Without it, the whole directory. Commands are
+    tools, and by commands too, except as `limits()` says. Without it, the whole directory. Commands are
     confined by `policy` (default `Policy.agent()`) on `backend`; when that cannot be had,
     `on_unavailable="refuse"` does not start them, and "record" starts them with what there
     is and says so in `enforced`.
@@ -84,8 +76,14 @@ class LocalEnvironment:
         self._globs = None if writable_paths is None else writable.parse(writable_paths)
         self._path = os.path.realpath(os.fsdecode(working_dir), strict=True)
         self._policy = (policy or Policy.agent()).with_read(self._path)
-        self._hidden = tuple(item.path for item in compile(self._policy, cwd=self._path).hidden)
-        self._backend, self._record = backend, on_unavailable == "record"
+        self._confinement = Confinement(
+            self._path,
+            self._policy,
+            self._globs,
+            plan=compile(self._policy, cwd=self._path),
+            backend=backend,
+            record=on_unavailable == "record",
+        )
         self._command_wrapper, self._write_opener, self._remover = command_wrapper, write_opener, remover
         # Held for as long as we live: whatever is put at its path later, this is where we work.
         self._root = open_without_symlinks(self._path, os.O_PATH | os.O_DIRECTORY)
@@ -132,7 +130,7 @@ class LocalEnvironment:
         depth = len(glob.head)
 
         def enter(path: str) -> bool:
-            return not self._is_hidden(path) and (glob.deep or path.count("/") + 1 < depth)
+            return not self._confinement.hides(path) and (glob.deep or path.count("/") + 1 < depth)
 
         try:
             os.close(beneath.open_checked(self._root, glob.prefix or ".", os.O_PATH | os.O_DIRECTORY))
@@ -141,7 +139,7 @@ class LocalEnvironment:
         found = [path for path, _ in beneath.walk(self._root, glob.prefix, enter)]
         if glob.prefix:
             found.append(glob.prefix)  # `docs/**` names docs too
-        return sorted(path for path in found if glob.matches(path) and not self._is_hidden(path))
+        return sorted(path for path in found if glob.matches(path) and not self._confinement.hides(path))
 
     def exec_command(
         self,
@@ -177,60 +175,50 @@ class LocalEnvironment:
                 "args is a list of arguments, not one string", fix=f"wrong: {args!r}  right: [{args!r}]"
             )
         limits = self._policy.limits
-        allowed = commands.seconds(timeout, limits.timeout)
+        allowed = within_lifetime(commands.seconds(timeout, limits.timeout), limits)
         kept = commands.size(output_limit, limits.output)
         secrets = self._secrets_with(env)
         try:
-            wrapped = self.wrapped(commands.words((command, *args)), env)
+            argv = self._asked(commands.words((command, *args)))
             if cancel is not None and cancel.is_set():
-                wrapped.close()
                 raise CommandCancelled(
                     "the command was cancelled before it started", result=CommandResult("", "", 128 + 9)
                 )
-            return commands.run(wrapped, allowed, kept, cancel, secrets)
+            return self._run(argv, env, commands.Bounds(allowed, kept, cancel), secrets)
         except StaddleError as error:
             secrets.strip(error)
             raise
 
-    def wrapped(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> WrappedCommand:
-        """The command, confined as `exec_command` would run it, not started."""
-        self._refuse_closed()
-        asked = list(argv)
-        if self._rules is not None:
-            self._rules.check(asked)
-        if self._command_wrapper is not None:
-            asked = list(self._command_wrapper(asked))
-        policy, written = self._for_commands(make=True)
+    def _run(
+        self, argv: list[str], env: Mapping[str, str] | None, bounds: commands.Bounds, secrets: Secrets
+    ) -> CommandResult:
+        confined = self._confinement
+        wrapped, layer = confined.prepared(self._root, argv, env)
+        if layer is None:
+            return commands.run(wrapped, bounds, secrets)
         try:
-            made = self._wrap(asked, policy, self._backend, env)
-        except BackendUnavailable:
-            if not self._record:
+            return commands.run(wrapped, bounds, secrets, lambda: confined.take_over(layer))
+        except LaunchFailed as error:
+            if not confined.goes_on_without_layer(error):
                 raise
-            made = self._wrap(asked, policy, "native", env)
-        try:
-            shell.refuse_strangers(made.plan, written)
-            if made.backend == "native":
-                _find_anywhere(made, asked[0])
-            else:
-                find_program(made.plan, asked[0])
-        except BaseException:
-            made.close()
-            raise
-        return made
+        finally:
+            layer.close()
+        return commands.run(confined.directly(self._root, argv, env), bounds, secrets)
 
-    def _wrap(
-        self, argv: list[str], policy: Policy, backend: str, env: Mapping[str, str] | None
-    ) -> WrappedCommand:
-        if backend == "native":
-            argv = ["setsid", *argv]  # a session of its own, by which all of it is found at the end
-        return wrap(argv, policy, backend=backend, cwd=self._path, env=env, best_effort=self._record)
+    def wrapped(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> WrappedCommand:
+        """The command, confined and not started, for who starts it himself.
 
-    def _for_commands(self, *, make: bool) -> tuple[Policy, list[str]]:
-        """The policy for the next command, and what it adds to be written; `make` what is missing of that."""
-        shell.refuse_replaced(self._root, self._path)
-        names = [""] if self._globs is None else shell.grants(self._root, self._globs, make=make)
-        written = [os.path.join(self._path, name) if name else self._path for name in names]
-        return self._policy.with_write(*written), written
+        It works in no layer, which somebody would have to look at afterwards: where `exec_command`
+        is held to the globs exactly, this is held to directories.
+        """
+        return self._confinement.directly(self._root, self._asked(list(argv)), env)
+
+    def _asked(self, argv: list[str]) -> list[str]:
+        """The command as it is to be confined."""
+        self._refuse_closed()
+        if self._rules is not None:
+            self._rules.check(argv)
+        return argv if self._command_wrapper is None else list(self._command_wrapper(argv))
 
     def _secrets_with(self, env: Mapping[str, str] | None) -> Secrets:
         """What a command would be given that nobody should see, when `env` is added."""
@@ -242,24 +230,19 @@ class LocalEnvironment:
     def enforced(self) -> Enforcement:
         """What will really hold for the next command, and every gap, those of `limits()` included."""
         self._refuse_closed()
-        plan = compile(self._for_commands(make=False)[0], cwd=self._path)
-        try:
-            _, held = choose(plan, self._backend, best_effort=self._record)
-        except BackendUnavailable:
-            if not self._record:
-                raise
-            _, held = choose(plan, "native", best_effort=True)
-        return Enforcement.of(held.backend, (*held.gaps, *self.limits()), held.why)
+        return self._confinement.enforced(self._root)
 
     def limits(self) -> tuple[Gap, ...]:
         """Where commands may write more than `writable_paths` names. The file tools may not."""
-        return () if self._globs is None else shell.limits(self._root, self._globs)
+        self._refuse_closed()
+        return self._confinement.limits(self._root)
 
     def close(self) -> None:
         """Let go of the directory."""
         if self._root >= 0:
             os.close(self._root)
             self._root = -1
+            self._confinement.close()
 
     def __enter__(self) -> Self:
         return self
@@ -277,13 +260,9 @@ class LocalEnvironment:
         if self._root < 0:
             raise ValueError("this environment has been closed")
 
-    def _is_hidden(self, name: str) -> bool:
-        path = os.path.join(self._path, name)
-        return any(covers(hidden, path) for hidden in self._hidden)
-
     def _refuse_hidden(self, name: str) -> None:
         self._refuse_closed()
-        if self._is_hidden(name):  # as a command would see it: it is not there
+        if self._confinement.hides(name):  # as a command would see it: it is not there
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
     def _refuse_unwritable(self, name: str) -> None:
@@ -299,12 +278,3 @@ class LocalEnvironment:
                     fix="write elsewhere, or add it there",
                 )
         writable.refuse_protected(name, self._policy.unprotect)
-
-
-def _find_anywhere(wrapped: WrappedCommand, program: str) -> None:
-    """CommandNotFound as a confined command would say it, where nothing is hidden."""
-    import shutil
-
-    at = os.path.join(wrapped.plan.cwd, program) if "/" in program else program
-    if shutil.which(at, path=wrapped.env.get("PATH", os.defpath)) is None:
-        raise CommandNotFound(f"there is no program {program!r}")

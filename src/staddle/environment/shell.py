@@ -1,8 +1,10 @@
 """What a command may write, when files may be written by globs.
 
-The kernel knows files and directories, not patterns. A glob that names a file which is there
-becomes that file; every other becomes the directory that holds all it can match. Where that
-is more than the glob says, `limits` says so.
+The kernel knows files and directories, not patterns. With a layer to work in (see `layer`) a
+command writes whole directories directly, and for the rest only what matches is taken over
+afterwards: see `division`. Without one, a glob that names a file which is there becomes that
+file, and every other the directory that holds all it can match: see `grants`. Where that is
+more than the glob says, `limits` says so.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from ..backends.base import Gap
 from ..errors import PathEscape
 from ..linux.openat2 import open_beneath, open_without_symlinks
 from . import beneath
+from .allowed import parents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,10 +28,34 @@ if TYPE_CHECKING:
     from .globs import Glob, GlobSet
 
 
+def division(root: int, globs: GlobSet) -> tuple[list[str], bool]:
+    """(directories that may be written as a whole, whether something else may be written too)."""
+    whole = {
+        glob.prefix for glob in globs.globs if _is_whole(glob) and _kind(root, glob.prefix) == "directory"
+    }
+    rest = any(not _lies_in(glob, whole) and _can_match(root, glob) for glob in globs.globs)
+    return sorted(whole), rest
+
+
+def _lies_in(glob: Glob, directories: set[str]) -> bool:
+    return any(path in directories for path in ("", glob.prefix, *parents(glob.prefix)))
+
+
+def _can_match(root: int, glob: Glob) -> bool:
+    """Whether a file that it names is there or could be made: not where a directory has the name."""
+    if glob.literal is not None:
+        return _kind(root, glob.literal) in ("file", "missing")
+    kind = _kind(root, glob.prefix)
+    return kind in ("directory", "missing") or (kind == "file" and _is_whole(glob))
+
+
 def grants(root: int, globs: GlobSet, *, make: bool) -> list[str]:
     """What to let a command write, relative to `root`. Missing directories are made, or left out."""
     found: set[str] = set()
+    whole = {glob.prefix for glob in globs.globs if _is_whole(glob)}
     for glob in globs.globs:
+        if _lies_in(glob, whole - {glob.prefix} if _is_whole(glob) else whole):
+            continue  # nothing is made for what may be written anyway
         if glob.literal is not None:
             kind = _kind(root, glob.literal)
             if kind == "file":
@@ -46,7 +73,10 @@ def grants(root: int, globs: GlobSet, *, make: bool) -> list[str]:
 
 def limits(root: int, globs: GlobSet) -> tuple[Gap, ...]:
     """Where commands may write more than the globs say, and the file tools not."""
-    return tuple(_gap(glob) for glob in globs.globs if not _is_exact(root, glob))
+    whole = {glob.prefix for glob in globs.globs if _is_whole(glob)}
+    return tuple(
+        _gap(glob) for glob in globs.globs if not _lies_in(glob, whole) and not _is_exact(root, glob)
+    )
 
 
 def _is_exact(root: int, glob: Glob) -> bool:
@@ -58,6 +88,17 @@ def _is_exact(root: int, glob: Glob) -> bool:
 def _is_whole(glob: Glob) -> bool:
     """Whether it names its prefix and all below: `docs/**`."""
     return glob.deep and not glob.tail
+
+
+def unlayered(why: str) -> Gap:
+    """Why commands have no layer to work in, where one would make them exact."""
+    return Gap("write", f"commands have no layer to work in: {why}", documented=True)
+
+
+def by_policy(path: str) -> Gap:
+    """What the policy itself lets commands write in the directory, whatever the globs say."""
+    why = f"the policy lets commands write {path!r}, whatever writable_paths says"
+    return Gap("write", why, "leave it out of the policy's write", documented=True)
 
 
 def _gap(glob: Glob) -> Gap:

@@ -8,7 +8,7 @@ command did not start, and otherwise as the command does.
 
 Other backends start the same program in other roles: `namespaces DESCRIPTOR`, which makes the
 sandbox itself; `systemd-client DESCRIPTOR`, which stands for a unit, and `systemd-unit`, the
-process in it.
+process in it; `bwrap DESCRIPTOR COMMAND…`, which gives bubblewrap a network.
 
 Started for every confined command, so nothing is imported but what is needed.
 """
@@ -32,6 +32,10 @@ def main() -> None:
         from staddle.zygote import zygote
 
         zygote.main(sys.argv[2:])
+    elif sys.argv[1:2] == ["bwrap"]:
+        from staddle.helper import before_bwrap
+
+        before_bwrap.main(sys.argv[2:])
     elif sys.argv[1:2] == ["systemd-client"]:
         from staddle.helper import systemd_client
 

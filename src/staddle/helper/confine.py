@@ -85,12 +85,13 @@ def become_command(
     broker: int = -1,
     *,
     last: Callable[[], None] = lambda: None,
+    kept: int = 0,
 ) -> NoReturn:
     """Confine this process and exec the command. Raises NotStarted; nothing else comes back.
 
-    `last` is called once it is confined: a last look.
+    `last` is called once it is confined: a last look. `kept` are capabilities that it keeps.
     """
-    open_files = confine(instructions, ruleset, guardian, broker)
+    open_files = confine(instructions, ruleset, guardian, broker, kept=kept)
     last()
     if open_files:  # last: so few may be allowed that we could not have done the rest
         _checked("limits cannot be set", process.set_rlimits, {process.RLIMIT_NOFILE: open_files})
@@ -98,7 +99,7 @@ def become_command(
 
 
 def confine(
-    instructions: Instructions, ruleset: Ruleset | None, guardian: int, broker: int = -1
+    instructions: Instructions, ruleset: Ruleset | None, guardian: int, broker: int = -1, *, kept: int = 0
 ) -> tuple[int, int] | None:
     """Confine this process, all but for how many files it may open: that is returned, for who can set it.
 
@@ -121,7 +122,7 @@ def confine(
     open_files = limits.pop(process.RLIMIT_NOFILE, None)
     _checked("limits cannot be set", process.set_rlimits, limits)
     _checked("no_new_privs cannot be set", process.no_new_privs)
-    if any(process.capabilities()):
+    if any(held & ~kept for held in process.capabilities()):
         _checked("capabilities cannot be dropped", process.drop_capabilities)
     if ruleset:
         _checked("Landlock does not take the rules", ruleset.restrict)

@@ -15,7 +15,7 @@ from .status import CONFINEMENT, NotStarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .surroundings import Surroundings
+    from ..zygote.network import Row
 
 #: Milliseconds for a gateway to be there.
 _PATIENCE = 20_000
@@ -26,6 +26,7 @@ class Gateway:
 
     def __init__(self, ends: tuple[int, ...]) -> None:
         """Start it. `ends` are those of its line: its own, and ours. NotStarted when it cannot be."""
+        self.pid = 0
         theirs, self.line = ends
         self.ready, say = os.pipe2(os.O_CLOEXEC)
         try:
@@ -36,6 +37,13 @@ class Gateway:
             raise NotStarted(CONFINEMENT, why) from None
         finally:
             os.close(say)
+
+    @classmethod
+    def elsewhere(cls, line: int, ready: int) -> Gateway:
+        """One that another process has started, by descriptors that came from there."""
+        made = cls.__new__(cls)
+        made.pid, made.line, made.ready = 0, line, ready
+        return made
 
     def end(self) -> None:
         """Take its line down, and wait for it: it is a child of this process."""
@@ -49,14 +57,14 @@ class Gateway:
 
     # In the sandbox's first process.
 
-    def give_sockets(self, asked: Surroundings) -> None:
+    def give_sockets(self, network: tuple[Row, ...]) -> None:
         """Make the network of the namespace that we are in. Needs CAP_NET_ADMIN over it."""
-        from ..network import inside
+        from ..network import handing, inside
         from ..zygote.network import decoded
 
-        ready = inside.prepare(decoded(asked.network))
+        ready = inside.prepare(decoded(network))
         try:
-            inside.hand_over(self.line, ready)
+            handing.hand_over(self.line, ready)
         except (BrokenPipeError, ConnectionError):
             raise NotStarted(CONFINEMENT, "the network gateway has ended") from None
         os.close(self.line)

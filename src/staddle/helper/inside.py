@@ -30,11 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn
 
+    from ..layout.operations import Operation
+    from ..limits.telling import Watch
     from ..linux.landlock import Ruleset
     from .gateway import Gateway
     from .instructions import Instructions
     from .surroundings import Surroundings
 
+_RLIMIT_NPROC, _CAP_SYS_PTRACE = 6, 19
 PASSED_ON = (process.SIGHUP, process.SIGINT, process.SIGQUIT, process.SIGTERM)
 HANDLED = (*PASSED_ON, process.SIGCHLD)
 
@@ -58,7 +61,7 @@ def start(asked: Surroundings, stdio: Sequence[int], gateway: Gateway | None = N
         os.close(told)
         os.close(ready)
         _guarded(telling, lambda: _first(work, stdio, telling, awaited))
-    for fd in (telling, awaited, *asked.doors, *work.translated.values()):
+    for fd in (telling, awaited, *asked.doors, *work.tally, *work.translated.values()):
         os.close(fd)
     if asked.stranger >= 0:
         process.become(asked.stranger, asked.stranger)  # as `first` will be: we may signal it
@@ -126,10 +129,30 @@ class _Work:
         self.translated: dict[tuple[int, int], int] = {}
         if asked.stranger >= 0:
             self.translated = fresh_root.translations(self.operations, asked.stranger)
+        self.watch = _watch(asked, self.operations)
+        self.go_first: Callable[[], None] | None = None
+        if asked.doors or asked.memory:
+            from ..limits.victims import go_first  # while our files can be read
+
+            self.go_first = go_first
+        self.tally = () if self.watch is None else (asked.tally,)
 
     def kept(self) -> tuple[int, ...]:
-        """Descriptors that lead to the gateway."""
-        return () if self.gateway is None else (self.gateway.line, self.gateway.ready)
+        """Descriptors that lead to the gateway, and that of the file in which we tell."""
+        gateway = () if self.gateway is None else (self.gateway.line, self.gateway.ready)
+        return (*gateway, *self.tally)
+
+
+def _watch(asked: Surroundings, operations: Sequence[Operation]) -> Watch | None:
+    """Who holds in the first process's loop what no control group does."""
+    if not asked.memory and not asked.processes:
+        return None
+    from ..layout.operations import Empty  # while our files can be read
+    from ..limits.supervisor import Supervisor
+    from ..limits.telling import Watch
+
+    in_memory = [item.path for item in operations if isinstance(item, Empty)]
+    return Watch(Supervisor(asked.memory or None, asked.processes or None, in_memory), asked.tally)
 
 
 def _be_somebody_else(asked: Surroundings, namespaces: int = 0) -> None:
@@ -152,11 +175,15 @@ def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -
     _die_with_the_launcher(telling)
     if asked.doors:  # before there is a namespace of groups: from inside, ours have no names
         cgroups.enter(asked.doors)
+    if asked.processors:
+        from ..limits import processors  # while our files can be read
+
+        processors.narrow(asked.processors)
     call("unshare", mounts.CLONE_NEWNS | asked.namespaces)
     mounts.mount(None, "/", flags=mounts.MS_REC | mounts.MS_PRIVATE)
     call("sethostname", asked.host, len(asked.host))
     if work.gateway is not None:
-        work.gateway.give_sockets(asked)
+        work.gateway.give_sockets(asked.network)
     elif asked.namespaces & userns.CLONE_NEWNET:
         loopback.up()
     fresh_root.enter(work.operations, asked.stranger, work.translated)
@@ -167,10 +194,12 @@ def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -
         _die_with_the_launcher(telling)  # and the death signal
     process.no_new_privs()
     process.empty_bounding_set()
-    process.clear_capabilities()
+    # Whoever watches has to see those, too, that nobody may look into. The command has none of this.
+    kept = 0 if work.watch is None else 1 << _CAP_SYS_PTRACE
+    process.clear_capabilities(kept)
     # Nothing of the sandbox looks into us: that hides us in its /proc, too.
     process.dumpable(False)
-    last_look.around(asked)
+    last_look.around(asked, kept)
     command = decode(asked.command)
     ruleset = confine.build_ruleset(command)
     if awaited >= 0 and os.read(awaited, 1) != b"!":
@@ -179,15 +208,26 @@ def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -
         work.gateway.await_ready()
     pid = os.fork()
     if pid == 0:
-        _guarded(telling, lambda: _command(command, ruleset, stdio, telling))
+        # Of the processes that the kernel counts in this user namespace, these are ours.
+        ours = 2 if awaited >= 0 and asked.stranger < 0 else 1
+        most = asked.processes + ours if asked.processes else 0
+        if work.go_first is not None:
+            work.go_first()  # before us
+        _guarded(telling, lambda: _command(command, ruleset, stdio, telling, most))
     null = os.open("/dev/null", os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
-    process.close_from(3)
-    return _reap(pid)
+    process.close_from(3, keep=work.tally)
+    return _reap(pid, work.watch)
 
 
-def _command(command: Instructions, ruleset: Ruleset | None, stdio: Sequence[int], telling: int) -> NoReturn:
+def _command(
+    command: Instructions, ruleset: Ruleset | None, stdio: Sequence[int], telling: int, processes: int
+) -> NoReturn:
+    """Be the command; the user that it is may have so many `processes`, if not 0."""
+    process.clear_capabilities()
+    if processes:
+        process.set_rlimits({_RLIMIT_NPROC: (processes, processes)})
     for number, fd in enumerate(stdio):
         os.dup2(fd, number)
     process.close_from(3, keep=(telling, *((ruleset.fd,) if ruleset else ())))
@@ -202,12 +242,13 @@ def _die_with_the_launcher(telling: int) -> None:
         os._exit(CONFINEMENT)
 
 
-def _reap(command: int) -> int:
+def _reap(command: int, watch: Watch | None = None) -> int:
+    """Wait for its end, and hold meanwhile what nothing else does; its exit status."""
     signals = process.signal_descriptor(HANDLED)
     poll = select.poll()
     poll.register(signals, select.POLLIN)
     while True:
-        poll.poll()
+        poll.poll(None if watch is None else watch.patience(None))
         for number in process.read_signals(signals):
             if number != process.SIGCHLD:
                 try:
@@ -220,6 +261,8 @@ def _reap(command: int) -> int:
             except ChildProcessError:
                 break
             if pid == command:
+                if watch is not None and status:
+                    watch.look(gone=1)  # what made it fail may not have been seen yet
                 return as_a_shell(status)
             if not pid:
                 break

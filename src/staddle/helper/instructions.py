@@ -77,8 +77,10 @@ class Instructions(Value):
     #: (b"exactly" | b"beneath" | b"never", path): which UNIX sockets may be connected to. Of the last two
     #: the innermost counts, and at the same place "never".
     sockets: tuple[tuple[bytes, bytes], ...] = ()
-    #: Whether the supervisor also makes Internet connections (they cannot be let through unseen).
+    #: Whether the supervisor also makes Internet connections (they cannot be let through unseen), and
+    #: where that is not to every address, to which: see `destinations`.
     internet: int = 0
+    destinations: tuple[tuple[bytes, int, int, int], ...] = ()
 
 
 _SHAPES: dict[str, Shape] = {
@@ -106,6 +108,7 @@ _SHAPES: dict[str, Shape] = {
     "brokered": int,
     "sockets": [(bytes, bytes)],
     "internet": int,
+    "destinations": [(bytes, int, int, int)],
 }
 
 
@@ -138,6 +141,11 @@ def _check(instructions: Instructions) -> None:
         raise Malformed("sockets has a rule of an unknown kind")
     if instructions.brokered and not (instructions.supervise and instructions.filter):
         raise Malformed("connections can only be brokered by a supervisor and a filter")
+    if any(
+        len(network) not in (4, 16) or not 0 <= prefix <= len(network) * 8 or not 0 <= port <= 65535
+        for network, prefix, port, _ in instructions.destinations
+    ):
+        raise Malformed("a destination is not a network and a port")
     if instructions.scratch and not instructions.supervise:
         raise Malformed("private directories need a supervisor that removes them")
     if (instructions.uid < 0) != (instructions.gid < 0):

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from .surroundings import Surroundings
 
 
-def around(asked: Surroundings) -> None:
-    """NotStarted when anything is missing."""
+def around(asked: Surroundings, kept: int = 0) -> None:
+    """NotStarted when anything is missing; the capabilities in `kept` are still there, on purpose."""
     missing = wrong(
-        asked, {name: contents(f"/proc/self/{name}") for name in ("status", "uid_map", "mountinfo")}
+        asked, {name: contents(f"/proc/self/{name}") for name in ("status", "uid_map", "mountinfo")}, kept
     )
     missing += shared(asked.foreign)
     if os.fsencode(os.uname().nodename) != asked.host:
@@ -30,12 +30,12 @@ def around(asked: Surroundings) -> None:
         raise NotStarted(CONFINEMENT, f"the sandbox would be without {', '.join(missing)}")
 
 
-def wrong(asked: Surroundings, seen: dict[str, bytes]) -> list[str]:
+def wrong(asked: Surroundings, seen: dict[str, bytes], kept: int = 0) -> list[str]:
     """What is missing, by what the files in /proc/self say. Pure."""
     id_map = seen["uid_map"].split()
     found = {
         "being its first process": b"Pid:\t1" in seen["status"].split(b"\n"),
-        **rights(seen["status"]),
+        **rights(seen["status"], kept),
         "a user of its own": len(id_map) == 3 and id_map[::2] == [b"%d" % asked.uid, b"1"],
         "being another user than root": len(id_map) == 3 and id_map[1] != b"0",
         "a root of its own": own_root(seen["mountinfo"]),
@@ -43,14 +43,14 @@ def wrong(asked: Surroundings, seen: dict[str, bytes]) -> list[str]:
     return [what for what, is_there in found.items() if not is_there]
 
 
-def rights(status: bytes) -> dict[str, bool]:
-    """Whether a process has given up what there is to give up, by its /proc/PID/status. Pure."""
+def rights(status: bytes, kept: int = 0) -> dict[str, bool]:
+    """Whether a process has given up all but the capabilities in `kept`, by its /proc/PID/status. Pure."""
     lines = status.split(b"\n")
     capabilities = [line.split() for line in lines if line.startswith(b"Cap")]
     return {
         "an end to new privileges": b"NoNewPrivs:\t1" in lines,
         "an end to all capabilities": len(capabilities) >= 5
-        and not any(int(row[1], 16) for row in capabilities),
+        and not any(int(row[1], 16) & ~kept for row in capabilities),
     }
 
 

@@ -47,8 +47,9 @@ def _asked(words: list[str]) -> surroundings.Surroundings:
 
 
 def _launch(asked: surroundings.Surroundings) -> int:
-    process.close_from(3, keep=(asked.status, *asked.gateway, *asked.doors))
-    for fd in (asked.status, *asked.gateway, *asked.doors):
+    given = (asked.status, *asked.gateway, *asked.doors, *(() if asked.tally < 0 else (asked.tally,)))
+    process.close_from(3, keep=given)
+    for fd in given:
         os.set_inheritable(fd, False)
     process.block_signals(inside.HANDLED)
     inside.open_streams()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+
+_ATTEMPTS = 10
 
 
 def make(directories: Sequence[bytes], uid: int = -1, gid: int = -1) -> None:
@@ -22,8 +26,10 @@ def make(directories: Sequence[bytes], uid: int = -1, gid: int = -1) -> None:
             raise
 
 
-def remove(directories: Sequence[bytes]) -> None:
+def remove(directories: Sequence[bytes], rest: Callable[[], object] | None = None) -> None:
     """Remove the first of them with everything below. Never raises; never follows a link.
+
+    `rest` is called now and then, by who is in no hurry.
 
     What is inside was made by the command: names, depth, number and modes are its choice.
     Nothing is done by path below the top, and no directory is entered from another one:
@@ -31,27 +37,36 @@ def remove(directories: Sequence[bytes]) -> None:
     """
     if not directories:
         return
-    try:
-        top = _open_directory(directories[0])
+    for _ in range(_ATTEMPTS):
         try:
-            _empty(top)
-        finally:
-            os.close(top)
-        os.rmdir(directories[0])
-    except OSError:
-        pass  # gone already, or a file system that lets nothing be removed any more
+            top = _open_directory(directories[0])
+            try:
+                _empty(top, rest or _go_on)
+            finally:
+                os.close(top)
+            os.rmdir(directories[0])
+        except OSError as error:
+            if error.errno == errno.ENOTEMPTY:
+                continue  # the kernel, or somebody who has not heard yet, put something into it
+        return  # or gone already, or a file system that lets nothing be removed any more
 
 
-def _empty(top: int) -> None:
+def _go_on() -> None:
+    pass
+
+
+def _empty(top: int, rest: Callable[[], object]) -> None:
     # Names that the command cannot have taken: it is dead by now.
     prefix, serial = os.urandom(8).hex(), 0
     while names := os.listdir(top):
         for name in names:
+            rest()
             if _unlink(top, name):
                 continue
             directory = _open_directory(name, top)
             try:
                 for inner in os.listdir(directory):
+                    rest()
                     if not _unlink(directory, inner):
                         os.close(_open_directory(inner, directory))  # moving it takes rights on it
                         serial += 1

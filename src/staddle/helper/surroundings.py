@@ -52,6 +52,13 @@ class Surroundings(Value):
     gateway: tuple[int, ...]
     #: Descriptors by which the first process enters the control groups of the sandbox, if it has any.
     doors: tuple[int, ...]
+    #: How many processors it is on; 0 is all.
+    processors: int = 0
+    #: What no control group holds, and the first process does: bytes of memory, processes; 0 is none.
+    #: And the descriptor of the file in which it tells what it did.
+    memory: int = 0
+    processes: int = 0
+    tally: int = -1
 
     def operations(self) -> tuple[Operation, ...]:
         """The operations that make the view."""
@@ -72,6 +79,10 @@ SHAPES: dict[str, Shape] = {
     "network": [(bytes, bytes, int, bytes)],
     "gateway": [int],
     "doors": [int],
+    "processors": int,
+    "memory": int,
+    "processes": int,
+    "tally": int,
 }
 
 
@@ -96,8 +107,8 @@ def foreign(kinds: Iterable[str]) -> tuple[tuple[bytes, int], ...]:
 def check(surroundings: Surroundings, shapes: dict[str, Shape]) -> None:
     """Malformed for what cannot be meant."""
     wire.check(surroundings, shapes)
-    if surroundings.uid == 0 or surroundings.gid == 0 or surroundings.stranger == 0:
-        raise Malformed("nobody is root in a sandbox")
+    if surroundings.uid < 0 or surroundings.gid < 0 or surroundings.stranger == 0:
+        raise Malformed("nobody in a sandbox is the host's root")
     if len(surroundings.gateway) not in (0, 2):
         raise Malformed("a line has two ends")
     try:

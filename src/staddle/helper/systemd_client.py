@@ -50,8 +50,9 @@ def main(words: list[str]) -> NoReturn:
         file = _descriptor(words)
         orders = _orders(file)
         status = orders.status
-        os.set_inheritable(status, False)
-        code = _Client(orders, file).run()
+        for fd in (status, *orders.gateway):
+            os.set_inheritable(fd, False)
+        code = _run(orders, file)
     except NotStarted as failure:
         code = failure.code
         tell(status, failure)
@@ -59,6 +60,19 @@ def main(words: list[str]) -> NoReturn:
         code = CONFINEMENT
         tell(status, NotStarted(code, str(error)))
     os._exit(code)
+
+
+def _run(orders: unit_orders.Orders, file: int) -> int:
+    if not orders.gateway:
+        return _Client(orders, file).run()
+    from .gateway import Gateway  # only for a policy that names something to reach
+
+    gateway = Gateway(orders.gateway)  # our child, in the host's network; the unit has none of it
+    os.close(orders.gateway[0])
+    try:
+        return _Client(orders, file, (gateway.line, gateway.ready)).run()
+    finally:
+        gateway.end()
 
 
 def _descriptor(words: list[str]) -> int:
@@ -77,7 +91,8 @@ def _orders(file: int) -> unit_orders.Orders:
 class _Client:
     """One unit, from its start to its end."""
 
-    def __init__(self, orders: unit_orders.Orders, file: int) -> None:
+    def __init__(self, orders: unit_orders.Orders, file: int, gateway: tuple[int, ...] = ()) -> None:
+        """`gateway` are the descriptors that lead to the network gateway, if there is one."""
         self._orders = orders
         self._said = b""
         self._started = False
@@ -93,7 +108,7 @@ class _Client:
         theirs.close()
         os.close(words)
         self._ended = process.pidfd_open(self._starter)
-        self._hand_over(file)
+        self._hand_over(file, gateway)
 
     def _start(self, stdin: int, output: int) -> int:
         us = os.getpid()
@@ -115,14 +130,14 @@ class _Client:
         finally:
             os._exit(CONFINEMENT)
 
-    def _hand_over(self, file: int) -> None:
+    def _hand_over(self, file: int, gateway: tuple[int, ...]) -> None:
         """Send the orders and our descriptors, and let go of these: the command's ends are its own.
 
         All but standard error: that it could not be started may have to be told there.
         """
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         stdio = [fd if _is_open(fd) else null for fd in range(3)]
-        given = struct.pack("4i", *stdio, file)
+        given = struct.pack(f"{4 + len(gateway)}i", *stdio, file, *gateway)
         self._control.sendmsg([ORDERS], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, given)])
         for fd in (0, 1):
             os.dup2(null, fd)

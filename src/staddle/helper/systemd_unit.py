@@ -28,7 +28,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-#: Messages. To us, once and first: four descriptors come with it. Then signals to pass on.
+    from .gateway import Gateway
+
+#: Messages. To us, once and first: descriptors come with it, the command's three, the orders, and
+#: two that lead to the gateway, where there is one. Then signals to pass on.
 ORDERS, SIGNAL = b"o", b"k"
 #: From us: a failure and its words, the command's first instruction, its exit status.
 FAILED, STARTED, ENDED = b"f", b"s", b"x"
@@ -47,24 +50,33 @@ def main() -> NoReturn:
 
 
 def _unit(control: _socket.socket) -> int:
-    stdio, orders = _receive(control)
+    stdio, orders, gateway = _receive(control)
     process.block_signals(inside.HANDLED)
     _check_unit(orders)
-    first, told = inside.start(orders, stdio)
-    for fd in stdio:
+    first, told = inside.start(orders, stdio, gateway)
+    for fd in (*stdio, *((gateway.line, gateway.ready) if gateway else ())):
         os.close(fd)
     return _attend(control, first, told)
 
 
-def _receive(control: _socket.socket) -> tuple[tuple[int, ...], unit_orders.Orders]:
-    """The command's descriptors and the orders. Only the client holds the other end."""
-    message, extra, flags, _ = control.recvmsg(16, _socket.CMSG_SPACE(4 * 4))
+def _receive(control: _socket.socket) -> tuple[tuple[int, ...], unit_orders.Orders, Gateway | None]:
+    """The command's descriptors, the orders, and the gateway. Only the client holds the other end."""
+    message, extra, flags, _ = control.recvmsg(16, _socket.CMSG_SPACE(6 * 4))
     if message != ORDERS or len(extra) != 1 or flags & _socket.MSG_CTRUNC:
         os._exit(CONFINEMENT)  # the client has ended before it asked for anything
-    *stdio, file = struct.unpack("4i", extra[0][2])
-    for fd in (*stdio, file):
+    count = len(extra[0][2]) // 4
+    *stdio, file = received = struct.unpack(f"{count}i", extra[0][2])[:4]
+    outward = struct.unpack(f"{count}i", extra[0][2])[4:]
+    for fd in (*received, *outward):
         os.set_inheritable(fd, False)
-    return tuple(stdio), unit_orders.decode(caller.contents(file))
+    orders = unit_orders.decode(caller.contents(file))
+    if len(outward) != len(orders.gateway):
+        raise NotStarted(CONFINEMENT, "the network gateway is missing")
+    if not outward:
+        return tuple(stdio), orders, None
+    from .gateway import Gateway  # only for a policy that names something to reach
+
+    return tuple(stdio), orders, Gateway.elsewhere(*outward)
 
 
 def _check_unit(orders: unit_orders.Orders) -> None:

@@ -22,10 +22,10 @@ class Orders(Surroundings):
     """One confined start by way of a service manager."""
 
     #: The systemd-run command, whole; and the variables it needs to find the manager.
-    starter: tuple[bytes, ...]
-    starter_environment: tuple[bytes, ...]
+    starter: tuple[bytes, ...] = ()
+    starter_environment: tuple[bytes, ...] = ()
     #: (file, most): what the unit's control group must say at most.
-    bounds: tuple[tuple[bytes, int], ...]
+    bounds: tuple[tuple[bytes, int], ...] = ()
 
 
 _SHAPES: dict[str, Shape] = {

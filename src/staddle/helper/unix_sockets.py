@@ -22,6 +22,7 @@ import struct
 from ..linux import process
 from ..linux.landlock import RIGHTS
 from ..linux.openat2 import open_without_symlinks
+from .destinations import Destinations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Broker:
         self.listener = listener
         self._rules = Rules(instructions.sockets)
         self._internet = bool(instructions.internet)
+        self._destinations = Destinations(instructions.destinations)
         # Our own domain has this scope, so the kernel itself keeps us from the host's.
         self._abstract = bool(instructions.scoped & RIGHTS["scope"]["abstract_unix_socket"][0])
         # CDLL, not PyDLL: a connection that blocks must not stop the other threads.
@@ -140,7 +142,7 @@ class Broker:
                 raise Refused(errno.ENOTSOCK)
             (family,) = struct.unpack_from("H", name)
             if family != AF_UNIX:
-                if not self._internet or family not in (AF_UNSPEC, AF_INET, AF_INET6, AF_NETLINK):
+                if not self._may_reach(family, name):
                     raise Refused(errno.EACCES)
                 return self._connect_to(socket, name)
             path = name[2:]
@@ -149,6 +151,11 @@ class Broker:
             return self._connect_path(socket, _real(thread, path.split(b"\0")[0]))
         finally:
             os.close(socket)
+
+    def _may_reach(self, family: int, name: bytes) -> bool:
+        if self._internet:
+            return family in (AF_UNSPEC, AF_INET, AF_INET6, AF_NETLINK)
+        return self._destinations.allow(name)
 
     def _connect_abstract(self, socket: int, name: bytes) -> int:
         """The command's own abstract sockets; the kernel refuses us all others."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _QUIET = mounts.MS_NOSUID | mounts.MS_NODEV
 #: What a new /proc still tells about the whole machine, and who needs it is not confined.
-_MACHINE_WIDE = ("keys", "key-users", "timer_list", "kallsyms", "sched_debug", "kcore", "kmsg")
+_MACHINE_WIDE = ("keys", "key-users", "timer_list", "kallsyms", "cmdline", "sched_debug", "kcore", "kmsg")
 
 
 def build(instructions: Instructions) -> None:

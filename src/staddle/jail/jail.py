@@ -72,7 +72,7 @@ class ConfinedJail(Jail):
         if done.returncode:
             raise CommandFailed(
                 f"{opts.command[0]!r} ended with {done.returncode}",
-                why="see what it printed",
+                why=getattr(done, "why", "") or "see what it printed",
                 status=done.returncode,
                 output=output,
             )

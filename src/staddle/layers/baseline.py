@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .differences import Difference
+    from .differences import Difference, Selection
 
     Signature = tuple[int, ...]
 
@@ -41,7 +41,7 @@ class Baseline:
 
     def copy(self) -> Baseline:
         """The same, to go on with from a snapshot."""
-        other = Baseline(self.taken)
+        other = type(self)(self.taken)
         other._noted, other._settled = dict(self._noted), dict(self._settled)
         return other
 
@@ -86,6 +86,21 @@ class Baseline:
     def resettle(self, path: str, status: os.stat_result) -> None:
         """What was committed at `path` is the same as before; only its owner is another one now."""
         self._settled[path] = _mark(status)
+
+    def is_as_settled(self, item: Difference) -> bool:
+        """Whether what the layer has at a path is what was committed there: nothing, where nothing was."""
+        return self._settled.get(item.path) == _upper(item)
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """There was something at these, whatever it was: where nothing is now, it has been deleted."""
+        for path in paths:
+            self._settled.setdefault(path, _CHANGED)
+
+    def forget(self, paths: Selection) -> None:
+        """Nothing is known of these any more."""
+        for known in (self._noted, self._settled):
+            for path in [path for path in known if paths.has(path)]:
+                del known[path]
 
     def is_settled(self, path: str, status: os.stat_result) -> bool:
         """Whether what the layer has at `path` is what was committed."""

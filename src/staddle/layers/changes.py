@@ -91,22 +91,16 @@ def in_order(found: Iterable[Difference]) -> list[Difference]:
 def change_of(opened: Opened, item: Difference, at: str = "") -> Change:
     """A difference as it is shown."""
     before = f"{at.rstrip('/')}/" if at else ""
-    new, old = item.new, item.old
+    new, old = _described(item.new), _described(item.old)
     old_path = item.old_path or item.path
-    new_link = new is not None and stat.S_ISLNK(new.st_mode)
-    old_link = old is not None and stat.S_ISLNK(old.st_mode)
     change = Change(
         item.kind,
         before + item.path,
-        _type(new),
-        new.st_size if new is not None and stat.S_ISREG(new.st_mode) else None,
-        stat.S_IMODE(new.st_mode) if new is not None else None,
-        _target(opened.layers[item.layer], item.path) if new_link else None,
+        *new,
+        _target(opened.layers[item.layer], item.path) if new[0] == "symlink" else None,
         before + item.old_path if item.old_path else None,
-        _type(old),
-        old.st_size if old is not None and stat.S_ISREG(old.st_mode) else None,
-        stat.S_IMODE(old.st_mode) if old is not None else None,
-        _target(opened.bases[item.base], old_path) if old_link else None,
+        *old,
+        _target(opened.bases[item.base], old_path) if old[0] == "symlink" else None,
     )
     change._set("_source", (opened.view, item))
     return change
@@ -117,8 +111,13 @@ def type_of(mode: int) -> str:
     return _TYPES.get(stat.S_IFMT(mode), "device")
 
 
-def _type(status: os.stat_result | None) -> str | None:
-    return None if status is None else type_of(status.st_mode)
+def _described(status: os.stat_result | None) -> tuple[str | None, int | None, int | None]:
+    """(type, size of a file, permissions)"""
+    if status is None:
+        return (None, None, None)
+    mode = status.st_mode
+    kind = type_of(mode)
+    return (kind, status.st_size if kind == "file" else None, stat.S_IMODE(mode))
 
 
 def _target(tree: Tree, path: str) -> str | None:

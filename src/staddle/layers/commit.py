@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from .review import OnConflict
+    from .review import Choice, OnConflict
 
 
 class Committed(Value):
@@ -41,12 +41,15 @@ def commit(
     on_conflict: OnConflict = "refuse",
     allow_protected: bool = False,
     progress: Callable[[int, int], object] | None = None,
+    only: Choice | None = None,
+    durable: bool = True,
 ) -> Committed:
     """Take the changes of `view`, at and below `paths`, over to its base, whole or not at all.
 
     CommitRefused before anything is written: the host changed the same files (as `baseline`
     tells), or a change needs a second look. CommitFailed: the host refused a step, and all that
-    had been done was put back. Nothing may write to the layers meanwhile. Owners, set-ID bits,
+    had been done was put back. `only` chooses among the changes, one by one; without `durable`
+    nobody waits for the disk. Nothing may write to the layers meanwhile. Owners, set-ID bits,
     attributes, devices, pipes and sockets are not taken over.
     """
     if len(view.bases) != 1:
@@ -54,12 +57,12 @@ def commit(
     since = time.time_ns()
     with Opened(view) as opened:
         target = opened.bases[0]
-        found = review(opened, paths, baseline)
+        found = review(opened, paths, baseline, only)
         taken, kept = decided(found, on_conflict, allow_protected)
         if not taken:
             return Committed((), kept, found.left_out)
         changes = tuple(change_of(opened, item) for item in taken)
-        with Place(target.path, target.root) as place:
+        with Place(target.path, target.root, durable=durable) as place:
             try:
                 steps = Staging(opened, target.root, place.slots).stage(taken, progress)
                 place.carry_out(target.root, steps, since)

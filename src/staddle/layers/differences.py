@@ -47,6 +47,7 @@ class Selection:
         if self._chosen and "" in self._chosen:
             self._chosen = None
         self._above = {path[:at] for path in self._chosen or () for at in _slashes(path)}
+        self.is_everything = self._chosen is None
 
     def has(self, path: str) -> bool:
         """Whether `path` itself is meant."""
@@ -56,6 +57,11 @@ class Selection:
     def leads_to(self, path: str) -> bool:
         """Whether something at or below `path` may be meant."""
         return self.has(path) or path in self._above
+
+    def below(self, directory: str) -> Selection:
+        """What is chosen below a directory, as paths from there."""
+        start = f"{directory}/"
+        return Selection([path[len(start) :] for path in self._chosen or () if path.startswith(start)])
 
     def missing(self, paths: Iterable[str]) -> list[str]:
         """The chosen ones at, below or above which none of `paths` is."""
@@ -113,6 +119,7 @@ class _Pair:
 def _visit(opened: Opened, pair: _Pair, selection: Selection, todo: list[_Pair]) -> Iterator[Difference]:
     """The differences of one directory; directories below it are added to `todo`."""
     marks = not opened.view.plain
+    everything, hidden = selection.is_everything, opened.view.hidden
     prefix = f"{pair.path}/" if pair.path else ""
     upper = Side(opened.layers, pair.layers, pair.path, marks)
     try:
@@ -124,13 +131,13 @@ def _visit(opened: Opened, pair: _Pair, selection: Selection, todo: list[_Pair])
                 names.update(lower.names())  # what is only there has been deleted
             for name in names:
                 path = prefix + name
-                if not selection.leads_to(path):
+                if (not everything and not selection.leads_to(path)) or path in hidden:
                     continue
                 now, before = upper.resolve(name), lower.resolve(name)
                 if now.status is None and through and not now.ended:
                     continue  # gone meanwhile
                 kind = _compared(name, now, before, (upper, lower))
-                if kind is not None and selection.has(path):
+                if kind is not None and (everything or selection.has(path)):
                     yield Difference(kind, path, now, before)
                 if now.is_directory:
                     below = before.trees if before.is_directory else ()
@@ -183,7 +190,7 @@ def _same_content(name: str, now: Merged, before: Merged, sides: tuple[Side, Sid
         for side, one in zip(sides, (now, before), strict=True):
             tree = one.trees[0]
             opened.append(side.trees[tree].file(side.descriptor(tree), name))
-        return _same_bytes(*opened)
+        return _same_bytes(opened[0], opened[1], new.st_size)
     except OSError:
         return False  # what cannot be compared is shown
     finally:
@@ -191,10 +198,13 @@ def _same_content(name: str, now: Merged, before: Merged, sides: tuple[Side, Sid
             os.close(fd)
 
 
-def _same_bytes(one: int, other: int) -> bool:
-    while True:
-        left, right = os.read(one, _CHUNK), os.read(other, _CHUNK)
+def _same_bytes(one: int, other: int, size: int) -> bool:
+    chunk = min(size + 1, _CHUNK)  # one more than there is: a file that has grown is not the same
+    while size >= 0:
+        left, right = os.read(one, chunk), os.read(other, chunk)
         if left != right:
             return False  # a short read in the middle of a file that is being written, at worst
-        if not left:
-            return True
+        if len(left) < chunk:
+            return len(left) == size
+        size -= len(left)
+    return False

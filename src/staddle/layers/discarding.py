@@ -9,7 +9,7 @@ from ..errors import LayerError
 from .copying import copy_content
 from .differences import Difference, Selection, differences
 from .merged import Opened, View
-from .merging import merge
+from .merging import copy_of, merge
 from .tree import OPAQUE, Tree, open_deep
 
 TYPE_CHECKING = False
@@ -34,6 +34,67 @@ def discard(view: View, paths: Collection[str], destination: str, owner: tuple[i
         for item in found:
             covering.cover(item)
         covering.finish()
+
+
+def bring_back(source: str, paths: Collection[str], destination: str, hidden: Collection[str] = ()) -> None:
+    """Have `destination`, a copy without `paths`, have there what `source` has, but for what is `hidden`."""
+    root = os.open(destination, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with Tree(source, ours=False) as base:
+            for path in sorted({path.strip("/") for path in paths}, key=lambda path: path.split("/")):
+                if path not in hidden and (status := base.status(path)) is not None:
+                    _bring(base, root, path, status, Selection(hidden) if hidden else None)
+    finally:
+        os.close(root)
+
+
+def _bring(base: Tree, root: int, path: str, status: os.stat_result, hidden: Selection | None) -> None:
+    parent, _, name = path.rpartition("/")
+    here = _way(base, root, parent)
+    try:
+        source = base.directory(parent)
+        try:
+            if stat.S_ISDIR(status.st_mode):
+                os.mkdir(name, 0o700, dir_fd=here)
+                below = hidden.below(path) if hidden is not None else None
+                copy_of(f"/proc/self/fd/{source}/{name}", f"/proc/self/fd/{here}/{name}", without=below)
+            elif stat.S_ISLNK(status.st_mode):
+                os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=here)
+            elif stat.S_ISREG(status.st_mode):
+                _copy(base, source, here, name)
+        finally:
+            os.close(source)
+    except FileExistsError:
+        pass  # it came with a directory above
+    finally:
+        os.close(here)
+
+
+def _way(base: Tree, root: int, path: str) -> int:
+    """The directory `path` of a copy, made where it is missing, as the host's is."""
+    here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+    whole = ""
+    for name in path.split("/") if path else ():
+        whole = f"{whole}/{name}" if whole else name
+        try:
+            os.mkdir(name, 0o700, dir_fd=here)
+            if (status := base.status(whole)) is not None:
+                os.chmod(name, stat.S_IMODE(status.st_mode) & 0o777 | 0o700, dir_fd=here)
+        except FileExistsError:
+            pass
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            below = os.open(name, flags, dir_fd=here)
+        except OSError:
+            raise LayerError(
+                f"the changes below {whole!r} cannot be dropped alone",
+                why="the sandbox made it something else than a directory, or closed it",
+                fix=f"drop {whole!r} too",
+            ) from None
+        finally:
+            os.close(here)
+        here = below
+    return here
 
 
 class _Covering:

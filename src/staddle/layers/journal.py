@@ -96,6 +96,8 @@ class Steps:
         self._steps = tuple(steps)
         self._cleared = {step.path for step in self._steps if isinstance(step, Clear)}
         self._last = LastDirectory(target)
+        #: What has been moved away: another name of one of these has another time for that alone.
+        self._moved: set[int] = set()
 
     def do(self, *, afresh: bool = False) -> None:
         """Do those that are not done, in order; `afresh` says that none is. Stops at one that fails."""
@@ -151,7 +153,7 @@ class Steps:
             if afresh or self._in_slot(step.slot) == step.new:
                 self._put(step, directory, name, afresh)
         elif afresh or not self._in_slot(step.slot):
-            _unchanged(directory, name, step)
+            self._unchanged(directory, name, step)
             rename_new(directory, name, self._slots, step.slot)
 
     def _put(self, step: Put, directory: int, name: str, afresh: bool) -> None:
@@ -159,11 +161,23 @@ class Steps:
             rename_new(self._slots, step.slot, directory, name)
             return
         if afresh or not self._in_slot(f"{step.slot}.old"):
-            _unchanged(directory, name, step)
+            self._unchanged(directory, name, step)
             if exchange_names(self._slots, step.slot, directory, name):
                 return
             rename_new(directory, name, self._slots, f"{step.slot}.old")
         rename_new(self._slots, step.slot, directory, name)
+
+    def _unchanged(self, directory: int, name: str, step: Put | Remove) -> None:
+        """The last look before something is moved away: it must be what was decided about."""
+        try:
+            found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except FileNotFoundError:
+            raise _conflict(step.path) from None
+        # A directory's time moves with what is done in it, by this commit too.
+        any_time = not step.changed or stat.S_ISDIR(found.st_mode) or step.old in self._moved
+        if found.st_ino != step.old or (found.st_ctime_ns != step.changed and not any_time):
+            raise _conflict(step.path)
+        self._moved.add(step.old)
 
     def _undo(self, step: Step, directory: int, name: str) -> None:
         if isinstance(step, Permit):
@@ -292,18 +306,6 @@ def _newer_than(since: int, slots: int, slot: str) -> str | None:
         finally:
             os.close(fd)
     return None
-
-
-def _unchanged(directory: int, name: str, step: Put | Remove) -> None:
-    """The last look before something is moved away: it must be what was decided about."""
-    try:
-        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        raise _conflict(step.path) from None
-    # A directory's time moves with what is done in it, by this commit too.
-    same_time = found.st_ctime_ns == step.changed or stat.S_ISDIR(found.st_mode)
-    if found.st_ino != step.old or (step.changed and not same_time):
-        raise _conflict(step.path)
 
 
 def _conflict(path: str) -> CommitRefused:

@@ -21,6 +21,8 @@ from .tree import Tree
 _ATTEMPTS = 5
 #: For the sandboxes of a killed process, in seconds.
 _PATIENCE = 5.0
+#: As many as one sandbox has at most.
+_IDS = 1 << 16
 #: Beside the layers; there is no `lock`, so that nobody takes them for those of a dead process.
 USERS = "users-"
 
@@ -33,6 +35,8 @@ class KeptStore(Store):
     The claim is given back when `end` was called and nobody holds a layer any more: a fork may
     outlive the sandbox that the session was opened for.
     """
+
+    stays = True
 
     def __init__(self, name: str, *, make: bool, owner: tuple[int, int] | None = None) -> None:
         """Claim the session, which need not have a record yet when it is to be made."""
@@ -264,36 +268,47 @@ def sweep_grave(place: str) -> None:
 # ---------------------------------------------------------------- owners
 
 
-def prepare(layer: Layer, owner: tuple[int, int] | None) -> None:
-    """Let a layer of an earlier process be mounted again, by `owner` if that is not us.
+def prepare(layer: Layer, owner: tuple[int, int] | None, before: int = -1) -> None:
+    """Let a layer of an earlier process be mounted again, by `owner` if that is not us; see `give`.
 
-    The kernel's own directory is made anew. Root's sandboxes are somebody else in each process:
-    what the last one wrote is given to this one's. By root, over descriptors; nobody else has
-    the layer now, and no name in it is that of a file outside.
+    The kernel's own directory is made anew.
     """
     remove_directory((os.fsencode(layer.work),))
     os.mkdir(layer.work, 0o700)
-    if owner is None:
-        return
-    for path in (layer.path, layer.work):
-        os.chown(path, *owner)
+    if owner is not None:
+        for path in (layer.path, layer.work):
+            os.chown(path, *owner)
+        give(layer.upper, owner, before)
+
+
+def give(path: str, owner: tuple[int, int], before: int = -1) -> None:
+    """Give a directory, and all that is in it, to `owner`; what was of ids near `before` to the same near it.
+
+    Root's sandboxes are somebody else in each process: what the last one wrote is given to this
+    one's. By root, over descriptors; nobody else has it now, and no name in it is that of a file
+    outside.
+    """
     todo = [""]
-    with Tree(layer.upper, ours=True) as tree:
+    with Tree(path, ours=True) as tree:
         while todo:
             path = todo.pop()
             directory = tree.directory(path)
             try:
-                _give(directory, ".", os.fstat(directory), owner)
+                _give(directory, ".", os.fstat(directory), owner, before)
                 with os.scandir(directory) as entries:
                     for entry in entries:
                         if entry.is_dir(follow_symlinks=False):
                             todo.append(f"{path}/{entry.name}" if path else entry.name)
                         else:
-                            _give(directory, entry.name, entry.stat(follow_symlinks=False), owner)
+                            _give(directory, entry.name, entry.stat(follow_symlinks=False), owner, before)
             finally:
                 os.close(directory)
 
 
-def _give(directory: int, name: str, status: os.stat_result, owner: tuple[int, int]) -> None:
-    if (status.st_uid, status.st_gid) != owner:
-        os.chown(name, *owner, dir_fd=directory, follow_symlinks=False)
+def _give(directory: int, name: str, status: os.stat_result, owner: tuple[int, int], before: int) -> None:
+    uid, gid = (
+        now + found - before if before >= 0 and abs(found - before) < _IDS else now
+        for now, found in zip(owner, (status.st_uid, status.st_gid), strict=True)
+    )
+    if (status.st_uid, status.st_gid) != (uid, gid):
+        os.chown(name, uid, gid, dir_fd=directory, follow_symlinks=False)

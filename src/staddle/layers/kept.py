@@ -33,6 +33,18 @@ _FIRST = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 _LETTERS = _FIRST | frozenset("._-")
 
 
+class Beside(Value):
+    """A tree beside the workspace: the path of its root inside, where it is seen there, and its layers.
+
+    `bases` is what they are over, topmost first: paths of the host, or names in the store.
+    """
+
+    root: str
+    places: tuple[str, ...]
+    bases: tuple[str, ...]
+    layers: tuple[str, ...]
+
+
 class Point(Value):
     """A kept snapshot: its layers by name, topmost first."""
 
@@ -40,6 +52,12 @@ class Point(Value):
     created: float
     layers: tuple[str, ...]
     baseline: Baseline
+    beside: tuple[Beside, ...] = ()
+
+    @property
+    def every_layer(self) -> tuple[str, ...]:
+        """The names of all its layers."""
+        return (*self.layers, *(name for tree in self.beside for name in tree.layers))
 
 
 class Record(Value):
@@ -58,11 +76,23 @@ class Record(Value):
     layers: tuple[str, ...]
     baseline: Baseline
     points: tuple[Point, ...] = ()
+    beside: tuple[Beside, ...] = ()
+    #: Who mounted its layers last, if that was not whoever started it.
+    mounter: int = -1
 
     @property
     def every_layer(self) -> frozenset[str]:
         """The names of all layers that must stay."""
-        return frozenset((*self.layers, *(name for point in self.points for name in point.layers)))
+        ours = (self.layers, *(tree.layers for tree in self.beside))
+        return frozenset(
+            name for names in (*ours, *(point.every_layer for point in self.points)) for name in names
+        )
+
+    @property
+    def every_base(self) -> frozenset[str]:
+        """What its other trees are over."""
+        trees = (*self.beside, *(tree for point in self.points for tree in point.beside))
+        return frozenset(base for tree in trees for base in tree.bases)
 
 
 # ---------------------------------------------------------------- where
@@ -217,11 +247,15 @@ def _record(facts: object, name: str) -> Record:
         raise ValueError(f"{workspace!r} is no workspace")
     if type(facts["inode"]) is not int or not isinstance(facts["policy"], dict):
         raise ValueError("it does not say what it is of")
+    if type(mounter := facts.get("mounter", -1)) is not int or not -1 <= mounter < 1 << 32:
+        raise ValueError(f"{mounter!r} is nobody")
     points = tuple(_point(point) for point in facts["points"])
     if len({point.label for point in points}) != len(points):
         raise ValueError("two of its snapshots have one name")
     layers = _names(facts["layers"])
-    if not layers or any(layers[0] in point.layers for point in points):
+    beside = _several(facts.get("beside", []))
+    frozen = {name for point in points for name in point.every_layer}
+    if not layers or any(not one or one[0] in frozen for one in (layers, *(tree.layers for tree in beside))):
         raise ValueError("it does not say which layer is written")
     return Record(
         name,
@@ -233,6 +267,8 @@ def _record(facts: object, name: str) -> Record:
         layers,
         Baseline.from_facts(facts["baseline"]),
         points,
+        beside,
+        mounter,
     )
 
 
@@ -240,7 +276,37 @@ def _point(facts: object) -> Point:
     if not isinstance(facts, dict):
         raise ValueError(f"{facts!r} is no snapshot")
     baseline = Baseline.from_facts(facts["baseline"])
-    return Point(checked_label(facts["label"]), _time(facts["created"]), _names(facts["layers"]), baseline)
+    beside = _several(facts.get("beside", []))
+    layers = _names(facts["layers"])
+    return Point(checked_label(facts["label"]), _time(facts["created"]), layers, baseline, beside)
+
+
+def _several(facts: object) -> tuple[Beside, ...]:
+    if not isinstance(facts, list):
+        raise ValueError("its other trees are not a list")
+    found = tuple(_beside(tree) for tree in facts)
+    if len({tree.root for tree in found}) != len(found):
+        raise ValueError("two of its trees have one root")
+    return found
+
+
+def _beside(facts: object) -> Beside:
+    several = ("places", "bases", "layers")
+    if not isinstance(facts, dict) or not all(isinstance(facts[name], list) for name in several):
+        raise ValueError(f"{facts!r} is no tree")
+    for path in (facts["root"], *facts["places"]):
+        if not _is_path(path):
+            raise ValueError(f"{path!r} is no place of a tree")
+    for base in facts["bases"]:
+        if not isinstance(base, str) or not base.strip("./") or not _is_path(f"/{base.lstrip('/')}"):
+            raise ValueError(f"{base!r} is nothing that a tree is over")
+    if not facts["bases"]:
+        raise ValueError("it does not say what a tree is over")
+    return Beside(facts["root"], tuple(facts["places"]), tuple(facts["bases"]), _names(facts["layers"]))
+
+
+def _is_path(text: object) -> bool:
+    return isinstance(text, str) and text.startswith("/") and "\0" not in text and ".." not in text.split("/")
 
 
 def checked_label(label: object) -> str:

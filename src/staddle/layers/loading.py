@@ -12,7 +12,7 @@ from .unpacking import Bounds, Unpacking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import IO
 
     from .store import Layer, Store
@@ -29,16 +29,18 @@ def load(
     bases: Sequence[str] = (),
     bounds: Bounds | None = None,
     owner: tuple[int, int] | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> tuple[dict[str, Layer], dict[str, object]]:
     """The layers of the archive at `path`, new ones of `store`, and its facts.
 
     Each layer is held once, for the caller to drop. `bases` are what they will lie on, if that is
-    known: whiteouts of what is not there are left out. ArchiveRefused, with nothing left behind,
-    for anything that `save` does not write.
+    known: whiteouts of what is not there are left out. `progress` is told how many of how many
+    bytes of the file are read. ArchiveRefused, with nothing left behind, for anything that `save`
+    does not write.
     """
     made: dict[str, Layer] = {}
     try:
-        with open(path, "rb") as raw, _decompressing(raw) as source:
+        with open(path, "rb") as raw, _decompressing(_told(raw, progress)) as source:
             facts = _read(source, store, made, bounds or Bounds(), owner)
         for layer in made.values() if bases else ():
             prune(layer.upper, bases)
@@ -141,6 +143,27 @@ class _Counted:
             raise _refused("it becomes too large")
         self.digest.update(data)
         return data
+
+
+class _Told:
+    """A file that tells how far it has been read."""
+
+    def __init__(self, raw: IO[bytes], progress: Callable[[int, int], object]) -> None:
+        self._raw, self._progress = raw, progress
+        self._size, self._done = os.fstat(raw.fileno()).st_size, 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._raw.read(size)
+        self._done += len(data)
+        self._progress(min(self._done, self._size), self._size)
+        return data
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._raw, name)
+
+
+def _told(raw: IO[bytes], progress: Callable[[int, int], object] | None) -> IO[bytes]:
+    return raw if progress is None else _Told(raw, progress)  # type: ignore[return-value]
 
 
 def _next(entries: Iterator[tuple[Member, Content]]) -> tuple[Member, Content]:

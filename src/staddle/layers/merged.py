@@ -20,11 +20,13 @@ class View(Value):
     """Layers, topmost first, and what they are compared with.
 
     `plain`: the one layer is a whole copy of the bases that was then worked in, without overlayfs.
+    What is at `hidden` paths is not looked at.
     """
 
     layers: tuple[str, ...]
     bases: tuple[str, ...]
     plain: bool = False
+    hidden: tuple[str, ...] = ()
 
 
 class Opened:
@@ -78,6 +80,9 @@ class Merged:
         return self.status is not None and stat.S_ISDIR(self.status.st_mode)
 
 
+_NOTHING = Merged(None, (), False)
+
+
 class Side:
     """The directories that make up one side of a pair, open, topmost first."""
 
@@ -111,6 +116,8 @@ class Side:
 
     def resolve(self, name: str) -> Merged:
         """What `name` is in these directories together."""
+        if not self.directories:
+            return _NOTHING
         status: os.stat_result | None = None
         trees: tuple[int, ...] = ()
         for index, fd, marked in self.directories:

@@ -16,7 +16,7 @@ from .tree import MARKS, OPAQUE, Tree, is_whiteout, opacity, open_deep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .differences import Selection
 
@@ -25,16 +25,21 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 
 def merge(
-    layers: Sequence[str], destination: str, *, link: bool = False, without: Selection | None = None
+    layers: Sequence[str],
+    destination: str,
+    *,
+    link: bool = False,
+    without: Selection | None = None,
+    rest: Callable[[], object] | None = None,
 ) -> None:
     """Make the empty directory `destination` a layer that means what `layers` (topmost first) mean.
 
     With `link`, files are linked, which costs no room. `without` is left out. Sockets and
     devices do not come along, apart from whiteouts: a layer that is mounted again has nobody
-    listening.
+    listening. `rest` is called now and then, by who is in no hurry.
     """
     with Opened(View(tuple(layers), ())) as opened:
-        _Merge(destination, opened.layers, link, without).run()
+        _Merge(destination, opened.layers, link, without, rest=rest).run()
 
 
 def prune(layer: str, bases: Sequence[str]) -> None:
@@ -67,14 +72,25 @@ def prune(layer: str, bases: Sequence[str]) -> None:
                 tree.give_back()
 
 
-def copy_of(directory: str, destination: str) -> None:
-    """Make the empty `destination` a copy of the host's `directory`, to be worked in without overlayfs.
+def copy_of(
+    directory: str, destination: str, *, ours: bool = False, without: Selection | None = None
+) -> None:
+    """Make the empty `destination` a copy of `directory`, to be worked in without overlayfs.
 
-    By reference where the file system can. What we may not read is an error: a copy without
-    it would tell it as deleted. Compare it with `View((destination,), (directory,), plain=True)`.
+    By reference where the file system can. `without` is left out. What we may not read is an
+    error: a copy without it would tell it as deleted. `ours` says that it is a copy itself, in
+    which we may lend ourselves rights. Compare it with `View((destination,), (directory,), plain=True)`.
     """
-    with Opened(View((), (directory,), plain=True)) as opened:
-        _Merge(destination, opened.bases, False, None, marks=False).run()
+    view = View((directory,), (), plain=True) if ours else View((), (directory,), plain=True)
+    with Opened(view) as opened:
+        _Merge(destination, opened.layers or opened.bases, False, without, marks=False).run()
+
+
+def flatten(layers: Sequence[str], base: str, destination: str, *, without: Selection | None = None) -> None:
+    """Make the empty `destination` a copy of what `layers` (topmost first) show over the host's `base`."""
+    with Opened(View(tuple(layers), (base,))) as opened:
+        trees = [*opened.layers, *opened.bases]
+        _Merge(destination, trees, False, without, plain=True).run()
 
 
 class _Merge:
@@ -86,9 +102,13 @@ class _Merge:
         without: Selection | None,
         *,
         marks: bool = True,
+        plain: bool = False,
+        rest: Callable[[], object] | None = None,
     ) -> None:
         self._destination, self._trees = destination, trees
-        self._link, self._without, self._marks = link, without, marks
+        self._link, self._without, self._marks, self._rest = link, without, marks, rest
+        #: Whether the result is no layer, and has no marks.
+        self._plain = plain or not marks
         #: Where a file with several names in one layer has been put: (tree, inode) to path.
         self._linked: dict[tuple[int, int], str] = {}
         #: Directories are closed to their owner, if at all, when nothing goes into them any more.
@@ -126,11 +146,13 @@ class _Merge:
             try:
                 top = side.directories[0][1]
                 self._finish.append((path, status))
-                copy_attributes(top, here, leave_out="\0" if self._marks else MARKS)
+                copy_attributes(top, here, leave_out=MARKS if self._plain else "\0")
                 opaque = opaque or side.opaque
-                if opaque:
+                if opaque and not self._plain:
                     os.setxattr(here, OPAQUE, b"y")
                 for name in side.names():
+                    if self._rest is not None:
+                        self._rest()
                     below = f"{path}/{name}" if path else name
                     if self._without is None or not self._without.has(below):
                         self._entry(side, below, here, opaque)
@@ -144,7 +166,7 @@ class _Merge:
         found = side.resolve(name)
         status = found.status
         if status is None:
-            if found.ended and not opaque:
+            if found.ended and not opaque and not self._plain:
                 os.mknod(name, stat.S_IFCHR, 0, dir_fd=here)
             return
         if stat.S_ISDIR(status.st_mode):
@@ -185,7 +207,7 @@ class _Merge:
             try:
                 copy_content(source, destination, before)
                 unchanged(before, source)
-                copy_attributes(source, destination, leave_out="\0" if self._marks else MARKS)
+                copy_attributes(source, destination, leave_out=MARKS if self._plain else "\0")
                 _finish(destination, status, self._chown)
             finally:
                 os.close(destination)

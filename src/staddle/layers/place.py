@@ -23,7 +23,7 @@ from .journal import Steps, rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -33,9 +33,13 @@ FORMAT = 1
 
 
 class Place:
-    """The directory of one commit. Leaving it leaves nothing, unless a record could not be dealt with."""
+    """The directory of one commit. Leaving it leaves nothing, unless a record could not be dealt with.
 
-    def __init__(self, target_path: str, target: int) -> None:
+    Without `durable` nobody waits for the disk: it holds when we are killed, not when the power goes.
+    """
+
+    def __init__(self, target_path: str, target: int, *, durable: bool = True) -> None:
+        self._durable = durable
         self._target_path = os.path.realpath(target_path)
         home, beside = _home_for(self._target_path, target)
         self._missing = _missing(home)
@@ -58,13 +62,15 @@ class Place:
         `since` is when the target was looked at: what changed later in a directory that goes
         is a conflict.
         """
-        sync_file_system(self.slots)  # all new content is durable before the first name changes
+        if self._durable:
+            sync_file_system(self.slots)  # all new content is there before the first name changes
         self._write("record", {"steps": rows(steps)})
         work = Steps(target, self.slots, steps)
         try:
             work.do(afresh=True)
             work.check_removed(since)
-            _sync(target)
+            if self._durable:
+                _sync(target)
         except BaseException as error:
             try:
                 work.undo()
@@ -87,8 +93,11 @@ class Place:
         with open(fd, "w") as file:
             file.write(json.dumps({"format": FORMAT, **facts}))
             file.flush()
-            os.fsync(fd)
+            if self._durable:
+                os.fsync(fd)
         os.rename(temporary, f"{self.path}/{name}")
+        if not self._durable:
+            return
         directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         os.fsync(directory)
         os.close(directory)
@@ -100,12 +109,13 @@ class Place:
         if os.path.lexists(f"{self.path}/record"):
             os.close(self._lock)
         elif self._slots_path.startswith(self.path):
-            removal.in_background(self._erase)  # what was replaced may be as much as what is new
+            # What was replaced may be as much as what is new.
+            removal.in_background(lambda: self._erase(removal.rest))
         else:
             self._erase()
 
-    def _erase(self) -> None:
-        erase(self.path, self._slots_path)
+    def _erase(self, rest: Callable[[], object] | None = None) -> None:
+        erase(self.path, self._slots_path, rest)
         os.close(self._lock)
         tidy(os.path.dirname(self.path), self._missing)
 
@@ -217,10 +227,10 @@ def _mount(fd: int) -> tuple[int, str]:
     return os.fstat(fd).st_dev, "".join(lines)
 
 
-def erase(path: str, slots: str | None) -> None:
+def erase(path: str, slots: str | None, rest: Callable[[], object] | None = None) -> None:
     """Remove the directory of a commit. The lock goes last: without it nobody would look at the rest."""
     if slots is not None:
-        remove((os.fsencode(slots),))
+        remove((os.fsencode(slots),), rest)
     try:
         for name in sorted(os.listdir(path), key=lambda name: name == "lock"):
             os.unlink(f"{path}/{name}")

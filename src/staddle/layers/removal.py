@@ -2,14 +2,17 @@
 
 A layer of ten thousand files takes a tenth of a second to delete, and the kernel leaves a
 directory in it that its owner cannot open. So what is to go is renamed into a grave first,
-which is instant, and a thread empties it. The interpreter waits for that thread when it ends;
-if it is killed instead, the next start finds the grave and does the rest.
+which is instant, and a thread empties it. The interpreter waits for that when it ends; if it
+is killed instead, the next start finds the grave and does the rest.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import threading
+import time
 
 from ..helper.scratch import remove
 
@@ -18,43 +21,71 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 GRAVE = "gone"
+#: So many seconds the thread waits for more to do: starting it takes as long as half a restore.
+_LINGERS = 30.0
+#: And so many before it begins: whoever has just let go of something is in a hurry to go on.
+_STANDS_BACK = 0.01
+#: A thread that makes one short system call after the other hardly ever lets another one have the
+#: interpreter: so it sleeps for a moment after so many.
+_AT_A_TIME, _RESTS = 16, 0.0003
 
 
 class _Worker:
-    """A thread that lives as long as there is something to delete."""
+    """A thread that lives as long as there is something to delete, and a while longer."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._lock = threading.Lock()
+        self._bell = threading.Condition()
         self._waiting: list[Callable[[], object]] = []
-        self._thread: threading.Thread | None = None
+        self._busy = self._is_there = False
+        self._hurries = self._done = 0
+        atexit.register(self.wait)
 
     def add(self, job: Callable[[], object]) -> None:
-        with self._lock:
+        with self._bell:
             self._waiting.append(job)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="staddle-removal")
-                try:
-                    self._thread.start()
-                    return
-                except RuntimeError:  # the interpreter is ending, and starts no threads any more
-                    self._thread = None
-            else:
+            if self._is_there:
+                self._bell.notify_all()
                 return
-        self._work()
+            self._is_there = True
+        try:
+            # It does not keep the interpreter from ending: `wait` does, at the end.
+            threading.Thread(target=self._work, name="staddle-removal", daemon=True).start()
+        except RuntimeError:  # the interpreter is ending, and starts no threads any more
+            self._work(lingers=0)
 
     def wait(self) -> None:
-        while thread := self._thread:
-            thread.join()
+        if self.pid == os.getpid():
+            with self._bell:
+                self._hurries += 1
+                self._bell.wait_for(lambda: not self._waiting and not self._busy)
+                self._hurries -= 1
 
-    def _work(self) -> None:
+    def rest(self) -> None:
+        """For others to go on, unless they wait for us."""
+        self._done += 1
+        if self._done % _AT_A_TIME == 0 and not self._hurries:
+            time.sleep(_RESTS)
+
+    def _work(self, lingers: float = _LINGERS) -> None:
         while True:
-            with self._lock:
-                if not self._waiting:
-                    self._thread = None
+            with self._bell:
+                self._busy = False
+                self._bell.notify_all()
+                if not self._waiting and not self._bell.wait_for(lambda: bool(self._waiting), lingers):
+                    self._is_there = False
                     return
+                self._busy = True
+            if not self._hurries:
+                time.sleep(_STANDS_BACK)
+            while self._waiting:
                 job = self._waiting.pop()
-            job()
+                try:
+                    job()
+                except Exception:
+                    # A bug of ours: told as any thread's is, and whoever waits does not do so for ever.
+                    told = (*sys.exc_info(), threading.current_thread())
+                    threading.excepthook(threading.ExceptHookArgs(told))
 
 
 _workers: list[_Worker] = []
@@ -90,7 +121,7 @@ def later(path: str) -> None:
     """Delete the directory `path`, which is in a grave, in the background."""
 
     def job() -> None:
-        remove((os.fsencode(path),))
+        remove((os.fsencode(path),), rest)
         _tidy(os.path.dirname(path))
 
     in_background(job)
@@ -99,6 +130,11 @@ def later(path: str) -> None:
 def in_background(job: Callable[[], object]) -> None:
     """Do a `job` that never raises, some time soon."""
     _worker().add(job)
+
+
+def rest() -> None:
+    """To be called between small steps of such a job."""
+    _worker().rest()
 
 
 def wait() -> None:

@@ -15,11 +15,12 @@ from .merged import Opened
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Literal
 
     Answer = Literal["overwrite", "keep", "refuse"]
     OnConflict = Literal["refuse", "overwrite"] | Callable[["Conflict"], Answer]
+    Choice = Callable[[Opened, Sequence[Difference]], Iterable[Difference]]
 
 #: What git obeys in a directory that it takes for a repository, and what it takes for one by.
 _GIT_FILES = frozenset(name.removeprefix(".git/") for name in GIT)
@@ -53,8 +54,13 @@ class Review(Value):
     held: tuple[Held, ...]
 
 
-def review(opened: Opened, paths: Collection[str] | None, baseline: Baseline | None) -> Review:
-    """Look at every change at and below `paths`, against what the host has now."""
+def review(
+    opened: Opened, paths: Collection[str] | None, baseline: Baseline | None, only: Choice | None = None
+) -> Review:
+    """Look at every change at and below `paths`, against what the host has now.
+
+    `only` chooses among the changes, one by one, instead; it answers for what they need.
+    """
     selection = Selection(paths)
     everything = list(differences(opened, Selection(None)))
     missing = selection.missing(item.path for item in everything)
@@ -65,8 +71,11 @@ def review(opened: Opened, paths: Collection[str] | None, baseline: Baseline | N
             fix="name paths as diff() does, relative to the workspace",
         )
     outstanding = baseline.outstanding(everything) if baseline is not None else everything
-    listed = in_order(with_renames(opened, outstanding))
-    chosen = _with_the_way([item for item in listed if _is_chosen(selection, item)], listed)
+    if only is not None:
+        chosen = in_order(only(opened, outstanding))
+    else:
+        listed = in_order(with_renames(opened, outstanding))
+        chosen = _with_the_way([item for item in listed if _is_chosen(selection, item)], listed)
     taken, left_out = _only_files(chosen)
     return Review(tuple(taken), tuple(left_out), _conflicts(taken, baseline), tuple(_held(opened, taken)))
 
@@ -157,7 +166,7 @@ def _conflicts(found: Iterable[Difference], baseline: Baseline | None) -> tuple[
 
 
 def _held(opened: Opened, found: Iterable[Difference]) -> Iterable[Held]:
-    names = _Names(opened)
+    names = Names(opened)
     for item in found:
         name = names.protected(item.path, item) or (item.old_path and names.protected(item.old_path, item))
         if name:
@@ -170,7 +179,7 @@ def _can_be_run(status: os.stat_result | None) -> bool:
     return status is not None and stat.S_ISREG(status.st_mode) and bool(status.st_mode & 0o111)
 
 
-class _Names:
+class Names:
     """Which paths are protected. Directories are asked about once."""
 
     def __init__(self, opened: Opened) -> None:

@@ -44,10 +44,11 @@ class Watch:
 
     def follow(self, view: View) -> None:
         """From now on the top layer of another view, as after a snapshot or a restore."""
-        self._view = View(view.layers[:1], (*view.layers[1:], *view.bases), view.plain)
+        self._view = view.replace(layers=view.layers[:1], bases=(*view.layers[1:], *view.bases))
         self._host = view.bases[-1]
-        self._seen = _scan(view.layers[0], self._most)
-        self._changed = 0
+        self._changed = os.stat(view.layers[0], follow_symlinks=False).st_mtime_ns
+        # Mostly it is a new one.
+        self._seen = _scan(view.layers[0], self._most) if os.listdir(view.layers[0]) else {}
 
     def look(self) -> tuple[Change, ...] | None:
         """What changed since the last look, by path. None: the layer has become too large to look through."""
@@ -85,7 +86,8 @@ class Watch:
 
     def _is_untouched(self) -> bool:
         """Whether nothing has been put into a layer that was empty: then its own time has moved."""
-        changed = os.stat(self._view.layers[0], follow_symlinks=False).st_mtime_ns
+        # Not the time of its content: overlayfs puts that back when it brings up a file from below.
+        changed = os.stat(self._view.layers[0], follow_symlinks=False).st_ctime_ns
         was, self._changed = self._changed, changed
         # The clock of files stands still for some milliseconds: one so new may hide a change.
         return changed == was and time.time_ns() - changed > _STANDSTILL

@@ -21,7 +21,7 @@ from .merging import merge, prune
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from .store import Layer, Store
 
@@ -30,12 +30,35 @@ DEEP = 32
 
 
 class Frozen:
-    """Layers that nobody writes any more, over the bases. Deleted with the last that holds them."""
+    """Layers that nobody writes any more, over the bases. Deleted with the last that holds them.
+
+    `plain`: it is no layer but a whole copy.
+    """
+
+    plain = False
 
     def __init__(self, store: Store, bases: Sequence[str], layers: Iterable[Layer]) -> None:
         self.store, self.bases = store, tuple(bases)
         self.layers = tuple(layer.hold() for layer in layers)
+        self._whole: Frozen | None = None
         self._open = True
+
+    def shallow(self) -> Frozen:
+        """This, or the same in one layer if there are many, for others to begin with. Closed with this."""
+        if len(self.layers) < DEEP:
+            return self
+        if self._whole is None:
+            whole = self.squashed()
+            with self.store._lock:  # another thread may have been quicker
+                mine = self._whole is None
+                self._whole = self._whole or whole
+            if not mine:
+                whole.close()
+        return self._whole
+
+    def again(self) -> Frozen:
+        """The same point once more, to be closed on its own."""
+        return Frozen(self.store, self.bases, self.layers)
 
     def stack(self) -> Stack:
         """A stack that continues from here, with a new layer on top."""
@@ -45,14 +68,17 @@ class Frozen:
         """What was changed up to here, to be compared with the bases."""
         return View(tuple(layer.upper for layer in self.layers), self.bases)
 
-    def squashed(self) -> Frozen:
-        """The same in one layer. Files are linked, not copied. To be used in place of this one."""
+    def squashed(self, rest: Callable[[], object] | None = None) -> Frozen:
+        """The same in one layer. Files are linked, not copied. To be used in place of this one.
+
+        `rest` is called now and then, by who is in no hurry.
+        """
         if len(self.layers) < 2:
-            return Frozen(self.store, self.bases, self.layers)
+            return self.again()
         layer = self.store.layer(like=self.bases[0])
         layer.hold()
         try:
-            merge([one.upper for one in self.layers], layer.upper, link=True)
+            merge([one.upper for one in self.layers], layer.upper, link=True, rest=rest)
             prune(layer.upper, self.bases)
             return Frozen(self.store, self.bases, (layer,))
         finally:
@@ -62,6 +88,8 @@ class Frozen:
         """Let the layers go. A second time does nothing."""
         if self._open:
             self._open = False
+            if self._whole is not None:
+                self._whole.close()
             for layer in self.layers:
                 layer.drop()
 
@@ -154,12 +182,12 @@ class Stack:
         finally:
             layer.drop()
 
-    def squash(self) -> None:
+    def squash(self, rest: Callable[[], object] | None = None) -> None:
         """Make one layer of the frozen ones, for the next `freeze` to build on. No mount is changed."""
         if self._squashed is None and len(self.frozen) > 1:
             whole = Frozen(self.store, self.bases, self.frozen)
             try:
-                self._squashed = whole.squashed()
+                self._squashed = whole.squashed(rest)
             finally:
                 whole.close()
 

@@ -46,6 +46,7 @@ class Staging:
         self._place = LastDirectory(slots, os.O_RDONLY | os.O_DIRECTORY)
         self._replaced = LastDirectory(target)
         self._root = os.geteuid() == 0
+        self._ours = (os.geteuid(), os.getegid())
         #: Who gets what is new in a directory.
         self._owners: dict[str, tuple[int, int]] = {}
 
@@ -54,13 +55,13 @@ class Staging:
     ) -> list[Step]:
         """Write all of it. What is half done when this raises is in the slots, and nowhere else."""
         steps: list[Step] = []
-        # A rename is two things, and each has its place in the order of paths.
         parts = [(item.path, item, False) for item in found]
-        parts += [(item.old_path, item, True) for item in found if item.old_path]
-        parts.sort(key=lambda part: part[0].split("/"))
+        # A rename is two things, and each has its place in the order of paths.
+        if moved := [(item.old_path, item, True) for item in found if item.old_path]:
+            parts = sorted(parts + moved, key=lambda part: part[0].split("/"))
         try:
             for count, (path, item, only_remove) in enumerate(parts):
-                step = self._removed(path, item) if only_remove or item.new is None else self._put(item)
+                step = self._removed(path, item) if only_remove else self._put(item)
                 if step is not None:
                     steps.append(step)
                 if progress is not None and count % 64 == 0:
@@ -92,8 +93,10 @@ class Staging:
 
     def _put(self, item: Difference) -> Step | None:
         new = item.new
+        if new is None:
+            return self._removed(item.path, item)
         old = None if item.old_path else item.old
-        if new and old and stat.S_ISDIR(new.st_mode) and stat.S_ISDIR(old.st_mode):
+        if old and stat.S_ISDIR(new.st_mode) and stat.S_ISDIR(old.st_mode):
             modes = (stat.S_IMODE(old.st_mode), stat.S_IMODE(new.st_mode))
             # Opening a directory up comes before what is done in it, closing it comes after.
             (self._opens if _can_change(new) else self._closes).append(Permit(item.path, old.st_ino, *modes))
@@ -103,7 +106,7 @@ class Staging:
         slot = f"{above}/{name}" if above is not None else self._slot()
         place = slot.rpartition("/")[0]
         here = self._place.at(place)
-        inode = self._write(item, old, here, slot)
+        inode = self._write(item, new, old, here, slot)
         if above is not None:
             return None
         if old is not None:
@@ -112,7 +115,7 @@ class Staging:
                 self._clears.append(_clear(item.path, old))
                 self._late.append(Put(item.path, slot, inode, 0))
                 return None
-        if new and stat.S_ISDIR(new.st_mode) and not _can_change(new):
+        if stat.S_ISDIR(new.st_mode) and not _can_change(new):
             self._closes.append(Permit(item.path, inode, 0o700, stat.S_IMODE(new.st_mode)))
         return Put(item.path, slot, inode, old.st_ino if old else 0, old.st_ctime_ns if old else 0)
 
@@ -125,59 +128,44 @@ class Staging:
                 mode = stat.S_IMODE(old.st_mode)
                 self._opens.append(Permit(path, old.st_ino, mode, mode | 0o700))
 
-    def _write(self, item: Difference, old: os.stat_result | None, here: int, slot: str) -> int:
+    def _write(
+        self, item: Difference, new: os.stat_result, old: os.stat_result | None, here: int, slot: str
+    ) -> int:
         """Make the new file, link or directory of `item` in its slot; its inode."""
         name = slot.rpartition("/")[2]
         owner = self._owner(item.path, old)
-        new = item.new
-        if new is not None and stat.S_ISDIR(new.st_mode):
+        if stat.S_ISDIR(new.st_mode):
             os.mkdir(name, 0o700, dir_fd=here)
             self._staged[item.path] = slot
             # To be moved, it must be open to its owner: the permissions of one at the top come last.
             closed = "/" not in slot and not _can_change(new)
             self._finish.append((slot, new, owner, closed))
-        elif new is not None and stat.S_ISLNK(new.st_mode):
+        elif stat.S_ISLNK(new.st_mode):
             _, source = self._from(item)
             os.symlink(os.readlink(item.path.rpartition("/")[2], dir_fd=source), name, dir_fd=here)
             if owner is not None:
                 os.chown(name, *owner, dir_fd=here, follow_symlinks=False)
+        elif new.st_nlink > 1 and (first := self._linked.get((item.layer, new.st_ino))):
+            os.link(first, name, src_dir_fd=self._slots, dst_dir_fd=here, follow_symlinks=False)
         else:
-            return self._file(item, old, here, slot, owner)
+            if new.st_nlink > 1 and len(slot) < 1000:
+                self._linked[item.layer, new.st_ino] = slot
+            copy = os.open(name, _NEW, new.st_mode & 0o777, dir_fd=here)  # into which nobody else looks
+            try:
+                self._copy(item, new, copy)
+                if old is not None and stat.S_ISREG(old.st_mode):
+                    self._keep_attributes(item.path, copy)
+                return _finish(copy, new, owner)
+            finally:
+                os.close(copy)
         return os.stat(name, dir_fd=here, follow_symlinks=False).st_ino
 
-    def _file(
-        self,
-        item: Difference,
-        old: os.stat_result | None,
-        here: int,
-        slot: str,
-        owner: tuple[int, int] | None,
-    ) -> int:
-        name = slot.rpartition("/")[2]
+    def _copy(self, item: Difference, new: os.stat_result, copy: int) -> None:
         tree, source = self._from(item)
         fd = tree.file(source, item.path.rpartition("/")[2])
         try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                unchanged(item.new or status, fd)
-            again = (item.layer, status.st_ino)
-            if status.st_nlink > 1 and again in self._linked:
-                first = self._linked[again]
-                os.link(first, name, src_dir_fd=self._slots, dst_dir_fd=here, follow_symlinks=False)
-                return os.stat(name, dir_fd=here, follow_symlinks=False).st_ino
-            copy = os.open(name, _NEW, 0o600, dir_fd=here)
-            try:
-                copy_content(fd, copy, status)
-                unchanged(status, fd)
-                if old is not None and stat.S_ISREG(old.st_mode):
-                    self._keep_attributes(item.path, copy)
-                _finish(copy, item.new or status, owner)
-                inode = os.fstat(copy).st_ino
-            finally:
-                os.close(copy)
-            if status.st_nlink > 1 and len(slot) < 1000:
-                self._linked[again] = slot
-            return inode
+            copy_content(fd, copy, new)
+            unchanged(new, fd)  # since it was looked at: it is still that file, too
         finally:
             os.close(fd)
 
@@ -207,8 +195,7 @@ class Staging:
                 group = directory.st_gid if self._root or directory.st_mode & stat.S_ISGID else -1
                 self._owners[parent] = (directory.st_uid if self._root else -1, group)
             owner = self._owners[parent]
-        ours = (os.geteuid(), os.getegid())
-        return None if owner in ((-1, -1), ours) else owner
+        return None if owner in ((-1, -1), self._ours) else owner
 
     def _nearest(self, path: str) -> os.stat_result:
         """The directory of the target that the path goes into, or that is above the new ones on its way."""
@@ -264,12 +251,16 @@ def _can_change(status: os.stat_result) -> bool:
     return status.st_mode & 0o300 == 0o300
 
 
-def _finish(fd: int, status: os.stat_result, owner: tuple[int, int] | None) -> None:
-    """Owner as far as we may, permissions without set-ID bits, and the time of the last change."""
+def _finish(fd: int, status: os.stat_result, owner: tuple[int, int] | None) -> int:
+    """Owner as far as we may, permissions without set-ID bits, and the time of the last change; its inode."""
     if owner is not None:
         try:
             os.fchown(fd, *owner)
         except PermissionError:
             pass  # it stays ours, as after any rewrite by an ordinary user
-    os.fchmod(fd, stat.S_IMODE(status.st_mode) & 0o777)
+    made = os.fstat(fd)
+    mode = status.st_mode & 0o777
+    if stat.S_IMODE(made.st_mode) != mode:
+        os.fchmod(fd, mode)
     os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return made.st_ino

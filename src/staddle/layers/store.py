@@ -20,7 +20,7 @@ from . import removal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -29,6 +29,8 @@ VARIABLE = "STADDLE_LAYERS"
 PLACES = ("/dev/shm", "/var/tmp", "/tmp")
 #: With less room than this, memory is not the place.
 LEAST_ROOM = 1 << 30
+#: As many ids as who mounts layers has at most, where that is not us: far from those of anybody else.
+_IDS = 1 << 16
 
 
 class Layer:
@@ -79,6 +81,9 @@ def usage(directory: str) -> int:
 class Store:
     """A directory of layers that belongs to this process until `close`, or until it ends."""
 
+    #: Whether its layers are there for others afterwards.
+    stays = False
+
     def __init__(self, home: str, *, owner: tuple[int, int] | None = None) -> None:
         """Make one in `home`, see `home_for`. `owner` is who mounts the layers, if not us."""
         import threading
@@ -99,13 +104,22 @@ class Store:
                 raise LayerError("the store of layers is closed", fix="make another sandbox")
             self._serial += 1
             layer = Layer(self, f"{self.path}/{self._serial}")
-        mode = stat.S_IMODE(os.stat(like).st_mode) & 0o777 | 0o700 if like else 0o755
+        found = os.stat(like) if like else None
+        mode = stat.S_IMODE(found.st_mode) & 0o777 | 0o700 if found else 0o755
         for path in (layer.path, layer.upper, layer.work):
             os.mkdir(path, 0o700)
             if self.owner is not None:
                 os.chown(path, *self.owner)
+        if self.owner is not None and found is not None and abs(found.st_uid - self.owner[0]) < _IDS:
+            os.chown(layer.upper, found.st_uid, found.st_gid)  # another id of who mounts it
         os.chmod(layer.upper, mode)
+        if found is not None:
+            os.utime(layer.upper, ns=(found.st_atime_ns, found.st_mtime_ns))
         return layer
+
+    def adopted(self, name: str) -> Layer:
+        """A layer that somebody else has made here for us."""
+        return Layer(self, f"{self.path}/{name}")
 
     def close(self) -> None:
         """Let every layer go. A second time does nothing."""
@@ -157,6 +171,36 @@ def home_for(workspaces: Iterable[str] = (), *, traversable: bool = False) -> st
         "there is no place for the layers of a sandbox",
         why="; ".join(reasons),
         fix=f"name a directory on ext4, xfs, btrfs or tmpfs in ${VARIABLE}",
+    )
+
+
+def home_for_copies(workspace: str, usable: Callable[[str], bool] = os.path.isdir) -> str:
+    """The directory for stores of whole copies of `workspace`: on its own file system, if that can be.
+
+    There a copy can be by reference. In memory only at last: it may be much. `usable` says about a
+    place whether it will do.
+    """
+    chosen = os.environ.get(VARIABLE, "")
+    places = (chosen,) if chosen.startswith("/") else (*PLACES[1:], PLACES[0])
+    device = os.stat(workspace).st_dev
+    reasons = []
+    for place in sorted(
+        places, key=lambda place: not os.path.isdir(place) or os.stat(place).st_dev != device
+    ):
+        home = f"{os.path.realpath(place)}/staddle-{os.geteuid()}"
+        try:
+            if _overlap(home, os.path.realpath(workspace)):
+                raise LayerError(f"{workspace!r} is in the way")
+            if not usable(place):
+                raise LayerError("its files cannot be shown in a sandbox")
+            os.close(_opened(home, 0o711 if os.geteuid() == 0 else 0o700))
+            return home
+        except (OSError, LayerError) as error:
+            reasons.append(f"{place}: {getattr(error, 'strerror', None) or error}")
+    raise LayerError(
+        "there is no place for a copy of the workspace",
+        why="; ".join(reasons),
+        fix=f"name a directory in ${VARIABLE}",
     )
 
 

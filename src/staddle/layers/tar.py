@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Literal, Protocol
 
-    Kind = Literal["file", "directory", "symlink", "link", "whiteout"]
+    Kind = Literal["file", "directory", "symlink", "link", "whiteout", "device"]
 
     class Reads(Protocol):
         """A file to read from."""
@@ -36,6 +36,8 @@ _TYPES: dict[Kind, bytes] = {
     "directory": b"5",
 }
 _KINDS: dict[bytes, Kind] = {code: kind for kind, code in _TYPES.items()} | {b"\0": "file"}
+#: Character and block devices, pipes: who asks for them sees that they are there, and nothing else.
+_DEVICES = (b"3", b"4", b"6")
 _XATTR = b"SCHILY.xattr."
 
 
@@ -73,8 +75,11 @@ class Content:
         self._padding = 0
 
 
-def members(source: Reads) -> Iterator[tuple[Member, Content]]:
-    """Each member in turn. ArchiveRefused for what is no tar, or none of this kind, or ends early."""
+def members(source: Reads, *, devices: bool = False) -> Iterator[tuple[Member, Content]]:
+    """Each member in turn. ArchiveRefused for what is no tar, or none of this kind, or ends early.
+
+    With `devices`, those are members, too, of that kind; without, only a whiteout is one.
+    """
     while True:
         records: dict[bytes, bytes] = {}
         header = _exactly(source, BLOCK)
@@ -96,7 +101,7 @@ def members(source: Reads) -> Iterator[tuple[Member, Content]]:
         if header[156:157] == b"g":  # for all members: git and others put a comment there
             _extension(header, source)
             continue
-        member = _member(header, records)
+        member = _member(header, records, devices)
         content = Content(source, member.size)
         yield member, content
         content.finish()
@@ -158,9 +163,11 @@ def _extension(header: bytes, source: Reads) -> bytes:
     return _exactly(source, size + -size % BLOCK)[:size]
 
 
-def _member(header: bytes, records: dict[bytes, bytes]) -> Member:
+def _member(header: bytes, records: dict[bytes, bytes], devices: bool) -> Member:
     _checked(header)
     kind = _KINDS.get(header[156:157])
+    if devices and header[156:157] in _DEVICES:
+        kind = "device"
     if kind is None:
         raise _refused(f"it holds an entry of kind {header[156:157]!r}, which is no file, directory or link")
     path = records.get(b"path")

@@ -39,6 +39,17 @@ def text_diff(
     return head + _unified(change, old, new, context)
 
 
+def content(change: Change, limit: int, *, new: bool) -> bytes | None:
+    """What is in the file now, or was before; None when there is none, or more than `limit` bytes."""
+    if (change.type if new else change.old_type) != "file":
+        return None
+    view, item = change.__dict__.get("_source") or (None, None)
+    try:
+        return _content(view, item, limit, new=new)
+    except (OSError, _TooLarge):
+        return None
+
+
 def _head(change: Change) -> str:
     lines = []
     if change.kind == "renamed":

@@ -14,6 +14,7 @@ from ..linux.openat2 import open_beneath
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import Self
 
@@ -174,6 +175,34 @@ class Tree:
         mode = stat.S_IMODE(os.fstat(handle).st_mode)
         self._lent.append((handle, mode))
         os.chmod(f"/proc/self/fd/{handle}", mode | bits)
+
+
+def walk(tree: Tree, top: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """Everything in it, or below `top`, with its path from there, directories before what is in them.
+
+    One is open at a time.
+    """
+    todo = [""]
+    while todo:
+        path = todo.pop()
+        try:
+            fd = tree.directory("/".join(part for part in (top, path) if part))
+        except OSError:
+            continue  # gone meanwhile
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    below = f"{path}/{entry.name}" if path else entry.name
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except OSError:
+                        continue
+                    if stat.S_ISDIR(status.st_mode):
+                        todo.append(below)
+                    yield below, status
+        finally:
+            os.close(fd)
+            tree.give_back()
 
 
 def opacity(directory: int) -> bytes:

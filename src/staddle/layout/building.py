@@ -19,10 +19,11 @@ import os
 import stat
 
 from ..errors import LaunchFailed
+from ..limits.disk import tmpfs_options
 from ..linux import mounts
 from ..linux.openat2 import open_beneath
 from .host import open_named
-from .operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
+from .operations import Bind, Devices, Directory, Empty, File, Mask, Overlay, Processes, Seal, Symlink
 from .owners import needs_translation, translate, unwritable
 
 TYPE_CHECKING = False
@@ -49,6 +50,7 @@ _DEVICE_LINKS = {
 }
 _DEVICES_SIZE = 1 << 20
 _COVER = ".staddle-cover"
+NO_LAYER = "no layer can be put on it"
 
 _PLAIN = mounts.MS_NOSUID | mounts.MS_NODEV
 _NOSUID, _NODEV, _RDONLY = mounts.ATTR_NOSUID, mounts.ATTR_NODEV, mounts.ATTR_RDONLY
@@ -57,6 +59,7 @@ _NOSUID, _NODEV, _RDONLY = mounts.ATTR_NOSUID, mounts.ATTR_NODEV, mounts.ATTR_RD
 def place_for(operations: Sequence[Operation]) -> str:
     """A directory of the host to build in, if possible one that nothing is shown from."""
     shown = [operation.outside for operation in operations if isinstance(operation, Bind)]
+    shown += [operation.upper for operation in operations if isinstance(operation, Overlay)]
     there = [place for place in _PLACES if os.path.isdir(place) and not os.path.islink(place)]
     for place in there:
         if not any(path == place or path.startswith(place + "/") for path in shown):
@@ -193,13 +196,14 @@ class Builder:
     def _carry_out(self, operation: Operation) -> None:
         if isinstance(operation, Bind):
             self._bind(operation)
+        elif isinstance(operation, Overlay):
+            self._overlay(operation)
         elif isinstance(operation, Empty):
             self._empty(operation)
         elif isinstance(operation, Directory):
             self._make(*self._parent(operation.path), operation.mode)
         elif isinstance(operation, Mask):
-            # A device that cannot be opened: no device can be on this mount.
-            self._attach(self._clone(open_named("/dev/null"), _NOSUID | _NODEV | _RDONLY), operation.path)
+            self._mask(operation)
         elif isinstance(operation, File):
             self._file(operation)
         elif isinstance(operation, Symlink):
@@ -233,6 +237,23 @@ class Builder:
         self._opened += [] if tree is None else [tree]
         return tree
 
+    def _overlay(self, operation: Overlay) -> None:
+        # Only in a command's own view, while the host's files are there to be read: sessions, which
+        # keep this module in memory, have a zygote for it.
+        from ..linux import overlay
+
+        shown = self._existing(operation.path)
+        mounts.set_attributes(shown, _RDONLY)  # nothing but the layer is ever written
+        for path in (operation.upper, operation.work):
+            self._opened.append(open_named(path))
+        try:
+            self._opened.append(overlay.overlay([shown], *self._opened[-2:]))
+        except OSError as error:
+            raise OSError(error.errno, f"{NO_LAYER}: {error.strerror}") from None
+        tree = self._opened[-1]
+        mounts.attach(tree, shown)
+        self._covered(operation.path)
+
     def _clone(self, source: int, attributes: int) -> int:
         """A detached copy of the mounts at `source`, which is closed."""
         try:
@@ -249,13 +270,24 @@ class Builder:
         mounts.attach(tree, self._target(path, directory=directory, below=below))
         self._covered(path)
 
+    def _mask(self, operation: Mask) -> None:
+        # A device that cannot be opened: no device can be on this mount.
+        null = self._clone(open_named("/dev/null"), _NOSUID | _NODEV | _RDONLY)
+        try:
+            self._attach(null, operation.path)
+        except FileNotFoundError:
+            if not operation.optional:
+                raise
+
     # What is ours.
 
     def _empty(self, operation: Empty) -> None:
         path, mode = operation.path, operation.mode
         options = f"mode={mode:04o}"
         if operation.size > 0:
-            options += f",size={operation.size}"
+            # In our own root are as many files as we put there; elsewhere each takes memory, be it empty.
+            own = not mode or path == "/"
+            options += f",size={operation.size}" if own else f",{tmpfs_options(operation.size)}"
         if self._owner >= 0 and mode and (self._handed_on or path != "/"):
             options += f",uid={self._owner},gid={self._owner}"
         if path == "/":
@@ -271,22 +303,22 @@ class Builder:
 
     def _file(self, operation: File) -> None:
         if not operation.below:
-            self._write(*self._parent(operation.path), operation.content)
+            self._write(*self._parent(operation.path), operation.content, operation.mode)
             return
         # Over the host's file: made in our root, and without a name once it is a mount.
-        self._write(self._root, _COVER, operation.content)
+        self._write(self._root, _COVER, operation.content, 0o444)
         tree = self._clone(open_beneath(self._root, _COVER, os.O_PATH), _NOSUID | _NODEV | _RDONLY)
         self._attach(tree, operation.path)
         os.unlink(_COVER, dir_fd=self._root)
 
-    def _write(self, parent: int, name: str, content: bytes) -> None:
+    def _write(self, parent: int, name: str, content: bytes, mode: int) -> None:
         options = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open(name, options, 0o444, dir_fd=parent)
+        fd = os.open(name, options, mode, dir_fd=parent)
         try:
             rest = memoryview(content)
             while rest:
                 rest = rest[os.write(fd, rest) :]
-            if self._handed_on and self._owner >= 0:
+            if (self._handed_on or mode & 0o200) and self._owner >= 0:
                 os.fchown(fd, self._owner, self._owner)
         finally:
             os.close(fd)

@@ -1,8 +1,8 @@
 """From a plan to the operations that make it so. Decides, and touches nothing.
 
 The items of a plan are visited in the order of their paths, parents first, with the region
-each lies in: a directory of ours (`own`), something of the host (`read`, `write`), or
-something hidden. The region says what an item has to do there:
+each lies in: a directory of ours (`own`), something of the host (`read`, `write`, or `layer`
+when what is changed does not get there), or something hidden. The region says what an item has to do there:
 
 * A mount inside a writable region can be moved away by renaming a directory above it. So
   every directory between the region and the mount is pinned, by a mount of its own.
@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from .._value import Value
 from ..errors import PolicyNotEnforceable
-from ..policy.plan import Grant, Guard, Hidden, Link, Plan, Scratch, Socket, Text
-from .operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
+from ..policy.plan import Closed, Grant, Guard, Hidden, Layered, Link, Plan, Scratch, Socket, Text
+from .operations import Bind, Devices, Directory, Empty, File, Mask, Overlay, Processes, Seal, Symlink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from .host import Entry, Kind, View
     from .operations import Operation
 
-    RegionKind: TypeAlias = Literal["own", "read", "write", "hidden", "link", "processes"]
+    RegionKind: TypeAlias = Literal["own", "read", "write", "layer", "hidden", "link", "processes"]
     Region: TypeAlias = tuple[str, RegionKind]
 
 #: Where the operations of every sandbox come from.
 _OURS = "sandbox"
-#: Files of /proc that tell about the host: the launcher's keys, timers and symbols.
-PROC_MASKS = ("/proc/keys", "/proc/key-users", "/proc/timer_list", "/proc/kallsyms")
+#: Files of /proc that tell about the host: the launcher's keys, timers, symbols, how the machine was started.
+PROC_MASKS = ("/proc/keys", "/proc/key-users", "/proc/timer_list", "/proc/kallsyms", "/proc/cmdline")
 #: A directory that somebody denied: no room in it, should its owner open it up.
 _HIDDEN_SIZE = 4096
 _ROOT_SIZE = 1 << 20
@@ -88,13 +88,15 @@ class _Elsewhere:
 _ORDER = {
     kind: place
     for place, kind in enumerate(
-        (Hidden, Scratch, Devices, Processes, Grant, _Kept, _Rebuilt, Guard, Socket, Text, Link)
+        (
+            *(Hidden, Closed, Scratch, Devices, Processes, Layered, Grant),
+            *(_Kept, _Rebuilt, Guard, Socket, Text, Link),
+        )
     )
 }
 if TYPE_CHECKING:
-    _Item: TypeAlias = (
-        Hidden | Scratch | Devices | Processes | Grant | _Kept | _Rebuilt | Guard | Socket | Text | Link
-    )
+    _Shown: TypeAlias = Layered | Grant | _Kept | _Rebuilt | Guard | Socket | Text | Link
+    _Item: TypeAlias = Hidden | Closed | Scratch | Devices | Processes | _Shown
 
 
 def lay_out(plan: Plan, view: View) -> Layout:
@@ -120,7 +122,9 @@ def _items(plan: Plan) -> list[_Item]:
     granted = {grant.path for grant in plan.grants}
     items: list[_Item] = [
         *plan.hidden,
+        *plan.closed,
         *(scratch for scratch in plan.scratch if scratch.path not in granted),  # the grant would cover it
+        *plan.layers,
         *(grant for grant in plan.grants if grant.path not in ("/dev", "/proc")),  # they are made anew
         *plan.guards,
         *(socket for socket in plan.sockets if socket.present),
@@ -162,8 +166,10 @@ def _opens(item: _Item, around: RegionKind) -> RegionKind | None:
         return "own"
     if isinstance(item, Processes):
         return "processes"
+    if isinstance(item, Layered):
+        return "layer"
     if isinstance(item, Grant):
-        if around == "own" or (around == "read" and item.access == "write"):
+        if around == "own" or (around in ("read", "layer") and item.access == "write"):
             return item.access
     elif isinstance(item, _Kept):
         return "read" if around == "own" else None
@@ -183,6 +189,8 @@ def _rebuild(items: list[_Item], view: View) -> tuple[list[_Item], list[Hidden]]
     unheld: list[Hidden] = []
     hidden: set[str] = set()
     for item, (root, around) in _visit(items):
+        if isinstance(item, Closed):
+            hidden.add(item.path)
         if not isinstance(item, Hidden) or around not in ("read", "write"):
             continue
         hidden.add(item.path)
@@ -273,21 +281,30 @@ class _Writer:
         elif around == "own" and root in self._private:
             self._lead_to(item.path, root, item.origin)
         self.add(operation)
+        if isinstance(item, Layered):
+            self.add(Overlay(item.path, item.upper, item.work, item.origin))
         if isinstance(item, Processes):
             self._mask_processes()
 
     def _operation(self, item: _Item, around: RegionKind) -> Operation | None:
-        own, below = around == "own", around in ("read", "write")
-        if around == "processes" and not isinstance(item, Hidden):
+        own, below = around == "own", around in ("read", "write", "layer")
+        if around == "processes" and not isinstance(item, Hidden | Text):
             return None
         if isinstance(item, Hidden):
             return None if own else _hide(item, below)
+        if isinstance(item, Closed):
+            # In a layer it is not the host's: what it stands for there, nobody has bound.
+            seen = around in ("read", "write")
+            return Mask(item.path, item.origin, optional=True, which=item.which) if seen else None
         if isinstance(item, Scratch):
             return Empty(item.path, item.mode, item.size, item.origin, below)
         if isinstance(item, Devices | Processes):
             return item
+        if isinstance(item, Layered):
+            # As if it could be written, so that its owner is shown as the sandbox's user.
+            return Bind(item.path, True, item.origin, below)
         if isinstance(item, Grant):
-            if own or (around == "read" and item.access == "write"):
+            if own or (around in ("read", "layer") and item.access == "write"):
                 return Bind(item.path, item.access == "write", item.origin, below, source=item.source)
             return None
         if isinstance(item, _Kept):
@@ -301,7 +318,7 @@ class _Writer:
             return Bind(item.path, False, item.origin, optional=True) if own else None
         if isinstance(item, Text):
             if own or self._view.kind(item.path) == "file":
-                return File(item.path, item.content, item.origin, below)
+                return File(item.path, item.content, item.origin, not own, item.mode)
             return None  # the host has no such file to cover, or a link of that name
         return Symlink(item.path, item.target, item.origin) if own else None
 

@@ -47,6 +47,18 @@ class Bind(Value):
         return f"{verb} {what} ({'read and write' if self.writable else 'read-only'})"
 
 
+class Overlay(Value):
+    """Let what is changed at and below `path`, where something of the host is shown, go to `upper`."""
+
+    path: str
+    upper: str
+    work: str
+    origin: str
+
+    def __str__(self) -> str:
+        return f"keep what is changed in {shown(self.path)} in a layer, away from the host"
+
+
 class Empty(Value):
     """An empty directory in memory. Mode 0 hides whatever is there."""
 
@@ -74,25 +86,36 @@ class Directory(Value):
 
 
 class Mask(Value):
-    """Something that cannot be opened in place of the host's file."""
+    """Something that cannot be opened in place of the host's file.
+
+    `optional`: unless that is gone. `which` file it is, where another may take its place: a mask goes
+    with the file that it covers.
+    """
 
     path: str
     origin: str
+    optional: bool = False
+    which: str = ""
 
     def __str__(self) -> str:
         return f"hide the file {shown(self.path)}"
 
 
 class File(Value):
-    """A small read-only file with this content; `below` covers the host's file of that name."""
+    """A small file with this content; `below` covers the host's file of that name, and is read-only.
+
+    With a mode that lets it be written it belongs to the sandbox's user, in a private directory.
+    """
 
     path: str
     content: bytes
     origin: str
     below: bool = False
+    mode: int = 0o444
 
     def __str__(self) -> str:
-        return f"file {shown(self.path)} ({len(self.content)} bytes)"
+        writable = ", which may be changed" if self.mode & 0o200 else ""
+        return f"file {shown(self.path)} ({len(self.content)} bytes){writable}"
 
 
 class Symlink(Value):
@@ -137,4 +160,6 @@ class Seal(Value):
 
 
 if TYPE_CHECKING:
-    Operation: TypeAlias = Bind | Empty | Directory | Mask | File | Symlink | Devices | Processes | Seal
+    Operation: TypeAlias = (
+        Bind | Overlay | Empty | Directory | Mask | File | Symlink | Devices | Processes | Seal
+    )

@@ -42,7 +42,7 @@ def unwritable_grants(operations: Iterable[Operation], stranger: int) -> Iterato
     """What is to be written and cannot be shown as belonging to `stranger`. Tries it; changes nothing."""
     for operation in operations:
         if isinstance(operation, Bind) and operation.writable and not operation.again:
-            why = _untranslatable(operation.outside, stranger)
+            why = untranslatable(operation.outside, stranger)
             if why:
                 yield unwritable(operation.outside, why)
 
@@ -56,7 +56,8 @@ def unwritable(path: str, why: str) -> PolicyNotEnforceable:
     )
 
 
-def _untranslatable(path: str, stranger: int) -> str:
+def untranslatable(path: str, stranger: int) -> str:
+    """Why what is at `path` cannot be shown as belonging to `stranger`; empty when it can."""
     from ..linux.idmaps import translation  # not in the process that only carries out
 
     source = open_named(path)

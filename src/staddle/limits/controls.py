@@ -91,6 +91,10 @@ SOURCES: dict[str, dict[int, Source]] = {
         1: Source("memory", "memory.max_usage_in_bytes"),
         2: Source("memory", "memory.peak"),
     },
+    "files": {
+        1: Source("memory", "memory.stat", "shmem"),
+        2: Source("memory", "memory.stat", "shmem"),
+    },
     "out_of_memory": {
         1: Source("memory", "memory.oom_control", "oom_kill"),
         2: Source("memory", "memory.events", "oom_kill"),
@@ -103,9 +107,6 @@ SOURCES: dict[str, dict[int, Source]] = {
     },
 }
 
-#: Bytes read and written, a line for each device.
-TRAFFIC = {1: ("blkio", "blkio.throttle.io_service_bytes_recursive"), 2: ("io", "io.stat")}
-
 
 def number(source: Source, text: str) -> int | None:
     """The number in a file's text, in its own unit; None when it is not there."""
@@ -117,20 +118,3 @@ def number(source: Source, text: str) -> int | None:
         if word == source.word and value.isdigit():
             return int(value)
     return None
-
-
-def traffic(version: int, text: str) -> tuple[int, int]:
-    """Bytes read and written, over all devices: "8:0 Read 4096", or "8:0 rbytes=4096 wbytes=0"."""
-    read = written = 0
-    for line in text.splitlines():
-        words = line.split()[1:]  # after the device
-        if version == 1 and len(words) == 2 and words[1].isdigit():
-            read += int(words[1]) if words[0] == "Read" else 0
-            written += int(words[1]) if words[0] == "Write" else 0
-        elif version == 2:
-            for word in words:
-                name, _, value = word.partition("=")
-                if value.isdigit():
-                    read += int(value) if name == "rbytes" else 0
-                    written += int(value) if name == "wbytes" else 0
-    return read, written

@@ -14,8 +14,6 @@ from .._value import Value
 #: As many bytes of a limit allow one inode; and those that any sandbox may have.
 _BYTES_AN_INODE, _FEWEST = 4096, 1024
 _PAGE = 4096
-#: A walk takes no more than this part of the time, and comes at least this often, in seconds.
-_SHARE, _OFTEN, _SELDOM = 20, 1.0, 60.0
 
 
 class Occupied(Value):
@@ -40,6 +38,19 @@ def tmpfs_options(disk: int) -> str:
 def is_over(taken: Occupied, disk: int) -> bool:
     """Whether it is more than `disk` allows."""
     return not taken.whole or taken.bytes > disk or taken.inodes > inodes(disk)
+
+
+def in_memory(path: str) -> bool:
+    """Whether what is written to the directory at `path` is kept in memory."""
+    try:
+        device = os.stat(path).st_dev
+        with open("/proc/self/mountinfo", "rb") as file:
+            rows = file.read().splitlines()
+    except OSError:
+        return False
+    number = b"%d:%d" % (os.major(device), os.minor(device))
+    kinds = {row.partition(b" - ")[2].split(b" ", 1)[0] for row in rows if row.split(b" ", 3)[2] == number}
+    return bool(kinds & {b"tmpfs", b"ramfs"})
 
 
 def full(place: str | int) -> bool:
@@ -90,8 +101,3 @@ def occupied(path: str, most: int | None = None) -> Occupied:
             finally:
                 os.close(directory)
     return Occupied(total, count)
-
-
-def next_look(took: float) -> float:
-    """After how many seconds to count again, when counting took so long."""
-    return min(max(took * _SHARE, _OFTEN), _SELDOM)

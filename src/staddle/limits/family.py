@@ -88,6 +88,11 @@ class Family:
             raise
         return group
 
+    @property
+    def closed(self) -> bool:
+        """Whether there are none any more."""
+        return not self._own
+
     def close(self) -> None:
         """Remove them all; what is in them ends. A second time does nothing, nor does it in a fork."""
         if self._pid != os.getpid() or not self._own:

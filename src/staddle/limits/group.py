@@ -45,6 +45,11 @@ class Group:
         return None
 
     @property
+    def tails(self) -> set[str]:
+        """By which its members know it in /proc: the end of each of its names."""
+        return {"/".join(path.split("/")[-2:]) for path in self._directories.values()}
+
+    @property
     def controllers(self) -> frozenset[str]:
         """All that can be limited or measured here."""
         return frozenset().union(*(place.controllers for place in self._directories))
@@ -56,6 +61,14 @@ class Group:
         for place, path in self._directories.items():
             for setting in controls.settings(limits, place.version, ours=ours, together=together):
                 if setting.controller in place.controllers:
+                    _set(path, setting)
+
+    def widen(self, limits: Limits) -> None:
+        """Put up the limit on memory; a limit of memory and swap together cannot be below it meanwhile."""
+        for place, path in self._directories.items():
+            if "memory" in place.controllers:
+                only = limits.replace(cpu=None, processes=None)
+                for setting in reversed(tuple(controls.settings(only, place.version))):
                     _set(path, setting)
 
     # ---------------------------------------------------------------- members

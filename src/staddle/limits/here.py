@@ -36,22 +36,28 @@ def group(limits: Limits, *, ours: int = 0, together: bool = False) -> Group | N
     Where a scope of systemd has to be started first, that is the caller's: see `scope`, and make
     a Family of what it gives.
     """
+    found = family()
+    return None if found is None else found.group(limits, ours=ours, together=together)
+
+
+def family() -> Family | None:
+    """All groups of this program; None where it can have none as it is."""
     found = means()
     if not found.places or found.scope:
         return None
     with _turn:
-        family = _families.get(os.getpid())
-        if family is None:
-            family = _families[os.getpid()] = Family(found)
-    return family.group(limits, ours=ours, together=together)
+        made = _families.get(os.getpid())
+        if made is None:
+            made = _families[os.getpid()] = Family(found)
+    return made
 
 
 def close() -> None:
     """Remove all groups of this program, and end what is in them. The next sandbox gets new ones."""
     with _turn:
-        family = _families.pop(os.getpid(), None)
-    if family is not None:
-        family.close()
+        found = _families.pop(os.getpid(), None)
+    if found is not None:
+        found.close()
 
 
 def _after_fork() -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 
+from ..linux import process
 from .watch import Sample
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 #: As many descriptors of one process as are looked at for memory files.
@@ -112,18 +113,46 @@ def memory_files(pids: Iterable[int], device: int) -> int:
     """Bytes of files that have no name and are in memory: those of `device`, each once."""
     found: dict[int, int] = {}
     for pid in pids:
-        try:
-            names = os.listdir(f"/proc/{pid}/fd")[:_MOST_DESCRIPTORS]
-        except OSError:
-            continue
-        for name in names:
-            try:
-                status = os.stat(f"/proc/{pid}/fd/{name}")
-            except OSError:
-                continue
+        for status in _open_files(pid):
             if status.st_dev == device:
                 found[status.st_ino] = status.st_blocks * 512
     return sum(found.values())
+
+
+def _open_files(pid: int) -> Iterator[os.stat_result]:
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")[:_MOST_DESCRIPTORS]
+    except PermissionError:
+        yield from _open_files_by_number(pid)
+        return
+    except OSError:
+        return  # it has ended
+    for name in names:
+        try:
+            yield os.stat(f"/proc/{pid}/fd/{name}")
+        except OSError:
+            continue
+
+
+def _open_files_by_number(pid: int) -> Iterator[os.stat_result]:
+    """Of a process that nobody may look into: its directory in /proc is root's, but we have a right to it."""
+    try:
+        handle = process.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        _, _, rest = _contents(f"/proc/{pid}/status", 4096).partition(b"\nFDSize:")
+        for number in range(min(int(rest.split(None, 1)[0]) if rest else 0, _MOST_DESCRIPTORS)):
+            try:
+                copy = process.pidfd_getfd(handle, number)
+            except OSError:
+                continue
+            try:
+                yield os.fstat(copy)
+            finally:
+                os.close(copy)
+    finally:
+        os.close(handle)
 
 
 def device_of_memory_files() -> int:

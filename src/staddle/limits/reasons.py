@@ -28,8 +28,8 @@ def ran_into(
 ) -> RanInto | None:
     """What made a command fail, if it was a limit.
 
-    `full`: its disk has no room left. `ended`: how many processes a supervisor killed for
-    their memory during it, where the kernel does not hold that.
+    `full`: too much is written, by the limit on that, or on memory where files are in it. `ended`:
+    how many processes a supervisor killed for their memory during it, where the kernel does not hold that.
     """
     if exit_code == 0:
         return None
@@ -45,6 +45,9 @@ def ran_into(
         )
     if full and limits.disk is not None:
         return RanInto("disk", f"no room is left: {size(limits.disk)} are written (limits.disk)")
+    if full and limits.memory is not None:
+        sentence = f"no room is left: {size(limits.memory)} are written, which is in memory (limits.memory)"
+        return RanInto("memory", sentence)
     return None
 
 

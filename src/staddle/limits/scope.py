@@ -12,7 +12,7 @@ import os
 
 from ..errors import LaunchFailed
 from ..linux import cgroups
-from . import host
+from . import here, host
 from .where import HOLDING, Means, Place
 
 TYPE_CHECKING = False
@@ -23,8 +23,20 @@ _OURS = "staddle"
 _TURNS = 100
 
 
-def prefix(manager: Manager, name: str) -> tuple[str, ...]:
-    """What to put before a command so that it runs, as the same process, in a scope `name`."""
+def asked() -> tuple[tuple[str, ...], dict[str, str]]:
+    """Words to put before the command of a zygote, and variables, where it has to be in a scope."""
+    if not here.means().scope:
+        return (), {}
+    from ..backends.systemd.manager import Manager, find
+
+    found = find()
+    if not isinstance(found, Manager):
+        raise _refused(found.why)
+    return _prefix(found, f"staddle-{os.getpid()}-{os.urandom(6).hex()}"), found.environment
+
+
+def _prefix(manager: Manager, name: str) -> tuple[str, ...]:
+    """Runs a command, as the same process, in a scope `name`."""
     return (
         manager.systemd_run,
         "--user" if manager.scope == "user" else "--system",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 #: The limits that take a control group, or something that stands in for one.
 GROUPED = ("memory", "cpu", "processes")
-_FIX = "start the program in a unit of systemd with Delegate=yes and DelegateSubgroup=program"
+_FIX = "use backend='systemd', or start the program in a unit with Delegate=yes and DelegateSubgroup=program"
 
 
 def asked(limits: Limits) -> bool:
@@ -22,9 +22,9 @@ def asked(limits: Limits) -> bool:
 
 
 def usable() -> Means:
-    """The means of this host, as far as sandboxes of this program can be put there.
+    """The means of this host, as far as one command alone can be put there.
 
-    A scope that systemd would have to be asked for is not: no sandbox is started in one.
+    It is in no scope that systemd would have to be asked for: its backend of that name has a unit.
     """
     found = here.means()
     if not found.scope:
@@ -34,10 +34,10 @@ def usable() -> Means:
 
 
 def stand_ins(limits: Limits) -> tuple[tuple[tuple[str, int, int], ...], int, int]:
-    """Resource limits, as `rlimits` has them; the memory and the processes that the agent watches, or 0."""
+    """Of a session: resource limits, as `rlimits` has them; memory and processes to be watched, or 0."""
     if not asked(limits):
         return (), 0, 0
-    means = usable()
+    means = here.means()
     memory = 0 if means.version("memory") else limits.memory or 0
     processes = 0 if means.version("pids") else limits.processes or 0
     return tuple(rlimits(limits, means)), memory, processes

@@ -52,8 +52,8 @@ class Supervisor:
         self._still = 0
         #: What was done, to be taken away by whoever tells the host program.
         self.ended: list[Ended] = []
-        #: The most memory that was seen, and whether the sandbox was seen with all processes it may have.
-        self.peak = 0
+        #: The memory that was seen last, and whether the sandbox was seen with all processes it may have.
+        self.seen = 0
         self.full = False
 
     def turn(self, now: float, gone: int = 0) -> float:
@@ -79,7 +79,7 @@ class Supervisor:
         if step.closer:
             sample = measuring.exactly([pid for pid, _ in sample.processes], shared)
             step = watch.judge(sample, self._memory, self._shells(), self._cores)
-        self.peak = max(self.peak, sample.total)
+        self.seen = sample.total
         for pid in step.kill:
             tree.send(pid, process.SIGKILL)
         if step.kill:

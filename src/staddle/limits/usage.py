@@ -1,8 +1,8 @@
 """What one command used, and a sandbox as a whole: read off before and after, never by a walk.
 
-With control groups that is a read or two, of a microsecond each, and what else there is to know
-is looked up only for commands that did something. Without them the shell's own line in /proc
-says what it and all it has waited for used.
+With control groups the processors and the memory are their counts. Without them, and for all else,
+the shell's own lines in /proc say what it and all it has waited for used. Each is a read of two
+microseconds; more is looked up only for commands that did something.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from . import controls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..zygote.counting import Spent
     from .group import Group
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-#: Seconds of CPU time below which a command has started nothing, and so read and written nothing.
+#: Seconds of CPU time below which a command has started nothing, and so took no memory.
 _NOTHING = 0.0003
 
 
 class Usage(Value):
     """Seconds on the clock and of the processors, bytes, a count. None is not known here.
 
-    `memory` is the most that the sandbox took during the command, `read` and `written` are
-    bytes from and to storage, `processes` those that were started, threads included.
+    `memory` is the most that the sandbox took during the command, `read` and `written` are bytes
+    that its processes read and wrote, files and pipes alike, `processes` those that were
+    started, threads included.
     """
 
     wall: float
@@ -48,14 +50,13 @@ class GroupMeter:
     """Reads off the control groups of a sandbox. Keeps a few descriptors until `park`.
 
     A command that starts nothing costs two reads. The most memory since the last command is asked
-    for, and what was read and written, only when the processors did something.
+    for only when the processors did something.
     """
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._open: dict[str, tuple[int, controls.Source] | None] = {}
         self._before = (0.0, 0.0)
-        self._traffic: tuple[int | None, int | None] = (None, None)
         self._memory: int | None = None
         self._peak = 0
 
@@ -64,28 +65,24 @@ class GroupMeter:
         now = self._cpu()
         if now[0] + now[1] - self._before[0] - self._before[1] > _NOTHING:
             self._note_memory()  # something has run since the last one
-            self._traffic = self._moved()
         self._before = now
 
     def end(self, wall: float) -> Usage:
         """It is over, after `wall` seconds."""
-        now, before, traffic = self._cpu(), self._before, self._traffic
+        now, before = self._cpu(), self._before
         user, system = now[0] - before[0], now[1] - before[1]
         self._before = now
-        if user + system > _NOTHING:
-            memory = self._note_memory()
-            self._traffic = self._moved()
-        else:
-            memory = self._memory
-        read, written = self._traffic
-        if read is None or written is None:
-            return Usage(wall, user, system, memory, None, None, None)
-        return Usage(wall, user, system, memory, read - (traffic[0] or 0), written - (traffic[1] or 0), None)
+        memory = self._note_memory() if user + system > _NOTHING else self._memory
+        return Usage(wall, user, system, memory)
 
     def total(self, wall: float) -> Usage:
         """Everything since the sandbox was made."""
         self._note_memory()
-        return Usage(wall, *self._cpu(), self._peak or None, *self._moved(), None)
+        return Usage(wall, *self._cpu(), self._peak or None)
+
+    def files(self) -> int:
+        """Bytes of memory that files in it take now."""
+        return self._read("files") or 0
 
     def events(self) -> Events:
         """What limits were run into until now."""
@@ -137,18 +134,6 @@ class GroupMeter:
         except OSError:
             return False  # an older kernel
 
-    def _moved(self) -> tuple[int | None, int | None]:
-        from ..linux import cgroups
-
-        for version, (controller, file) in controls.TRAFFIC.items():
-            where = self._group.at(controller)
-            if where is not None and where[0] == version:
-                try:
-                    return controls.traffic(version, cgroups.read(where[1], file))
-                except OSError:
-                    break
-        return None, None
-
     def _read(self, name: str) -> int | None:
         known = self._known(name)
         if known is None:
@@ -179,84 +164,69 @@ class GroupMeter:
         return None
 
 
-class ProcessMeter:
-    """Reads off the line of a process in /proc: what it used, and those that it has waited for.
+class Line(Value):
+    """What /proc says of a process and all it has waited for, at one moment."""
 
-    Of the processors in steps of a hundredth of a second, as the kernel tells it there. Keeps a
-    descriptor until `park`.
+    user: float
+    system: float
+    read: int
+    written: int
+    #: Page faults of those that it has waited for: the same as long as it waits for nobody.
+    faults: int
+
+
+class ProcessMeter:
+    """Reads off the lines of a process in /proc: what it used, and those that it has waited for.
+
+    Of the processors in steps of a hundredth of a second, as the kernel tells it there. Keeps two
+    descriptors until `park`.
     """
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._fd = -1
-        # Seconds of both kinds, bytes read and written, and faults of those it has waited for.
-        self._last: tuple[float, float, int, int, int] = (0.0, 0.0, 0, 0, -1)
+        self.pid = pid
+        self._began = -1
+        self._open: list[int] = []
 
-    def begin(self) -> None:
-        """A command begins."""
-        self._last = self._now()
-
-    def end(self, wall: float) -> Usage:
-        """It is over, after `wall` seconds."""
-        before, now = self._last, self._now()
-        self._last = now
-        cpu = now[0] - before[0], now[1] - before[1]
-        return Usage(wall, *cpu, None, now[2] - before[2], now[3] - before[3], None)
+    def now(self) -> Line | None:
+        """As it is at this moment; None when the process has ended, or is not to be seen from here."""
+        if not self.pid:
+            return None
+        try:
+            if not self._open:
+                for name in ("stat", "io"):
+                    self._open.append(os.open(f"/proc/{self.pid}/{name}", os.O_RDONLY | os.O_CLOEXEC))
+            # The name in parentheses is the process's own choice and may hold anything.
+            words = os.pread(self._open[0], 1024, 0).rpartition(b")")[2].split(None, 20)
+            moved = os.pread(self._open[1], 1024, 0).split(None, 4)
+        except OSError:
+            self.pid = 0
+            self.park()
+            return None
+        if self._began not in (-1, began := int(words[19])):
+            self.pid = 0  # another has its number
+            return None
+        self._began = began
+        user, system = int(words[11]) + int(words[13]), int(words[12]) + int(words[14])
+        return Line(user / _TICKS, system / _TICKS, int(moved[1]), int(moved[3]), int(words[8]))
 
     def park(self) -> None:
         """Close what is kept open; it is opened again when needed."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        while self._open:
+            os.close(self._open.pop())
 
-    def _now(self) -> tuple[float, float, int, int, int]:
-        last = self._last
-        try:
-            if self._fd < 0:
-                self._fd = os.open(f"/proc/{self._pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-            # The name in parentheses is the process's own choice and may hold anything.
-            words = os.pread(self._fd, 1024, 0).rpartition(b")")[2].split(None, 15)
-        except OSError:
-            return last  # it has ended
-        user = (int(words[11]) + int(words[13])) / _TICKS
-        system = (int(words[12]) + int(words[14])) / _TICKS
-        faults = int(words[8])
-        if faults == last[4]:  # it has waited for no process: only the shell itself did anything
-            return user, system, last[2], last[3], faults
-        lines = _contents(f"/proc/{self._pid}/io").splitlines()
-        traffic = dict(line.split(b": ") for line in lines)
-        read, written = traffic.get(b"read_bytes", 0), traffic.get(b"write_bytes", 0)
-        return user, system, int(read), int(written), faults
+    __del__ = park
 
 
-def of_process(used: tuple[int, int, int, int], wall: float) -> Usage:
-    """What wait4(2) tells of a process and all it has waited for.
+def in_the_end(spent: Spent) -> Line:
+    """The last line of a process that has ended with so much."""
+    return Line(spent[0] / 1e6, spent[1] / 1e6, spent[2], spent[3], -1)
 
-    Microseconds of the processors, for itself and for the kernel; blocks read and written. The most
-    memory that the kernel tells is that of whoever forked it, where that was more.
+
+def of_process(used: Spent, wall: float) -> Usage:
+    """What is known of a process and all it has waited for when it has ended, as `counting.Count` has it.
+
+    The most memory that the kernel tells is that of whoever forked it, where that was more.
     """
-    user, system, read, written = (max(0, number) for number in used)  # a sandbox may say anything
-    return Usage(wall, user / 1e6, system / 1e6, None, read << 9, written << 9)
-
-
-def last_pid() -> int:
-    """The number that was given to the newest process of this pid namespace."""
-    return int(_contents("/proc/loadavg").split()[-1])
-
-
-def started(before: int, after: int, most: int) -> int:
-    """How many processes and threads were started between two looks at `last_pid`; `most` is the largest."""
-    return after - before if after >= before else after + most - before
-
-
-def _contents(path: str) -> bytes:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, 4096)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+    user, system, read, written, memory, count = (max(0, number) for number in used)  # it may say anything
+    started = None if used[5] < 0 else count
+    return Usage(wall, user / 1e6, system / 1e6, memory or None, read, written, started)

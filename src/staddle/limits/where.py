@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: The controllers that hold limits.
 HOLDING = ("memory", "cpu", "pids")
 #: With those that are good for something else, by version: to measure, to stop.
-USEFUL = {1: frozenset((*HOLDING, "cpuacct", "freezer", "blkio")), 2: frozenset((*HOLDING, "io"))}
+USEFUL = {1: frozenset((*HOLDING, "cpuacct", "freezer")), 2: frozenset(HOLDING)}
 
 #: What every group of version 2 can do without a controller.
 IN_SECOND = frozenset(("cpuacct", "freezer"))

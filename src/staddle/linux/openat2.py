@@ -17,7 +17,7 @@ import struct
 from .syscalls import call
 
 AT_FDCWD = -100
-RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 0x02, 0x04, 0x08
+RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 0x02, 0x04, 0x08, 0x10
 
 _HOW = struct.Struct("QQQ")  # struct open_how: flags, mode, resolve
 
@@ -32,6 +32,11 @@ def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
     return _openat2(
         directory, path, flags, mode, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS
     )
+
+
+def open_in_root(directory: int, path: str, flags: int) -> int:
+    """Open `path` as one sees it who has `directory` as the root: links are followed, and none leads out."""
+    return _openat2(directory, path, flags, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
 
 
 def open_without_symlinks(path: str, flags: int, mode: int = 0) -> int:

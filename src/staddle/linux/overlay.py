@@ -140,3 +140,54 @@ def exchange(tree: int, target: str) -> None:
             umount(target, MNT_DETACH)
     finally:
         os.close(old)
+
+
+def exchange_together(several: Sequence[tuple[int, str, str]]) -> None:
+    """`exchange` for several (tree, target, aside): all of them, or none (Linux 6.5).
+
+    What was at a target is mounted at the directory `aside` then, of which nobody else knows. Whoever
+    takes away the mount that these are in takes away all at once: the kernel waits for every
+    processor each time.
+    """
+    placed: list[tuple[str, str, int]] = []
+    try:
+        try:
+            for tree, target, aside in several:
+                old = os.open(target, _DIRECTORY)
+                try:
+                    put_beneath(tree, old)
+                except BaseException:
+                    os.close(old)
+                    raise
+                placed.append((target, aside, old))
+        except OSError as error:
+            for target, aside, old in reversed(placed):
+                _take_from_beneath(target, old, aside)
+            if placed or error.errno != errno.EINVAL:
+                raise
+            for tree, target, _ in several:
+                exchange(tree, target)
+        else:
+            for target, aside, old in placed:
+                try:
+                    _move(old, aside)
+                except OSError:
+                    umount(target, MNT_DETACH)
+    finally:
+        for _, _, old in placed:
+            os.close(old)
+
+
+def _take_from_beneath(target: str, top: int, aside: str) -> None:
+    """Let go of what was put beneath the mount at `target` whose root is open as `top`."""
+    _move(top, aside)
+    umount(target, MNT_DETACH)
+    _move(top, target)
+
+
+def _move(tree: int, place: str) -> None:
+    directory = os.open(place, _DIRECTORY)
+    try:
+        attach(tree, directory)
+    finally:
+        os.close(directory)

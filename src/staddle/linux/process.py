@@ -49,9 +49,28 @@ def no_new_privs() -> None:
 def empty_bounding_set() -> None:
     """Nothing this process or its children do can bring a capability back. Needs CAP_SETPCAP."""
     _prctl(_PR_SET_SECUREBITS, _SECUREBITS)
+    _bound(0)
+
+
+def keep_capabilities(kept: int) -> None:
+    """Have the capabilities in `kept`, by their bits, and no others; as root after an exec, too.
+
+    Needs CAP_SETPCAP. Whoever becomes another user loses them, as on any machine.
+    """
+    _bound(kept)
+    _prctl(_PR_CAP_AMBIENT, 4)  # clear all
+    low, high = kept & 0xFFFFFFFF, kept >> 32
+    data = struct.pack("6I", low, low, 0, high, high, 0)
+    call("capset", struct.pack("Ii", _CAPABILITY_VERSION_3, 0), data)
+    if capabilities() != (kept, kept, 0):
+        raise OSError(errno.EPERM, "capabilities are not what they were set to")
+
+
+def _bound(kept: int) -> None:
     try:
         for capability in range(64):
-            _prctl(_PR_CAPBSET_DROP, capability)
+            if not kept >> capability & 1:
+                _prctl(_PR_CAPBSET_DROP, capability)
     except OSError as error:
         if error.errno != errno.EINVAL:  # EINVAL: past the last one this kernel knows
             raise
@@ -71,11 +90,13 @@ def drop_capabilities() -> None:
     clear_capabilities()
 
 
-def clear_capabilities() -> None:
-    """No effective, permitted, inheritable or ambient capability; the bounding set stays as it is."""
+def clear_capabilities(kept: int = 0) -> None:
+    """No capability in any set but those in `kept`, by their bits; the bounding set stays as it is."""
     _prctl(_PR_CAP_AMBIENT, 4)  # clear all
-    call("capset", struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24))
-    if any(capabilities()):
+    low, high = kept & 0xFFFFFFFF, kept >> 32
+    data = struct.pack("6I", low, low, 0, high, high, 0)
+    call("capset", struct.pack("Ii", _CAPABILITY_VERSION_3, 0), data)
+    if capabilities() != (kept, kept, 0):
         raise OSError(errno.EPERM, "capabilities are left after dropping them all")
 
 
@@ -224,18 +245,23 @@ def default_signals() -> None:
     None handled either: an interpreter's own handler would take one that was meant for the program.
     """
     action = bytes(32)  # SIG_DFL, no flags, empty mask: all zero whatever the layout
-    changed = _status_mask(b"SigIgn:") | _status_mask(b"SigCgt:")
+    ignored, caught = _status_masks(b"SigIgn:", b"SigCgt:")
+    changed = ignored | caught
     for number in range(1, LAST_SIGNAL + 1):
         if changed >> (number - 1) & 1:
             call("rt_sigaction", number, action, None, 8)
     call("rt_sigprocmask", _SIG_SETMASK, bytes(8), None, 8)
 
 
-def _status_mask(name: bytes) -> int:
-    with open("/proc/self/status", "rb", buffering=0) as file:
-        text = file.read()
-    at = text.index(name) + len(name)
-    return int(text[at : text.index(b"\n", at)], 16)
+def _status_masks(*names: bytes) -> list[int]:
+    """The sets of signals that the lines of these names tell of us."""
+    fd = os.open("/proc/self/status", os.O_RDONLY | _O_CLOEXEC)
+    try:
+        text = os.read(fd, 1 << 16)
+    finally:
+        os.close(fd)
+    starts = [text.index(name) + len(name) for name in names]
+    return [int(text[at : text.index(b"\n", at)], 16) for at in starts]
 
 
 def signal_descriptor(numbers: Iterable[int]) -> int:

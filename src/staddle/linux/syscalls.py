@@ -125,6 +125,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "pidfd_getfd": (438, 438),
     "pidfd_open": (434, 434),
     "pidfd_send_signal": (424, 424),
+    "pipe2": (59, 293),
     "pivot_root": (41, 155),
     "prctl": (167, 157),
     "prlimit64": (261, 302),
@@ -201,15 +202,22 @@ LAST_KNOWN = 469
 # PyDLL keeps the GIL: nothing else of this process runs between a call and reading errno.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _syscall = _libc.syscall
-_syscall.restype = ctypes.c_long
+_Long, _Unsigned = ctypes.c_long, ctypes.c_ulong  # the latter takes a negative number by its bits
+_syscall.restype = _Long
+
+
+_machine = ""
 
 
 def architecture() -> str:
     """The machine's architecture, when it is one we have numbers for."""
-    machine = os.uname().machine
-    if machine not in COLUMN:
-        raise OSError(38, f"no system call table for {machine}; staddle runs on {', '.join(COLUMN)}")
-    return machine
+    global _machine  # noqa: PLW0603 - asked once: it stays the same, and is needed for every call
+    if not _machine:
+        machine = os.uname().machine
+        if machine not in COLUMN:
+            raise OSError(38, f"no system call table for {machine}; staddle runs on {', '.join(COLUMN)}")
+        _machine = machine
+    return _machine
 
 
 def number(name: str, machine: str | None = None) -> int | None:
@@ -222,10 +230,7 @@ def call(name: str, *args: int | bytes | None) -> int:
     nr = number(name)
     if nr is None:
         raise OSError(38, f"{name} does not exist on {architecture()}")
-    result: int = _syscall(
-        ctypes.c_long(nr),
-        *(ctypes.c_ulong(a & 0xFFFFFFFFFFFFFFFF) if isinstance(a, int) else a for a in args),
-    )
+    result: int = _syscall(_Long(nr), *[_Unsigned(a) if isinstance(a, int) else a for a in args])
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"{name}: {os.strerror(error)}")

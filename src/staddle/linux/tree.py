@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 
-from .process import pidfd_open, pidfd_send_signal
+from .process import SIGKILL, pidfd_open, pidfd_send_signal
+
+_SIGSTOP, _SIGCONT = 19, 18
+_STOPPED, _ZOMBIE = [b"T"], [b"Z"]
+#: How long a process may take to stop: one that is in the kernel's hands is looked at as it runs.
+_PATIENCE = 1.0
 
 
 def descendants(root: int) -> list[int]:
@@ -22,14 +28,67 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+class Children:
+    """The children of `root`, a child of ours that is about to be ended and is stopped to be looked at.
+
+    The first process of a pid namespace is dead only when all others in it are.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._left: list[int] = []
+        os.kill(root, _SIGSTOP)
+        deadline = time.monotonic() + _PATIENCE
+        while _fields(root)[:1] not in (_STOPPED, _ZOMBIE, []) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        for name in os.listdir("/proc"):
+            if name.isdecimal() and parent_of(int(name)) == root:
+                try:
+                    self._left.append(pidfd_open(int(name)))
+                except OSError:
+                    continue  # gone already
+
+    def go_on(self) -> None:
+        """Let `root` run, to see what it was sent meanwhile."""
+        os.kill(self._root, _SIGCONT)
+
+    def end(self, seconds: float) -> None:
+        """Kill who is left, and wait until they are dead, but not for ever: the kernel may hold one."""
+        import select
+
+        deadline = time.monotonic() + seconds
+        poll = select.poll()
+        for fd in self._left:
+            poll.register(fd, select.POLLIN)
+            try:
+                pidfd_send_signal(fd, SIGKILL)
+            except OSError:
+                continue  # it has ended, or is somebody else by now: then it dies of its parent's end
+        while self._left and (rest := deadline - time.monotonic()) > 0:
+            for fd, _ in poll.poll(rest * 1000):
+                poll.unregister(fd)
+                self._left.remove(fd)
+                os.close(fd)
+        while self._left:
+            os.close(self._left.pop())
+
+
 def parent_of(pid: int) -> int:
     """The parent of `pid`, or 0 when it is gone."""
     try:
+        return int(_fields(pid)[1])
+    except (IndexError, ValueError):
+        return 0
+
+
+def _fields(pid: int) -> list[bytes]:
+    """What the kernel says of `pid` after its name: its state, its parent, ...; nothing when it is gone."""
+    try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name in parentheses is the process's own choice and may hold anything.
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
 
 
 def send(pid: int, number: int) -> None:

@@ -6,9 +6,10 @@ sockets that listen for them, made inside, are held by the gateway, a process on
 knows the destination from the socket, decides, dials and relays. Programs inside need no
 settings, and nothing else exists that they could reach.
 
-    rules, dns, synthetic, sniff, refusals     pure: what is read and decided
+    rules, dns, synthetic, sniff, openings, …  pure: what is read and decided
     arrangement, ruleset, orders               pure: what is made inside, and what is said
-    inside, probing                            done in the sandbox's network namespace, or in one like it
-    gateway, connection, relay, answering, …   the process on the host
-    starting, spawning, told, forward          what the launcher, and whoever started it, calls
+    inside, handing, probing                   done in the sandbox's network namespace, or in one like it
+    gateway, connection, relay, pipes, …       the process on the host
+    starting, spawning, told, deciding, …      what the launcher, and whoever started it, calls
+    proxy                                      in the gateway's place on macOS
 """

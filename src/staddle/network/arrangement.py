@@ -7,8 +7,6 @@ Where it has not, there is a listener for each address and port instead (`listen
 
 from __future__ import annotations
 
-import ipaddress
-
 from .._value import Value
 from . import synthetic
 
@@ -27,6 +25,7 @@ MOST_LISTENERS = 512
 MOST_RULES = 256
 
 ANYWHERE = b""
+_HERE = bytes((127, 0, 0, 1))
 
 
 class Arrangement(Value):
@@ -70,7 +69,7 @@ def arrange(network: Network, *, asks: bool = False) -> Arrangement:
             unheld=(*made.unheld, "nobody can be asked about what no entry speaks of"),
         )
     if network.mode != "allow":
-        local = ipaddress.IPv4Address("127.0.0.1").packed
+        local = _HERE
         return Arrangement(forwards=tuple((local, port) for port in network.ports))
     rules = [rule for rule in network.rules if not rule.deny]
     tcp = [rule for rule in rules if rule.protocol == "tcp"]
@@ -165,6 +164,8 @@ def _own_addresses(rule: Rule, names: tuple[str, ...]) -> list[bytes]:
 
 
 def _packed(host: str) -> tuple[bytes, int]:
+    import ipaddress  # of no use inside, where this module is, too
+
     network = ipaddress.ip_network(host)
     return network.network_address.packed, network.prefixlen
 

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from .gateway import Gateway
     from .rules import Verdict
 
-#: Questions that wait at once, answers that are remembered, and for how long a no is (seconds).
-_WAITING, _REMEMBERED, _NO = 32, 1024, 10.0
+#: Questions that wait at once, and answers that are remembered.
+_WAITING, _REMEMBERED = 32, 1024
+#: Seconds: for which an answer holds, and for which nobody is asked again who did not answer.
+_FRESH, _UNANSWERED = 300.0, 10.0
 
 
 class Asking:
@@ -53,21 +55,20 @@ class Asking:
         self._waiting[self._last] = (verdict, self._gateway.loop.now + self.seconds, [decided])
         self._gateway.teller.ask(Question(self._last, verdict.host, verdict.port))
 
-    def decided(self, identity: int, allowed: bool) -> None:
-        """The answer to a question; one that is not waiting any more is too late."""
+    def decided(self, identity: int, allowed: bool, fresh: float = _FRESH) -> None:
+        """The answer to a question, and how long it holds; one that is not waiting any more is too late."""
         waiting = self._waiting.pop(identity, None)
         if waiting is None:
             return
         verdict, _, callbacks = waiting
         if len(self._known) >= _REMEMBERED:
             del self._known[next(iter(self._known))]
-        until = float("inf") if allowed else self._gateway.loop.now + _NO
-        self._known[verdict.host, verdict.port] = (allowed, until)
+        self._known[verdict.host, verdict.port] = (allowed, self._gateway.loop.now + fresh)
         for callback in callbacks:
             callback(allowed)
 
     def _sweep(self, now: float) -> bool:
         for identity, (_, deadline, _) in list(self._waiting.items()):
             if now >= deadline:
-                self.decided(identity, False)
+                self.decided(identity, False, _UNANSWERED)
         return bool(self._waiting)

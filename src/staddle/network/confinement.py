@@ -22,8 +22,8 @@ _NOBODY, _FILES = 65534, 8192
 CALLS = names(
     "accept4 brk clock_gettime close connect epoll_ctl epoll_pwait epoll_pwait2 epoll_wait exit exit_group "
     "fcntl futex getpeername getpid getrandom getsockname getsockopt madvise mmap mprotect mremap "
-    "munmap read recvfrom recvmsg restart_syscall rt_sigprocmask rt_sigreturn sendmsg sendto setsockopt "
-    "shutdown splice write"
+    "munmap pipe2 read recvfrom recvmsg restart_syscall rt_sigprocmask rt_sigreturn sendmsg sendto "
+    "setsockopt shutdown splice write"
 )
 #: Calls that are allowed with some values of one argument only: (argument, mask, values) each.
 CHECKED = {

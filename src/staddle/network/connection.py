@@ -12,8 +12,8 @@ import os
 
 from . import sniff
 from .loop import ENDING, READABLE
+from .openings import objection
 from .relay import AGAIN, ENDED, Flow, reset
-from .rules import refused_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ class Connection:
         self._ahead = False  # the server is connected
         self._looking = True
         self._opening, self._pieces = b"", 0
-        self._closed = self._queued = self._ending = False
+        self._closed = self._ending = False
+        self._queued: list[Flow] = []  # those that have more to do
         self._foreign = False  # somebody else may have a copy of the server's socket
         self.touched = gateway.loop.now
         self._look_until = 0.0
         self._deadline = self._give_up = gateway.loop.now + _DIALLING
-        client.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
         gateway.loop.watch(client.fileno(), self._client_told)
 
     def unlooked(self) -> None:
@@ -90,7 +90,7 @@ class Connection:
         if self._closed:
             return
         if not allowed:
-            self.fail("refused", f"{self._verdict.rule}, nor did anybody when asked")
+            self.fail("refused", f"{self._verdict.rule}, and nobody allowed it when asked")
             return
         self._verdict = self._verdict.replace(allowed=True, rule="allowed when asked", allow="")
         self._deadline = self._give_up = self._gateway.loop.now + _DIALLING
@@ -241,7 +241,9 @@ class Connection:
                 self._pieces += 1
                 if self._pieces < _PIECES:
                     continue
-            why = self._objection(seen) if seen else "its opening comes in too many pieces"
+            why = "its opening comes in too many pieces"
+            if seen is not None:
+                why = objection(seen, self._name, self._gateway.network)
             if why:
                 self.fail("refused", why)
                 return
@@ -249,22 +251,6 @@ class Connection:
             self._open_up()
             if self._up is not None:
                 self._move(self._up, None)
-
-    def _objection(self, seen: sniff.Seen) -> str:
-        if seen.protocol == "other" and not seen.problem:
-            return ""
-        what = "TLS" if seen.protocol == "tls" else "HTTP"
-        if seen.name is not None:
-            rule = refused_name(seen.name, self._gateway.network)
-            if rule is not None:
-                return f"{what} names {seen.name}, refused by {rule}"
-        if self._name is None:
-            return ""  # the address itself is allowed, whatever is spoken with it
-        if seen.problem:
-            return f"{what}: {seen.problem}"
-        if seen.name is None:
-            return f"{what} does not say which host it is for"
-        return "" if seen.name == self._name else f"{what} is for {seen.name}, not for {self._name}"
 
     def _open_up(self) -> None:
         """Let the client's bytes through, those that were held back first."""
@@ -302,18 +288,24 @@ class Connection:
                 self._look()
                 if self._closed:
                     return
-            states = [flow.move(self._ending) for flow in (first, second) if flow is not None]
+            moved = [(flow.move(self._ending), flow) for flow in (first, second) if flow is not None]
         except OverflowError as error:
             self.fail("refused", str(error))
         except OSError:
             self.close(abort=True)  # a reset on one side is a reset on the other
         else:
-            if ENDED in states and all(flow is not None and flow.finished for flow in (self._up, self._down)):
-                self.close()
-            if AGAIN in states and not self._queued:
-                self._queued = True
-                self._gateway.loop.soon(self._again)
+            for state, flow in moved:
+                if state == ENDED and self._is_finished():
+                    self.close()
+                elif state == AGAIN and flow not in self._queued:
+                    self._queued.append(flow)
+                    if len(self._queued) == 1:
+                        self._gateway.loop.soon(self._again)
+
+    def _is_finished(self) -> bool:
+        return all(flow is not None and flow.finished for flow in (self._up, self._down))
 
     def _again(self) -> None:
-        self._queued = False
-        self._move(self._up, self._down)
+        first, *rest = self._queued
+        self._queued.clear()
+        self._move(first, rest[0] if rest else None)

@@ -1,12 +1,11 @@
 """From the host into the sandbox's loopback: a connection, or a port of ours that leads to one of its.
 
 A socket that reaches the sandbox's loopback has to be made inside. So the host asks the first
-process in there over a UNIX socket (SOCK_SEQPACKET), and gets sockets back:
+process in there over a UNIX socket (SOCK_SEQPACKET), and gets sockets back (see `handing`):
 
-    on the host       connect(line, 8000)             a connection to a server inside
-                      exposed(gateway, line, 8000)    127.0.0.1 of the host, at a port of its own
-                      feed(gateway, line)             whenever the gateway has asked for sockets
-    inside            answer(line, message)           for every message that `is_wish`
+    connect(line, 8000)             a connection to a server inside
+    exposed(gateway, line, 8000)    127.0.0.1 of the host, at a port of its own
+    feed(gateway, line)             whenever the gateway has asked for sockets
 """
 
 from __future__ import annotations
@@ -18,65 +17,24 @@ import struct
 from ..errors import StaddleError
 from ..helper import wire
 from ..policy.hosts import checked_port
-from . import inside
+from .handing import CONNECT, STOCK, STOCKED, WISH
 from .orders import LONGEST, MOST_DESCRIPTORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .starting import GatewayProcess
 
-_WISH, _REPLY = b"forward 1\n", b"forwarded 1\n"
-_CONNECT, _STOCK = 1, 2
-#: Seconds: for an answer, and for a server inside that does not accept.
-_PATIENCE, _INSIDE = 10.0, 0.5
+#: Seconds for an answer.
+_PATIENCE = 10.0
 
 
 class ForwardFailed(StaddleError, ConnectionError):
     """There is no such server in the sandbox, or the sandbox is gone."""
 
 
-# Inside.
-
-
-def is_wish(message: bytes) -> bool:
-    """Whether a message to the first process inside is one for `answer`."""
-    return message.startswith(_WISH)
-
-
-def answer(line: int, message: bytes) -> None:
-    """Do what the host asks for, and send the sockets. Who asks is the host: it is trusted."""
-    kind, value = wire.decode(_WISH, message, 2)
-    channel = _socket.socket(fileno=os.dup(line))
-    try:
-        if kind == _STOCK:
-            inside.hand_over(line, inside.stock(min(int(value), MOST_DESCRIPTORS)))
-            return
-        try:
-            made = _connected(int(value))
-        except OSError as error:
-            channel.send(wire.encode(_REPLY, (error.errno or 111,)))
-            return
-        rights = struct.pack("i", made.fileno())
-        channel.sendmsg([wire.encode(_REPLY, (0,))], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
-        made.close()
-    finally:
-        channel.close()
-
-
-def _connected(port: int) -> _socket.socket:
-    """To 127.0.0.1, or to ::1 where a server listens only there. Not for long."""
-    try:
-        return inside.connected(port, timeout=_INSIDE)
-    except ConnectionRefusedError:
-        return inside.connected(port, "::1", timeout=_INSIDE)
-
-
-# On the host.
-
-
 def connect(line: int, port: int) -> int:
     """The descriptor of a connection to `port` of the sandbox's loopback."""
-    _, descriptors = _ask(line, _CONNECT, checked_port(port))
+    _, descriptors = _ask(line, CONNECT, checked_port(port))
     if len(descriptors) != 1:
         for fd in descriptors:
             os.close(fd)
@@ -99,7 +57,7 @@ def exposed(gateway: GatewayProcess, line: int, port: int, host_port: int = 0) -
         found: int = listener.getsockname()[1]
     finally:
         listener.close()
-    _give(gateway, line, inside.STOCK)
+    _give(gateway, line, STOCK)
     return found
 
 
@@ -113,7 +71,7 @@ def feed(gateway: GatewayProcess, line: int) -> None:
 
 
 def _give(gateway: GatewayProcess, line: int, count: int) -> None:
-    message, descriptors = _ask(line, _STOCK, count)
+    message, descriptors = _ask(line, STOCKED, count)
     try:
         gateway.pass_on(message, descriptors)
     finally:
@@ -125,7 +83,7 @@ def _ask(line: int, kind: int, value: int) -> tuple[bytes, list[int]]:
     channel = _socket.socket(fileno=os.dup(line))
     try:
         channel.settimeout(_PATIENCE)
-        channel.send(wire.encode(_WISH, (kind, value)))
+        channel.send(wire.encode(WISH, (kind, value)))
         message, ancillary, _, _ = channel.recvmsg(
             LONGEST, _socket.CMSG_SPACE(MOST_DESCRIPTORS * 4), _socket.MSG_CMSG_CLOEXEC
         )

@@ -21,7 +21,7 @@ from .asking import Asking
 from .confinement import confine
 from .connection import Connection
 from .datagrams import Datagrams
-from .inside import STOCK
+from .handing import STOCK
 from .loop import INPUT, Loop
 from .orders import (
     LONGEST,
@@ -31,6 +31,7 @@ from .orders import (
     decode_decision,
     decode_settings,
     decode_sockets,
+    decode_turn,
 )
 from .refusals import destinations
 from .relay import Budget, reset
@@ -86,6 +87,8 @@ class Gateway:
         for served in self._refusals:
             self._refused(served)  # the last thing that a command tried is the first to be asked about
         self.teller.flush()
+        for served in self._listeners:
+            served.close()  # before the line is: whoever sees that end finds nobody listening
 
     # Orders.
 
@@ -111,8 +114,12 @@ class Gateway:
                 self._set(decode_settings(data))
             elif (decision := decode_decision(data)) is not None:
                 self.asking.decided(*decision)
+            elif (turn := decode_turn(data)) is not None:
+                self._turn(turn)
             else:
                 order = decode_sockets(data, len(sockets))
+                if not self._listeners:
+                    self.teller.turn(0)  # we are here: see `unheard`
                 self.resolving.v6 = self.resolving.v6 or order.v6
                 if not order.redirects and any(kind == "tcp" for kind, _, _ in order.labels):
                     self.addresses.narrow(WILDCARD_SLOTS)
@@ -122,6 +129,9 @@ class Gateway:
                     os.write(self._ready, b"!")
                     self._ready = -1
         except (Malformed, ValueError, OSError):
+            if not data and self._listeners and self._settings and self._settings.lasting:
+                self.loop.forget(self._line.fileno())  # nobody listens; it ends with who started it
+                return
             # Whoever sends nonsense here is not our launcher any more: there is nobody to serve.
             self.loop.stop()
 
@@ -129,7 +139,7 @@ class Gateway:
         if settings.mode == "allow":
             self.network = Network.allow(*settings.entries)
         else:
-            self.network = Network.loopback(settings.ports)
+            self.network = Network.loopback(settings.ports) if settings.ports else Network.deny()
         self.addresses = synthetic.Addresses(exact_names(self.network))
         self.budget.most_bytes = settings.most_bytes
         self.resolver = Resolver(self.loop, settings.nameservers, settings.hosts)
@@ -157,6 +167,8 @@ class Gateway:
             self._refusals.append(served)
             self.loop.watch(served.fileno(), lambda _: self._refused(served), INPUT)
         else:
+            # What is accepted here has it from the listener.
+            served.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
             self._watch(served, label)
 
     def _watch(self, listener: _socket.socket, label: Label) -> None:
@@ -275,6 +287,12 @@ class Gateway:
         connection.through(self._stock.pop(), ("127.0.0.1", port))
 
     # The rest.
+
+    def _turn(self, number: int) -> None:
+        """Somebody wants to know what was refused until now."""
+        for served in self._refusals:
+            self._refused(served)
+        self.teller.turn(number)
 
     def _refused(self, served: _socket.socket) -> None:
         for _ in range(_TURNS):

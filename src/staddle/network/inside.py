@@ -4,10 +4,9 @@ Called by the first process inside, in a network namespace of its own, while it 
 CAP_NET_ADMIN and CAP_NET_BIND_SERVICE over it, before anything of the agent runs:
 
     ready = prepare(arrangement)      make everything, or raise OSError
-    hand_over(line, ready)            send the sockets out; ours are closed
 
-A socket belongs for ever to the namespace in which it was made, whoever holds it: the gateway
-accepts on these from outside. Nothing of ours runs inside afterwards.
+What was made is then handed out (see `handing`). The gateway accepts on these sockets from
+outside; nothing of ours runs inside afterwards.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ import errno
 import os
 import struct
 
-from .._value import Value
 from ..linux.netlink import LOOPBACK, NETFILTER, Netlink, address, attribute, link_up, local_route, message
 from . import synthetic
 from .arrangement import ANYWHERE, LISTENER_PORT, RESOLVER
-from .orders import MOST_DESCRIPTORS, Sockets, encode_sockets
+from .handing import Ready
 from .ruleset import LOG_GROUP, LOG_LENGTH, compiled
 
 TYPE_CHECKING = False
@@ -30,23 +28,10 @@ if TYPE_CHECKING:
     from .orders import Label
 
 _BACKLOG = 128
-#: Unconnected sockets to hand out at a time.
-STOCK = 16
 _SOL_IPV6, _IP_TRANSPARENT, _IPV6_TRANSPARENT = 41, 19, 75
 _IP_PKTINFO, _IPV6_RECVPKTINFO, _IPV6_V6ONLY, _IPV6_FREEBIND = 8, 49, 26, 78
 _SOL_NETLINK, _NETLINK_NO_ENOBUFS = 270, 5
 _STREAM, _DATAGRAM = _socket.SOCK_STREAM, _socket.SOCK_DGRAM
-
-
-class Ready(Value):
-    """What was made: labelled sockets, and what this kernel has.
-
-    `redirects` is whether every port is delivered to one listener, `v6` whether there is IPv6.
-    """
-
-    sockets: tuple[tuple[Label, _socket.socket], ...]
-    redirects: bool
-    v6: bool
 
 
 def prepare(arrangement: Arrangement, *, redirect: bool = True) -> Ready:
@@ -78,49 +63,6 @@ def prepare(arrangement: Arrangement, *, redirect: bool = True) -> Ready:
             each.close()
         raise
     return Ready(tuple(made), redirects, v6)
-
-
-def hand_over(line: int, ready: Ready) -> None:
-    """Send the sockets over the UNIX socket `line`, and close ours."""
-    channel = _socket.socket(fileno=os.dup(line))
-    try:
-        whole = list(ready.sockets)
-        first = True
-        while whole or first:
-            now, whole = whole[:MOST_DESCRIPTORS], whole[MOST_DESCRIPTORS:]
-            order = Sockets(tuple(label for label, _ in now), ready.redirects, ready.v6)
-            rights = struct.pack(f"{len(now)}i", *(each.fileno() for _, each in now))
-            ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if now else []
-            channel.sendmsg([encode_sockets(order)], ancillary)
-            first = False
-    finally:
-        channel.close()
-        for _, each in ready.sockets:
-            each.close()
-
-
-def stock(count: int) -> Ready:
-    """Sockets that are not connected yet: from outside, they connect to servers in here."""
-    made = tuple(
-        (("stock", b"", 0), _socket.socket(_socket.AF_INET, _STREAM | _socket.SOCK_CLOEXEC))
-        for _ in range(count)
-    )
-    return Ready(made, False, False)
-
-
-def connected(port: int, host: str = "127.0.0.1", timeout: float = 5.0) -> _socket.socket:
-    """A connection to a server in here, to be handed out. Raises OSError as connect does."""
-    made = _socket.socket(
-        _socket.AF_INET6 if ":" in host else _socket.AF_INET, _STREAM | _socket.SOCK_CLOEXEC
-    )
-    try:
-        made.settimeout(timeout)
-        made.connect((host, port))
-        made.settimeout(None)
-    except BaseException:
-        made.close()
-        raise
-    return made
 
 
 def _interfaces(arrangement: Arrangement, everything: bool) -> bool:

@@ -24,7 +24,7 @@ LONGEST = 1 << 18
 KINDS = ("tcp", "forward", "dns", "dns-tcp", "udp", "refusals", "stock", "expose")
 
 _SETTINGS, _SOCKETS, _ATTEMPT, _HUNGRY = b"settings 1\n", b"sockets 1\n", b"attempt 1\n", b"hungry 1\n"
-_QUESTION, _DECISION = b"question 1\n", b"decision 1\n"
+_QUESTION, _DECISION, _TURN = b"question 1\n", b"decision 1\n", b"turn 1\n"
 
 
 class Settings(Value):
@@ -32,7 +32,8 @@ class Settings(Value):
 
     `connections` at once, `idle` seconds without a byte before one is ended (0: never), and
     `most_bytes` in both directions together, for all connections (0: any number). `asks` is how
-    many seconds to wait for a decision about what no entry speaks of (0: nobody is asked).
+    many seconds to wait for a decision about what no entry speaks of (0: nobody is asked). With
+    `lasting`, it goes on when its line is closed, for as long as its starter lives.
     """
 
     mode: Literal["allow", "loopback"]
@@ -44,6 +45,7 @@ class Settings(Value):
     idle: int = 0
     most_bytes: int = 0
     asks: int = 0
+    lasting: int = 0
 
 
 class Sockets(Value):
@@ -86,13 +88,14 @@ def encode_settings(settings: Settings) -> bytes:
         settings.idle,
         settings.most_bytes,
         settings.asks,
+        settings.lasting,
     )
     return wire.encode(_SETTINGS, fields)
 
 
 def decode_settings(data: bytes) -> Settings:
     """The settings, or Malformed."""
-    mode, entries, ports, servers, hosts, *numbers = wire.decode(_SETTINGS, data, 9)
+    mode, entries, ports, servers, hosts, *numbers = wire.decode(_SETTINGS, data, 10)
     if mode not in (b"allow", b"loopback"):
         raise Malformed("there is no such mode")
     return Settings(
@@ -165,6 +168,21 @@ def decode_hungry(data: bytes) -> int | None:
     if not isinstance(count, int) or not 0 < count <= MOST_DESCRIPTORS:
         raise Malformed("a wish for sockets is not what it should be")
     return count
+
+
+def encode_turn(number: int) -> bytes:
+    """To the gateway: tell all that was tried until now. Back from it, after that: it has."""
+    return wire.encode(_TURN, (number,))
+
+
+def decode_turn(data: bytes) -> int | None:
+    """The number of a turn; None when this message is about something else."""
+    if not data.startswith(_TURN):
+        return None
+    (number,) = wire.decode(_TURN, data, 1)
+    if not isinstance(number, int):
+        raise Malformed("a turn is not what it should be")
+    return number
 
 
 def encode_question(question: Question) -> bytes:

@@ -5,22 +5,20 @@ what the other side does not take is kept, and then nothing more is read. So mem
 by what is kept, and a slow reader slows down its own writer through the kernel, as if there
 were nobody in between. The end of one direction is passed on by itself, and a reset is a reset.
 
-A flow that has a lot to move uses a pipe, also shared, through which the kernel passes the
-pages themselves (splice). It is empty whenever a flow is done with it: bytes of one
-connection never meet those of another.
+A flow that has a lot to move borrows a pipe (see `pipes`), and its bytes are not copied at all.
 """
 
 from __future__ import annotations
 
 import _socket
-import fcntl
-import os
 import struct
 
-#: Bytes moved in one go, and in one turn before others have theirs.
-CHUNK, TURNS = 256 * 1024, 8
-#: From this many bytes in one go on, the pipe is worth it; and how many it takes at a time.
-LARGE, PIPE = 64 * 1024, 1024 * 1024
+from .pipes import Pipe, Pipes
+
+#: Bytes moved in one go, how often in one turn, and how many before others have theirs.
+CHUNK, TURNS, TURN = 256 * 1024, 8, 1024 * 1024
+#: From this many bytes in one go on, a pipe is worth it; and down to how many it stays so.
+LARGE, STILL_LARGE = 64 * 1024, 16 * 1024
 #: When all flows together keep more than this, each keeps no more than a page.
 MOST_KEPT, PAGE = 16 * 1024 * 1024, 4096
 
@@ -28,20 +26,14 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 #: What `Flow.move` says: wait for the kernel; there is more to do now; the direction has ended.
 WAIT, AGAIN, ENDED = 0, 1, 2
-_SPLICE_FLAGS = 1 | 2  # move, do not block
-_SET_PIPE_SIZE = 1031
 
 
 class Budget:
-    """What all flows share: the buffer, the pipe, and the count of what is kept and what was moved."""
+    """What all flows share: the buffer, the pipes, and the count of what is kept and what was moved."""
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(CHUNK))
-        self.pipe_out, self.pipe_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            fcntl.fcntl(self.pipe_in, _SET_PIPE_SIZE, PIPE)
-        except OSError:
-            pass  # the user has many pipes already: this one stays small
+        self.pipes = Pipes()
         self.kept = 0
         self.moved = 0
         self.most_bytes = 0
@@ -60,18 +52,18 @@ class Budget:
 
     def close(self) -> None:
         """Done with all of it."""
-        os.close(self.pipe_out)
-        os.close(self.pipe_in)
+        self.pipes.close()
 
 
 class Flow:
     """From `source` to `sink`. Both are non-blocking; errors of either are raised by `move`."""
 
-    __slots__ = ("_budget", "_kept", "_large", "_sink", "_source", "finished", "source_ended")
+    __slots__ = ("_budget", "_kept", "_large", "_pipe", "_sink", "_source", "finished", "source_ended")
 
     def __init__(self, source: _socket.socket, sink: _socket.socket, budget: Budget) -> None:
         self._source, self._sink, self._budget = source, sink, budget
         self._kept: memoryview | None = None
+        self._pipe: Pipe | None = None
         self._large = False
         self.source_ended = False
         self.finished = False
@@ -83,49 +75,38 @@ class Flow:
 
     def is_blocked(self) -> bool:
         """Whether something is kept that the sink did not take."""
-        return self._kept is not None
+        return self._kept is not None or self._pipe is not None
 
     def move(self, to_the_end: bool) -> int:
         """Move what can be moved. `to_the_end`: the source has ended, whatever a short read suggests."""
         if self.finished:
             return ENDED
         sink, budget = self._sink, self._budget
-        until = budget.moved + PIPE
+        until = budget.moved + TURN
         for _ in range(TURNS):
-            kept = self._kept
-            if kept is not None:
-                try:
-                    sent = sink.send(kept)
-                except BlockingIOError:
-                    return WAIT
-                self._keep(kept[sent:] if sent < len(kept) else None)
-                if self._kept is not None:
-                    return WAIT
+            if self.is_blocked() and not self._send_kept():
+                return WAIT
             if self.source_ended:
                 self.finished = True
                 sink.shutdown(_socket.SHUT_WR)
                 return ENDED
             if budget.exhausted():
                 raise OverflowError("no more bytes may be moved")
-            pages = self._large and not budget.is_tight()
+            if self._large and not budget.is_tight() and (pipe := budget.pipes.take()) is not None:
+                if not self._fill(pipe):
+                    return WAIT
+                if budget.moved >= until:
+                    return AGAIN
+                continue
             room = budget.room()
             try:
-                if pages:
-                    count = os.splice(self._source.fileno(), budget.pipe_in, PIPE, flags=_SPLICE_FLAGS)
-                else:
-                    count = self._source.recv_into(room)
+                count = self._source.recv_into(room)
             except BlockingIOError:
                 return WAIT
             if not count:
                 self.source_ended = True
                 continue
             budget.moved += count
-            if pages:
-                if not self._empty_pipe(count):
-                    return WAIT
-                if budget.moved >= until:
-                    return AGAIN
-                continue
             self._large = count >= LARGE
             try:
                 sent = sink.send(room[:count])
@@ -138,26 +119,51 @@ class Flow:
                 return WAIT  # all there was; the kernel tells us of more
         return AGAIN
 
-    def _empty_pipe(self, left: int) -> bool:
-        """Send the `left` bytes that are in the pipe, or keep them. It is empty then, whatever happens."""
-        budget, sink = self._budget, self._sink.fileno()
-        try:
-            while left:
-                left -= os.splice(budget.pipe_out, sink, left, flags=_SPLICE_FLAGS)
-        except BlockingIOError:
-            pass
-        finally:
-            parts = []
-            while left:
-                parts.append(os.read(budget.pipe_out, left))
-                left -= len(parts[-1])
-            if parts:
-                self._keep(memoryview(b"".join(parts)))
-        return not parts
-
     def close(self) -> None:
         """Drop what is kept."""
         self._keep(None)
+        if self._pipe is not None:
+            self._budget.kept -= self._pipe.left
+            self._return_pipe()
+
+    def _fill(self, pipe: Pipe) -> bool:
+        """Fill this pipe and empty it; False when one side has to be waited for."""
+        self._pipe, budget = pipe, self._budget
+        try:
+            count = pipe.fill(self._source.fileno())
+        except BlockingIOError:
+            self._return_pipe()
+            return False
+        budget.moved += count
+        budget.kept += count
+        self._large = count >= STILL_LARGE
+        self.source_ended = not count
+        return self._empty_pipe()
+
+    def _send_kept(self) -> bool:
+        """Whether the sink took all that was kept for it."""
+        kept = self._kept
+        if kept is not None:
+            try:
+                sent = self._sink.send(kept)
+            except BlockingIOError:
+                return False
+            self._keep(kept[sent:] if sent < len(kept) else None)
+        return self._kept is None and self._empty_pipe()
+
+    def _empty_pipe(self) -> bool:
+        if self._pipe is None:
+            return True
+        self._budget.kept -= self._pipe.pour(self._sink.fileno())
+        if self._pipe.left:
+            return False
+        self._return_pipe()
+        return True
+
+    def _return_pipe(self) -> None:
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            self._budget.pipes.give_back(pipe)
 
     def _keep(self, data: memoryview | None) -> None:
         before = self._kept

@@ -30,13 +30,14 @@ def spawn(line: int, ready: int = -1) -> int:
     else:
         actions.append((os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0))
     actions.append((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0))
-    # A session of its own: Ctrl-C is for the command, not for its network. A launcher holds
-    # signals back to read them one by one; the gateway does not.
-    return os.posix_spawn(argv[0], argv, _ENVIRONMENT, file_actions=actions, setsid=True, setsigmask=())
+    # A process group of its own: Ctrl-C is for the command, not for its network. Not a session: the
+    # scheduler would have a new one wait for its turn, and us for it. A launcher holds signals
+    # back to read them one by one; the gateway does not.
+    return os.posix_spawn(argv[0], argv, _ENVIRONMENT, file_actions=actions, setpgroup=0, setsigmask=())
 
 
-def end(pid: int) -> None:
-    """Wait for a gateway whose line is down, and end it if it does not end by itself."""
+def end(pid: int, patience: int = _PATIENCE) -> None:
+    """Wait so many milliseconds for a gateway whose line is down, and end it if it does not end by itself."""
     try:
         pidfd = pidfd_open(pid)
     except OSError:
@@ -44,7 +45,7 @@ def end(pid: int) -> None:
     else:
         waiting = select.poll()
         waiting.register(pidfd, select.POLLIN)
-        if not waiting.poll(_PATIENCE):
+        if not waiting.poll(patience):
             try:
                 pidfd_send_signal(pidfd, SIGKILL)
             except PermissionError:

@@ -3,14 +3,16 @@
     gateway = start(network)                  before the sandbox is there, so that nobody waits for it
     gateway.pass_on(message, descriptors)     what `inside.hand_over` sent
     gateway.attempts()                        what was allowed, refused or failed since the last call
+    gateway.all_attempts()                    the same, up to this very moment
     gateway.close()
 
-The only part of the gateway that runs in the caller's process, and it never waits.
+The only part of the gateway that runs in the caller's process, and it never waits for long.
 """
 
 from __future__ import annotations
 
 import _socket
+import select
 import struct
 import sys
 
@@ -27,11 +29,14 @@ from .orders import (
     decode_attempt,
     decode_hungry,
     decode_question,
+    decode_turn,
     encode_decision,
     encode_settings,
     encode_sockets,
+    encode_turn,
 )
 from .spawning import end, spawn
+from .unheard import Unheard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +51,10 @@ _LARGEST_FILE, _MOST_HOSTS, _MOST_SERVERS = 1 << 16, 512, 3
 _LONGEST_SETTINGS = 100_000
 #: Attempts that are kept for the next call of `attempts`.
 _KEPT = 4096
+#: Milliseconds for a gateway to say what was tried. It is one of many processes.
+_MOMENT = 5000
+#: And to end, when its starter has.
+_ENDING = 2000
 
 
 class Bounds(Value):
@@ -72,13 +81,18 @@ class Bounds(Value):
 
 
 class GatewayProcess:
-    """A started gateway. It ends when this is closed, or when this process ends."""
+    """A started gateway. It ends when this is closed, or when this process ends.
+
+    `pid` is 0 for one that is not a child of this process; it ends with its starter, too.
+    """
 
     def __init__(self, line: _socket.socket, pid: int) -> None:
         self.pid = pid
         self._line = line
         self._wanted = 0
         self._questions: list[Question] = []
+        self._turn = self._turned = 0
+        self._unheard = Unheard()
 
     def fileno(self) -> int:
         """Becomes readable when the gateway has told something, or has ended."""
@@ -90,6 +104,7 @@ class GatewayProcess:
         ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if descriptors else []
         try:
             self._line.sendmsg([message], ancillary)
+            self._unheard.add(descriptors)
         except OSError as error:
             raise LaunchFailed(
                 "the network gateway has ended", why=error.strerror or "", fix="start the sandbox anew"
@@ -107,11 +122,14 @@ class GatewayProcess:
                 data = self._line.recv(LONGEST, _socket.MSG_DONTWAIT)
             except OSError:
                 break
+            self._unheard.close()
             if not data:
                 break
             try:
-                wanted, question = decode_hungry(data), decode_question(data)
-                if wanted is not None:
+                wanted, question, turned = decode_hungry(data), decode_question(data), decode_turn(data)
+                if turned is not None:
+                    self._turned = turned
+                elif wanted is not None:
                     self._wanted += wanted
                 elif question is not None:
                     self._questions.append(question)
@@ -119,6 +137,29 @@ class GatewayProcess:
                     found.append(decode_attempt(data))
             except Malformed:
                 continue  # it reads hostile bytes: what it says is not trusted to be whole
+        return found
+
+    def all_attempts(self) -> list[Attempt]:
+        """What was tried until now and not told yet. Waits for the gateway, but not for long."""
+        quiet = self._unheard.is_quiet()
+        found = self.attempts()
+        if quiet and self._unheard.is_quiet():
+            return found  # it is not there yet, and nobody has tried anything
+        self._turn += 1
+        try:
+            self._line.send(encode_turn(self._turn), _socket.MSG_DONTWAIT)
+        except OSError:
+            return found + self.attempts()  # it has ended, or has more to do than it can
+        found += self.attempts()
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        while self._turned != self._turn and len(found) < _KEPT:
+            if not poll.poll(_MOMENT):
+                break
+            fresh = self.attempts()
+            found += fresh
+            if not fresh and self.ended():
+                break
         return found
 
     def wanted(self) -> int:
@@ -137,24 +178,42 @@ class GatewayProcess:
 
     def ended(self) -> bool:
         """Whether the gateway is gone: nothing goes out any more."""
-        try:
-            return self._line.recv(1, _socket.MSG_DONTWAIT | _socket.MSG_PEEK) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
+        if self._line.fileno() < 0:
             return True
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        events = poll.poll(0)
+        if events:
+            self._unheard.close()
+        return any(event & (select.POLLHUP | select.POLLERR) for _, event in events)
 
     def close(self) -> None:
         """End the gateway and every connection it holds; it is gone when this returns."""
-        if self.pid:
+        if self._line.fileno() >= 0:
+            if not self.pid:
+                self._see_it_end()
             try:
                 # Not only ours: a child that this program forked may have a copy of our end.
                 self._line.shutdown(_socket.SHUT_RDWR)
             except OSError:
                 pass  # it has ended already
             self._line.close()
-            end(self.pid)
+        unheard = self._unheard.close()
+        if self.pid:
+            # One that is not there yet holds nothing, and would only come to find its line down.
+            end(self.pid, *((0,) if unheard else ()))
             self.pid = 0
+
+    def _see_it_end(self) -> None:
+        """Wait until one that is not our child has ended. Its starter has by now, and takes it along."""
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        try:
+            self._line.shutdown(_socket.SHUT_WR)
+            while poll.poll(_ENDING) and self._line.recv(LONGEST, _socket.MSG_DONTWAIT):
+                pass
+        except OSError:
+            pass  # it has ended already
 
     def __enter__(self) -> Self:
         return self
@@ -190,9 +249,14 @@ def new_line(
     *,
     nameservers: tuple[tuple[str, int], ...] | None = None,
     hosts: tuple[tuple[str, str], ...] | None = None,
+    lasting: bool = False,
 ) -> tuple[_socket.socket, _socket.socket]:
-    """The line to a gateway for this policy, who starts it later: our end, and its end (see `spawning`)."""
-    message = encode_settings(settings(network, bounds or Bounds(), nameservers, hosts))
+    """The line to a gateway for this policy, who starts it later: our end, and its end (see `spawning`).
+
+    With `lasting`, it goes on when nobody has our end any more, and ends with its starter only.
+    """
+    said = settings(network, bounds or Bounds(), nameservers, hosts).replace(lasting=int(lasting))
+    message = encode_settings(said)
     if len(message) > _LONGEST_SETTINGS:
         raise PolicyError(
             "the allow list is too long for the network gateway",

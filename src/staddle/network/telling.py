@@ -9,7 +9,7 @@ from __future__ import annotations
 import _socket
 from collections import deque
 
-from .orders import Attempt, Question, encode_attempt, encode_hungry, encode_question
+from .orders import Attempt, Question, encode_attempt, encode_hungry, encode_question, encode_turn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Teller:
     def __init__(self, loop: Loop, line: _socket.socket) -> None:
         self._loop, self._line = loop, line
         self._waiting: deque[bytes] = deque()
-        self._recent: dict[tuple[str, str, str, int, str], int] = {}
+        self._recent: dict[tuple[str, str, str, int, str, str], int] = {}
         self._second, self._told, self._lost = 0, 0, 0
         loop.sweep(self._sweep)
 
@@ -48,7 +48,7 @@ class Teller:
         second = int(self._loop.now)
         if second != self._second:
             self._turn(second)
-        key = (attempt.outcome, attempt.protocol, attempt.host, attempt.port, attempt.why)
+        key = (attempt.outcome, attempt.protocol, attempt.host, attempt.port, attempt.why, attempt.allow)
         seen = self._recent.get(key)
         if seen is not None:
             self._recent[key] = seen + 1
@@ -68,6 +68,12 @@ class Teller:
         """Ask for a decision."""
         self._queue(encode_question(question), wish=True)
 
+    def turn(self, number: int) -> None:
+        """Tell what there is, repetitions too, then that this was all until now."""
+        self._turn(self._second)
+        self._waiting.append(encode_turn(number))
+        self.flush()
+
     def flush(self) -> None:
         """Send what waits, as far as the line takes it."""
         while self._waiting:
@@ -79,12 +85,13 @@ class Teller:
 
     def _turn(self, second: int) -> None:
         """A new second: the repetitions of the last one, as one message each."""
-        for (outcome, protocol, host, port, why), again in self._recent.items():
+        for (outcome, protocol, host, port, why, allow), again in self._recent.items():
             if again:
-                repeated = Attempt(outcome, protocol, host, port, why, count=again)  # type: ignore[arg-type]
+                repeated = Attempt(outcome, protocol, host, port, why, allow, again)  # type: ignore[arg-type]
                 self._queue(encode_attempt(repeated))
         self._recent.clear()
-        self._second, self._told = second, 0
+        if second != self._second:
+            self._second, self._told = second, 0
         if self._lost:
             lost, self._lost = self._lost, 0
             self._queue(

@@ -8,19 +8,23 @@ links: what changes between the plan and the start is refused there.
 from __future__ import annotations
 
 from ..errors import PolicyError
+from ..packages.inside import configuration
 from . import environment, presets, system
 from .declaring import Bearings, Rule, current_directory, refuse_planted_links, resolve
 from .guarding import guard
 from .merging import Sight, hidden, outermost, strongest, without_covered, without_dead
 from .paths import Ancestry, above, covers, upward
-from .plan import Grant, Guard, Hidden, Identity, Link, Note, Plan, Scratch, Socket, Text
-from .resolution import Host
+from .plan import Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
+from .resolution import Host, Place
+from .tools import Tools
+from .tools import tools as find_tools
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
-    from typing import TypeVar
+    from typing import Literal, TypeVar
 
+    from .base import Shown
     from .policy import Policy
 
     Located = TypeVar("Located", Grant, Guard, Hidden, Link, Scratch, Socket, Text)
@@ -37,17 +41,29 @@ def compile(
     base: str | None = None,
     home: str | None = None,
     host_env: Mapping[str, str] | None = None,
+    workspace: str | None = None,
 ) -> Plan:
     """`policy` resolved for this host. PolicyError for what cannot be meant, PathEscape for a planted link.
 
     `cwd` is where the command starts: the current directory if it, or something below it, can be
     seen inside, else its home. Relative paths are relative to `base` (default: `cwd`, else the current
-    directory), `~` is `home` (default: $HOME), `env` is added for this command.
+    directory), `~` is `home` (default: $HOME), `env` is added for this command. `workspace` is the
+    directory that a session shows at another place.
     """
     bearings = Bearings(cwd, base, home, host_env)
     host = Host()
     rules = resolve(policy, bearings, host)
-    home_rule = Rule("home", host.find(bearings.at(policy.home or system.HOME)), "home")
+    home = policy.home or policy.identity.home
+    root = None
+    if policy.base is not None:
+        from . import base as bases  # few have one
+
+        root = bases.find(policy.base, bearings, host)
+        rules += _in_the_base(policy, bearings, Host(root))
+    # A home of its own is a place inside, whatever the host has there; another is a path of the host.
+    own_home = policy.home is None and root is not None
+    home_place = Place(home, "directory") if own_home else host.find(bearings.at(home))
+    home_rule = Rule("home", home_place, "home")
     refuse_planted_links([*rules, home_rule], {rule.place.path for rule in rules if rule.field == "write"})
 
     links = [
@@ -57,35 +73,62 @@ def compile(
         for where, to in rule.place.links
     ]
     texts: list[Text] = []
-    if policy.system:
+    if policy.system and root is None:
         granted, more, texts = system.etc(host)
         rules += [Rule("read", host.find(path), "system") for path in granted]
         links += [*more, Link("/var/run", "/run", "system")]
 
+    tools = Tools()
+    if policy.toolchains and policy.system and root is None:
+        beside = workspace or bearings.cwd or current_directory()
+        tools = find_tools(
+            bearings, host, rules, home_rule.place.path, workspace=beside, moved=workspace is not None
+        )
+        rules += tools.rules
+        links += tools.links
     denies = outermost(_denies(rules))
-    live, dead = without_dead(strongest(_grants(rules)), denies)
+    shown = None
+    if root is not None:
+        taken = {rule.place.path for rule in rules if rule.field in ("read", "write", "sockets")}
+        taken |= {item.path for item in system.scratch(home_rule.place.path)}
+        shown = bases.show(root, taken | system.MADE_UP)
+        links += [*shown.links, Link("/var/run", "/run", "system")]
+        texts += shown.texts
+    of_the_base = () if shown is None else shown.grants
+    live, dead = without_dead(strongest((*_grants(rules), *of_the_base)), denies)
     _refuse_own_source(policy, live)
     scratch, inside, private_notes = _private(home_rule, live, host)
     places = {item.path for item in scratch}
     kept, covered, idle = without_covered(live, places)
     sight = Sight(kept, places)
     concealed = hidden(denies, sight, places)
+    if root is not None:
+        concealed = _as_the_base_has_it(concealed, sight, Host(root))
     guards, reopened = guard(kept, covered, {*concealed, *places}, policy.unprotect, host)
     kept.update(reopened)
     sockets, socket_notes = _sockets(rules)
 
-    identity = Identity(home=inside)
-    shell = system.shell()
+    identity = policy.identity.at(inside)
+    shell = system.shell() if root is None else bases.shell(root)
     if policy.system:
-        texts += system.made_up(identity, shell, policy.network.mode)
+        ours = system.made_up(identity, shell, policy.network.mode)
+        texts = [*(_with_accounts(ours, shown) if shown else ours), *texts]
+        etc, own = configuration(policy.network.mode)
+        texts += [Text(path, content, "packages") for path, content in etc.items()]
+        if inside in places:
+            texts += system.home_files(inside, own)
+        if policy.limits.memory is not None:
+            texts.append(system.memory(policy.limits.memory))
     variables, env_notes = environment.build(
         identity,
         shell,
-        [f"{inside}/{path}" for path in presets.AGENT_PATH] if policy.preset == "coding-agent" else [],
+        [*_own_programs(policy, inside, inside in places), *tools.before],
         bearings.env,
         policy.pass_env,
         ("env", policy.env),
         ("call", environment.checked(env or {})),
+        preset=policy.environment,
+        behind=tools.after,
     )
     links, link_notes = _links_inside(links, rules, denies, sight, places)
     plan = Plan(
@@ -102,11 +145,60 @@ def compile(
         identity=identity,
         cwd=inside,
         notes=_notes(
-            dead, private_notes, idle, socket_notes, env_notes, link_notes, _about(rules, concealed)
+            dead,
+            private_notes,
+            idle,
+            socket_notes,
+            env_notes,
+            link_notes,
+            _about(rules, concealed),
+            tools.notes,
         ),
         unprotect=policy.unprotect,
+        base=root or "",
     )
     return plan.replace(cwd=_start(plan, bearings, host))
+
+
+def _own_programs(policy: Policy, home: str, private: bool) -> list[str]:
+    """Where in the home there are programs: a coding agent's tools, and what is installed there."""
+    if policy.preset == "coding-agent":
+        return [f"{home}/{path}" for path in presets.AGENT_PATH]
+    return [f"{home}/.local/bin"] if private and policy.system else []
+
+
+def _in_the_base(policy: Policy, bearings: Bearings, inside: Host) -> list[Rule]:
+    """What is denied by a path is denied there inside, too, wherever the base's own links lead to."""
+    return [
+        Rule("deny", inside.find(bearings.at(path)), f"deny {path!r}", asked=True) for path in policy.deny
+    ]
+
+
+def _as_the_base_has_it(concealed: Mapping[str, Hidden], sight: Sight, inside: Host) -> dict[str, Hidden]:
+    """What is hidden in the base is what is there in the base, not what the host has at that path."""
+    found = {}
+    for path, item in concealed.items():
+        grant = sight.through(path)
+        if grant is None or not grant.source:
+            found[path] = item
+            continue
+        place = inside.find(path)
+        if place.path != path:
+            continue  # a link: what it leads to is hidden
+        kind: Literal["file", "directory", "missing"] = "missing" if place.kind == "missing" else "file"
+        found[path] = item.replace(kind="directory" if place.kind == "directory" else kind)
+    return found
+
+
+def _with_accounts(ours: Iterable[Text], shown: Shown) -> list[Text]:
+    """Our files, and in those about accounts also what the base has."""
+    from .base import accounts
+
+    theirs = {"/etc/passwd": shown.passwd, "/etc/group": shown.group}
+    return [
+        text.replace(content=accounts(theirs[text.path], text.content)) if text.path in theirs else text
+        for text in ours
+    ]
 
 
 def _grants(rules: Iterable[Rule]) -> Iterable[Grant]:
@@ -250,14 +342,19 @@ def _start(plan: Plan, bearings: Bearings, host: Host) -> str:
     sight = Sight({grant.path: grant for grant in plan.grants}, scratch)
     concealed = Ancestry({item.path for item in plan.hidden}).at_or_above(place.path)
     # Above a grant: there, with nothing in it but the way to what is granted.
-    leads_on = place.path != "/" and any(covers(place.path, grant.path) for grant in plan.grants)
-    seen = leads_on or sight.through(place.path) is not None
+    leads_on = place.path != "/" and any(
+        covers(place.path, grant.path) for grant in plan.grants if not grant.source
+    )
+    through = sight.through(place.path)
+    seen = leads_on or (through is not None and not through.source)
     if seen and concealed is None and place.kind == "directory":
         return place.path
     if asked is None:
         return plan.identity.home
     if place.path == "/" or place.path in scratch:
         return place.path
+    if plan.base and Host(plan.base).find(asked).kind == "directory":
+        return Host(plan.base).find(asked).path
     if place.kind == "missing":
         raise PolicyError(f"cwd is {asked!r}", why="it does not exist", fix="create it, or start elsewhere")
     if place.kind != "directory":

@@ -112,7 +112,7 @@ def _home_of_this_user() -> str:
 def resolve(policy: Policy, bearings: Bearings, host: Host) -> list[Rule]:
     """Every rule of `policy`, its preset's and the system's. Raises for one that cannot be meant."""
     rules = [*_from_policy(policy, bearings, host), *_from_preset(policy, bearings, host)]
-    if policy.system:
+    if policy.system and policy.base is None:
         for path in system.directories():
             place = host.find(path)
             if place.kind == "directory":

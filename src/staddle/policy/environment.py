@@ -1,6 +1,10 @@
 """The one place that builds the environment inside. It starts from nothing.
 
-Later ones win: the defaults, `pass_env` from the host, the policy's `env`, the call's `env`.
+Later ones win: the preset, `pass_env` from the host, the policy's `env`, the call's `env`.
+
+    linux      what a new login would have, and nothing of the host's
+    inherit    the same, and the host's variables that look harmless by the rules below
+    empty      nothing at all
 """
 
 from __future__ import annotations
@@ -16,9 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import NoReturn
 
-    from .plan import Identity
+    from .identity import Identity
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+PRESETS = ("linux", "inherit", "empty")
 
 #: A variable is a secret when one of these is a word of its name...
 SECRET_WORDS = frozenset({"AUTH", "COOKIE", "KEY", "PASS", "PASSPHRASE", "PAT", "PRIVATE"})
@@ -26,6 +32,28 @@ SECRET_WORDS = frozenset({"AUTH", "COOKIE", "KEY", "PASS", "PASSPHRASE", "PAT", 
 SECRET_PARTS = ("APIKEY", "CREDENTIAL", "PASSWD", "PASSWORD", "SECRET", "TOKEN")
 #: ... and these are, whatever their words.
 SECRET_NAMES = frozenset({"MYSQL_PWD"})
+#: Values that begin so, and are not shorter than any key is, are keys, whatever they are called.
+SHORTEST_KEY = 16
+SECRET_VALUES = (
+    *("-----BEGIN ", "AKIA", "ASIA", "AGE-SECRET-KEY-", "eyJhbGciOi", "AIza", "SG.", "ya29."),
+    *("sk-", "sk_live_", "sk_test_", "rk_live_", "pk_live_", "hf_", "npm_", "pypi-", "dop_v1_", "glpat-"),
+    *("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xoxa-", "xoxb-", "xoxp-", "xoxs-"),
+)
+
+#: `inherit` leaves out secrets, and, more careful than what hides them in a report, these words of a name...
+NOT_INHERITED_WORDS = frozenset(
+    {"ACCESS", "BEARER", "CERT", "CRED", "CREDS", "DSN", "JWT", "LICENSE", "LOGIN", "OAUTH", "OTP", "PIN"}
+    | {"PWD", "SALT", "SESSION", "SIGNATURE", "SIGNING", "SOCK", "WEBHOOK"}
+)
+#: ... names that begin so: they tell programs what to load or run first ...
+NOT_INHERITED_PREFIXES = ("BASH_FUNC_", "DBUS_", "DYLD_", "GIT_", "LD_", "SSH_", "STADDLE_", "SUDO_", "XDG_")
+#: ... and these, which say who and where somebody is on the host, or open a door there.
+NOT_INHERITED = frozenset(
+    {"BASH_ENV", "CDPATH", "DISPLAY", "DOCKER_HOST", "ENV", "HISTFILE", "HOME", "HOSTNAME", "IFS", "LOGNAME"}
+    | {"MAIL", "NODE_OPTIONS", "OLDPWD", "PATH", "PERL5LIB", "PERL5OPT", "PROMPT_COMMAND", "PS1", "PS4"}
+    | {"PWD", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "RUBYOPT", "SHELL", "SHLVL", "STY", "TEMP"}
+    | {"TMP", "TMPDIR", "TMUX", "USER", "USERNAME", "VIRTUAL_ENV", "WAYLAND_DISPLAY", "XAUTHORITY", "_"}
+)
 
 
 class Environment(dict[str, str]):
@@ -87,9 +115,32 @@ def is_secret(name: str, value: str = "") -> bool:
         return True
     if not SECRET_WORDS.isdisjoint(upper.replace("-", "_").split("_")):
         return True
+    if value.startswith(SECRET_VALUES) and len(value) >= SHORTEST_KEY:
+        return True
     # postgres://user:password@host
     scheme, found, rest = value.partition("://")
     return bool(found) and " " not in scheme and "@" in rest.partition("/")[0]
+
+
+def is_inherited(name: str, value: str) -> bool:
+    """Whether the preset `inherit` passes a variable of the host on."""
+    upper = name.upper()
+    if upper in NOT_INHERITED or upper.startswith(NOT_INHERITED_PREFIXES) or is_secret(name, value):
+        return False
+    if not NOT_INHERITED_WORDS.isdisjoint(upper.replace("-", "_").split("_")):
+        return False
+    # One that cannot be set, or that a shell would run as a function, is nobody's setting.
+    return bool(name) and _encodable(name + value) and not value.startswith("() {")
+
+
+def checked_preset(preset: object) -> str:
+    """`preset`, if there is one of that name."""
+    if preset not in PRESETS:
+        raise PolicyError(
+            f"there is no environment {preset!r}",
+            fix=f"choose one of {', '.join(PRESETS)}; see docs/world.md",
+        )
+    return str(preset)
 
 
 def build(
@@ -99,16 +150,22 @@ def build(
     host: Mapping[str, str],
     pass_env: Iterable[str],
     *layers: tuple[str, Mapping[str, str]],
+    preset: str = "linux",
+    behind: Iterable[str] = (),
 ) -> tuple[tuple[Variable, ...], list[Note]]:
     """Every variable inside, sorted by name, and what was asked for but is not set on the host.
 
-    `search` comes before the usual PATH; `layers` are (origin, variables), later ones win.
+    `search` comes before the usual PATH and `behind` after it; `layers` are (origin, variables), later
+    ones win.
     """
+    inherited: dict[str, str] = {}
+    if preset == "inherit":
+        inherited = {name: value for name, value in host.items() if is_inherited(name, value)}
     defaults = {
         "HOME": identity.home,
         "LANG": "C.UTF-8",
         "LOGNAME": identity.user,
-        "PATH": ":".join([*search, PATH]),
+        "PATH": ":".join([*search, PATH, *behind]),
         "SHELL": shell,
         "TERM": "xterm-256color",
         "TMPDIR": "/tmp",
@@ -124,7 +181,9 @@ def build(
                 Note(f"{name} is not set on the host, so it is not set inside", f"pass_env {name!r}")
             )
     found: dict[str, Variable] = {}
-    for origin, layer in (("default", defaults), ("pass_env", passed), *layers):
+    if preset == "empty":
+        defaults = {}
+    for origin, layer in (("default", defaults), ("inherit", inherited), ("pass_env", passed), *layers):
         for name, value in layer.items():
             found[name] = Variable(name, value, origin, is_secret(name, value))
     return tuple(found[name] for name in sorted(found)), notes

@@ -6,10 +6,13 @@
     deny = ["${HOME}/private"]
 
     [network]
-    allow = ["api.example.com:443"]      # or mode = "deny" | "open" | "loopback" (with ports)
+    allow = ["api.example.com:443"]      # or mode = "deny" | "open" | "loopback" (with ports) | "packages"
 
     [limits]
     memory = "1G"
+
+    [identity]
+    user = "ada"
 
     [env]
     CI = "1"
@@ -25,6 +28,7 @@ import stat
 
 from ..errors import PolicyError
 from .declaring import Bearings, current_directory
+from .identity import Identity
 from .limits import Limits
 from .network import MODES, Network
 from .paths import declared, upward
@@ -51,7 +55,11 @@ _KEYS: dict[str, type] = {
     **dict.fromkeys(_LISTS, list),
     "preset": str,
     "home": str,
+    "identity": dict,
+    "environment": str,
+    "base": str,
     "system": bool,
+    "toolchains": bool,
     "network": dict,
     "limits": dict,
     "env": dict,
@@ -163,8 +171,10 @@ def _field(key: str, value: Any, name: str, values: Mapping[str, str | None]) ->
     if key in _LISTS:
         items = [_typed(item, str, name, key) for item in value]
         return [_filled(item, values, name, key) for item in items] if key in _PATHS else items
-    if key == "home":
+    if key in ("home", "base"):
         return _filled(value, values, name, key)
+    if key == "identity":
+        return _identity(value, name)
     if key == "env":
         return {
             variable: _filled(_typed(text, str, name, f"env.{variable}"), values, name, f"env.{variable}")
@@ -180,8 +190,11 @@ def _network(table: Mapping[str, Any], name: str) -> Network:
         if key not in ("mode", "allow", "ports"):
             raise _bad(name, f"network.{key}", "there is no such key", "known are mode, allow, ports")
     mode = _typed(table.get("mode", "allow" if "allow" in table else ""), str, name, "network.mode")
-    if mode not in MODES:
-        raise _bad(name, "network.mode", f"it is {mode!r}", f"use one of {', '.join(MODES)}")
+    if mode not in (*MODES, "packages"):
+        raise _bad(name, "network.mode", f"it is {mode!r}", f"use one of {', '.join(MODES)}, packages")
+    if mode == "packages":
+        more = _typed(table.get("allow", []), list, name, "network.allow")
+        return Network.packages(*(_typed(host, str, name, "network.allow") for host in more))
     if ("allow" in table) != (mode == "allow"):
         raise _bad(name, "network.allow", 'it goes with mode = "allow", and only with that', "")
     if "ports" in table and mode != "loopback":
@@ -192,6 +205,16 @@ def _network(table: Mapping[str, Any], name: str) -> Network:
     if mode == "loopback":
         return Network.loopback(_typed(table.get("ports", []), list, name, "network.ports"))
     return Network.open() if mode == "open" else Network.deny()
+
+
+def _identity(table: Mapping[str, Any], name: str) -> Identity:
+    for key, value in table.items():
+        if key not in Identity._fields:
+            known = f"known are {', '.join(Identity._fields)}"
+            raise _bad(name, f"identity.{key}", "there is no such key", known)
+        if key != "uid":
+            _typed(value, str, name, f"identity.{key}")
+    return Identity(**table)
 
 
 def _limits(table: Mapping[str, Any], name: str) -> Limits:

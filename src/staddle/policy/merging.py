@@ -28,7 +28,7 @@ def strongest(grants: Iterable[Grant]) -> dict[str, Grant]:
 
 
 def _rank(grant: Grant) -> tuple[bool, bool, str]:
-    return grant.access != "write", grant.origin == "system", grant.origin
+    return grant.access != "write", grant.origin in ("system", "base"), grant.origin
 
 
 def outermost(denies: Mapping[str, Hidden]) -> dict[str, Hidden]:

@@ -16,7 +16,10 @@ MODES = ("deny", "open", "loopback", "allow")
 
 
 class Network(Value):
-    """One of four: `deny()`, `open()`, `loopback(ports)`, `allow(*hosts)`. Make it with these."""
+    """One of four: `deny()`, `open()`, `loopback(ports)`, `allow(*hosts)`. Make it with these.
+
+    `packages()` is a ready `allow`.
+    """
 
     mode: Literal["deny", "open", "loopback", "allow"] = "deny"
     ports: tuple[int, ...] = ()
@@ -65,6 +68,25 @@ class Network(Value):
                 fix="add what should be reached, or use Network.deny()",
             )
         return cls("allow", rules=tuple(sorted(rules, key=str)))
+
+    @classmethod
+    def packages(cls, *hosts: str, managers: Iterable[str] = ("pip", "apt", "npm")) -> Network:
+        """Only where this host's own pip, apt and npm get their packages from, and `hosts`.
+
+        Read from their configuration now (files and variables; a mirror behind a private address is
+        allowed by that address). Without any, the public indexes. No credential is in it.
+        """
+        from ..packages.reaching import entries
+        from ..packages.sources import MANAGERS
+
+        named = set(managers)
+        asked = tuple(name for name in MANAGERS if name in named)
+        unknown = named - set(MANAGERS)
+        if unknown:
+            raise PolicyError(
+                f"there is no package manager {sorted(unknown)[0]!r}", fix=f"use {', '.join(MANAGERS)}"
+            )
+        return cls.allow(*entries(asked), *hosts)
 
     def permits(self, host: str, port: int, protocol: str = "tcp") -> bool:
         """Whether `host`, a name or an address, may be reached at `port`. A refusal beats an allowance.

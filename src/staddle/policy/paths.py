@@ -24,6 +24,8 @@ GRANTING = ("read", "write", "deny", "sockets", "home")
 #: These are made anew in every sandbox, and everything in them is the kernel's.
 KERNEL_TREES = ("/proc", "/sys", "/dev")
 _BELOW_KERNEL_TREES = tuple(f"{tree}/" for tree in KERNEL_TREES)
+#: Where a session sees its workspace.
+WORKSPACE = "/workspace"
 #: These are private and empty in every sandbox; what lies below them on the host can be named.
 PRIVATE = ("/tmp", "/run")
 

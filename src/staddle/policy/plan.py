@@ -11,6 +11,7 @@ gives it: any bytes survive. A path inside is the same as outside, unless a gran
 from __future__ import annotations
 
 from .._value import Value
+from .identity import Identity
 from .paths import covers
 
 TYPE_CHECKING = False
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
     from .limits import Limits
     from .network import Network
+
+
+#: The origin of a grant of a private copy: what is done there is not done to anything of the host's.
+COPY = "copy"
 
 
 class Grant(Value):
@@ -32,6 +37,19 @@ class Grant(Value):
     directory: bool
     origin: str
     source: str = ""
+
+
+class Layered(Value):
+    """What is changed at and below `path`, which is granted to be read, goes to `upper`, a directory of ours.
+
+    `work` is the kernel's own, on the same file system. What is granted to be written below is
+    the host's own all the same.
+    """
+
+    path: str
+    upper: str
+    work: str
+    origin: str
 
 
 class Hidden(Value):
@@ -62,11 +80,15 @@ class Link(Value):
 
 
 class Text(Value):
-    """A small file that exists only inside, or a copy of a host file that is safe to show."""
+    """A small file that exists only inside, or a copy of a host file that is safe to show.
+
+    One that may be written is the sandbox's user's own.
+    """
 
     path: str
     content: bytes
     origin: str
+    mode: int = 0o444
 
 
 class Scratch(Value):
@@ -86,6 +108,17 @@ class Socket(Value):
     origin: str
 
 
+class Closed(Value):
+    """A UNIX socket in a granted directory that nobody named: it cannot be connected to.
+
+    `which` tells it from another that is bound there later: what covers the one does not cover the other.
+    """
+
+    path: str
+    origin: str
+    which: str = ""
+
+
 class Variable(Value):
     """One environment variable inside. `secret` values are never shown."""
 
@@ -96,16 +129,6 @@ class Variable(Value):
 
     def __repr__(self) -> str:
         return Value.__repr__(self.replace(value="(hidden)") if self.secret else self)
-
-
-class Identity(Value):
-    """Who the command is, inside."""
-
-    user: str = "user"
-    uid: int = 1000
-    gid: int = 1000
-    host: str = "sandbox"
-    home: str = "/home/user"
 
 
 class Note(Value):
@@ -132,6 +155,13 @@ class Plan(Value):
     cwd: str
     notes: tuple[Note, ...] = ()
     unprotect: tuple[str, ...] = ()
+    #: Only the namespaces backend has these.
+    layers: tuple[Layered, ...] = ()
+    #: Seconds for somebody to decide about a destination that the network leaves open; 0: nobody does.
+    asks: int = 0
+    closed: tuple[Closed, ...] = ()
+    #: The root file system that is the system inside, as the host calls it; empty: the host's own is.
+    base: str = ""
 
     def environment(self) -> dict[str, str]:
         """The variables the command starts with."""
@@ -141,9 +171,12 @@ class Plan(Value):
         """What the plan allows at an absolute, normalised `path`. The reference for every backend."""
         if any(covers(item.path, path) for item in self.hidden):
             return "none"
-        if any(text.path == path for text in self.texts):
+        text = next((text for text in self.texts if text.path == path), None)
+        if text is not None and not text.mode & 0o200:
             return "read"
         scratch, granted = self._covering(path)
+        if any(covers(layer.path, path) for layer in self.layers):
+            return "write"
         written = max((len(g.path) for g in granted if g.access == "write"), default=0)
         if scratch and not granted and self._on_the_way(path, scratch):
             return "read"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from .._value import Value
 from ..errors import PolicyError
 from . import presets
-from .environment import Environment, checked, checked_names
+from .environment import Environment, checked, checked_names, checked_preset
+from .identity import Identity
 from .limits import Limits
 from .network import Network
 from .paths import declared, declared_all
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _DENY = Network.deny()
 _LIMITS = Limits()
+_IDENTITY = Identity()
 
 
 class Policy(Value):
@@ -40,6 +42,10 @@ class Policy(Value):
     unprotect: tuple[str, ...]
     preset: str
     home: str | None
+    identity: Identity
+    environment: str
+    base: str | None
+    toolchains: bool
 
     #: Where the file lies that this came from, links to it included: no write grant may
     #: cover it. Not part of the value.
@@ -60,12 +66,34 @@ class Policy(Value):
         unprotect: Iterable[str] = (),
         preset: str = "none",
         home: AnyPath | None = None,
+        identity: Identity = _IDENTITY,
+        environment: str = "linux",
+        base: AnyPath | None = None,
+        toolchains: bool | None = None,
     ) -> None:
         """`system=False` leaves out the system directories; `unprotect` opens protected names.
 
         `preset` and `home` are what `agent()` and `coding_agent()` set: the rules a preset
         adds are in `presets`, and `home` is where the command finds its own, empty home.
+
+        `identity` is who the command is inside, `environment` which variables it begins with
+        ("linux", "inherit" or "empty"). `base` is a root file system, a directory or the name of an
+        imported one, that is the system inside in the place of the host's own. `toolchains` says
+        whether those that are on the PATH of whoever starts the sandbox can be used inside, wherever
+        they lie (see `policy.toolchains`); by default, in the preset "agent".
         """
+        if toolchains is None:
+            toolchains = preset == "agent"
+        if not isinstance(toolchains, bool):
+            raise PolicyError(f"toolchains is {toolchains!r}", why="it is neither True nor False")
+        if not isinstance(identity, Identity):
+            raise PolicyError(
+                f"identity is {identity!r}", why="it is not an Identity", fix="say Identity(user='ada')"
+            )
+        if home is not None and not identity.has_usual_home:
+            raise PolicyError(
+                f"the home is {home!r} and {identity.home!r}", why="there is one home", fix="leave one out"
+            )
         if not isinstance(network, Network):
             raise PolicyError(f"network is {network!r}", why="it is not a Network", fix="say Network.open()")
         if not isinstance(limits, Limits):
@@ -91,12 +119,20 @@ class Policy(Value):
             unprotect=_names(unprotect),
             preset=preset,
             home=None if home is None else _home(home),
+            identity=identity,
+            environment=checked_preset(environment),
+            base=None if base is None else _base(base, system),
+            toolchains=toolchains,
         )
 
     @classmethod
-    def agent(cls) -> Policy:
-        """The default: system directories readable, home and secrets hidden, network denied."""
-        return cls(preset="agent")
+    def agent(cls, *, toolchains: bool = True) -> Policy:
+        """The default: system directories readable, home and secrets hidden, network denied.
+
+        Toolchains on the PATH (pyenv, uv, nvm, rustup, conda, ...) can be used although they lie in the
+        home, unless `toolchains` is False.
+        """
+        return cls(preset="agent", toolchains=toolchains)
 
     @classmethod
     def coding_agent(cls, home: AnyPath) -> Policy:
@@ -150,6 +186,18 @@ class Policy(Value):
         """The same, and these protected names can be changed below what may be written."""
         return self.replace(unprotect=(*self.unprotect, *names))
 
+    def with_identity(self, identity: Identity) -> Policy:
+        """The same for somebody else inside."""
+        return self.replace(identity=identity)
+
+    def with_environment(self, preset: str) -> Policy:
+        """The same, beginning with these variables: "linux", "inherit" or "empty"."""
+        return self.replace(environment=preset)
+
+    def with_base(self, base: AnyPath | None) -> Policy:
+        """The same with another system inside: a root file system, or None for the host's own."""
+        return self.replace(base=base)
+
     def replace(self, **changes: Any) -> Self:
         """The same policy with some fields changed, validated anew."""
         made = super().replace(**changes)
@@ -162,6 +210,18 @@ def _home(home: AnyPath) -> str:
     if ":" in path or "\n" in path:
         raise PolicyError(f"home is {path!r}", why="/etc/passwd cannot hold ':' or a line end in a path")
     return path
+
+
+def _base(base: AnyPath, system: bool) -> str:
+    if not system:
+        raise PolicyError(
+            f"base is {base!r} and system is False", why="a base is a system", fix="leave one of them out"
+        )
+    path = declared(base, "base")
+    # A bare name may be that of an imported one; "./name" and a pathlib path never are.
+    bare = "/" not in path and path[0] not in ".~"
+    written = isinstance(base, str) and not base.startswith("./")
+    return path if written or not bare else f"./{path}"
 
 
 def _names(names: object) -> tuple[str, ...]:

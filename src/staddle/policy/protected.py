@@ -15,6 +15,7 @@ import stat
 
 from ..errors import PolicyError
 from .paths import covers, several, upward
+from .plan import COPY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def appeared(plan: Plan) -> set[str]:
     covered = [scratch.path for scratch in plan.scratch]
     found: set[str] = set()
     for grant in plan.grants:
-        if grant.access == "write" and grant.directory:
+        if grant.access == "write" and grant.directory and grant.origin != COPY:
             unseen = [path for path in covered if covers(grant.path, path)]
             for path in find_protected(grant.path, plan.unprotect):
                 if not any(covers(item, path) for item in unseen):

@@ -34,10 +34,12 @@ class Host:
 
     Runs with the rights of whoever compiles. One Host per plan: parents are looked at once,
     so a thousand paths in one directory cost a thousand lstat calls, and all rules of a plan
-    see the same links.
+    see the same links. With `root`, it is the tree below that directory, as one sees it who has it as
+    the root: no link leads out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, root: str = "") -> None:
+        self._root = root
         self._places: dict[str, Place] = {"/": Place("/", "directory")}
 
     def find(self, path: str) -> Place:
@@ -65,7 +67,7 @@ class Host:
             place = Place(known.path, known.kind, links + known.links)
         else:
             try:
-                mode = os.lstat(real).st_mode
+                mode = os.lstat(self._root + real).st_mode
             except OSError as error:
                 place = Place(real, _absence(error, real), links)
             else:
@@ -97,7 +99,7 @@ class Host:
     def _follow(self, parent: Place, link: str, depth: int) -> Place:
         if depth > MOST_LINKS:
             return Place(link, "circle", parent.links)
-        end = self._walk(parent.path, os.readlink(link), depth)
+        end = self._walk(parent.path, os.readlink(self._root + link), depth)
         return Place(end.path, end.kind, (*parent.links, (link, end.path), *end.links))
 
 

@@ -16,13 +16,13 @@ from .plan import Link, Scratch, Text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .plan import Identity
+    from collections.abc import Mapping
+
+    from .identity import Identity
     from .resolution import Host
 
 MIB = 1 << 20
 GIB = 1 << 30
-
-HOME = "/home/user"
 
 DIRECTORIES = {
     "linux": ("/usr", "/opt", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"),
@@ -60,7 +60,6 @@ ETC = (
     "manpath.config",
     "mime.types",
     "networks",
-    "nsswitch.conf",
     "os-release",
     "perl",
     "pki/ca-trust",
@@ -78,6 +77,7 @@ ETC = (
     "redhat-release",
     "rpc",
     "services",
+    "shells",
     "ssl/cert.pem",
     "ssl/certs",
     "ssl/openssl.cnf",
@@ -143,35 +143,139 @@ def _look_at_etc(host: Host) -> tuple[list[str], list[Link], list[Text]]:
     return grants, links, copies
 
 
+#: Accounts are in files inside, and names are asked of whoever resolv.conf names.
+NSSWITCH = b"""\
+passwd: files
+group: files
+shadow: files
+gshadow: files
+hosts: files dns
+networks: files
+protocols: files
+services: files
+ethers: files
+rpc: files
+"""
+
+#: What a new home has in it. They are the sandbox's own, to be changed.
+HOME_FILES = {
+    ".bashrc": b"""\
+# Read by every interactive bash.
+case $- in *i*) ;; *) return ;; esac
+HISTCONTROL=ignoreboth
+shopt -s checkwinsize histappend
+PS1='\\u@\\h:\\w\\$ '
+if [ -x /usr/bin/dircolors ]; then
+    eval "$(dircolors -b)"
+    alias ls='ls --color=auto' grep='grep --color=auto'
+fi
+alias ll='ls -l' la='ls -A'
+""",
+    ".profile": b"""\
+# Read by every login shell.
+if [ -n "$BASH_VERSION" ] && [ -f "$HOME/.bashrc" ]; then . "$HOME/.bashrc"; fi
+for directory in "$HOME/bin" "$HOME/.local/bin"; do
+    if [ -d "$directory" ]; then PATH="$directory:$PATH"; fi
+done
+unset directory
+""",
+}
+
 #: Where our own resolver is, inside.
 RESOLV_CONF = b"nameserver 127.0.0.53\noptions timeout:5 attempts:2\n"
+
+
+#: The paths of `made_up`.
+MADE_UP = frozenset(
+    f"/etc/{name}"
+    for name in (
+        *("group", "hostname", "hosts", "machine-id", "nsswitch.conf", "passwd", "pip.conf", "resolv.conf"),
+        "uv/uv.toml",
+    )
+)
 
 
 def made_up(identity: Identity, shell: str, network: str) -> list[Text]:
     """Files that say who the sandbox is, and nothing about the host.
 
     With the network open, names must resolve as they do outside, so hosts and resolv.conf
-    are the host's then; with an allow list, they are asked of our own resolver.
+    are the host's then, but for its own name; with an allow list, they are asked of our own resolver.
     """
     who = identity
-    hosts = f"127.0.0.1 localhost {who.host}\n::1 localhost\n".encode()
+    hosts = f"127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n127.0.1.1 {_names(who.host)}\n"
     resolv = RESOLV_CONF if network == "allow" else b""
+    others = b""
     if network == "open":
-        hosts += _read("/etc/hosts") or b""
+        others = other_hosts(_read("/etc/hosts") or b"", os.uname().nodename)
         resolv = _read("/etc/resolv.conf") or b""
     contents = {
-        "group": f"root:x:0:\n{who.user}:x:{who.gid}:\nnogroup:x:65534:\n".encode(),
-        "hostname": f"{who.host}\n".encode(),
-        "hosts": hosts,
-        "machine-id": b"0" * 31 + b"1\n",
-        "passwd": (
-            "root:x:0:0:root:/root:/usr/sbin/nologin\n"
-            f"{who.user}:x:{who.uid}:{who.gid}::{who.home}:{shell}\n"
-            "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
-        ).encode("utf-8", "surrogateescape"),
-        "resolv.conf": resolv,
+        "/etc/group": _lines(
+            *([] if who.uid == 0 else ["root:x:0:"]),
+            f"{who.user}:x:{who.gid}:",
+            "nogroup:x:65534:",
+        ),
+        "/etc/hostname": _lines(who.host),
+        "/etc/hosts": hosts.encode() + others,
+        "/etc/machine-id": b"0" * 31 + b"1\n",
+        "/etc/nsswitch.conf": NSSWITCH,
+        "/etc/passwd": _lines(
+            *([] if who.uid == 0 else ["root:x:0:0:root:/root:/usr/sbin/nologin"]),
+            f"{who.user}:x:{who.uid}:{who.gid}::{who.home}:{shell}",
+            "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin",
+        ),
+        "/etc/resolv.conf": resolv,
     }
-    return [Text(f"/etc/{name}", content, "made up") for name, content in contents.items()]
+    return [Text(path, content, "made up") for path, content in contents.items()]
+
+
+#: Of /proc/meminfo: what there is, which is all of it and all free; and what there is none of.
+_ALL, _NONE = (
+    ("MemTotal", "MemFree", "MemAvailable"),
+    (
+        *("Buffers", "Cached", "SwapCached", "Active", "Inactive", "Unevictable", "Mlocked", "SwapTotal"),
+        *("SwapFree", "Dirty", "Writeback", "AnonPages", "Mapped", "Shmem", "Slab", "SReclaimable"),
+        *("SUnreclaim", "PageTables", "CommitLimit", "Committed_AS", "HugePages_Total"),
+    ),
+)
+
+
+def memory(limit: int) -> Text:
+    """A /proc/meminfo that agrees with the limit, for programs that ask before they take it.
+
+    It is written once, at the start, and says that all of it is free.
+    """
+    there = min(limit, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 10
+    lines = [(name, there) for name in _ALL] + [(name, 0) for name in _NONE]
+    text = "".join(f"{name + ':':<15} {kilobytes:>8} kB\n" for name, kilobytes in lines)
+    return Text("/proc/meminfo", text.encode(), "limits.memory")
+
+
+def home_files(home: str, more: Mapping[str, bytes]) -> list[Text]:
+    """What is in a new home."""
+    contents = {**HOME_FILES, **more}
+    return [Text(f"{home}/{name}", content, "home", 0o644) for name, content in contents.items()]
+
+
+def other_hosts(text: bytes, own: str) -> bytes:
+    """The host's /etc/hosts without what is said about the host itself. Pure."""
+    names = {os.fsencode(own), os.fsencode(own.partition(".")[0])}
+    found = []
+    for line in text.split(b"\n"):
+        address, *rest = line.partition(b"#")[0].split() or [b""]
+        others = [name for name in rest if name not in names and name.partition(b".")[0] not in names]
+        if others and not address.startswith(b"127.") and address != b"::1":
+            found.append(b" ".join([address, *others]) + b"\n")
+    return b"".join(found)
+
+
+def _names(host: str) -> str:
+    """A host's name, and the first part of it where that is another."""
+    short = host.partition(".")[0]
+    return host if short == host else f"{host} {short}"
+
+
+def _lines(*lines: str) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
 
 
 def shell() -> str:

@@ -10,10 +10,12 @@ import os
 import time
 
 from ..errors import PolicyError
+from .asking import asking
 from .compiler import compile
 from .declaring import current_directory
-from .paths import covers
+from .paths import WORKSPACE, covers
 from .plan import Grant, Scratch
+from .tools import VARIABLES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     Located = TypeVar("Located", Grant, Guard, Hidden, Scratch)
 
 #: Where it is seen.
-PLACE = "/workspace"
+PLACE = WORKSPACE
 #: How much fits into a workspace that is nobody's directory, when the policy does not say.
 _SIZE = 1 << 30
 #: Who makes many sandboxes at once has one plan for those of a moment: seconds, and how many plans.
@@ -42,6 +44,7 @@ def compile_session(
     moved: bool = True,
     env: Mapping[str, str] | None = None,
     stand_in: str | None = None,
+    asks: int = 0,
 ) -> tuple[Plan, Plan | None]:
     """(the plan of a session, the plan of its workspace alone as the host sees it).
 
@@ -51,18 +54,27 @@ def compile_session(
     own, and the session starts there. Where nothing is hidden or guarded, the same question has
     the same answer for a second: it takes as long as making the sandbox itself.
     """
-    here = os.environ.get("HOME"), current_directory()
-    key = (policy, workspace, access, moved, tuple(sorted((env or {}).items())), here, stand_in)
+    here = os.environ.get("HOME"), current_directory(), _passed(policy)
+    key = (policy, workspace, access, moved, tuple(sorted((env or {}).items())), here, stand_in, asks)
     made = _recent.get(key)
     if made is not None and time.monotonic() - made[0] <= _FRESH:
         return made[1]
-    plans = _compile(policy, workspace, access=access, moved=moved, env=env, stand_in=stand_in)
+    plan, alone = _compile(policy, workspace, access=access, moved=moved, env=env, stand_in=stand_in)
+    plans = (asking(plan, asks), alone)
     # What is hidden or guarded depends on what lies in the granted directories at this moment.
     if not any(plan and (plan.hidden or plan.guards) for plan in plans):
         while len(_recent) >= _MOST_RECENT:
             _recent.pop(next(iter(_recent), key), None)
         _recent[key] = (time.monotonic(), plans)
     return plans
+
+
+def _passed(policy: Policy) -> frozenset[tuple[str, str]]:
+    """The variables of this process that a plan may depend on."""
+    if policy.environment == "inherit":
+        return frozenset(os.environ.items())
+    names = (*policy.pass_env, *(VARIABLES if policy.toolchains else ()))
+    return frozenset((name, os.environ.get(name, "")) for name in names)
 
 
 def _compile(
@@ -88,7 +100,7 @@ def _compile(
         granted = policy.with_write(workspace) if access == "write" else policy.with_read(workspace)
         plan = compile(granted, cwd=workspace, base=current_directory(), env=env)
         return plan, _alone(policy, workspace, access)
-    plan = compile(policy, cwd="/", base=current_directory(), env=env)
+    plan = compile(policy, cwd="/", base=current_directory(), env=env, workspace=workspace)
     alone = _alone(policy, workspace, access)
     _refuse_taken(plan)
     return _joined(plan, alone), alone
@@ -97,10 +109,10 @@ def _compile(
 def _alone(policy: Policy, workspace: str, access: Literal["read", "write"]) -> Plan:
     if covers("/dev/shm", workspace) and access == "read":
         # No policy grants anything of /dev, which is private; but there it is not seen at its own place.
-        alone = compile(policy.replace(system=False, sockets=(), read=(), write=()), cwd="/")
+        alone = compile(policy.replace(system=False, base=None, sockets=(), read=(), write=()), cwd="/")
         return alone.replace(grants=(Grant(workspace, "read", True, "workspace"),), hidden=(), guards=())
     granted = {"read": (), "write": (), access: (workspace,)}
-    by_itself = policy.replace(system=False, sockets=(), env={}, pass_env=(), **granted)
+    by_itself = policy.replace(system=False, base=None, sockets=(), env={}, pass_env=(), **granted)
     alone = compile(by_itself, cwd="/", base=current_directory())
     if not any(grant.directory for grant in alone.grants):
         kind = "is not a directory" if alone.grants else "is denied by the policy"

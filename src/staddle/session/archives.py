@@ -45,6 +45,7 @@ def upload(sandbox: Owner, file: Source, path: AnyPath) -> None:
             sending.finish()
         finally:
             sending.drop()
+    inside.pass_over()
 
 
 def download(sandbox: Owner, file: IO[bytes], path: AnyPath, limit: int | None) -> None:

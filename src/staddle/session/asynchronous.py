@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 
 from ..errors import SandboxClosed, SessionError
-from . import calls, opening
+from ..policy.asking import PATIENCE
+from . import arguments, calls
 from .asynchronous_files import AsyncFiled
 from .asynchronous_layers import AsyncLayered
+from .asynchronous_network import AsyncReachable
 from .asynchronous_session import AsyncSession
-from .event_loop import in_thread, see_through
+from .event_loop import OnTheLoop, in_thread, see_through
 from .sandbox import Sandbox
 
 TYPE_CHECKING = False
@@ -40,10 +42,11 @@ if TYPE_CHECKING:
     from .session import Session, SessionState
 
 
-class AsyncSandbox(AsyncLayered, AsyncFiled):
+class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
     """A confined place to run commands in, as `Sandbox`, for asyncio.
 
-    Use it with `async with`, or call `close()` in the end. It is opened on first use.
+    Use it with `async with`, or call `close()` in the end. It is opened on first use. `on_connect`
+    may be a coroutine function; it is awaited on the loop on which the sandbox was opened.
     """
 
     def __init__(
@@ -56,17 +59,45 @@ class AsyncSandbox(AsyncLayered, AsyncFiled):
         best_effort: bool = False,
         env: Mapping[str, str] | None = None,
         keep: str | None = None,
+        on_connect: Callable[[Event], Any] | None = None,
+        on_connect_timeout: float = PATIENCE,
+        **world: Unpack[arguments.World],
     ) -> None:
-        settings = opening.settings(workspace, policy, backend, mode, best_effort, env, keep)
+        settings = arguments.settings(
+            workspace,
+            policy,
+            backend,
+            mode,
+            best_effort,
+            env,
+            keep,
+            on_connect,
+            on_connect_timeout,
+            awaited=True,
+            **world,
+        )
+        decider = None if on_connect is None else OnTheLoop(on_connect, settings.asks)
         self._begin(
             settings,
             lambda: Sandbox(
-                workspace, policy, backend=backend, mode=mode, best_effort=best_effort, env=env, keep=keep
+                workspace,
+                policy,
+                backend=backend,
+                mode=mode,
+                best_effort=best_effort,
+                env=env,
+                keep=keep,
+                on_connect=decider,
+                on_connect_timeout=on_connect_timeout,
+                **world,
             ),
+            decider,
         )
 
-    def _begin(self, settings: opening.Settings, make: Callable[[], Sandbox]) -> None:
-        self._settings, self._make = settings, make
+    def _begin(
+        self, settings: arguments.Settings, make: Callable[[], Sandbox], decider: OnTheLoop | None = None
+    ) -> None:
+        self._settings, self._make, self._decider = settings, make, decider
         self._sandbox: Sandbox | None = None
         self._closed = False
         self._opening = asyncio.Lock()
@@ -74,20 +105,34 @@ class AsyncSandbox(AsyncLayered, AsyncFiled):
 
     # ------------------------------------------------------------ commands
 
-    async def run(self, command: str, **options: Unpack[RunOptions]) -> Result:
-        """Run `command` in the sandbox's own session and wait for its end; see `Session.run`."""
-        return await (await self._main()).run(command, **options)
+    async def run(self, command: str, *, user: str | None = None, **options: Unpack[RunOptions]) -> Result:
+        """Run `command` in the sandbox's own session and wait for its end; see `Sandbox.run`."""
+        main = await self._main()
+        if user is None or not await in_thread(self._now().is_root, user):
+            return await main.run(command, **options)
+        calls.command_bytes(command)
+        return await self._executed(command, (self._now().bash, "-c", command), options, root=True)
 
     def stream(self, command: str, **options: Unpack[StreamOptions]) -> AsyncStream:
         """Run `command`, when the iteration begins, and iterate over what it prints as it comes."""
         return self._session_of(self._now().main).stream(command, **options)
 
-    async def exec(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> Result:
+    async def exec(
+        self, argv: Sequence[str], *, user: str | None = None, **options: Unpack[RunOptions]
+    ) -> Result:
         """Run a program with exactly these arguments, without a shell; see `Sandbox.exec`."""
         words = calls.arguments(argv)
-        call, check = calls.of(words, self.policy.limits, options)
+        await self._main()
+        root = user is not None and await in_thread(self._now().is_root, user)
+        return await self._executed(words, words, options, root=root)
+
+    async def _executed(
+        self, command: str | tuple[str, ...], argv: tuple[str, ...], options: RunOptions, *, root: bool
+    ) -> Result:
+        call, check = calls.of(command, self.policy.limits, options)
+        call.as_root = root
         state = await (await self._main()).surroundings()
-        execution = await in_thread(self._now().execution, call, words, state)
+        execution = await in_thread(self._now().execution, call, argv, state)
         try:
             outcome = await see_through(execution)
         except BaseException:
@@ -229,13 +274,15 @@ class AsyncSandbox(AsyncLayered, AsyncFiled):
         if self._sandbox is None:
             async with self._opening:
                 if self._sandbox is None and not self._closed:
+                    if self._decider is not None:
+                        self._decider.loop = asyncio.get_running_loop()
                     self._sandbox = await in_thread(self._make, undo=Sandbox.close)
         return self._now()
 
     def _around(self, sandbox: Sandbox) -> Self:
         """The awaited face of a sandbox that is open, as this one was opened."""
         made = type(self).__new__(type(self))
-        made._begin(self._settings, self._make)
+        made._begin(self._settings, self._make, self._decider)
         made._sandbox = sandbox
         return made
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from . import snapshots
 from .event_loop import in_thread
 from .sandbox import Sandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from typing import Self
+    from os import PathLike
+    from typing import Any, Self
 
     from ..layers.changes import Change
     from ..layers.commit import Committed
     from ..layers.review import OnConflict
+    from ..packages.installed import Package
     from .snapshots import Snapshot
 
 
@@ -23,10 +26,16 @@ class AsyncLayered:
 
         async def _opened(self) -> Sandbox: ...
         def _around(self, sandbox: Sandbox) -> Self: ...
+        async def close(self) -> None: ...
 
-    async def diff(self, paths: Collection[str] | None = None) -> list[Change]:
-        """Every change to the workspace that is not the host's."""
-        return await in_thread((await self._opened()).diff, paths)
+    async def diff(self, paths: Collection[str] | None = None, *, everything: bool = False) -> list[Change]:
+        """Every change to the workspace that is not the host's; with `everything`, also to the rest."""
+        sandbox = await self._opened()
+        return await in_thread(lambda: sandbox.diff(paths, everything=everything))
+
+    async def packages(self) -> tuple[Package, ...]:
+        """What pip, apt and npm have installed in it."""
+        return await in_thread((await self._opened()).packages)
 
     async def commit(
         self,
@@ -49,12 +58,33 @@ class AsyncLayered:
         await in_thread((await self._opened()).discard, paths)
 
     async def snapshot(self, label: str = "") -> Snapshot:
-        """This moment, to come back to: the workspace, and the state of every session."""
+        """This moment, to come back to: the files, and the state of every session."""
         return await in_thread((await self._opened()).snapshot, label)
 
     async def restore(self, snapshot: Snapshot) -> None:
         """Be as at that snapshot."""
         await in_thread((await self._opened()).restore, snapshot)
+
+    @classmethod
+    async def from_snapshot(
+        cls,
+        snapshot: Snapshot | str | PathLike[str],
+        workspace: str | PathLike[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """A new sandbox as at that snapshot, or the one that was saved to that file, with every session."""
+        found = snapshots.found(snapshot)
+        point = await in_thread(found.__enter__)
+        try:
+            made = cls(workspace, **options)  # type: ignore[call-arg]
+            try:
+                await in_thread((await made._opened())._go_on, point)
+            except BaseException:
+                await made.close()
+                raise
+            return made
+        finally:
+            found.__exit__(None, None, None)
 
     async def fork(self, n: int = 1) -> list[Self]:
         """`n` sandboxes that continue from here."""

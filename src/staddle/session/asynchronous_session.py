@@ -57,7 +57,7 @@ class AsyncSession:
     def stream(self, command: str, **options: Unpack[StreamOptions]) -> AsyncStream:
         """Run `command`, when the iteration begins, and iterate over what it prints as it comes."""
         text = command_bytes(command)
-        call = Call(command, self._limits, **options)
+        call = Call(command, self._limits, streamed=True, **options)
         self._session.refuse_closed()
         return AsyncStream(self, text, call)
 

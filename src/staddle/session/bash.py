@@ -40,8 +40,9 @@ class Bash:
     """A shell process. Not thread-safe, but for `poke`."""
 
     def __init__(self, opened: OpenedShell) -> None:
-        self.pid = opened.pid
+        self.pid, self.outside = opened.pid, opened.outside
         self.ended: int | None = None
+        self.used: tuple[int, int, int, int, int, int] | None = None  # in all, once it has ended
         self.why = ""
         self.hello = b""
         self._line = _socket.socket(fileno=opened.line)
@@ -195,6 +196,7 @@ class Bash:
                 raise lost()
             if message.kind == requests.ENDED:
                 self.ended, self.why = message.fields[0], message.fields[1].decode("utf-8", "replace")
+                self.used = message.fields[2]
             found.append(message)
             if message.kind in (requests.FILES, requests.OPENED):
                 return found
@@ -248,10 +250,13 @@ class Bash:
 
     def wait_briefly(self) -> None:
         """Wait a millisecond for the answer alone: what is printed need not wake us up before that."""
-        if self._waits_for_room or self._run.over:
-            return
-        ready = self._quick.poll(1)
-        if ready:
+        # A second time after noise: a shell that has just been started has greeted, and is heard now.
+        for _ in range(2):
+            if self._waits_for_room or self._run.over:
+                return
+            ready = self._quick.poll(1)
+            if not ready:
+                return
             self._handle(ready)
 
     def step(self, timeout: float = 0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..errors import InvalidCall, PolicyError
 from ..limits.usage import Usage
+from ..policy.limits import LONGEST_TIMEOUT
 from .capture import Capture, Told, spills
 from .result import Reason, Result
 
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 FROM_POLICY: Any = type("_FromPolicy", (), {"__repr__": lambda _: "(the policy's)"})()
 
 
+#: So much of a command is told with what it was refused.
+_LONGEST = 200
+
 #: Of a command that was not measured nothing is known but how long it took.
 _UNKNOWN = (None,) * 6
 
@@ -60,8 +64,10 @@ class Call:
         on_stdout: Heard = None,
         on_stderr: Heard = None,
         spill: object = None,
+        streamed: bool = False,
     ) -> None:
         self.command = command
+        self.as_root = False  # of the sandbox
         #: What it changed and what it was refused, to be asked when it is over.
         self.aftermath: Callable[[], tuple[tuple[Change, ...] | None, tuple[Event, ...]]] | None = None
         self.timeout = limits.timeout if timeout is FROM_POLICY else seconds(timeout)
@@ -69,7 +75,8 @@ class Call:
         self.env = None if env is None else variables(env)
         self.cwd = None if cwd is None else directory(cwd)
         out, err = (None, None) if spill is None else spills(spill)
-        self._out, self._err = Capture(limits.output, out), Capture(limits.output, err)
+        self._out = Capture(limits.output, out, taken=streamed or on_stdout is not None)
+        self._err = Capture(limits.output, err, taken=streamed or on_stderr is not None)
         self._told: list[Told] = []
         self.out = self._sink(self._out, on_stdout, "on_stdout")
         self.err = self._sink(self._err, on_stderr, "on_stderr")
@@ -94,6 +101,8 @@ class Call:
             told.finish()
         out, err = self._out, self._err
         changes, violations = self.aftermath() if self.aftermath else ((), ())
+        if violations:
+            violations = tuple(event.replace(who=event.who or self._shown()) for event in violations)
         return Result(
             self.command,
             outcome.exit_code,
@@ -113,6 +122,11 @@ class Call:
             err.finish(),
             outcome.why,
         )
+
+    def _shown(self) -> str:
+        """The command, for whoever reads what was refused to it."""
+        words = self.command if isinstance(self.command, str) else " ".join(self.command)
+        return words if len(words) <= _LONGEST else words[: _LONGEST - 1] + "…"
 
     def abandon(self) -> None:
         """There will be no result: let go of the files."""
@@ -170,6 +184,8 @@ def seconds(timeout: object) -> float | None:
         raise InvalidCall(f"timeout is {timeout!r}", why="it is not a number of seconds, nor None")
     if not timeout > 0:  # nor NaN
         raise InvalidCall(f"timeout is {timeout!r}", why="nothing could run in it", fix="use None for no end")
+    if timeout > LONGEST_TIMEOUT:
+        raise InvalidCall(f"timeout is {timeout!r}", why="it is too long", fix="use None for no end")
     return float(timeout)
 
 

@@ -13,16 +13,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+#: As much as a command may print to a stream that nobody takes: then it prints without end.
+FLOOD = 1 << 30
+
+
+class Flooded(Exception):
+    """A command has printed more than that. Ends it; its reason is the output limit."""
+
+    why = "it printed more than 1 GiB, most of which nobody kept (limits.output)"
+
+
 class Capture(HeadTail):
     """One stream: head and tail within `limit`; more than that goes to a file, if there is a `spill`.
 
     The file exists only when something was dropped here, and holds all of the stream.
     """
 
-    def __init__(self, limit: int | None, spill: Spill | None = None) -> None:
+    def __init__(self, limit: int | None, spill: Spill | None = None, *, taken: bool = False) -> None:
+        """`taken`: somebody hears all of it, however much that is."""
         super().__init__(limit)
         self._limit = limit
         self._spill = spill
+        self._most = float("inf") if taken or spill or limit is None else max(limit, FLOOD)
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
@@ -31,6 +43,8 @@ class Capture(HeadTail):
                 self._spill.write(self.value())  # until now nothing was dropped: this is all of it
             self._spill.write(data)
         super().feed(data)
+        if self.total > self._most:
+            raise Flooded
 
     def finish(self) -> str | None:
         """The file with all of the stream, if there is one."""

@@ -8,6 +8,7 @@ import time
 from .._value import Value
 from ..errors import InvalidCall
 from . import protocol
+from .capture import Flooded
 from .retired import LateOutput
 
 TYPE_CHECKING = False
@@ -22,6 +23,9 @@ _SUBSTITUTION = 0.1
 _NAME = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 #: What bash says when it is kept from starting the next process of a run that is being ended.
 _HELD = b": fork: "
+
+#: What a command has for a run until it is begun. Never driven, and so never changed.
+_NOT_BEGUN = protocol.Run(b"", b"", 0.0, None)
 
 
 class Outcome(Value):
@@ -64,7 +68,7 @@ class Command:
         self._out, self._err = out, err
         self._held = b""
         self._retried = False
-        self.run = protocol.Run(b"", b"", 0.0, None)  # until it is begun
+        self.run = _NOT_BEGUN
         self.failure: BaseException | None = None
         self.late: LateOutput | None = None
 
@@ -141,7 +145,8 @@ class Command:
         if reason == "timeout":
             code, signal = 124, None
         cwd, job = os.fsdecode(memory.cwd), memory.newest_job or None
-        return Outcome(code, signal, reason, run.answer is None, duration, cwd, job, None, "")
+        why = Flooded.why if reason == "output_limit" else ""
+        return Outcome(code, signal, reason, run.answer is None, duration, cwd, job, None, why)
 
     def _collect(self) -> None:
         """Pass on the rest of what was printed; leave pipes that somebody holds to them."""
@@ -181,6 +186,9 @@ class Command:
 
     def fail(self, error: BaseException) -> None:
         """End it; `error` is why."""
+        if isinstance(error, Flooded):
+            self.run.interrupt("output_limit", time.monotonic())
+            return
         if self.failure is None:
             self.failure = error
         self.run.interrupt("cancelled", time.monotonic())

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol, TypeVar
 
+    from ..events import Event
     from .execution import Machine as Stepping
     from .shell import Outcome
 
@@ -74,6 +75,31 @@ async def in_thread(
         if work.exception() is None and undo is not None:
             await asyncio.to_thread(undo, work.result())
         raise
+
+
+class OnTheLoop:
+    """`on_connect` for a thread that asks, awaited on the event loop of the sandbox's owner."""
+
+    def __init__(self, on_connect: Callable[[Event], object], seconds: float) -> None:
+        self._on_connect, self._seconds = on_connect, seconds
+        #: Set when the sandbox is opened.
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def __call__(self, event: Event) -> object:
+        """The answer, or TimeoutError: nobody waits for it any longer then."""
+        answer = self._on_connect(event)
+        if self.loop is None or not asyncio.iscoroutine(answer):
+            return answer
+        try:
+            awaited = asyncio.run_coroutine_threadsafe(answer, self.loop)
+        except BaseException:
+            answer.close()  # the loop is closed
+            raise
+        try:
+            return awaited.result(self._seconds)
+        except TimeoutError:
+            awaited.cancel()
+            raise TimeoutError("no answer in time") from None
 
 
 async def advance(machine: Machine, enough: Callable[[], bool] = lambda: False) -> bool:

@@ -15,6 +15,7 @@ import time
 from ..limits.usage import of_process
 from ..running import give_pipes
 from ..signals import SIGINT, SIGKILL, SIGTERM
+from .capture import Flooded
 from .result import signal_in
 from .retired import LateOutput
 from .shell import Outcome
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Protocol
 
-    from .limiting import Account
+    from .accounts import Account
     from .link import AgentLink, Spawned
 
     Sink = Callable[[bytes], object]
@@ -136,9 +137,13 @@ class Execution:
         err: Sink,
         over: Callable[[Execution], object] = lambda _: None,
         whole: bool = False,
+        root: bool = False,
         account: Account | None = None,
     ) -> None:
-        """With `whole`, what it leaves behind is ended with it. `account` is for what it uses."""
+        """With `whole`, what it leaves behind is ended with it; with `root`, it is the sandbox's root.
+
+        `account` is for what it uses.
+        """
         self._account = account
         if account is not None:
             account.begin()
@@ -155,7 +160,7 @@ class Execution:
         self._streams = Streams(uid, with_stdin=stdin is not None)
         try:
             self._spawned: Spawned = link.spawn(
-                argv, environment, directory, stdio=self._streams.theirs, whole=whole
+                argv, environment, directory, stdio=self._streams.theirs, whole=whole, root=root
             )
             self._streams.started()
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -245,7 +250,8 @@ class Execution:
         reason = self._reason or ("signalled" if signal else "exited")
         used = self._spawned.used
         usage = None if used is None else of_process(used, duration)
-        outcome = Outcome(code, signal, reason, False, duration, self._directory, None, usage)
+        why = Flooded.why if reason == "output_limit" else ""
+        outcome = Outcome(code, signal, reason, False, duration, self._directory, None, usage, why)
         return outcome if self._account is None else self._account.end(outcome)
 
     def _end(self, reason: str, first: int) -> None:
@@ -290,6 +296,8 @@ class Execution:
             try:
                 if self._error is None:
                     self._sinks[fd](data)
+            except Flooded:
+                self._end("output_limit", SIGTERM)
             except BaseException as error:
                 self._error = error
                 self._end("cancelled", SIGTERM)

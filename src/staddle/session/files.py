@@ -99,6 +99,7 @@ class Files:
         inside, name = self._at(path)
         with named(path):
             put(inside, content, filing.WRITE, name, numbers=(int(parents),))
+        inside.pass_over()
 
     # ------------------------------------------------------------ what is there
 
@@ -152,6 +153,7 @@ class Files:
         inside, name = self._at(path)
         with named(path):
             inside.clerk.ask(filing.MAKE, name, numbers=(int(parents),))
+        inside.pass_over()
 
     def rename(self, old: AnyPath, new: AnyPath, *, replace: bool = False) -> None:
         """Give it another name. What has that name already is only replaced when asked."""
@@ -159,12 +161,14 @@ class Files:
         _, other = self._at(new)
         with named(old):
             inside.clerk.ask(filing.RENAME, name, other, numbers=(int(replace),))
+        inside.pass_over()
 
     def remove(self, path: AnyPath, *, recursive: bool = False) -> None:
         """Remove a file, or a link itself; with `recursive` also a directory with all that is in it."""
         inside, name = self._at(path)
         with named(path):
             inside.clerk.ask(filing.REMOVE, name, numbers=(int(recursive),))
+        inside.pass_over()
 
     def __repr__(self) -> str:
         return f"<Files of {self._sandbox!r}>"

@@ -32,13 +32,14 @@ class Filling:
         self._used: tuple[int, int] | None = None  # of the file system, when it was last counted
         self._taken = disk.Occupied(0, 0)
         self._not_before = 0.0
-        self._at_end = (-1, -1)
+        self._at_end: disk.Occupied | None = None  # what was there when everything was ended for it
         #: How often everything was ended for it.
         self.ended = 0
 
     def attach(self, link: AgentLink) -> None:
         """The sandbox is there."""
         self._link = link
+        self._not_before = time.monotonic() + _OFTEN  # its first command is not to wait for a first count
         _WATCH.add(self)
 
     def close(self) -> None:
@@ -61,16 +62,19 @@ class Filling:
             return _SELDOM
         if now < self._not_before or not self._may_be_over(used):
             return _OFTEN
-        self._taken = self._count()
+        self._taken = self._count(self._most if self._at_end is None else None)
         self._used = used
-        self._not_before = now + (time.monotonic() - now) * _SHARE
-        if self.is_over and (used[0] > self._at_end[0] or used[1] > self._at_end[1]):
-            self._at_end = used  # what is there stays, for whoever removes something: only more ends it again
+        if not self.is_over:
+            self._at_end = None
+        elif self._at_end is None or _is_more(self._taken, self._at_end):
             try:
                 self.ended += 1
                 link.end_everything()
             except StaddleError:
                 pass  # it has ended by itself
+            # What is there stays, for whoever removes something: only more ends it again.
+            self._at_end = self._taken = self._count(None)
+        self._not_before = now + (time.monotonic() - now) * _SHARE
         return _OFTEN
 
     def _may_be_over(self, used: tuple[int, int]) -> bool:
@@ -83,15 +87,19 @@ class Filling:
         )
         return disk.is_over(more, self._most)
 
-    def _count(self) -> disk.Occupied:
-        layers = self._layering.mounted()
+    def _count(self, most: int | None) -> disk.Occupied:
+        """What is taken; no further than to be over `most`."""
         total = count = 0
-        for path in (layers.upper, *layers.lowers):
-            found = disk.occupied(path, self._most)
+        for path in self._layering.written():
+            found = disk.occupied(path, most)
             total, count = total + found.bytes, count + found.inodes
             if not found.whole:
                 return disk.Occupied(total, count, whole=False)
         return disk.Occupied(total, count)
+
+
+def _is_more(now: disk.Occupied, before: disk.Occupied) -> bool:
+    return now.bytes > before.bytes or now.inodes > before.inodes
 
 
 def _used(path: str) -> tuple[int, int]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from weakref import WeakSet
 
-from ..limits.usage import Usage
 from . import opening
+from .accounts import Accounts
 from .clerk import Clerk
 from .processes import Processes
 from .session import Session
@@ -17,8 +16,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..events import Event
     from ..layers.changes import Change
+    from ..limits.usage import Usage
+    from .accounts import Account
+    from .arguments import Settings
     from .execution import Execution
-    from .limiting import Account
     from .snapshots import Snapshot
     from .terminal import Terminal
 
@@ -40,10 +41,10 @@ os.register_at_fork(after_in_child=_after_fork)
 class Inside:
     """One sandbox that is open, and everything of it that we hold."""
 
-    def __init__(self, settings: opening.Settings, snapshot: Snapshot | None = None) -> None:
+    def __init__(self, settings: Settings, snapshot: Snapshot | None = None) -> None:
         self._limits = settings.policy.limits
-        self._began = time.monotonic()
         self.opened = opened = opening.open_agent(settings, snapshot.layering() if snapshot else None)
+        self._accounts = Accounts(opened.link, opened.limiting)
         try:
             shell = Shell(
                 opened.link, opened.shell, directory=opened.directory or None, account=self.account()
@@ -60,7 +61,7 @@ class Inside:
         _EVERY.add(self)
         if snapshot is not None:
             for name in snapshot.sessions:
-                snapshot.continue_in(self.main if name == MAIN else self.session(name))
+                snapshot.continue_in(self.main if name == MAIN else self.session(name), opened.layering)
 
     def session(self, name: str) -> Session:
         """The named session, made if need be."""
@@ -79,6 +80,12 @@ class Inside:
         """What was changed in the workspace and what the network refused since this was last asked."""
         layering, reach = self.opened.layering, self.opened.reach
         return layering.changes() if layering else (), reach.refused() if reach else ()
+
+    def pass_over(self) -> None:
+        """What we have changed just now is no command's doing. While one runs nobody can tell."""
+        layering = self.opened.layering
+        if layering and not self.executions and not any(one.shell.busy for one in self.every_session()):
+            layering.changes()
 
     @property
     def in_use(self) -> bool:
@@ -105,13 +112,11 @@ class Inside:
 
     def usage(self) -> Usage:
         """What was used until now."""
-        limiting = self.opened.limiting
-        return Usage(time.monotonic() - self._began) if limiting is None else limiting.total()
+        return self._accounts.total()
 
-    def account(self) -> Account | None:
-        """For what a shell or a program uses, where that is limited."""
-        limiting = self.opened.limiting
-        return None if limiting is None else limiting.account(self.opened.link)
+    def account(self) -> Account:
+        """For what a shell or a program uses."""
+        return self._accounts.account()
 
     def every_session(self) -> list[Session]:
         """The main one first."""
@@ -119,6 +124,9 @@ class Inside:
 
     def close(self) -> None:
         """End it. What runs at this moment finds out by itself."""
+        if not self.in_use:
+            # All at once. An agent that hears of its shell's end first tidies up after that, for nobody.
+            self.opened.link.close()
         for execution in list(self.executions):
             execution.close()
         self.clerk.close()

@@ -1,7 +1,7 @@
 """A sandbox's layers under a name, to go on with in another process: `Sandbox(keep="NAME")`.
 
 The same layers that any sandbox has, on a store that stays. What runs in the sandbox ends with
-it, and what a shell remembers goes; the workspace as it was left is there again.
+it, and what a shell remembers goes; the workspace, the home and /tmp as they were left are there again.
 """
 
 from __future__ import annotations
@@ -13,21 +13,28 @@ from ..errors import InvalidCall, LayerError
 from ..layers import keeping, kept
 from ..layers.baseline import Baseline
 from ..layers.differences import differences
-from ..layers.merged import Opened, View
+from ..layers.merged import Opened
 from ..layers.stack import Frozen, Stack
 from ..layers.tree import Tree
+from ..policy.workspace import PLACE
 from ..zygote.client import mounter
+from ..zygote.trees import WORLD
+from . import held, skeleton
+from .beside import Point
 from .layering import Layering, empty_directory
+from .looking import check_workspace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from ..layers.changes import Change
     from ..layers.commit import Committed
     from ..layers.kept import Record
     from ..layers.review import OnConflict, Review
+    from ..layout.operations import Operation
     from ..policy import Policy
+    from ..zygote.client import World
+    from .snapshots import Snapshot
 
 #: More changes than this are not looked through at every start; what the host changes is then told by
 #: the time of the first one.
@@ -45,7 +52,7 @@ class Kept(Layering):
         self._store = store = keeping.KeptStore(name, make=make, owner=mounter())
         self._closed = False
         self._next: tuple[Stack, Baseline] | None = None
-        self.points: dict[str, tuple[Frozen, float, Baseline]] = {}
+        self.points: dict[str, held.Held] = {}
         try:
             keeping.sweep_grave(os.path.dirname(kept.home()))
             record = kept.read(store.home)
@@ -85,9 +92,10 @@ class Kept(Layering):
             ) from None
         top, *frozen = (layers[name] for name in record.layers)
         self._start(place, Stack(self._store, [place], frozen, top), record.baseline)
+        for recorded in record.beside:
+            self.beside[recorded.root] = held.tree(self._store, recorded, layers)
         for point in record.points:
-            held = Frozen(self._store, [place], [layers[name] for name in point.layers])
-            self.points[point.label] = (held, point.created, point.baseline)
+            self.points[point.label] = held.snapshot(self._store, place, point, layers)
 
     # ------------------------------------------------------------ for a sandbox
 
@@ -100,12 +108,16 @@ class Kept(Layering):
         """Make everything ready to be mounted, for a sandbox with this policy."""
         owner = self._store.owner
         if not self.is_new:
-            layers = {layer.path: layer for layer in (self.stack.top, *self.stack.frozen)}
-            for held, _, _ in self.points.values():
-                layers.update({layer.path: layer for layer in held.layers})
+            every = [layer for stack in self.stacks().values() for layer in (stack.top, *stack.frozen)]
+            every += [layer for point in self.points.values() for layer in point.layers()]
+            layers = {layer.path: layer for layer in every}
             settled = self._settled_paths()
             for layer in layers.values():
-                keeping.prepare(layer, owner)
+                keeping.prepare(layer, owner, self.record.mounter)
+            if owner is not None:
+                for base in self.record.every_base:
+                    if "/" not in base:  # what is in it is the sandbox's own
+                        keeping.give(f"{self._store.path}/{base}", owner, self.record.mounter)
             for path in settled:
                 if (status := self._in_the_layers(path)) is not None:
                     self.baseline.resettle(path, status)
@@ -114,7 +126,7 @@ class Kept(Layering):
             self._begin_again()
             with self._watching:  # what was done to them just now is no change
                 self._watch.follow(self.stack.view())
-        self.record = self.record.replace(policy=described(policy))
+        self.record = self.record.replace(policy=described(policy), mounter=-1 if owner is None else owner[0])
         self.save()
 
     def _settled_paths(self) -> list[str]:
@@ -147,6 +159,15 @@ class Kept(Layering):
             self.baseline = self._next[1]
         self._next = None
         self.save()  # before anything is deleted
+
+    def world(self, places: tuple[str, ...], operations: Sequence[Operation]) -> World | None:
+        """What the home and the like are made of: as they were left, over what is there at first by now."""
+        if WORLD in self.beside:
+            self.rebase({WORLD: [skeleton.made(self._store, operations)]}, places)
+        found = super().world(places, operations)
+        self.save()
+        skeleton.sweep(self._store, self.record.every_base)
+        return found
 
     def fresh(self) -> Stack:
         """A stack in which nothing has been changed; the workspace as it is from now on."""
@@ -182,22 +203,20 @@ class Kept(Layering):
         try:
             self.save()
         finally:
-            self.stack.close()
-            for held, _, _ in self.points.values():
-                held.close()
+            for stack in self.stacks().values():
+                stack.close()
+            for point in self.points.values():
+                point.close()
             self._store.end()
 
     def save(self) -> None:
         """Replace the record by what is true now."""
-        points = tuple(
-            kept.Point(label, created, _names(held.layers), baseline)
-            for label, (held, created, baseline) in self.points.items()
-        )
         self.record = self.record.replace(
             used=time.time(),
-            layers=_names((self.stack.top, *self.stack.frozen)),
+            layers=held.names((self.stack.top, *self.stack.frozen)),
             baseline=self.baseline,
-            points=points,
+            points=tuple(held.snapshot_record(label, point) for label, point in self.points.items()),
+            beside=tuple(map(held.tree_record, self.beside.values())),
         )
         kept.write(self._store.home, self.record)
         self._store.recorded = self.record.every_layer
@@ -222,12 +241,12 @@ class Kept(Layering):
         """Commit while no sandbox has it. After a whole commit it begins anew, with the host as it is."""
         done = self.commit(paths, on_conflict, allow_protected, progress)
         if paths is None and not done.kept and not done.left_out:
-            self.replace(self.fresh())
+            self.replace({PLACE: self.fresh()})
         return done
 
-    def drop(self, paths: tuple[str, ...] | None = None) -> None:
-        """Discard changes while no sandbox has it."""
-        self.replace(self.fresh() if paths is None else self.without(paths))
+    def drop(self, paths: Mapping[str, Collection[str]] | None = None) -> None:
+        """Discard changes to the workspace, or at `paths`, by tree, while no sandbox has it."""
+        self.replace({PLACE: self.fresh()} if paths is None else self.without(paths))
 
     def snapshot(self, label: str) -> None:
         """Keep this moment under a label, while no sandbox has it."""
@@ -240,31 +259,63 @@ class Kept(Layering):
                 f"the session {self.record.name!r} has a snapshot {label!r} already",
                 fix=f"choose another label, or delete it: staddle snapshot {self.record.name} --delete ...",
             )
-        if self.stack.is_deep:
-            self.stack.squash()
-        untouched = self.stack.is_untouched()
-        point = self.stack.below() if untouched else self.stack.freeze()
-        self.points[label] = (point, time.time(), self.baseline.copy())
-        if untouched:
-            self.save()
+        points: dict[str, Frozen] = {}
+        following: dict[str, Stack] = {}
+        for root, stack in self.stacks().items():
+            if stack.is_deep:
+                stack.squash()
+            if stack.is_untouched():
+                points[root] = stack.below()
+            else:
+                points[root] = stack.freeze()
+                following[root] = points[root].stack()
+        workspace = points.pop(PLACE)
+        beside = {root: Point(self.beside[root].places, point) for root, point in points.items()}
+        self.points[label] = held.Held(workspace, time.time(), self.baseline.copy(), beside)
+        if following:
+            self.replace(following)
         else:
-            self.replace(point.stack())
+            self.save()
 
     def restore(self, label: str) -> None:
         """Be as at that snapshot, while no sandbox has it."""
-        point, _, baseline = self._point(label)
-        following = point.stack()
-        self._next = (following, baseline.with_commits_of(self.baseline))
+        point = self._point(label)
+        following = {PLACE: point.point.stack()}
+        for root, tree in self.beside.items():
+            known = point.beside.get(root)
+            following[root] = tree.fresh() if known is None else known.frozen.stack()
+        self._next = (following[PLACE], point.baseline.with_commits_of(self.baseline))
+        self.replace(following)
+
+    def saved(self, label: str | None) -> Snapshot:
+        """A snapshot of it, or it as it is now, to be saved to a file, while no sandbox has it."""
+        from .snapshots import Snapshot
+
+        if label is None:
+            workspace, baseline = self.stack.freeze(), self.baseline
+            beside = {root: Point(tree.places, tree.stack.freeze()) for root, tree in self.beside.items()}
+        else:
+            known = self._point(label)
+            workspace, baseline = known.point.again(), known.baseline
+            beside = {root: Point(one.places, one.frozen.again()) for root, one in known.beside.items()}
+        return Snapshot(label or "", "swap", workspace, baseline.copy(), {}, beside=beside)
+
+    def become(self, snapshot: Snapshot) -> None:
+        """Be as at a snapshot that was loaded, while no sandbox has it. Shells are not kept."""
+        fitting = snapshot.on(self)
+        following = {root: point.frozen.stack() for root, point in fitting._beside.items()}
+        following[PLACE] = fitting._point.stack()
+        self._next = (following[PLACE], fitting._baseline.with_commits_of(self.baseline))
         self.replace(following)
 
     def forget(self, label: str) -> None:
         """Delete a snapshot; layers that others need stay."""
-        point = self._point(label)[0]
+        point = self._point(label)
         del self.points[label]
         self.save()
         point.close()
 
-    def _point(self, label: str) -> tuple[Frozen, float, Baseline]:
+    def _point(self, label: str) -> held.Held:
         if label not in self.points:
             known = ", ".join(map(repr, self.points)) or "it has none"
             raise InvalidCall(
@@ -304,50 +355,6 @@ def find(name: str) -> Record:
     return record
 
 
-def changes(record: Record, paths: Collection[str] | None = None) -> list[Change]:
-    """What a session has changed, also while somebody works in it."""
-    from ..layers.changes import diff
-    from ..policy.workspace import PLACE
-
-    check_workspace(record)
-    directory = f"{kept.directory_of(record.name)}/{kept.LAYERS}"
-    base = record.workspace or f"{directory}/empty"
-    view = View(tuple(f"{directory}/{name}/upper" for name in record.layers), (base,))
-    try:
-        return diff(view, paths, at=PLACE, baseline=record.baseline)
-    except FileNotFoundError:
-        raise LayerError(
-            f"the layers of the session {record.name!r} are not there",
-            why="whoever works in it has just put others in their place, or they were deleted",
-            fix="try again",
-        ) from None
-
-
-def size(record: Record) -> int:
-    """The bytes that its layers take."""
-    from ..layers.store import usage
-
-    directory = f"{kept.directory_of(record.name)}/{kept.LAYERS}"
-    return sum(usage(f"{directory}/{name}/upper") for name in record.every_layer)
-
-
-def check_workspace(record: Record) -> None:
-    """LayerError when the directory that a session is of is not the one that is there now."""
-    if record.workspace is None:
-        return
-    try:
-        inode = os.stat(record.workspace).st_ino if os.path.isdir(record.workspace) else -1
-    except OSError:
-        inode = -1
-    if inode != record.inode:
-        what = "is not there" if inode == -1 else "is another directory than the one it was made for"
-        raise LayerError(
-            f"the session {record.name!r} has lost its workspace",
-            why=f"{record.workspace!r} {what}",
-            fix=f"put it back, or let the changes go: staddle sessions rm {record.name}",
-        )
-
-
 def described(policy: Policy) -> dict[str, object]:
     """A policy for people to look at, without the values of variables: those may be secrets."""
     return {
@@ -357,7 +364,3 @@ def described(policy: Policy) -> dict[str, object]:
         "network": policy.network.as_dict(),
         "limits": policy.limits.as_dict(),
     }
-
-
-def _names(layers: Collection[object]) -> tuple[str, ...]:
-    return tuple(os.path.basename(getattr(layer, "path", "")) for layer in layers)

@@ -23,19 +23,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..backends.base import Backend, Launch
+    from ..network.deciding import OnConnect
     from ..policy.plan import Plan
     from .link import OpenedShell
+    from .reach import Reach
 
     Process = subprocess.Popen[bytes]
 
 #: How long an agent gets to end everything, in seconds, before its launcher is told to.
 _PATIENCE = 5.0
+#: Those that give a sandbox a network of its own, with a gateway where something can be reached.
+_OWN_NETWORK = ("bwrap", "systemd")
 
 
-def launch_agent(backend: Backend, plan: Plan, bash: str) -> tuple[AgentLink, OpenedShell, int | None]:
+def launch_agent(
+    backend: Backend,
+    plan: Plan,
+    bash: str,
+    on_connect: OnConnect | None = None,
+    after: Callable[[], None] | None = None,
+) -> tuple[AgentLink, OpenedShell, int | None, Reach | None]:
     """An agent in a new sandbox of `backend`, and a shell in it.
 
-    The last of the three is the id that its processes have on the host, if that is not ours.
+    Then the id that its processes have on the host, if that is not ours, and what it reaches, if
+    the backend started a network gateway for it. `after` is called when it has ended.
     """
     launch = backend.prepare(plan, plain.command())
     try:
@@ -58,9 +69,10 @@ def launch_agent(backend: Backend, plan: Plan, bash: str) -> tuple[AgentLink, Op
     link: AgentLink | None = None
     try:
         plain.send_code(ours)
-        link = AgentLink(ours.detach(), started.end)
+        reach = _reach(backend, launch, plan, on_connect)
+        link = AgentLink(ours.detach(), lambda: _end(started, reach, after))
         # As the agent was started: only the backend knows where home and /tmp ended up.
-        return link, link.shell({}, "", bash), launch.uid
+        return link, link.shell({}, "", bash), launch.uid, reach
     except BaseException as error:
         if link is not None:
             link.close()
@@ -74,6 +86,22 @@ def launch_agent(backend: Backend, plan: Plan, bash: str) -> tuple[AgentLink, Op
         os.close(said)
         if launch.status is not None:
             os.close(launch.status)
+
+
+def _reach(backend: Backend, launch: Launch, plan: Plan, on_connect: OnConnect | None) -> Reach | None:
+    if backend.name not in _OWN_NETWORK or plan.network.mode == "open":
+        return None
+    from .reach import Reach
+
+    return Reach(plan, on_connect, None if launch.told is None else launch.told.take_line())
+
+
+def _end(started: _Started, reach: Reach | None, after: Callable[[], None] | None) -> None:
+    started.end()
+    if reach is not None:
+        reach.close()
+    if after is not None:
+        after()
 
 
 class _Started:

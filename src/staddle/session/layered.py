@@ -1,23 +1,28 @@
-"""What a sandbox offers for the changes to its workspace: look at them, keep them, drop them, go back."""
+"""What a sandbox offers for the changes to its files: look at them, keep them, drop them, go back."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 
 from ..errors import InvalidCall
+from ..policy.workspace import PLACE
 from . import snapshots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from contextlib import AbstractContextManager
-    from typing import Protocol, Self
+    from os import PathLike
+    from typing import Any, Protocol, Self
 
     from ..layers.changes import Change
     from ..layers.commit import Committed
     from ..layers.review import OnConflict
+    from ..packages.installed import Package
+    from .arguments import Settings
     from .clerk import Clerk
-    from .opening import Opened, Settings
+    from .layering import Layering
+    from .opening import Opened
     from .session import Session
     from .snapshots import Snapshot
 
@@ -38,16 +43,25 @@ class Layered:
 
         @classmethod
         def _continued(cls, settings: Settings, snapshot: Snapshot) -> Self: ...
+        def session(self, name: str) -> Session: ...
+        def close(self) -> None: ...
 
-    def diff(self, paths: Collection[str] | None = None) -> list[Change]:
+    def diff(self, paths: Collection[str] | None = None, *, everything: bool = False) -> list[Change]:
         """Every change to the workspace that is not the host's, by the path that is seen inside.
 
-        Of `paths` only, when given: files or directories, relative to where the session is. Waits for
-        commands that run; what runs in the background may change more meanwhile.
+        Of `paths` only, when given: files or directories, relative to where the session is, also in
+        the home or in /tmp. With `everything`, the changes there are told, too, after those of the
+        workspace. Waits for commands that run; what runs in the background may change more meanwhile.
         """
         with self._at_rest() as (opened, sessions):
             layering = snapshots.layering_of(opened)
-            return layering.diff(_below(paths, sessions))
+            return layering.diff(_by_tree(layering, paths, sessions), everything=everything)
+
+    def packages(self) -> tuple[Package, ...]:
+        """What pip, apt and npm have installed in it, by what they have left in its layers."""
+        from ..packages.installed import installed
+
+        return installed(self.diff(everything=True))
 
     def commit(
         self,
@@ -66,23 +80,27 @@ class Layered:
         """
         with self._at_rest() as (opened, sessions):
             layering = snapshots.layering_of(opened)
-            chosen = _below(paths, sessions)  # the shell is asked where it is: it must be able to answer
+            # The shell is asked where it is: it must be able to answer.
+            chosen = _below(layering, paths, sessions)
             with _stopped(opened):
                 return layering.commit(chosen, on_conflict, allow_protected, progress)
 
     def discard(self, paths: Collection[str] | None = None) -> None:
-        """Drop the changes, or those of `paths`: the workspace is there as the host has it now."""
+        """Drop the changes, or those of `paths`: the workspace is there as the host has it now.
+
+        The home and /tmp stay as they are, unless a path is named there.
+        """
         with self._at_rest() as (opened, sessions):
             layering = snapshots.layering_of(opened)
-            chosen = _below(paths, sessions)
-            following = layering.fresh() if chosen is None else layering.without(chosen)
+            chosen = _by_tree(layering, paths, sessions)
+            following = {PLACE: layering.fresh()} if chosen is None else layering.without(chosen)
             snapshots.change(opened, layering, following)
             snapshots.come_back(sessions)
 
     def snapshot(self, label: str = "") -> Snapshot:
-        """This moment, to come back to: the workspace, and the state of every session.
+        """This moment, to come back to: the workspace, the home, /tmp, and the state of every session.
 
-        Waits for commands that run. Files outside of the workspace are not part of it.
+        Waits for commands that run.
         """
         with self._at_rest() as (opened, sessions):
             return snapshots.take(opened, sessions, label)
@@ -91,10 +109,37 @@ class Layered:
         """Be as at that snapshot, of this sandbox or of one that it was forked from or to.
 
         Waits for commands that run. Programs in the background go on, in directories that are no
-        longer the workspace.
+        longer those that others see.
         """
         with self._at_rest() as (opened, sessions):
             snapshots.restore(opened, sessions, snapshot)
+
+    @classmethod
+    def from_snapshot(
+        cls,
+        snapshot: Snapshot | str | PathLike[str],
+        workspace: str | PathLike[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """A new sandbox as at that snapshot, or the one that was saved to that file, with every session.
+
+        `workspace` is to have what was in the workspace then; without one there is only what the
+        sandbox had written itself. The options are those of a new sandbox.
+        """
+        with snapshots.found(snapshot) as point:
+            made = cls(workspace, **options)  # type: ignore[call-arg]
+            try:
+                made._go_on(point)
+            except BaseException:
+                made.close()
+                raise
+            return made
+
+    def _go_on(self, snapshot: Snapshot) -> None:
+        """Be as at the snapshot, with all sessions that there were."""
+        for name in snapshot.sessions:
+            self.session(name)
+        self.restore(snapshot)
 
     def fork(self, n: int = 1) -> list[Self]:
         """`n` sandboxes that continue from here, each with its own processes and its own changes."""
@@ -107,7 +152,7 @@ class Layered:
                 made.append(self._continued(self._settings, point))
         except BaseException:
             for sandbox in made:
-                sandbox.close()  # type: ignore[attr-defined]
+                sandbox.close()
             raise
         finally:
             point.close()
@@ -133,12 +178,29 @@ def _stopped(opened: Opened) -> Iterator[None]:
         opened.link.resume()
 
 
-def _below(paths: Collection[str] | None, sessions: list[Session]) -> tuple[str, ...] | None:
-    from .layering import relative
-
-    if isinstance(paths, str):
-        raise InvalidCall(f"paths is {paths!r}", why="it is one text", fix=f"say [{paths!r}]")
+def _by_tree(
+    layering: Layering, paths: Collection[str] | None, sessions: list[Session]
+) -> dict[str, list[str]] | None:
+    if paths is None:
+        return None
+    _refuse_text(paths)
     try:
-        return relative(paths, sessions[0].shell.directory())
+        return layering.by_tree(paths, sessions[0].shell.directory())
     except ValueError as error:
         raise InvalidCall(str(error)) from None
+
+
+def _refuse_text(paths: Collection[str] | None) -> None:
+    if isinstance(paths, str):
+        raise InvalidCall(f"paths is {paths!r}", why="it is one text", fix=f"say [{paths!r}]")
+
+
+def _below(
+    layering: Layering, paths: Collection[str] | None, sessions: list[Session]
+) -> tuple[str, ...] | None:
+    """Paths in the workspace, as paths below it."""
+    found = _by_tree(layering, paths, sessions)
+    elsewhere = [root for root in found or () if root != PLACE]
+    if elsewhere:
+        raise InvalidCall(f"{elsewhere[0]!r} is not in the workspace", why="nothing else is ever taken over")
+    return None if found is None else tuple(found[PLACE])

@@ -1,4 +1,4 @@
-"""The layers of a sandbox's workspace: where its changes are, until somebody wants them or not.
+"""The layers of a sandbox: where its changes are, until somebody wants them or not.
 
 One store for this process holds the layers of all its sandboxes, so that a fork shares those of
 its parent.
@@ -19,36 +19,60 @@ from ..layers.scan import Watch
 from ..layers.stack import Frozen, Stack
 from ..layers.store import Store, home_for, sweep
 from ..policy.workspace import PLACE
-from ..zygote.client import Layers, mounter
+from ..zygote.client import Layers, World, mounter
+from ..zygote.trees import WORLD
+from .beside import Beside, by_tree, layers_of
+from .skeleton import made
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ..layers.changes import Change
     from ..layers.commit import Committed
     from ..layers.review import OnConflict
+    from ..layout.operations import Operation
+    from .beside import Point
+    from .memory import Remembered
+    from .opening import Opened
 
 
 #: More than this are not looked through after every command; `diff` does it when asked.
-_MOST_ENTRIES = 1000
+MOST_ENTRIES = 1000
 
 
 class Layering:
-    """The stack that one sandbox works on. Whoever calls sees to it that nothing writes to it meanwhile."""
+    """The stacks that one sandbox works on. Whoever calls sees to it that nothing writes to them meanwhile.
+
+    `stack` is that of the workspace; `beside` are others, by the path of their roots inside.
+    `swaps` says that it can be taken as it is, and another one put in its place.
+    """
+
+    swaps = True
 
     def __init__(
-        self, workspace: str | None, point: Frozen | None = None, baseline: Baseline | None = None
+        self,
+        workspace: str | None,
+        point: Frozen | None = None,
+        baseline: Baseline | None = None,
+        beside: Mapping[str, Point] | None = None,
     ) -> None:
         """Begin with `workspace` as it is (None: empty), or where `point` was left, with its `baseline`."""
-        store = _store(workspace) if point is None else point.store
+        store = store_for(workspace) if point is None else point.store
         place = workspace or empty_directory(store)
-        self._start(place, Stack.new(store, [place]) if point is None else point.stack(), baseline)
+        self._start(place, Stack.new(store, [place]) if point is None else point.shallow().stack(), baseline)
+        try:
+            for root, other in (beside or {}).items():
+                self.beside[root] = Beside(root, other.places, other.frozen.shallow().stack())
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self, workspace: str, stack: Stack, baseline: Baseline | None) -> None:
         self.workspace, self.stack = workspace, stack
+        self.beside: dict[str, Beside] = {}
         self.baseline = baseline or Baseline()
-        self._watch = Watch(self.stack.view(), baseline=self.baseline, at=PLACE, most=_MOST_ENTRIES)
+        self._watch = Watch(self.stack.view(), baseline=self.baseline, at=PLACE, most=MOST_ENTRIES)
         self._watching = threading.Lock()
 
     @property
@@ -57,40 +81,141 @@ class Layering:
         return self.workspace == empty_directory(self.stack.store)
 
     @property
+    def copy(self) -> str | None:
+        """The directory that is worked in instead of the workspace, where there are no layers."""
+        return None
+
+    def seen_at(self, place: str) -> None:
+        """Where the workspace is, inside."""
+
+    def at_home(self, shell: Remembered, point: Frozen) -> Remembered:
+        """What a shell remembered at `point`, for one that works on this: it is at the same place."""
+        return shell
+
+    @property
     def stays(self) -> bool:
         """Whether it is there for others after this process."""
         return False
 
+    # ------------------------------------------------------------ mounts
+
     def mounted(self, stack: Stack | None = None) -> Layers:
-        """What has to be mounted for this stack, or another one."""
+        """What has to be mounted for this stack of the workspace, or another one."""
         stack = stack or self.stack
         *frozen, _ = stack.lowers  # the last is the workspace, which the zygote knows
         return Layers(stack.top.upper, stack.top.work, tuple(frozen))
+
+    def world(self, places: tuple[str, ...], operations: Sequence[Operation]) -> World | None:
+        """What the home and the like are to be made of: fresh from the skeleton with these, if not begun."""
+        if not places:
+            return None
+        store = self.stack.store
+        skeleton = None if store.stays else made(store, operations)
+        if WORLD not in self.beside and skeleton is None:
+            self.beside[WORLD] = Beside(WORLD, places, Stack.new(store, [made(store, operations)]))
+        self._fresh_world = (places, skeleton)
+        known = self.beside.get(WORLD)
+        return World(skeleton, None if known is None else layers_of(known.stack))
+
+    def adopt(self, layer: str) -> None:
+        """The sandbox has come with this layer, made ahead for a fresh world."""
+        if not layer:
+            return
+        places, skeleton = self._fresh_world
+        store = self.stack.store
+        ahead = Stack(store, [skeleton or ""], (), store.adopted(layer))
+        if WORLD in self.beside:
+            ahead.close()  # it goes on with another one
+        else:
+            self.beside[WORLD] = Beside(WORLD, places, ahead)
+
+    def system(self) -> dict[str, Layers]:
+        """What has to be mounted for directories of the system, those that have layers."""
+        return {root: layers_of(tree.stack) for root, tree in self.beside.items() if root != WORLD}
+
+    def begin(self, bases: Mapping[str, Sequence[str]]) -> None:
+        """Before they are mounted: have these directories of the system in layers, too."""
+        for root, below in bases.items():
+            self.beside[root] = Beside(root, (root,), Stack.new(self.stack.store, below))
+
+    def rebase(self, bases: Mapping[str, Sequence[str]], places: tuple[str, ...] = ()) -> None:
+        """Before they are mounted: have trees that are begun lie over something else from now on."""
+        for root, below in bases.items():
+            if (tree := self.beside.get(root)) is not None:
+                before = tree.stack
+                tree.stack = Stack(before.store, below, before.frozen, before.top)
+                tree.places = places or tree.places
+                before.close()
+
+    def stacks(self) -> dict[str, Stack]:
+        """All that can be frozen and replaced, by root."""
+        return {PLACE: self.stack, **{root: tree.stack for root, tree in self.beside.items()}}
+
+    def layers(self, stacks: Mapping[str, Stack]) -> dict[str, Layers]:
+        """What has to be mounted for stacks of these trees."""
+        return {
+            root: self.mounted(stack) if root == PLACE else layers_of(stack) for root, stack in stacks.items()
+        }
+
+    def put(self, opened: Opened, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
+        """Mount `stacks` in place of what is there. With `alone`, False when something is in the way."""
+        if opened.trees is None:
+            raise LayerError("this sandbox has no layers")
+        trees = opened.trees(self.layers(stacks))
+        try:
+            return not opened.link.swap(trees, alone=alone)
+        finally:
+            for tree in trees.values():
+                os.close(tree)
+
+    def written(self) -> list[str]:
+        """The directories that hold what this sandbox has written."""
+        return [layer.upper for stack in self.stacks().values() for layer in (stack.top, *stack.frozen)]
 
     def fresh(self) -> Stack:
         """A stack in which nothing has been changed; the workspace as it is from now on."""
         self.baseline = Baseline()
         return Stack.new(self.stack.store, self.stack.bases)
 
-    def without(self, paths: tuple[str, ...]) -> Stack:
-        """The stack without the changes at and below `paths`."""
-        return self.stack.without(paths, owner=mounter())
+    def without(self, paths: Mapping[str, Collection[str]]) -> dict[str, Stack]:
+        """The stacks of these trees without the changes at and below the paths in each."""
+        stacks, found = self.stacks(), {}
+        try:
+            for root, chosen in paths.items():
+                found[root] = stacks[root].without(chosen, owner=mounter())
+        except BaseException:
+            for stack in found.values():
+                stack.close()
+            raise
+        return found
 
-    def replace(self, stack: Stack) -> None:
-        """Go on with `stack`, which is mounted now."""
-        before, self.stack = self.stack, stack
+    def replace(self, stacks: Mapping[str, Stack]) -> None:
+        """Go on with `stacks`, which are mounted now."""
+        before = [stack for root, stack in self.stacks().items() if root in stacks]
+        for root, stack in stacks.items():
+            if root == PLACE:
+                self.stack = stack
+            elif root in self.beside:
+                self.beside[root].stack = stack
+            else:
+                self.beside[root] = Beside(root, (root,), stack)
         self._replaced()
-        before.close()
-        with self._watching:
-            self._watch.follow(stack.view())
+        for stack in before:
+            stack.close()
+        if PLACE in stacks:
+            with self._watching:
+                self._watch.follow(self.stack.view())
 
     def _replaced(self) -> None:
         """Called before the layers that are not needed any more go."""
 
     def tidy(self) -> None:
         """Make few layers of many, in the background: look-ups cost a little for every one."""
-        if self.stack.is_deep:
-            removal.in_background(partial(_squash, self.stack))
+        for stack in self.stacks().values():
+            if stack.is_deep:
+                removal.in_background(partial(_squash, stack))
+
+    # ------------------------------------------------------------ changes
 
     def changes(self) -> tuple[Change, ...] | None:
         """What was changed since this was last asked; None when there is too much to look through.
@@ -104,11 +229,28 @@ class Layering:
             except FileNotFoundError:
                 return None
 
-    def diff(self, paths: Collection[str] | None = None) -> list[Change]:
-        """Every change against the workspace as it is on the host, by the path that is seen inside."""
+    def diff(
+        self, paths: Mapping[str, Collection[str]] | None = None, *, everything: bool = False
+    ) -> list[Change]:
+        """Every change against the workspace as it is on the host, by the path that is seen inside.
+
+        With `everything` also those to the other trees; with `paths`, by root, at and below these only.
+        """
         from ..layers.changes import diff
 
-        return diff(self.stack.view(), paths, at=PLACE, baseline=self.baseline)
+        found: list[Change] = []
+        if paths is None or PLACE in paths:
+            chosen = None if paths is None else paths[PLACE]
+            found += diff(self.stack.view(), chosen, at=PLACE, baseline=self.baseline)
+        for root, tree in self.beside.items():
+            if everything if paths is None else root in paths:
+                found += tree.diff(None if paths is None else paths[root])
+        return found
+
+    def by_tree(self, paths: Collection[str], directory: str) -> dict[str, list[str]]:
+        """Paths as they are seen inside, from `directory`, by the roots of their trees; see `beside`."""
+        places = {PLACE: (PLACE,), **{root: tree.places for root, tree in self.beside.items()}}
+        return by_tree(paths, directory, places)
 
     def commit(
         self,
@@ -142,12 +284,13 @@ class Layering:
 
     def close(self) -> None:
         """Let the layers go."""
-        self.stack.close()
+        for stack in self.stacks().values():
+            stack.close()
 
 
 def _squash(stack: Stack) -> None:
     try:
-        stack.squash()
+        stack.squash(removal.rest)
     except (OSError, LayerError):
         pass  # it was closed meanwhile, or there is no room: it stays as it is
 
@@ -184,7 +327,8 @@ def empty_directory(store: Store) -> str:
     return path
 
 
-def _store(workspace: str | None) -> Store:
+def store_for(workspace: str | None) -> Store:
+    """The store of this process that can hold the layers of a workspace; made if there is none."""
     with _making:
         for store in _stores:
             if workspace is None or not (_within(store.home, workspace) or _within(workspace, store.home)):

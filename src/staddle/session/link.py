@@ -55,6 +55,8 @@ class OpenedShell(Value):
     line: int
     control: int
     files: ShellFiles
+    #: Its number on the host, 0 when that is not known.
+    outside: int = 0
 
 
 class AgentLink:
@@ -77,7 +79,7 @@ class AgentLink:
     def announced(self) -> OpenedShell:
         """The shell that was started ahead: the first thing that an agent says."""
         with self._turn:
-            return opened_shell(self._hear())
+            return opened_shell(self._hear(), "the sandbox could not be made")
 
     def shell(
         self, environment: Mapping[str, str], directory: str, program: str = "/bin/bash"
@@ -97,14 +99,16 @@ class AgentLink:
         stdio: tuple[int, int, int] | None = None,
         terminal: tuple[int, int] | None = None,
         whole: bool = False,
+        root: bool = False,
     ) -> Spawned:
         """Start a program on these descriptors, which stay the caller's, or on a terminal (rows, columns).
 
-        With `whole`, what it leaves behind is ended with it.
+        With `whole`, what it leaves behind is ended with it. With `root`, it is the sandbox's root.
         """
         rows, columns = terminal or (0, 0)
+        kind = requests.SPAWN_WHOLE if whole else requests.SPAWN
         said = requests.encode(
-            requests.SPAWN_WHOLE if whole else requests.SPAWN,
+            requests.SPAWN_ROOT if root else kind,
             tuple(os.fsencode(word) for word in argv),
             _environment(environment),
             os.fsencode(directory),
@@ -154,6 +158,14 @@ class AgentLink:
         if message.kind != requests.LOOKED:
             raise _refused(message, "the sandbox's limits could not be looked at")
 
+    def count(self, *, whole: bool = False) -> tuple[int, int, int, int, int, int]:
+        """What was used in the sandbox until now, as `counting.Count` has it; only with `whole` all of it."""
+        message = self._ask(requests.encode(requests.COUNT, int(whole)))
+        if message.kind != requests.COUNTED:
+            raise _refused(message, "what the sandbox uses could not be counted")
+        spent: tuple[int, int, int, int, int, int] = message.fields[0]
+        return spent
+
     def end_everything(self) -> None:
         """Kill everything in the sandbox but its agent; shells come back when they are needed."""
         message = self._ask(requests.encode(requests.END_ALL))
@@ -165,16 +177,17 @@ class AgentLink:
         if message.kind != requests.PAUSED:
             raise _refused(message, "the sandbox could not be stopped")
 
-    def swap(self, tree: int, *, alone: bool) -> str:
-        """Put the mount `tree` in the place of the workspace; empty, or who is in the way of that.
+    def swap(self, trees: Mapping[str, int], *, alone: bool) -> str:
+        """Put each mount in the place of the tree with that root; empty, or who is in the way of that.
 
         With `alone` nobody but shells may be in the sandbox, and no file open for writing.
         """
-        message = self._ask(requests.encode(requests.SWAP, int(alone)), (tree,))
+        said = requests.encode(requests.SWAP, int(alone), tuple(map(os.fsencode, trees)))
+        message = self._ask(said, tuple(trees.values()))
         if message.kind == requests.BUSY:
             return str(message.fields[0].decode("utf-8", "replace"))
         if message.kind != requests.SWAPPED:
-            raise _refused(message, "the workspace could not be changed")
+            raise _refused(message, "the files could not be exchanged")
         return ""
 
     def close(self) -> None:
@@ -229,7 +242,8 @@ class Spawned:
         self._status: int | None = None
         self._closed = False
         self.failure = ""
-        self.used: tuple[int, int, int, int] | None = None  # as usage.of_process has it, once it has ended
+        #: As usage.of_process has it, once it has ended.
+        self.used: tuple[int, int, int, int, int, int] | None = None
 
     def fileno(self) -> int:
         """Readable when the process has ended, or the sandbox is gone."""
@@ -314,19 +328,36 @@ def shell_files(message: requests.Message, places: tuple[bytes, ...], descriptor
     return ShellFiles(text, status, done, stdin, output, errors, Places(*places))
 
 
-def opened_shell(message: requests.Message) -> OpenedShell:
-    """The shell that a message announces, or the error that it is instead."""
+def opened_shell(message: requests.Message, what: str = "a shell could not be started") -> OpenedShell:
+    """The shell that a message announces, or the error that it is instead: `what`, and why."""
     if message.kind != requests.OPENED:
-        raise _refused(message, "a shell could not be started")
+        raise _refused(message, what)
     pid, places = message.fields
-    line, control, *files = message.descriptors
+    line, control, *files = message.descriptors[:8]
     modes = os.fstat(line).st_mode, os.fstat(control).st_mode
     if not stat.S_ISSOCK(modes[0]) or not stat.S_ISFIFO(modes[1]):
         message.close()
         raise lost("its agent handed out something else than a line and a pipe")
     made = shell_files(message, places, files)
     os.set_blocking(control, False)
-    return OpenedShell(pid, line, control, made)
+    outside = 0
+    for handle in message.descriptors[8:]:
+        outside = _meant_by(handle)
+        os.close(handle)
+    return OpenedShell(pid, line, control, made, outside)
+
+
+def _meant_by(handle: int) -> int:
+    """The number here of the process that a pidfd means; 0 when it means none."""
+    try:
+        file = os.open(f"/proc/self/fdinfo/{handle}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        number = os.read(file, 4096).partition(b"\nPid:")[2].split(None, 1)[:1]
+    finally:
+        os.close(file)
+    return int(number[0]) if number and number[0].isdigit() else 0
 
 
 def _refused(message: requests.Message, what: str) -> LaunchFailed | SandboxLost:

@@ -45,7 +45,7 @@ class Memory:
     """A bash that is replaced when it ends, and what it remembers."""
 
     def __init__(self, bash: Bash, directory: str | None) -> None:
-        """`directory` is entered before the first text, when it is not where the shell started."""
+        """`directory` is where `bash` is, and what another one enters first, when it is not started there."""
         self.bash = bash
         self._directory = directory
         self._secret = os.urandom(6).hex().encode()
@@ -53,11 +53,13 @@ class Memory:
         self._may_end = False
         #: How long it took, last time, to ask for the state.
         self.cost = 0.0
+        self._words: tuple[protocol.Places | None, protocol.Way | None, bytes] = None, None, b""
         self._forget()
+        self._before = b""
 
     def _forget(self) -> None:
         """Know nothing but that it has just started."""
-        self._checked = False
+        self._checked, self._used = False, False
         self.way, self._word = protocol.Way(), state.WORDS[0]
         self._dump: state.Dump | None = None
         self._usual: state.Dump | None = None
@@ -138,7 +140,7 @@ class Memory:
         cwd: bytes | None = None,
     ) -> protocol.Run:
         """Lay a caller's text before the shell; the run that `bash.begin` takes."""
-        known = self._dump
+        known, self._used = self._dump, True
         if known is not None and known.debug_trap is not None and b"T" not in self._flags:
             # A script does not see the DEBUG trap, and puts it back at its end.
             text = b"%btrap -- %b DEBUG; %b" % (self._word, quoted(known.debug_trap), text)
@@ -163,9 +165,14 @@ class Memory:
         self._serial += 1
         nonce = b"%b%d" % (self._secret, self._serial)
         places, before, self._before = self.bash.files.places, self._before, b""
-        said = protocol.lines(
-            places, nonce, self.way, status=status, env=env, cwd=cwd, has_input=has_input, before=before
-        )
+        if status or env or cwd is not None or has_input or before:
+            said = protocol.lines(
+                places, nonce, self.way, status=status, env=env, cwd=cwd, has_input=has_input, before=before
+            )
+        else:  # as mostly: the same words for these files and in this way, but for the nonce
+            if self._words[:2] != (places, self.way):
+                self._words = places, self.way, protocol.lines(places, b"%b", self.way)
+            said = self._words[2] % (nonce, nonce, nonce)
         return protocol.Run(nonce, said, time.monotonic(), timeout, self._serial)
 
     def note(self, run: protocol.Run, text: bytes, *, came_back: bool) -> None:
@@ -319,10 +326,31 @@ class Memory:
                 self.status, self.cwd = remembered.status, remembered.cwd
                 self.come_back()
                 return
-        self.restart()
-        if remembered is not None:
+            if now.dump is not None and not self._used and self._told_all(remembered, now):
+                return
+        if remembered is None:
+            self.restart()
+        else:
             self._dump, self.status, self.cwd = remembered.dump, remembered.status, remembered.cwd
             self.replace()
+
+    def _told_all(self, remembered: Remembered, usual: Remembered) -> bool:
+        """Tell a shell that nobody has used yet what it is to remember; whether it has survived that."""
+        known = remembered.dump
+        if known is None:
+            return False
+        self._usual = usual.dump
+        hidden = known.disabled() | known.functions() & {b"builtin", b"command"}
+        try:
+            self._do(known.replay(usual.dump))
+            if hidden or known.debug_trap is not None or protocol.way(known.functions(), hidden) != self.way:
+                self._learn()
+            else:  # it can be talked to as before, and is asked when there is time
+                self._dump, self.dirty = known, True
+        except (Ended, ValueError):
+            return False
+        self.status = remembered.status
+        return True
 
     def restart(self) -> None:
         """Another bash, as at the beginning."""

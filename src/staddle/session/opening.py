@@ -13,10 +13,12 @@ from .. import backends
 from .._value import Value
 from ..backends.base import Gap
 from ..backends.shortfalls import NEED_MORE
-from ..errors import InvalidCall, LaunchFailed, PolicyError, PolicyNotEnforceable, StaddleError
+from ..errors import LaunchFailed, PolicyNotEnforceable, StaddleError
 from ..policy import Policy
+from ..policy.listening import closed
 from ..policy.workspace import PLACE, compile_session
 from ..view import find_program
+from . import as_root, instead, lately
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,36 +27,22 @@ if TYPE_CHECKING:
 
     from ..backends.base import Backend, Enforcement
     from ..limits.holding import Held
+    from ..network.deciding import OnConnect
     from ..policy.limits import Limits
     from ..policy.plan import Plan
     from ..zygote.client import Layers
+    from .arguments import Settings
     from .layering import Layering
     from .limiting import Limiting
     from .link import AgentLink, OpenedShell
     from .reach import Reach
 
-MODES = ("overlay", "bind", "readonly")
 #: Those that show a directory at another place than its own.
 _MOVE = ("namespaces", "bwrap", "systemd")
-_OWN_LAYER = "namespaces"
+_OWN_LAYER = instead.LAYERED
 #: Those on which the agent needs no interpreter inside, or has all of the host.
-_MAY_BE_OURS = ("auto", _OWN_LAYER)
+_MAY_BE_OURS = instead.MAY_BE_LAYERED
 _NO_INTERPRETER = ("namespaces", "native")
-
-
-_USUAL: list[Policy] = []  # what a sandbox has that is not given a policy, once it was needed
-
-
-class Settings(Value):
-    """What a sandbox is to be."""
-
-    workspace: str | None
-    policy: Policy
-    backend: str
-    mode: str
-    best_effort: bool
-    env: Mapping[str, str]
-    keep: str | None = None
 
 
 class Decision(Value):
@@ -70,8 +58,8 @@ class Opened(Value):
     """A sandbox that is there, with one shell in it.
 
     Further shells start with `environment` in `directory`; empty: as the agent was started.
-    `uid` is who its processes are on the host, if that is not us. `layering` is where changes to
-    its workspace go, and `workspace` makes a mount of it with other layers.
+    `uid` is who its processes are on the host, if that is not us. `layering` is where its changes
+    go, and `trees` makes mounts with other layers.
     """
 
     link: AgentLink
@@ -82,81 +70,34 @@ class Opened(Value):
     directory: str
     uid: int | None
     layering: Layering | None = None
-    workspace: Callable[[Layers], int] | None = None
+    trees: Callable[[Mapping[str, Layers]], dict[str, int]] | None = None
     reach: Reach | None = None
     limiting: Limiting | None = None
 
 
-def settings(  # noqa: PLR0917 - as Sandbox takes them
-    workspace: object = None,
-    policy: object = None,
-    backend: object = "auto",
-    mode: object = "overlay",
-    best_effort: object = False,
-    env: object = None,
-    keep: object = None,
-) -> Settings:
-    """The arguments of a Sandbox, checked as far as that needs no look at the host's backends."""
-    from ..policy.environment import checked
-
-    if policy is None:
-        policy = _USUAL[0] if _USUAL else Policy.agent()
-        _USUAL[:] = [policy]
-    if not isinstance(policy, Policy):
-        raise PolicyError(f"policy is {policy!r}", why="it is not a Policy", fix="say Policy.agent()")
-    if mode not in MODES:
-        raise InvalidCall(f"there is no mode {mode!r}", fix=f"choose {', '.join(MODES)}")
-    if not isinstance(best_effort, bool):
-        raise InvalidCall(f"best_effort is {best_effort!r}", why="it is neither True nor False")
-    if backend != "auto":
-        backends.get(str(backend))
-    name = None if keep is None else _kept_name(keep, str(mode))
-    if name is not None and workspace is None:
-        from .kept import workspace_of
-
-        workspace = workspace_of(name)
-    if workspace is not None:
-        if not isinstance(workspace, str | os.PathLike):
-            raise InvalidCall(f"workspace is {workspace!r}", why="it is not a path")
-        workspace = os.path.realpath(os.path.expanduser(os.fsdecode(workspace)))
-        if not os.path.isdir(workspace):
-            raise InvalidCall(
-                f"the workspace {workspace!r} is not a directory", fix="make it first, or leave it out"
-            )
-    variables = checked({} if env is None else env)
-    return Settings(workspace, policy, str(backend), str(mode), best_effort, variables, name)
-
-
-def _kept_name(keep: object, mode: str) -> str:
-    from ..layers.kept import checked_name
-
-    if mode != "overlay":
-        raise InvalidCall(
-            f"keep={keep!r} and mode={mode!r} contradict each other",
-            why="only a layer of its own can be kept",
-            fix="leave one of them out",
-        )
-    return checked_name(keep)
-
-
-def decide(asked: Settings, stand_in: str | None = None) -> Decision:
+def decide(asked: Settings, stand_in: str | None = None, copy: str | None = None) -> Decision:
     """Which backend it will be, with which plan, and what that holds. Starts nothing but probes.
 
-    `stand_in` is the directory that is under the layers of a sandbox without a workspace.
+    `stand_in` is the directory that is under the layers of a sandbox without a workspace, `copy`
+    the one that takes the place of a workspace where there are no layers.
     """
-    name = asked.backend
-    if stand_in is not None or (asked.mode == "overlay" and asked.workspace is not None):
+    name = asked.backend if asked.policy.base is None else _with_base(asked.backend)
+    copied = instead.copies(asked, name)
+    if stand_in is not None or (asked.mode == "overlay" and asked.workspace is not None and not copied):
         name = _with_layers(name)
     moved = name in _MOVE or (name == "auto" and sys.platform != "darwin")
-    found = _decided(asked, asked.policy, name, moved=moved, stand_in=stand_in)
+    found = _decided(asked, asked.policy, name, moved=moved, stand_in=stand_in, copy=copy)
     if moved and found.backend.name not in _MOVE:  # the best there is shows directories where they are
         moved = False
-        found = _decided(asked, asked.policy, found.backend.name, moved=False)
+        found = _decided(asked, asked.policy, found.backend.name, moved=False, copy=copy)
     alone = found.backend.name in _NO_INTERPRETER
     if not alone and not found.plan.shows(os.path.realpath(sys.executable)):
         # The agent is a program of ours for the interpreter that runs us; a grant of it must do.
         policy = asked.policy.with_read(os.path.realpath(sys.base_prefix))
-        found = _decided(asked, policy, found.backend.name, moved=moved)
+        found = _decided(asked, policy, found.backend.name, moved=moved, copy=copy)
+    if copied:
+        gap = instead.told(found.backend.name)
+        found = found.replace(enforced=found.enforced.replace(gaps=(*found.enforced.gaps, gap)))
     if moved:
         return found
     why = f"{found.backend.name} shows every directory at its own place: the workspace is not at {PLACE}"
@@ -165,13 +106,28 @@ def decide(asked: Settings, stand_in: str | None = None) -> Decision:
 
 
 def _decided(
-    asked: Settings, policy: Policy, name: str, *, moved: bool, stand_in: str | None = None
+    asked: Settings,
+    policy: Policy,
+    name: str,
+    *,
+    moved: bool,
+    stand_in: str | None = None,
+    copy: str | None = None,
 ) -> Decision:
     # What goes to a layer of its own changes nothing of the host's: there is nothing to protect there.
     access: Literal["read", "write"] = "write" if asked.mode == "bind" else "read"
+    seen = asked.workspace if copy is None or moved else None
     plan, workspace = compile_session(
-        policy, asked.workspace, access=access, moved=moved, env=asked.env, stand_in=stand_in
+        policy, seen, access=access, moved=moved, env=asked.env, stand_in=stand_in, asks=asked.asks
     )
+    if copy is not None:
+        from .copied import shown
+
+        plan, workspace = shown(plan, copy, moved=moved), None
+    plan = closed(plan, but=PLACE if asked.mode == "overlay" else "")  # a layer shows none of the host's
+    asking = name, asked.mode, asked.best_effort
+    if (known := lately.known(plan, asking)) is not None:
+        return known  # type: ignore[no-any-return]
     held, chosen = plan, name
     holds: tuple[Held, ...] = ()
     if chosen in _MAY_BE_OURS and _limited(plan.limits) and backends.get(_OWN_LAYER).probe().usable:
@@ -183,7 +139,9 @@ def _decided(
     backend, enforced = backends.choose(held, chosen, best_effort=asked.best_effort)
     if backend.name == _OWN_LAYER and holds:
         enforced = enforced.replace(limits=holds)
-    return Decision(backend, plan, workspace, enforced)
+    decided = Decision(backend, plan, workspace, enforced)
+    lately.note(plan, asking, decided)
+    return decided
 
 
 def _limited(limits: Limits) -> bool:
@@ -192,10 +150,10 @@ def _limited(limits: Limits) -> bool:
 
 
 def _held(limits: Limits, mode: str) -> tuple[tuple[Held, ...], tuple[Gap, ...]]:
+    from ..limits import here
     from ..limits.holding import held
-    from ..limits.standing_in import usable
 
-    return held(limits, usable(), inside=True, layer="directory" if mode == "overlay" else "none")
+    return held(limits, here.means(), inside=True, layer="directory" if mode == "overlay" else "none")
 
 
 def open_agent(asked: Settings, layering: Layering | None = None) -> Opened:
@@ -212,9 +170,7 @@ def open_agent(asked: Settings, layering: Layering | None = None) -> Opened:
         and asked.mode == "overlay"
         and (asked.workspace is not None or _keeps_layers(asked.backend))
     ):
-        from .layering import Layering
-
-        layering = Layering(asked.workspace)
+        layering = _begun(asked)
     try:
         return _opened(asked, layering)
     except BaseException:
@@ -223,31 +179,55 @@ def open_agent(asked: Settings, layering: Layering | None = None) -> Opened:
         raise
 
 
+def _begun(asked: Settings) -> Layering:
+    if asked.workspace is not None and instead.copies(asked, asked.backend):
+        from .copied import Copied, hidden
+
+        return Copied(asked.workspace, hidden(asked.policy, asked.workspace))
+    from .layering import Layering
+
+    return Layering(asked.workspace)
+
+
 def _opened(asked: Settings, layering: Layering | None) -> Opened:
-    decided = decide(asked, layering.workspace if layering and layering.is_nobodys else None)
+    stand_in = layering.workspace if layering and layering.is_nobodys else None
+    decided = decide(asked, stand_in, None if layering is None else layering.copy)
     plan = decided.plan
-    bash = find_program(plan, "bash")
+    bash = lately.known(plan, "bash")
+    if bash is None:
+        lately.note(plan, "bash", bash := find_program(plan, "bash"))
     if decided.backend.name == "namespaces":
-        return _take(decided, bash, layering)
+        return _take(decided, bash, layering, asked.on_connect)
     from .launched import launch_agent
 
-    link, shell, uid = launch_agent(decided.backend, plan, bash)
-    return Opened(link, shell, decided, bash, {}, "", uid)
+    after = None if layering is None else layering.close
+    link, shell, uid, reach = launch_agent(decided.backend, plan, bash, asked.on_connect, after)
+    if layering is not None:
+        layering.seen_at(plan.cwd)
+    return Opened(link, shell, decided, bash, {}, "", uid, layering, reach=reach)
 
 
-def _take(decided: Decision, bash: str, layering: Layering | None) -> Opened:
+def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: OnConnect | None) -> Opened:
     from ..zygote import client
     from .link import AgentLink
     from .reach import Reach
 
     plan = decided.plan
-    reach, limiting = Reach(plan.network), None
+    # A copy is shown as any directory is.
+    layers = layering if layering is not None and layering.swaps else None
+    if layering:
+        layering.seen_at(plan.cwd)
+    if layers:
+        as_root.prepare(layers, plan)
+    reach, limiting = Reach(plan, on_connect), None
     try:
         limiting = _limiting(plan.limits, layering)
         taken = client.open_sandbox(
             plan,
             bash,
-            layering.mounted() if layering else None,
+            layers.mounted() if layers else None,
+            world=layers.world(*client.world_of(plan, bash)) if layers else None,
+            trees=layers.system() if layers else None,
             along=limiting.along() if limiting else (),
             grouped=limiting is not None and limiting.grouped,
         )
@@ -256,8 +236,6 @@ def _take(decided: Decision, bash: str, layering: Layering | None) -> Opened:
         if limiting:
             limiting.close()
         raise
-    if limiting:
-        limiting.handed_over()
 
     def ended() -> None:
         reach.close()
@@ -270,7 +248,13 @@ def _take(decided: Decision, bash: str, layering: Layering | None) -> Opened:
     # Nothing may write to layers that somebody else goes on with when we have let go of them.
     link = AgentLink(taken.line, ended, stop_first=layering is not None and layering.stays)
     try:
-        shell = link.announced()
+        try:
+            shell = link.announced()
+        finally:
+            if layers:  # not sooner: it may have been in the making
+                layers.adopt(taken.layer)
+        if limiting and (group := taken.groups_of(shell.outside)):
+            limiting.hold(group)
         reach.attach(link)
         if limiting:
             limiting.attach(link)
@@ -291,7 +275,7 @@ def _take(decided: Decision, bash: str, layering: Layering | None) -> Opened:
         plan.cwd,
         taken.uid,
         layering,
-        taken.workspace,
+        taken.trees,
         reach,
         limiting,
     )
@@ -313,6 +297,17 @@ def _keeps_layers(name: str) -> bool:
     if name != "auto":
         return name == _OWN_LAYER
     return sys.platform != "darwin" and backends.get(_OWN_LAYER).probe().usable
+
+
+def _with_base(name: str) -> str:
+    """A session on another system than the host's: only ours needs no interpreter in it."""
+    if name not in _MAY_BE_OURS:
+        raise PolicyNotEnforceable(
+            f"a session on the {name} backend cannot use a base",
+            why="its agent needs the host's Python inside",
+            fix=f"use the {_OWN_LAYER} backend",
+        )
+    return _OWN_LAYER
 
 
 def _with_layers(name: str) -> str:

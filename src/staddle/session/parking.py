@@ -1,6 +1,6 @@
 """Which shells keep their files open: those that were used last.
 
-A shell at rest needs two descriptors and its sandbox one; in use it needs seven more. A host
+A shell at rest needs two descriptors and its sandbox one; in use it needs nine more. A host
 program with hundreds of sandboxes would run out of them, so the ones that nobody has used for
 longest give theirs back, and ask for them again when they are used.
 """
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from .shell import Shell
 
 #: Descriptors that a shell in use has more than one at rest.
-EACH = 7
+EACH = 9
 #: What the rest of the host program may need, at least.
 _OTHERS = 64
 
 
 def room(limit: int) -> int:
-    """How many shells may keep their files open under this limit of open files: a third of it is for them."""
-    return max(2, (limit - _OTHERS) // 3 // EACH)
+    """How many shells may keep their files open under this limit of open files, in part of it."""
+    return max(2, (limit - _OTHERS) * 3 // 8 // EACH)
 
 
 class Parking:

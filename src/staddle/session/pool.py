@@ -14,6 +14,7 @@ import threading
 import time
 
 from ..errors import InvalidCall, PoolExhausted, SandboxClosed
+from ..policy.limits import LONGEST_TIMEOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ class Pool:
     ) -> None:
         self._size = _count("size", size, 1, None)
         self._minimum = self._size if minimum is None else _count("minimum", minimum, 0, self._size)
-        if idle is not None and (isinstance(idle, bool) or not isinstance(idle, int | float) or idle <= 0):
+        if idle is not None and (
+            isinstance(idle, bool) or not isinstance(idle, int | float) or not 0 < idle <= LONGEST_TIMEOUT
+        ):
             raise InvalidCall(f"idle is {idle!r}", why="it is not a positive number of seconds")
         self._idle = idle
         self._open = _opener(options)
@@ -148,7 +151,8 @@ class Pool:
     def _take(self, sandbox: Sandbox) -> None:
         self._taken.add(sandbox)
         self._busiest = max(self._busiest, len(self._taken))
-        self._changed.notify_all()
+        if self._may_open():  # else the attendant would only be in the way of the first command
+            self._changed.notify_all()
 
     def _refuse_closed(self) -> None:
         if self._closed:

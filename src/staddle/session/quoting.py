@@ -135,6 +135,12 @@ def statements(data: bytes) -> Iterator[bytes]:
     reader = Reader(data)
     while reader.at < len(data):
         start = reader.at
-        reader.word(b"\n")
+        end = data.find(b"\n", start)
+        line = data[start : len(data) if end < 0 else end]
+        # As most are: nothing quoted, or one piece of text that ends where it began.
+        if b"\\" not in line and b"'" not in line and line.count(b'"') in (0, 2):
+            reader.at += len(line)
+        else:
+            reader.word(b"\n")
         yield data[start : reader.at]
         reader.at += 1

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import _socket
 import os
+import select
 import threading
+from collections import deque
 
+from ..errors import LaunchFailed
 from ..network import forward, starting
 from ..network.arrangement import needs_gateway
 from ..policy.network import Network
@@ -14,30 +17,50 @@ from ..zygote.descriptors import receive
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..events import Event
+    from ..network.deciding import Deciding, OnConnect
+    from ..network.orders import Question
+    from ..policy.plan import Plan
     from .link import AgentLink
 
 _LONGEST = 1 << 16
 #: Events that are kept until somebody asks.
 _KEPT = 1000
+#: Milliseconds after which the thread that attends a gateway sees whether it still has to.
+_LOOK = 500
 
 
 class Reach:
-    """The network of one sandbox on this side. Thread-safe."""
+    """The network of one sandbox on this side. Thread-safe.
 
-    def __init__(self, network: Network) -> None:
-        """Starts the gateway at once, if the policy needs one: it takes a moment to be there."""
+    `on_connect` is asked about what the plan's network leaves open, in threads of its own.
+    """
+
+    def __init__(
+        self, plan: Plan, on_connect: OnConnect | None = None, line: _socket.socket | None = None
+    ) -> None:
+        """Starts the gateway at once, if the policy needs one: it takes a moment to be there.
+
+        `line` leads to one that somebody else starts and gives its sockets to.
+        """
         self._lock = threading.Lock()
-        self._network = network
-        self._gateway = starting.start(network) if needs_gateway(network) else None
+        self._deciding = _deciding(plan, on_connect)
+        self._gateway: starting.GatewayProcess | None = None
         self._line: _socket.socket | None = None
-        self._events: list[Event] = []
-        self._refused: list[Event] = []
-        self._exposing: threading.Thread | None = None
+        self._events: deque[Event] = deque(maxlen=_KEPT)
+        self._refused: dict[tuple[str, str], Event] = {}
+        self._attending: threading.Thread | None = None
         self._closed = False
+        if line is not None:
+            self._gateway = starting.GatewayProcess(line, 0)
+        elif plan.asks or needs_gateway(plan.network):
+            self._gateway = starting.start(plan.network, starting.Bounds(asks=plan.asks))
+        self._given = line is not None
+        if self._deciding is not None:
+            self._attend()
 
     def attach(self, link: AgentLink) -> None:
         """Give the gateway the sockets that it is to serve; nothing goes out before."""
-        if self._gateway is not None:
+        if self._gateway is not None and not self._given:
             with self._lock:
                 self._attached(link, self._gateway)
 
@@ -53,29 +76,31 @@ class Reach:
                 self._gateway = starting.start(Network.deny())
             line = self._attached(link, self._gateway)
             found = forward.exposed(self._gateway, line.fileno(), port, host_port)
-            if self._exposing is None:
-                self._exposing = threading.Thread(target=self._feed, name="staddle-expose", daemon=True)
-                self._exposing.start()
+            self._attend()
             return found
 
     def events(self) -> tuple[Event, ...]:
         """What was tried since the last call: allowed, refused, failed."""
         with self._lock:
-            self._collect()
-            found, self._events = tuple(self._events), []
+            self._collect(everything=True)
+            found = tuple(self._events)
+            self._events.clear()
             return found
 
     def refused(self) -> tuple[Event, ...]:
-        """What was refused since this was last asked; `events` tells it, too."""
+        """What was refused since this was last asked, each destination once; `events` tells it, too."""
         if self._gateway is None:
             return ()
         with self._lock:
-            self._collect()
-            found, self._refused = tuple(self._refused), []
+            self._collect(everything=True)
+            found = tuple(self._refused.values())
+            self._refused.clear()
             return found
 
     def close(self) -> None:
-        """Nothing goes out or in any more."""
+        """Nothing goes out or in any more, and nobody is asked."""
+        if self._deciding is not None:
+            self._deciding.close()
         with self._lock:
             self._closed = True
             gateway, self._gateway = self._gateway, None
@@ -105,30 +130,68 @@ class Reach:
             self._line.setblocking(True)
         return self._line
 
-    def _collect(self) -> None:
-        if self._gateway is not None:
-            fresh = [starting.event(attempt) for attempt in self._gateway.attempts()]
-            self._events = (self._events + fresh)[-_KEPT:]
-            self._refused = (self._refused + [event for event in fresh if event.kind == "refused"])[-_KEPT:]
+    # What it tells and asks for.
+
+    def _collect(self, everything: bool = False) -> None:
+        """Read what there is. Whoever reads it passes on what the others wait for."""
+        gateway = self._gateway
+        if gateway is None:
+            return
+        for attempt in gateway.all_attempts() if everything else gateway.attempts():
+            self._keep(starting.event(attempt))
+        for question in gateway.questions():
+            if self._deciding is not None:
+                self._deciding.ask(question, self._answer, self._note)
+
+    def _keep(self, event: Event) -> None:
+        self._events.append(event)
+        if event.kind == "refused" and len(self._refused) < _KEPT:
+            self._refused.setdefault((event.what, event.rule), event)
+
+    def _answer(self, question: Question, allowed: bool) -> None:
+        with self._lock:
+            if self._gateway is not None:
+                try:
+                    self._gateway.decide(question, allowed)
+                except LaunchFailed:
+                    pass  # it has ended: nothing goes out any more
+
+    def _note(self, event: Event) -> None:
+        with self._lock:
+            self._keep(event)
+
+    def _attend(self) -> None:
+        """Have a thread read what the gateway asks for, until it or the sandbox ends."""
+        if self._attending is None:
+            self._attending = threading.Thread(target=self._feed, name="staddle-network", daemon=True)
+            self._attending.start()
 
     def _feed(self) -> None:
-        """Whenever the gateway runs out of sockets that lead inside, give it more."""
-        import select
-
+        """Whenever the gateway wants a decision, or sockets that lead inside, see that it gets them."""
         while True:
             with self._lock:
-                gateway, line = self._gateway, self._line
-                if self._closed or gateway is None or line is None or gateway.ended():
+                gateway = self._gateway
+                if self._closed or gateway is None or gateway.ended():
                     return
-            poll = select.poll()
-            poll.register(gateway.fileno(), select.POLLIN)
-            if not poll.poll(500):
+                poll = select.poll()
+                poll.register(gateway.fileno(), select.POLLIN)
+            if not poll.poll(_LOOK):
                 continue
             with self._lock:
                 if self._closed:
                     return
                 self._collect()
+                if self._line is None:
+                    continue
                 try:
-                    forward.feed(gateway, line.fileno())
+                    forward.feed(gateway, self._line.fileno())
                 except (OSError, forward.ForwardFailed):
                     return
+
+
+def _deciding(plan: Plan, on_connect: OnConnect | None) -> Deciding | None:
+    if on_connect is None:
+        return None
+    from ..network.deciding import Deciding
+
+    return Deciding(on_connect, plan.network, plan.asks)

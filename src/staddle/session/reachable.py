@@ -54,6 +54,6 @@ def _reach(opened: Opened) -> Reach:
         raise InvalidCall(
             "nothing leads into this sandbox",
             why=f"{backend} has no way into its network",
-            fix="use the namespaces backend",
+            fix="use the namespaces, bwrap or systemd backend",
         )
     return opened.reach

@@ -13,20 +13,20 @@ import threading
 import time
 
 from ..errors import InvalidCall, SandboxClosed
-from . import calls, opening
-from .calls import Call
-from .execution import Execution, Streams, drive
+from ..policy.asking import PATIENCE
+from . import arguments, calls, opening
+from .execution import drive
 from .filed import Filed
 from .inside import MAIN, Inside
 from .layered import Layered
 from .lifetimes import LIFETIMES
 from .processes import Process
 from .reachable import Reachable
-from .terminal import Terminal, size
+from .started import Started
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from os import PathLike
     from typing import Any, Self, Unpack
 
@@ -36,18 +36,15 @@ if TYPE_CHECKING:
     from ..policy import Policy
     from ..policy.plan import Plan
     from .calls import RunOptions, StreamOptions
-    from .link import Spawned
     from .processes import Job
     from .result import Result
     from .session import Session, SessionState
     from .snapshots import Snapshot
     from .streaming import Stream
-
-#: A person's prompt: who, where. The shell's own would say `bash-5.2$`.
-_PROMPT = r"\u@\h:\w\$ "
+    from .terminal import Terminal
 
 
-class Sandbox(Layered, Filed, Reachable):
+class Sandbox(Layered, Filed, Reachable, Started):
     """A confined place to run commands in, open until `close()`.
 
     `workspace` is a directory of the host, seen at /workspace. With `mode="overlay"` changes to
@@ -56,6 +53,9 @@ class Sandbox(Layered, Filed, Reachable):
     everything in it. What cannot be enforced raises PolicyNotEnforceable before anything
     runs, or, with `best_effort`, is listed in `enforced`. `keep` is a name under which the
     changes stay when it is closed, for the next sandbox of that name and for `staddle diff`.
+    `on_connect` decides about destinations that the policy's network leaves open; what it does not
+    answer with True within `on_connect_timeout` seconds is refused. `identity`, `environment` and
+    `base` are the policy's fields of these names.
 
     Everything may be called from any thread. After `close()` everything raises SandboxClosed;
     a command that ran at that moment has a result with `Reason.closed`.
@@ -71,11 +71,15 @@ class Sandbox(Layered, Filed, Reachable):
         best_effort: bool = False,
         env: Mapping[str, str] | None = None,
         keep: str | None = None,
+        on_connect: Callable[[Event], Any] | None = None,
+        on_connect_timeout: float = PATIENCE,
+        **world: Unpack[arguments.World],
     ) -> None:
         self._closed = True  # until it is open
-        self._begin(opening.settings(workspace, policy, backend, mode, best_effort, env, keep))
+        asked = (workspace, policy, backend, mode, best_effort, env, keep, on_connect, on_connect_timeout)
+        self._begin(arguments.settings(*asked, **world))
 
-    def _begin(self, settings: opening.Settings, snapshot: Snapshot | None = None) -> None:
+    def _begin(self, settings: arguments.Settings, snapshot: Snapshot | None = None) -> None:
         self._closed = True
         self._process = os.getpid()
         self._settings = settings
@@ -86,28 +90,35 @@ class Sandbox(Layered, Filed, Reachable):
         LIFETIMES.watch(self, settings.policy.limits)
 
     @classmethod
-    def _continued(cls, settings: opening.Settings, snapshot: Snapshot) -> Self:
+    def _continued(cls, settings: arguments.Settings, snapshot: Snapshot) -> Self:
         """Another sandbox that goes on where a snapshot was taken."""
         made = cls.__new__(cls)
         made._begin(settings, snapshot)
         return made
 
     @staticmethod
-    def check(**arguments: Any) -> None:
-        """Raise what Sandbox(**arguments) would raise before it starts anything."""
-        opening.decide(opening.settings(**arguments))
+    def check(**given: Any) -> None:
+        """Raise what Sandbox(**given) would raise before it starts anything."""
+        opening.decide(arguments.settings(**given))
 
     # ------------------------------------------------------------ commands
 
-    def run(self, command: str, **options: Unpack[RunOptions]) -> Result:
-        """Run `command` in the sandbox's own session and wait for its end; see `Session.run`."""
-        return self.main.run(command, **options)
+    def run(self, command: str, *, user: str | None = None, **options: Unpack[RunOptions]) -> Result:
+        """Run `command` in the sandbox's own session and wait for its end; see `Session.run`.
+
+        With `user="root"` a shell of its own runs it, as the sandbox's root: where the session is, with
+        its exported variables. The session keeps its state.
+        """
+        if not self.is_root(user):
+            return self.main.run(command, **options)
+        calls.command_bytes(command)
+        return self._executed(command, (self.bash, "-c", command), options, root=True)
 
     def stream(self, command: str, **options: Unpack[StreamOptions]) -> Stream:
         """Run `command` in the sandbox's own session, and read what it prints as it comes."""
         return self.main.stream(command, **options)
 
-    def exec(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> Result:
+    def exec(self, argv: Sequence[str], *, user: str | None = None, **options: Unpack[RunOptions]) -> Result:
         """Run a program with exactly these arguments, without a shell, where the session is.
 
         It has the session's exported variables, and takes the options of `run`. A program that
@@ -115,8 +126,14 @@ class Sandbox(Layered, Filed, Reachable):
         session, it does not wait for that, and finds the directory and variables of before it.
         """
         words = calls.arguments(argv)
-        call, check = calls.of(words, self.policy.limits, options)
-        result = call.result(drive(self.execution(call, words, self.main.surroundings)))
+        return self._executed(words, words, options, root=self.is_root(user))
+
+    def _executed(
+        self, command: str | tuple[str, ...], argv: tuple[str, ...], options: RunOptions, *, root: bool
+    ) -> Result:
+        call, check = calls.of(command, self.policy.limits, options)
+        call.as_root = root
+        result = call.result(drive(self.execution(call, argv, self.main.surroundings)))
         return result.check() if check else result
 
     def start(
@@ -280,98 +297,9 @@ class Sandbox(Layered, Filed, Reachable):
 
     def warm_up(self) -> None:
         """Do now what the first command would have to wait for."""
-        self.main.shell.state()
-
-    def execution(self, call: Call, argv: Sequence[str], state: SessionState) -> Execution:
-        """A program that has just been started for `call`."""
-        inside = self._now()
-        call.aftermath = inside.aftermath
-        made = Execution(
-            inside.opened.link,
-            argv,
-            {**state.env, **(call.env or {})},
-            _directory(state, call.cwd),
-            uid=inside.opened.uid,
-            stdin=call.stdin,
-            timeout=call.timeout,
-            out=call.out,
-            err=call.err,
-            over=inside.executions.discard,
-            account=inside.account(),
-        )
-        inside.executions.add(made)
-        return made
-
-    def background(
-        self, command: str | Sequence[str], cwd: object, env: object, state: SessionState
-    ) -> Process:
-        """A program that has just been started in the background."""
-        argv, shown = self._argv(command)
-        inside = self._now()
-        streams = Streams(inside.opened.uid, with_stdin=True)
-        try:
-            spawned = inside.opened.link.spawn(
-                argv,
-                {**state.env, **({} if env is None else calls.variables(env))},
-                _directory(state, None if cwd is None else calls.directory(cwd)),
-                stdio=streams.theirs,
-            )
-        except BaseException:
-            streams.close()
-            raise
-        streams.started()
-        process = Process(shown, spawned, streams, self.policy.limits.output)
-        inside.processes.add(process)
-        return process
-
-    def open_terminal(
-        self,
-        argv: Sequence[str] | None,
-        high: int,
-        wide: int,
-        *,
-        term: object,
-        cwd: object,
-        env: object,
-        state: SessionState,
-    ) -> Terminal:
-        """A terminal with a program that has just been started on it."""
-        size(high, wide)
-        words = (self.bash, "-i") if argv is None else calls.arguments(argv)
-        variables = calls.variables({"TERM": term, **({} if env is None else dict(env))})  # type: ignore[call-overload]
-        prompt = {"PS1": _PROMPT} if argv is None else {}
-        inside = self._now()
-        spawned = inside.opened.link.spawn(
-            words,
-            {**prompt, **state.env, **variables},
-            _directory(state, None if cwd is None else calls.directory(cwd)),
-            terminal=(high, wide),
-        )
-        made = Terminal(spawned, high, wide)
-        inside.terminals = [*(known for known in inside.terminals if not known.closed), made]
-        return made
-
-    @property
-    def bash(self) -> str:
-        """The shell that the sandbox sees."""
-        return self._inside.opened.bash
-
-    @property
-    def uid(self) -> int | None:
-        """Who its processes are on the host, where that is not us."""
-        return self._inside.opened.uid
-
-    def spawn(self, argv: Sequence[str], stdio: tuple[int, int, int]) -> Spawned:
-        """A program with these descriptors of ours as its standard streams, where the session is."""
-        state = self.main.surroundings
-        return self._now().opened.link.spawn(calls.arguments(argv), state.env, state.cwd, stdio=stdio)
-
-    def _argv(self, command: str | Sequence[str]) -> tuple[tuple[str, ...], str | tuple[str, ...]]:
-        if isinstance(command, str):
-            calls.command_bytes(command)
-            return (self.bash, "-c", command), command
-        argv = calls.arguments(command)
-        return argv, argv
+        shell = self.main.shell
+        shell.run(b"", out=lambda _: None, err=lambda _: None)  # opens what is kept open
+        shell.state()
 
     def _tell(self, pids: Sequence[int], signal: int) -> set[int]:
         """Send processes of the sandbox a signal, 0 for none; which of them are there."""
@@ -391,8 +319,3 @@ class Sandbox(Layered, Filed, Reachable):
                 fix="open one here",
             )
         return self._inside
-
-
-def _directory(state: SessionState, cwd: str | None) -> str:
-    """Where a program starts; a relative path counts from where the session is."""
-    return state.cwd if cwd is None else os.path.join(state.cwd, cwd)

@@ -106,13 +106,17 @@ class Session:
                 cwd=call.cwd,
                 out=call.out,
                 err=call.err,
+                tidied=True,
             )
         except BaseException:
             call.abandon()
             raise
         finally:
             self._busy.discard(me)
-        result = self.over(call, outcome)
+        try:
+            result = self.over(call, outcome)
+        finally:
+            self._shell.rest()  # last: the thread that is woken up for it would be in our way
         return result.check() if check else result
 
     def stream(
@@ -127,7 +131,16 @@ class Session:
     ) -> Stream:
         """Run `command` and iterate over what it prints, as it comes; `.result` when it is over."""
         text = command_bytes(command)
-        call = Call(command, self._limits, timeout=timeout, stdin=stdin, env=env, cwd=cwd, spill=spill)
+        call = Call(
+            command,
+            self._limits,
+            timeout=timeout,
+            stdin=stdin,
+            env=env,
+            cwd=cwd,
+            spill=spill,
+            streamed=True,
+        )
         me = self._enter()
         self.remember(command)
         try:

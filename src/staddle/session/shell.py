@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from .limiting import Account
+    from .accounts import Account
     from .link import AgentLink, OpenedShell
     from .memory import Remembered
     from .retired import LateOutput
@@ -44,9 +44,9 @@ class Shell:
         directory: str | None = None,
         account: Account | None = None,
     ) -> None:
-        """`directory` is entered before the first command, when it is not where the shell started.
+        """`directory` is where the shell is, when another one like it would not be started there.
 
-        `account` is for what commands use, where that is limited.
+        `account` is for what commands use.
         """
         self._account = account
         self._link = link
@@ -75,8 +75,12 @@ class Shell:
         cwd: str | None = None,
         out: Callable[[bytes], None],
         err: Callable[[bytes], None],
+        tidied: bool = False,
     ) -> Outcome:
-        """Run `text`. A sink that blocks slows it, one that raises ends it, and its error comes out."""
+        """Run `text`. A sink that blocks slows it, one that raises ends it, and its error comes out.
+
+        With `tidied`, the caller sees to it that `rest` is called.
+        """
         me = _thread.get_ident()
         if self._runner == me:
             raise SessionBusy(
@@ -89,7 +93,7 @@ class Shell:
         try:
             self._drive()
         finally:
-            outcome = self.finish()
+            outcome = self.finish(tidied=tidied)
         return outcome
 
     def begin(
@@ -120,7 +124,7 @@ class Shell:
             PARKING.used(self)
             self._memory.revive(look=False)
             if self._account is not None:
-                self._account.begin()
+                self._account.begin(self._memory.bash.outside)
             command.begin(self._memory)
             self._current = command
             if self._closed:  # close() may not have seen this one
@@ -155,7 +159,7 @@ class Shell:
         """Do what can be done without waiting; whether the run is over."""
         return self._current is None or self._current.step(0)
 
-    def finish(self) -> Outcome:
+    def finish(self, *, tidied: bool = False) -> Outcome:
         """The outcome of a run that is over; the next one may begin. Raises what a sink raised."""
         command = self._current
         if command is None:
@@ -163,18 +167,23 @@ class Shell:
         try:
             outcome = command.finish()
             if self._account is not None:
-                outcome = self._account.end(outcome)
+                outcome = self._account.end(outcome, self._memory.bash.used)
             if command.late is not None:
                 self._keep(command.late)
         finally:
             self._current = None
             self._runner = 0
             self._turn.release()
-        if not self._closed:
-            JANITOR.soon(self, self._memory.cost)
+        if not tidied or command.failure is not None:
+            self.rest()
         if command.failure is not None:
             raise command.failure
         return outcome
+
+    def rest(self) -> None:
+        """Nobody waits for anything now: what can be done without a caller may be done soon."""
+        if not self._closed:
+            JANITOR.soon(self, self._memory.cost)
 
     def fileno(self) -> int:
         """Readable when `step` has something to do."""

@@ -1,9 +1,10 @@
-"""Points to come back to: the files of a workspace and the state of every shell, at one moment.
+"""Points to come back to: the files of a sandbox and the state of every shell, at one moment.
 
 What was written until then is frozen and a new layer takes what comes; nothing is copied, so it
 takes as long after one file as after ten thousand. Only while nothing but waiting shells is in
-the sandbox, though: a program that works in the workspace would go on in the old one. Then
-everything is stopped for as long as it takes to copy the layer.
+the sandbox, though: a program that works on files would go on with the old ones. Then
+everything is stopped for as long as it takes to copy the layers. The workspace, the home and /tmp
+are taken together; of those nothing was written to, nothing has to be exchanged.
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ import time
 from contextlib import ExitStack, contextmanager
 
 from ..errors import InvalidCall, LayerError
+from ..layers.stack import Stack
+from ..policy.workspace import PLACE
+from ..zygote.trees import WORLD
+from .beside import Point
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from os import PathLike
     from typing import Literal
 
     from ..layers.baseline import Baseline
-    from ..layers.stack import Frozen, Stack
+    from ..layers.stack import Frozen
     from .layering import Layering
     from .memory import Remembered
     from .opening import Opened
@@ -40,37 +46,99 @@ class Snapshot:
         point: Frozen,
         baseline: Baseline,
         shells: Mapping[str, Remembered],
+        *,
+        beside: Mapping[str, Point] | None = None,
     ) -> None:
+        """`point` is of the workspace; those `beside` are of other trees, by their roots inside."""
         self.label, self.method = label, method
         self.created = time.time()
         self.sessions = tuple(shells)
         self._point, self._baseline, self._shells = point, baseline, dict(shells)
+        self._beside = dict(beside or {})
 
     @property
     def workspace(self) -> str:
         """The directory of the host whose snapshot this is."""
         return self._point.bases[-1]
 
+    def save(
+        self, path: str | PathLike[str], *, progress: Callable[[int, int], object] | None = None
+    ) -> None:
+        """Write it to the file `path`, whole or not at all.
+
+        `progress` is told how many entries are written, and how many there are at most.
+        """
+        from .saving import save
+
+        save(self, os.fspath(path), progress)
+
+    @staticmethod
+    def load(path: str | PathLike[str], *, progress: Callable[[int, int], object] | None = None) -> Snapshot:
+        """The snapshot that was saved so, to be restored in a sandbox, or for `Sandbox.from_snapshot`.
+
+        `progress` is told how many bytes of how many are read. ArchiveRefused, with nothing
+        changed, for anything that `save` does not write.
+        """
+        from .saving import load
+
+        return load(os.fspath(path), progress)
+
+    def on(self, layering: Layering) -> Snapshot:
+        """The same for the sandbox that works on `layering`."""
+        if self.workspace != layering.workspace:
+            raise InvalidCall(
+                f"{self!r} is of another workspace", why=f"it is of {self.workspace!r}", fix="open that"
+            )
+        return self
+
+    def _of(self) -> dict[str, object]:
+        """What it is of, for another process to know; nothing where there is no directory."""
+        from .layering import empty_directory
+        from .saving import identity
+
+        return {} if self.workspace == empty_directory(self._point.store) else identity(self.workspace)
+
     def layering(self) -> Layering:
         """Layers for a sandbox that continues from here."""
         from .layering import Layering
 
-        return Layering(self.workspace, self._point, self._baseline.copy())
+        if self._point.plain:
+            from .copied import Point as Copy
 
-    def continue_in(self, session: Session) -> None:
-        """Have a session be as that of its name was."""
+            if isinstance(self._point, Copy):
+                return self._point.layering(self._baseline.copy())
+        return Layering(self.workspace, self._point, self._baseline.copy(), self._beside)
+
+    def continue_in(self, session: Session, layering: Layering | None) -> None:
+        """Have a session be as that of its name was, in a sandbox that works on `layering`."""
+        shell = self._shells.get(session.name)
         with session.shell.held():
-            session.shell.become(self._shells.get(session.name))
+            session.shell.become(layering.at_home(shell, self._point) if layering and shell else shell)
 
     def close(self) -> None:
         """Let its files go; those that a sandbox still works on stay as long as that does."""
         self._point.close()
+        for other in self._beside.values():
+            other.frozen.close()
 
     def __del__(self) -> None:
         self.close()
 
     def __repr__(self) -> str:
         return f"<Snapshot {self.label!r} ({self.method})>"
+
+
+@contextmanager
+def found(snapshot: Snapshot | str | PathLike[str]) -> Iterator[Snapshot]:
+    """The snapshot, or the one in that file for as long as this takes."""
+    if isinstance(snapshot, Snapshot):
+        yield snapshot
+        return
+    loaded = Snapshot.load(snapshot)
+    try:
+        yield loaded
+    finally:
+        loaded.close()
 
 
 @contextmanager
@@ -100,67 +168,114 @@ def take(opened: Opened, sessions: list[Session], label: str) -> Snapshot:
     layering = layering_of(opened)
     shells = {session.name: session.shell.remembered() for session in sessions}
     method: Literal["swap", "copy"] = "swap"
-    point = layering.stack.freeze()
-    if layering.stack.is_untouched():
-        point.close()
-        point = layering.stack.below()
-    else:
-        following = point.stack()
-        if _swapped(opened, following, alone=True):
-            layering.replace(following)
+    points: dict[str, Frozen] = {}
+    following: dict[str, Stack] = {}
+    try:
+        for root, stack in layering.stacks().items():
+            if not layering.swaps:
+                break
+            if stack.is_untouched():
+                points[root] = stack.below()
+            else:
+                points[root] = stack.freeze()
+                following[root] = points[root].stack()
+        if following and layering.put(opened, following, alone=True):
+            mounted, following = following, {}
+            layering.replace(mounted)
             layering.tidy()
             come_back(sessions)
-        else:
-            following.close()
-            point.close()
-            method, point = "copy", _copied(opened, layering)
-    return Snapshot(label, method, point, layering.baseline.copy(), shells)
+        elif following or not layering.swaps:
+            _close(following)
+            method = "copy"
+            points.update(_copied(opened, layering, following or layering.stacks()))
+    except BaseException:
+        _close(following)
+        _close(points)
+        raise
+    workspace = points.pop(PLACE)
+    beside = {root: Point(layering.beside[root].places, point) for root, point in points.items()}
+    return Snapshot(label, method, workspace, layering.baseline.copy(), shells, beside=beside)
 
 
 def restore(opened: Opened, sessions: list[Session], snapshot: Snapshot) -> None:
     """Be as at the snapshot: its files, its shells; a session that was not there begins anew."""
     layering = layering_of(opened)
-    if snapshot.workspace != layering.workspace:
-        raise InvalidCall(
-            f"{snapshot!r} is of another workspace", why=f"it is of {snapshot.workspace!r}", fix="open that"
-        )
-    following = snapshot._point.stack()
+    snapshot = snapshot.on(layering)
+    following = {PLACE: snapshot._point.stack()}
+    try:
+        for root, tree in layering.beside.items():
+            point = snapshot._beside.get(root)
+            layers = () if point is None else point.frozen.layers
+            if tree.stack.frozen == layers and tree.stack.is_untouched():
+                continue  # it is so
+            following[root] = tree.fresh() if point is None else point.frozen.stack()
+        for root, point in snapshot._beside.items():
+            if root not in (WORLD, *layering.beside):
+                following[root] = point.frozen.stack()
+    except BaseException:
+        _close(following)
+        raise
     change(opened, layering, following)
     layering.baseline = snapshot._baseline.with_commits_of(layering.baseline)
     for session in sessions:
-        session.shell.become(snapshot._shells.get(session.name))
+        shell = snapshot._shells.get(session.name)
+        session.shell.become(layering.at_home(shell, snapshot._point) if shell else None)
 
 
-def change(opened: Opened, layering: Layering, following: Stack) -> None:
+def change(opened: Opened, layering: Layering, following: Mapping[str, Stack]) -> None:
     """Go on with other layers, whoever is in the way."""
     try:
-        _swapped(opened, following, alone=False)
+        layering.put(opened, following, alone=False)
     except BaseException:
-        following.close()
+        _close(following)
         raise
     layering.replace(following)
 
 
+def extend(opened: Opened, bases: Mapping[str, Sequence[str]]) -> None:
+    """Have directories of the system in layers of their own, so that they can be written, from now on.
+
+    `bases` tells for each, by its path inside, what lies below: paths of the host, topmost first. Who
+    may write where is decided by the owners in the topmost one. Those that are so already stay as
+    they are. They are part of everything then: snapshots, forks, `diff(everything=True)`, kept
+    sessions. Programs that run go on with what they have open.
+    """
+    layering = layering_of(opened)
+    following: dict[str, Stack] = {}
+    try:
+        for root, below in bases.items():
+            if root not in layering.beside:
+                following[root] = Stack.new(layering.stack.store, below)
+        if following:
+            layering.put(opened, following, alone=False)
+    except BaseException:
+        _close(following)
+        raise
+    if following:
+        layering.replace(following)
+
+
 def come_back(sessions: list[Session]) -> None:
-    """Have shells be where they are, in the workspace that is mounted now."""
+    """Have shells be where they are, in the directory that is mounted there now."""
     for session in sessions:
         session.shell.come_back()
 
 
-def _swapped(opened: Opened, stack: Stack, *, alone: bool) -> bool:
-    layering = layering_of(opened)
-    if opened.workspace is None:
-        raise LayerError("this sandbox has no workspace")
-    tree = opened.workspace(layering.mounted(stack))
-    try:
-        return not opened.link.swap(tree, alone=alone)
-    finally:
-        os.close(tree)
-
-
-def _copied(opened: Opened, layering: Layering) -> Frozen:
+def _copied(opened: Opened, layering: Layering, roots: Iterable[str]) -> dict[str, Frozen]:
+    """The trees with these roots, at one moment."""
+    stacks, made = layering.stacks(), {}
     opened.link.pause()
     try:
-        return layering.stack.copy()
+        for root in roots:
+            made[root] = stacks[root].copy()
+        return made
+    except BaseException:
+        _close(made)
+        raise
     finally:
         opened.link.resume()
+
+
+def _close(several: Mapping[str, Frozen | Stack]) -> None:
+    for one in several.values():
+        one.close()

@@ -84,10 +84,23 @@ class Dump:
     def __init__(self, sections: dict[str, bytes], debug: bytes = b"") -> None:
         self._sections = sections
         self._declared: list[bytes] | None = None
+        self._compared: tuple[object, ...] | None = None
         self.exit_trap = self.trap(b"EXIT")
         start = debug.rfind(b"trap -- ")
         self._debug = debug[start:] if start >= 0 and debug.endswith(b" DEBUG") else b""
         self.debug_trap = _words(self._debug)[2] if self._debug else self.trap(b"DEBUG")
+
+    def pieces(self) -> dict[str, bytes]:
+        """All of it, to be kept; see `of_pieces`."""
+        return {**self._sections, "debug": self._debug}
+
+    @classmethod
+    def of_pieces(cls, pieces: dict[str, bytes]) -> Dump:
+        """The dump that was kept so. ValueError for what is none."""
+        names = [name for name, _ in _SECTIONS]
+        if set(pieces) != {*names, "debug"}:
+            raise ValueError("it is not what a shell tells")
+        return cls({name: pieces[name] for name in names}, pieces["debug"])
 
     @classmethod
     def found(cls, nonce: bytes, data: bytes) -> Dump | None:
@@ -125,6 +138,7 @@ class Dump:
         """Forget this trap: it was ours."""
         kept = [s for s in statements(self._sections["traps"]) if _words(s)[3:] != [name]]
         self._sections["traps"] = b"\n".join(kept)
+        self._compared = None
         self.exit_trap = self.trap(b"EXIT")
 
     # ---------------------------------------------------------------- as values
@@ -192,13 +206,15 @@ class Dump:
         return self._essence() == other._essence()
 
     def _essence(self) -> tuple[object, ...]:
-        variables = [
-            statement
-            for statement in self._variables()
-            if statement.split(b" ", 2)[-1].partition(b"=")[0] not in _VARYING
-        ]
-        others = {k: v for k, v in self._sections.items() if k not in ("variables", "directories")}
-        return variables, others, self._debug, _words(self._sections["directories"])[1:]
+        if self._compared is None:
+            variables = [
+                statement
+                for statement in self._variables()
+                if statement.split(b" ", 2)[-1].partition(b"=")[0] not in _VARYING
+            ]
+            others = {k: v for k, v in self._sections.items() if k not in ("variables", "directories")}
+            self._compared = (variables, others, self._debug, _words(self._sections["directories"])[1:])
+        return self._compared
 
     def replay(self, usual: Dump | None, *, careful: bool = False) -> bytes:
         """The text that makes a shell as this one was of one that has just started, whose dump is `usual`.

@@ -23,65 +23,71 @@ import select
 from ..helper.status import CONFINEMENT, NotStarted
 from ..helper.wire import Malformed
 from ..linux import process
-from . import payload, requests, runs
+from . import counting, payload, requests, runs
 from .channel import Files
-from .lines import Child, Line, terminal
+from .greeting import SHELL_OPTIONS, greeting
+from .lines import Child, Line, available, terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
+    from ..limits.telling import Watch
+    from ..network.handing import Forwards
     from .channel import Channel
     from .network import Network
     from .payload import Become
-    from .watching import Watch
+    from .trees import Swap
 
 #: When nothing was asked for this long, in milliseconds, there is time for what can wait.
 _IDLE = 100
-#: A shell that reads its commands from a pipe, and goes on after any error.
-SHELL_OPTIONS = (b"--norc", b"--noprofile", b"--noediting", b"-i")
-#: Its first words. It keeps no history, prints no prompt, looks for no mail, and says which it is.
-GREETING = (
-    b"unset MAILCHECK HISTFILE; set +o history +o histexpand; PS1= PS2= PS0=; shopt -u checkwinsize\n"
-    b"trap '" + requests.BRAKE + b"' SIGRTMAX\n"
-    b'((0)) >"%b/hello.${BASH_VERSINFO[0]-}.${BASH_VERSINFO[1]-}." || _=\n'
-)
 
 
 class Agent:
-    """Serves one host program. Made after the fork, before anything is confined."""
+    """Serves one host program, from `begin` on, before anything is confined."""
 
     def __init__(
         self,
-        line: _socket.socket,
-        channel: Channel,
         become: Become,
         *,
         user: int = -1,
-        swap: Callable[[int, bool], int] | None = None,
-        network: Network | None = None,
+        swap: Swap | None = None,
         confine: Callable[[], None] | None = None,
+        started: Callable[[int], None] = lambda _: None,
+        become_root: Become | None = None,
     ) -> None:
         """`become` confines a child of ours and execs in it; see payload.start. `confine` only confines.
 
-        `user` is whose the terminals are, if not ours. `swap` puts a workspace in the place of the
-        present one, and returns a descriptor that holds the old one together. `network` hands out
-        sockets of the sandbox's network namespace.
+        `started` is called with each child, which may wait for that. `become_root` is as `become`,
+        for the root of the sandbox.
+
+        `user` is whose the terminals are, if not ours. `swap` puts trees in the place of the present
+        ones, see trees.Trees.
         """
-        self._network = network
+        self._become, self._confine, self._started = become, confine, started
+        self._user, self._swap, self._become_root = user, swap, become_root
         self._wishes: dict[int, _socket.socket] = {}
-        self._main = Line(line)
-        self._channel, self._become, self._confine = channel, become, confine
-        self._user, self._swap = user, swap
-        self._pause = runs.Pause(os.getpid())
         self._later: list[int] = []  # to be closed when there is nothing else to do
         self._shells = 0
         self.watch: Watch | None = None  # who holds limits that the kernel does not
         self._children: dict[int, Child] = {}
-        self._poll = select.poll()
-        self._lines: dict[int, Child | None] = {line.fileno(): None}
+        self._lines: dict[int, Child | None] = {}
         self._telling: dict[int, Child] = {}
+
+    def begin(
+        self, line: _socket.socket, channel: Channel, network: Network | Forwards | None = None
+    ) -> None:
+        """Be the agent: this process, with the main line `line`.
+
+        `network` hands out sockets of the sandbox's network namespace.
+        """
+        self._channel, self._network = channel, network
+        self._main = Line(line)
+        self._lines[line.fileno()] = None
+        self._pause = runs.Pause(os.getpid())
+        self._count = counting.Count(own_numbers=os.getpid() == 1)
+        self._poll = select.poll()
         # An interrupt for a child that is not its program yet must not be taken for an error of ours.
         _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
         process.block_signals((process.SIGCHLD,))
@@ -96,7 +102,7 @@ class Agent:
     ) -> tuple[bytes, tuple[int, ...]]:
         """Start a shell; what there is to say about it, and the descriptors to hand over.
 
-        Of these the first two, its line and the pipe of its commands, are to be closed.
+        Of these all but its files, its line, the pipe of its commands and a handle of it, are to be closed.
         """
         files = Files(self._channel, self._shells)
         self._shells += 1
@@ -106,11 +112,12 @@ class Agent:
         noise = os.open(f"/proc/self/fd/{files.descriptor('done')}", os.O_WRONLY | os.O_CLOEXEC)
         try:
             order = payload.Order((program, *SHELL_OPTIONS), environment, directory, (control, null, noise))
-            os.write(commands, GREETING % self._channel.nowhere())
-            child, theirs = self._start(order, files)
+            os.write(commands, greeting(files.places()))
+            self._count.leave_out_one()
+            child, theirs = self._start(order, files, self._become)
             child.again = (program, environment, directory)
             said = requests.encode(requests.OPENED, child.pid, files.places())
-            return said, (theirs.detach(), commands, *files.descriptors())
+            return said, (theirs.detach(), commands, *files.descriptors(), *counting.handle(child.pid))
         except BaseException:
             files.close()
             os.close(commands)
@@ -138,7 +145,7 @@ class Agent:
         try:
             (line or self._main).say(said, descriptors)
         finally:
-            for fd in descriptors[:2]:
+            for fd in (*descriptors[:2], *descriptors[8:]):
                 os.close(fd)
 
     def serve(self) -> NoReturn:
@@ -212,12 +219,17 @@ class Agent:
         if message.kind == requests.SHELL:
             self.open_shell(*message.fields)
         elif message.kind in (requests.SPAWN, requests.SPAWN_WHOLE):
-            self._spawn(message)
+            self._spawn(message, self._become)
+        elif message.kind == requests.SPAWN_ROOT and self._become_root is not None:
+            self._spawn(message, self._become_root)
         elif message.kind == requests.CLERK and self._confine is not None:
             self._start_clerk(self._confine, *message.descriptors)
         elif message.kind == requests.LOOK and self.watch is not None:
             self.watch.look(gone=1)  # the command that failed
             self._main.say(requests.encode(requests.LOOKED))
+        elif message.kind == requests.COUNT:
+            spent = self._count.whole() if message.fields[0] else (0, 0, 0, 0, 0, self._count.started())
+            self._main.say(requests.encode(requests.COUNTED, spent))
         elif message.kind == requests.END_ALL and os.getpid() == 1:
             try:
                 os.kill(-1, process.SIGKILL)  # all at once: nobody starts another in between
@@ -238,26 +250,27 @@ class Agent:
             self._main.say(requests.encode(requests.LINE), (theirs.fileno(),))
             theirs.close()
         elif message.kind == requests.SWAP and self._swap is not None:
-            self._main.say(self._swapped(self._swap, message.fields[0], message.descriptors[0]))
+            alone, roots = message.fields
+            self._main.say(self._swapped(self._swap, alone, roots, message.descriptors))
         else:
             raise Malformed(f"{message.kind!r} is not for the main line")
 
-    def _swapped(self, swap: Callable[[int, bool], int], alone: bool, tree: int) -> bytes:
-        """Change the workspace; with `alone` only if nothing but shells, which wait, can be in it."""
+    def _swapped(self, swap: Swap, alone: int, roots: tuple[bytes, ...], trees: list[int]) -> bytes:
+        """Exchange trees; with `alone` only if nothing but shells, which wait, can be in them."""
         shells = {pid for pid, child in self._children.items() if child.files is not None or child.is_clerk}
-        others = [pid for pid in runs.table() if pid != os.getpid() and pid not in shells] if alone else []
+        others = {*runs.table(), *self._children} - {os.getpid(), *shells} if alone else ()
         if others:
             return requests.encode(requests.BUSY, b"%d processes run in the sandbox" % len(others))
         try:
             # The last to let go of a mount pays for all that it has in memory: not now.
-            self._later.append(swap(tree, alone))
+            self._later += swap(dict(zip(map(os.fsdecode, roots), trees, strict=True)), bool(alone))
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
             return requests.encode(requests.BUSY, b"a file is open for writing")
         return requests.encode(requests.SWAPPED)
 
-    def _spawn(self, message: requests.Message) -> None:
+    def _spawn(self, message: requests.Message, become: Become) -> None:
         argv, environment, directory, rows, columns = message.fields
         if not argv:
             raise Malformed("no program")
@@ -273,7 +286,7 @@ class Agent:
             whole = message.kind == requests.SPAWN_WHOLE
             stdio = (stdin, stdout, stderr)
             order = payload.Order(argv, environment, directory, stdio, terminal=bool(master), whole=whole)
-            child, theirs = self._start(order, None)
+            child, theirs = self._start(order, None, become)
             child.is_ours = whole
             self._main.say(requests.encode(requests.STARTED, child.pid), (theirs.fileno(), *master))
             theirs.close()
@@ -283,6 +296,7 @@ class Agent:
 
     def _start_clerk(self, confine: Callable[[], None], line: int, code: int) -> None:
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self._count.leave_out_one()
         try:
             child, theirs = self._add(lambda: payload.start_clerk(line, code, confine, null), None)
         finally:
@@ -300,11 +314,7 @@ class Agent:
             number, everything = fields
             if not 0 <= number <= process.LAST_SIGNAL:
                 raise Malformed(f"there is no signal {number}")
-            if not child.ended:
-                # Who stays above a program is not it.
-                first = () if child.is_ours else (child.pid,)
-                more = runs.below(child.pid, runs.table()) if everything or child.is_ours else ()
-                runs.signal((*first, *more), number)
+            child.signal(number, everything=bool(everything))
         elif child.files is None:
             raise Malformed(f"{kind!r} is for a shell")
         elif kind == requests.END_RUN:
@@ -324,9 +334,11 @@ class Agent:
 
     # ---------------------------------------------------------------- children
 
-    def _start(self, order: payload.Order, files: Files | None) -> tuple[Child, _socket.socket]:
+    def _start(
+        self, order: payload.Order, files: Files | None, become: Become
+    ) -> tuple[Child, _socket.socket]:
         """A child and the host program's end of its line."""
-        return self._add(lambda: payload.start(order, self._become), files)
+        return self._add(lambda: payload.start(order, become), files)
 
     def _add(self, start: Callable[[], tuple[int, int]], files: Files | None) -> tuple[Child, _socket.socket]:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -340,30 +352,25 @@ class Agent:
         self._children[pid] = self._telling[told] = self._lines[ours.fileno()] = child
         self._poll.register(told, select.POLLIN)
         self._poll.register(ours.fileno(), select.POLLIN)
+        self._started(pid)
         return child, theirs
 
     def _heard_start(self, told: int) -> None:
         """The program runs, or it is said why not."""
-        self._telling[told].why += _available(told)
+        self._telling[told].why += available(told)
         self._poll.unregister(told)
         del self._telling[told]
         os.close(told)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status, used = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                return
+        while (ended := self._count.reap()) is not None:
+            pid, status, spent = ended
             child = self._children.pop(pid, None)
             if child is None:
                 continue
             for told in [fd for fd, whose in self._telling.items() if whose is child]:
                 self._heard_start(told)
             child.ended = True
-            spent = (int(used.ru_utime * 1e6), int(used.ru_stime * 1e6), used.ru_inblock, used.ru_oublock)
             child.line.say(requests.encode(requests.ENDED, status, child.why, spent))
             self._watch(child.line)
 
@@ -373,8 +380,7 @@ class Agent:
         self._poll.unregister(fd)
         del self._lines[fd]
         child.line.socket.close()
-        if not child.ended:
-            runs.signal((*runs.below(child.pid, runs.table()), child.pid), process.SIGKILL)
+        child.end()
         if child.files:
             child.files.close()
 
@@ -390,10 +396,3 @@ class Agent:
         if os.getpid() != 1:
             runs.end_everything(os.getpid())
         os._exit(0)
-
-
-def _available(fd: int) -> bytes:
-    try:
-        return os.read(fd, 2048)
-    except BlockingIOError:
-        return b""

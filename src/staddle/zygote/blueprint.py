@@ -13,13 +13,20 @@ if TYPE_CHECKING:
     from ..layout.operations import Operation
     from ..layout.rows import Row
 
-#: Of a zygote. Ready to be asked; a sandbox, whose line comes along; it cannot be had from here, but
-#: from a new zygote it may; it cannot be had.
+#: Of a zygote. Ready to be asked; a sandbox, whose line comes along, and after the letter the name of
+#: the layer that was made ahead for it, or the trees that were asked for; it cannot be had from
+#: here, but from a new zygote it may; it cannot be had.
 READY, TAKEN, STALE, REFUSED = b"r", b"t", b"s", b"x"
+#: And: the doors to its control groups are missing.
+WANTING = b"w"
 #: Of root's, while it starts: write my maps. And that it was done.
 MAP, MAPPED = b"map", b"mapped"
 #: As long as a message may be, and as many descriptors as may come with one.
 LONGEST, MOST_DESCRIPTORS = 1 << 18, 64
+
+#: Of root's ids that nobody has, which one is the sandbox's user, whatever number it has inside: layers
+#: that are kept belong to it.
+OWNER = 1000
 
 _ROW = (bytes, bytes, int, int, int, bytes)
 
@@ -55,13 +62,21 @@ class Blueprint(Value):
     #: memory, processes; 0 is none.
     memory: int = 0
     processes: int = 0
-    #: Whether the shell is not started ahead: it is to be in control groups, which come with the request.
-    later: int = 0
+    #: How many processors its processes are on; 0 is all.
+    processors: int = 0
+    #: How many doors lead to the control groups of each sandbox; those of a sandbox that is to be made
+    #: come with a request for another. 0: there are none.
+    doors: int = 0
+    #: Where the world is seen, the tree of layers that holds what can be written beside the workspace.
+    places: tuple[bytes, ...] = ()
+    #: What is in it at first: a directory of the host, beside which each sandbox's layer is made ahead.
+    #: Empty: the world comes with the request, if there is one.
+    skeleton: bytes = b""
 
     @property
     def whose(self) -> int:
         """The zygote's name for the id of the sandbox's processes: its own, where it has no other."""
-        return self.uid if self.count > self.uid else 0
+        return OWNER if self.count > OWNER else 0
 
 
 class Request(Value):
@@ -76,11 +91,16 @@ class Request(Value):
     upper: bytes
     work: bytes
     lowers: tuple[bytes, ...]
-    #: What is to be done at and below the workspace's place. Nothing: the tree itself is asked for.
+    #: What is to be done at and below the workspace's place.
     view: tuple[Row, ...]
-    #: How many of the descriptors, the last ones, are for the agent: the file in which it tells what
-    #: limits it held, if it does, and the doors to the sandbox's control groups.
+    #: How many of the descriptors, the last ones, are for limits: the file in which the agent tells what
+    #: it held, if it does, and the doors of sandboxes that are to be made.
     along: int = 0
+    #: Further trees: the path inside of each one's root, its layer, its work directory, and what lies below
+    #: that, topmost first with a NUL between.
+    trees: tuple[tuple[bytes, bytes, bytes, bytes], ...] = ()
+    #: Whether the trees alone are asked for, that of the workspace first, for a sandbox that is there.
+    alone: int = 0
 
     def operations(self) -> tuple[Operation, ...]:
         """The operations of `view`."""
@@ -108,7 +128,10 @@ _SHAPES: dict[type, dict[str, Shape]] = {
         "spares": int,
         "memory": int,
         "processes": int,
-        "later": int,
+        "processors": int,
+        "doors": int,
+        "places": [bytes],
+        "skeleton": bytes,
     },
     Request: {
         "workspace": bytes,
@@ -119,6 +142,8 @@ _SHAPES: dict[type, dict[str, Shape]] = {
         "lowers": [bytes],
         "view": [_ROW],
         "along": int,
+        "trees": [(bytes, bytes, bytes, bytes)],
+        "alone": int,
     },
 }
 

@@ -18,53 +18,77 @@ from ..layout.operations import Bind
 from ..linux import idmaps, landlock
 from ..linux.seccomp import program
 from ..network.arrangement import arrange
-from ..policy.plan import Identity
+from ..policy.workspace import PLACE
 from . import blueprint as records
 from . import sharing
 from .handle import Zygote, taken_as_root
 from .network import encoded as encoded_network
+from .trees import WORLD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..layout.operations import Operation
+    from ..limits.group import Group
     from ..policy.plan import Plan
 
+#: The places that are of the world where there is one, and the home.
+_LAYERED = ("/tmp", "/var/tmp")
 _SPARES = 2
 #: Zygotes without a session that are kept for the next one.
 _MOST_IDLE = 4
 
 
 class Layers(Value):
-    """Where the changes to a workspace go: paths of the host, the layers below topmost first."""
+    """Where the changes to a tree go: paths of the host, the layers below topmost first.
+
+    Of a workspace the lowest layer, the directory itself, is not among them.
+    """
 
     upper: str
     work: str
     lowers: tuple[str, ...] = ()
 
 
+class World(Value):
+    """What can be written beside the workspace, in layers: a fresh one over `skeleton`, or `layers`.
+
+    With both, a sandbox that was made ahead for a fresh one does as well.
+    """
+
+    skeleton: str | None
+    layers: Layers | None = None
+
+
 class Taken:
     """A sandbox that is ours: the line to its agent, and who its processes are on the host, if not we.
 
-    It ends when the line is closed; `close` is to be called after that.
+    `layer` is the name of the one that was made ahead for it, in the directory of the skeleton:
+    the taker's, to be used or to be removed. It ends when the line is closed; `close` is to be
+    called after that.
     """
 
-    def __init__(self, line: int, owner: Zygote, blueprint: records.Blueprint, place: Bind | None) -> None:
-        self.line = line
+    def __init__(
+        self, line: int, layer: str, owner: Zygote, blueprint: records.Blueprint, place: Bind | None
+    ) -> None:
+        self.line, self.layer = line, layer
         self.uid = blueprint.base + blueprint.whose if blueprint.base >= 0 else None
         self._owner: Zygote | None = owner
         self._blueprint, self._place = blueprint, place
 
-    def workspace(self, layers: Layers) -> int:
-        """The sandbox's workspace with other layers on it, as a mount that is attached nowhere yet."""
-        if self._owner is None or self._place is None:
-            raise LaunchFailed("there is no workspace to be shown", why="the sandbox has ended")
-        request, tree = _request((self._place,), layers, self._blueprint)
+    def trees(self, layers: Mapping[str, Layers]) -> dict[str, int]:
+        """Trees with other layers, by the path of each one's root inside, as mounts attached nowhere yet."""
+        workspace = layers.get(PLACE)
+        if self._owner is None or (workspace is not None and self._place is None):
+            raise LaunchFailed("there is nothing to be shown", why="the sandbox has ended")
+        view = () if workspace is None or self._place is None else (self._place,)
+        others = {root: layer for root, layer in layers.items() if root != PLACE}
+        request, given = _request(view, workspace, others, self._blueprint)
         try:
-            found = self._owner.take(request.replace(view=()), tree)
+            found = self._owner.take(request.replace(alone=1), given)
         finally:
-            if tree is not None:
+            for tree in given:
                 os.close(tree)
         if found is None:
             raise LaunchFailed(
@@ -72,7 +96,11 @@ class Taken:
                 why="something else is mounted there since the sandbox was made",
                 fix="commit what is to be kept, and open another sandbox",
             )
-        return found
+        return dict(zip((*((PLACE,) if view else ()), *others), found[0], strict=True))
+
+    def groups_of(self, pid: int) -> Group | None:
+        """The sandbox's control groups, if it has any; `pid` is one of its processes, on the host."""
+        return None if self._owner is None else self._owner.groups_of(pid)
 
     def close(self) -> None:
         """Say that it has ended."""
@@ -92,41 +120,67 @@ def mounter() -> tuple[int, int] | None:
     if os.geteuid() != 0:
         return None
     base, count = _ids()
-    inside = Identity()
-    return (base + inside.uid, base + inside.gid) if count > 1 else (base, base)
+    owner = base + (records.OWNER if count > records.OWNER else 0)
+    return owner, owner
+
+
+def root_of(mounter: tuple[int, int] | None, uid: int) -> int | None:
+    """Who the root of a sandbox is on the host, if not we: whose layers `mounter` mounts.
+
+    `uid` is the number inside of its user, who may be root already.
+    """
+    return None if mounter is None else _ids()[0] if uid else mounter[0]
+
+
+def world_of(plan: Plan, bash: str) -> tuple[tuple[str, ...], tuple[Operation, ...]]:
+    """The places of the world of `plan`, and what is in it at first: see `sharing.Shared`."""
+    layered = _drawn(plan, bash).layered
+    return layered.places, layered.skeleton
 
 
 def open_sandbox(
-    plan: Plan, bash: str, layers: Layers | None = None, *, along: Sequence[int] = (), grouped: bool = False
+    plan: Plan,
+    bash: str,
+    layers: Layers | None = None,
+    *,
+    world: World | None = None,
+    trees: Mapping[str, Layers] | None = None,
+    along: Sequence[int] = (),
+    grouped: bool = False,
 ) -> Taken:
     """A sandbox for `plan`, the changes to whose workspace go to `layers`, if not to the host.
 
-    `along` are descriptors for its agent (see `Request`), which stay the caller's; with
-    `grouped` there are doors to control groups among them.
+    What it writes elsewhere goes to `world`, or is gone with it; `trees` are of directories of the
+    system, by their paths, if those can be written, too. `along` are descriptors for its
+    agent (see `Request`), which stay the caller's; with `grouped` it is in control groups.
 
     Its shell, the program `bash` inside, is running already; the first message on the line
     announces it, or says why there is no sandbox.
     """
-    shared, blueprint = _drawn(plan, bash)
+    drawing = _drawn(plan, bash)
+    blueprint, view = drawing.blueprint(world), drawing.plain.workspace
     if grouped:
-        # A shell that was started ahead would see the name of the group that it is moved to.
-        blueprint = blueprint.replace(later=1)
-    request, tree = _request(shared.workspace, layers, blueprint)
+        from ..limits import here
+
+        blueprint = blueprint.replace(doors=len(here.means().places))
+    others = {WORLD: world.layers} if world is not None and world.layers is not None else {}
+    others |= trees or {}
+    request, given = _request(view, layers, others, blueprint)
     request = request.replace(along=len(along))
     try:
         for _ in range(2):
-            found = _zygote(blueprint)
-            line = found.take(request, tree, along)
-            if line is not None:
+            zygote = _zygote(blueprint)
+            found = zygote.take(request, [*given, *along])
+            if found is not None:
                 with _registry:
-                    found.live += 1
-                place = shared.workspace[0] if shared.workspace else None
-                return Taken(line, found, blueprint, place if isinstance(place, Bind) else None)
-            _forget(blueprint, found)
+                    zygote.live += 1
+                place = view[0] if view and isinstance(view[0], Bind) else None
+                return Taken(found[0][0], found[1], zygote, blueprint, place)
+            _forget(blueprint, zygote)
     finally:
-        if tree is not None:
+        for tree in given:
             os.close(tree)
-    if found.ended:
+    if zygote.ended:
         raise LaunchFailed("the sandbox could not be made", why="the zygote has ended, twice")
     raise LaunchFailed(
         "the workspace could not be shown",
@@ -175,26 +229,49 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class _Drawing:
+    """A plan, as it was drawn: without a world of layers, and with one."""
+
+    def __init__(self, plan: Plan, bash: str) -> None:
+        operations = lay_out(plan, Host()).operations
+        self.plan, self.bash = plan, bash
+        self.plain = sharing.share(operations)
+        self.layered = sharing.share(operations, (*_LAYERED, plan.identity.home))
+        self._blueprints: dict[tuple[bool, str | None], records.Blueprint] = {}
+
+    def blueprint(self, world: World | None) -> records.Blueprint:
+        """All sandboxes of the plan; those whose world is made ahead over one skeleton."""
+        ahead = None if world is None else world.skeleton
+        key = (world is not None, ahead)
+        if key not in self._blueprints:
+            made = _blueprint(self.plan, self.plain if ahead is None else self.layered, self.bash)
+            if world is not None:
+                places = tuple(map(os.fsencode, self.layered.places))
+                made = made.replace(places=places, skeleton=os.fsencode(ahead or ""))
+            self._blueprints[key] = made
+        return self._blueprints[key]
+
+
 #: What was drawn last. Plans are compared by identity: who opens many sandboxes uses one plan.
-_drawings: list[tuple[Plan, str, sharing.Shared, records.Blueprint]] = []
+_drawings: list[_Drawing] = []
 _MOST_DRAWINGS = 8
 
 
-def _drawn(plan: Plan, bash: str) -> tuple[sharing.Shared, records.Blueprint]:
-    for known, shell, shared, blueprint in _drawings:
-        if known is plan and shell == bash:
-            return shared, blueprint
-    shared = sharing.share(lay_out(plan, Host()).operations)
-    blueprint = _blueprint(plan, shared, bash)
-    _drawings.insert(0, (plan, bash, shared, blueprint))
+def _drawn(plan: Plan, bash: str) -> _Drawing:
+    for known in _drawings:
+        if known.plan is plan and known.bash == bash:
+            return known
+    made = _Drawing(plan, bash)
+    _drawings.insert(0, made)
     del _drawings[_MOST_DRAWINGS:]
-    return shared, blueprint
+    return made
 
 
 def _blueprint(plan: Plan, shared: sharing.Shared, bash: str) -> records.Blueprint:
     from ..backends.filters import filter_profile
     from ..backends.last_steps import rlimits
     from ..backends.namespaces.orders import scopes
+    from ..limits import processors
     from ..limits.in_memory import sized
     from ..limits.standing_in import stand_ins
 
@@ -211,7 +288,7 @@ def _blueprint(plan: Plan, shared: sharing.Shared, bash: str) -> records.Bluepri
         base=base,
         count=count,
         network=int(plan.network.mode == "open"),
-        reach=encoded_network(arrange(plan.network)),
+        reach=encoded_network(arrange(plan.network, asks=bool(plan.asks))),
         scoped=landlock.bits(scopes(plan), "scope"),
         rlimits=tuple((resource, most, most) for _, resource, most in limits),
         filter=program(filter_profile(plan)),
@@ -221,6 +298,7 @@ def _blueprint(plan: Plan, shared: sharing.Shared, bash: str) -> records.Bluepri
         spares=_SPARES,
         memory=memory,
         processes=processes,
+        processors=processors.count(plan.limits.cpu),
     )
 
 
@@ -241,10 +319,23 @@ def _quoted(path: bytes) -> bytes:
 
 
 def _request(
-    view: Sequence[Operation], layers: Layers | None, blueprint: records.Blueprint
-) -> tuple[records.Request, int | None]:
+    view: Sequence[Operation],
+    layers: Layers | None,
+    others: Mapping[str, Layers],
+    blueprint: records.Blueprint,
+) -> tuple[records.Request, list[int]]:
+    """What is asked for, and the descriptors that must come with it, which are the caller's to close."""
+    trees = tuple(
+        (
+            os.fsencode(root),
+            os.fsencode(tree.upper),
+            os.fsencode(tree.work),
+            b"\0".join(_encoded(tree.lowers)),
+        )
+        for root, tree in others.items()
+    )
     if not view:
-        return records.Request(b"", 0, 0, b"", b"", (), ()), None
+        return records.Request(b"", 0, 0, b"", b"", (), (), trees=trees), []
     place = view[0]
     if not isinstance(place, Bind):
         raise TypeError("a workspace begins with what is shown")
@@ -259,7 +350,13 @@ def _request(
         status.st_ino,
         os.fsencode(layers.upper) if layers else b"",
         os.fsencode(layers.work) if layers else b"",
-        tuple(os.fsencode(lower) for lower in layers.lowers) if layers else (),
+        _encoded(layers.lowers) if layers else (),
         rows.encoded((place.replace(writable=layers is not None or place.writable), *view[1:])),
+        trees=trees,
     )
-    return request, taken_as_root(place, blueprint) if blueprint.base >= 0 else None
+    lent = taken_as_root(place, blueprint) if blueprint.base >= 0 else None
+    return request, [] if lent is None else [lent]
+
+
+def _encoded(paths: Sequence[str]) -> tuple[bytes, ...]:
+    return tuple(map(os.fsencode, paths))

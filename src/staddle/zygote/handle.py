@@ -11,6 +11,7 @@ from ..helper import starting
 from ..layout.building import not_built, take
 from ..layout.operations import Bind
 from ..layout.rows import decoded
+from ..limits import scope
 from ..linux import idmaps
 from . import blueprint as records
 from .descriptors import receive, send
@@ -20,8 +21,17 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Sequence
 
+    from ..limits.ahead import Ahead
+    from ..limits.group import Group
+
+#: To a request: a letter and a name, or a sentence. There is no room to be made for more.
+_LONGEST_ANSWER = 4096
 #: How long a zygote may take to start on a loaded machine, in seconds.
 _PATIENCE = 60.0
+
+
+class _Wanting(Exception):
+    """It has no control groups for another sandbox."""
 
 
 class Zygote:
@@ -31,12 +41,16 @@ class Zygote:
         self.live = 0  # sandboxes; whoever keeps us counts
         self._lock = threading.Lock()
         self._deaf = False
-        self._line, self._process = _start(records.encode(blueprint))
+        before, around = scope.asked() if blueprint.doors else ((), {})
+        self._line, self._process = _start(records.encode(blueprint), before, around)
+        self._ahead: Ahead | None = None
         try:
             self._line.settimeout(_PATIENCE)
             if blueprint.base >= 0:
                 self._lend(blueprint)
             self._hear(records.READY)
+            if blueprint.doors:
+                self._ahead = _groups(blueprint, self._process.pid)
         except BaseException as error:
             self._process.kill()
             last_words = self._last_words()
@@ -45,13 +59,16 @@ class Zygote:
                 raise _failed(last_words, error) from error
             raise
 
-    def take(self, request: records.Request, tree: int | None, along: Sequence[int] = ()) -> int | None:
-        """What is asked for: the line to a new sandbox, or a workspace alone.
+    def take(self, request: records.Request, given: Sequence[int]) -> tuple[list[int], str] | None:
+        """What is asked for: the line to a new sandbox and its layer made ahead, or the trees alone.
 
-        None when the host's mounts have changed since we were started, or the zygote has ended.
+        `given` are the descriptors that go with it: see `Request`. None when the host's mounts have
+        changed since we were started, or the zygote has ended.
         """
         try:
-            return self._take(request, [*(() if tree is None else (tree,)), *along])
+            if self._ahead is None or request.alone:
+                return self._take(request, given)
+            return self._take_with_groups(self._ahead, request, given)
         except (BrokenPipeError, ConnectionResetError):
             return None
         except OSError as error:
@@ -59,24 +76,52 @@ class Zygote:
             self._deaf = True
             raise _failed(b"", error) from error
 
-    def _take(self, request: records.Request, given: Sequence[int]) -> int | None:
+    def _take_with_groups(
+        self, ahead: Ahead, request: records.Request, given: Sequence[int]
+    ) -> tuple[list[int], str] | None:
+        for wanting in (False, True):
+            doors = ahead.doors(wanting=wanting)
+            try:
+                asked = request.replace(along=request.along + len(doors))
+                return self._take(asked, [*given, *doors])
+            except _Wanting:
+                continue
+            except LaunchFailed:
+                ahead.not_taken()
+                raise
+            finally:
+                for door in doors:
+                    os.close(door)
+        raise LaunchFailed("the sandbox could not be made", why="its control groups were lost, twice")
+
+    def _take(self, request: records.Request, given: Sequence[int]) -> tuple[list[int], str] | None:
         with self._lock:
             send(self._line, records.encode(request), given)
-            answer, descriptors = receive(self._line, records.LONGEST)
+            answer, descriptors = receive(self._line, _LONGEST_ANSWER)
         if answer in (records.STALE, b""):
             return None
-        if answer != records.TAKEN or len(descriptors) != 1:
+        if answer == records.WANTING:
+            raise _Wanting
+        expected = bool(request.workspace) + len(request.trees) if request.alone else 1
+        if answer[:1] != records.TAKEN or len(descriptors) != expected:
             raise _failed(answer)
-        return descriptors[0]
+        return descriptors, os.fsdecode(answer[1:])
+
+    def groups_of(self, pid: int) -> Group | None:
+        """The control groups of a sandbox that was taken, one of whose processes is `pid` on the host."""
+        return None if self._ahead is None else self._ahead.taken(pid)
 
     @property
     def ended(self) -> bool:
         """Whether it has gone, or must not be asked any more."""
-        return self._deaf or self._process.poll() is not None
+        without_groups = self._ahead is not None and self._ahead.gone
+        return self._deaf or without_groups or self._process.poll() is not None
 
     def hang_up(self) -> None:
         """Leave it to whoever else has the line."""
         self._line.close()
+        if self._ahead is not None:
+            self._ahead.let_go()
 
     def close(self) -> None:
         """End it, and every sandbox of it."""
@@ -84,6 +129,8 @@ class Zygote:
         if self._deaf:
             self._process.kill()
         self._process.wait()
+        if self._ahead is not None:
+            self._ahead.close()
 
     def _lend(self, blueprint: records.Blueprint) -> None:
         """What only root can do for a zygote that is nobody: map its ids, open what is shown."""
@@ -131,8 +178,22 @@ def taken_as_root(operation: Bind, blueprint: records.Blueprint) -> int | None:
         raise not_built(f"{operation.outside!r}: {error.strerror or error}") from error
 
 
-def _start(blueprint: bytes) -> tuple[_socket.socket, subprocess.Popen[bytes]]:
-    """Our end of the line, and the process at the other."""
+def _groups(blueprint: records.Blueprint, pid: int) -> Ahead:
+    """For the sandboxes of the zygote that is `pid`: below ours, or in the scope that it was started in."""
+    from ..limits import here
+    from ..limits.ahead import Ahead
+    from ..limits.family import Family
+
+    family = here.family()
+    if family is not None:
+        return Ahead(family, blueprint.spares)
+    return Ahead(Family(scope.settle(pid, here.means())), blueprint.spares, owned=True)
+
+
+def _start(
+    blueprint: bytes, before: Sequence[str] = (), around: dict[str, str] | None = None
+) -> tuple[_socket.socket, subprocess.Popen[bytes]]:
+    """Our end of the line, and the process at the other. What is `before` its command brings it elsewhere."""
     import subprocess
 
     opened: list[int] = []
@@ -144,8 +205,8 @@ def _start(blueprint: bytes) -> tuple[_socket.socket, subprocess.Popen[bytes]]:
         while view:
             view = view[os.write(file, view) :]
         process = subprocess.Popen(
-            starting.command("zygote", str(line), str(file)),
-            env=starting.ENVIRONMENT,
+            (*before, *starting.command("zygote", str(line), str(file))),
+            env={**starting.ENVIRONMENT, **(around or {})},
             cwd="/",
             pass_fds=(line, file),
             stdin=subprocess.DEVNULL,

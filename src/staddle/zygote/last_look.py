@@ -37,10 +37,10 @@ def template() -> Outside:
 
 
 def around(blueprint: Blueprint, outside: Outside) -> None:
-    """Run by the first process, before it starts anything. NotStarted when something is missing."""
+    """Run by who has made the view, a child of the first process. NotStarted when something is missing."""
     mountinfo = contents("/proc/self/mountinfo")
     found = {
-        "being its first process": os.getpid() == 1,
+        "a first process above it": os.getppid() == 1,
         "its own host name": os.fsencode(os.uname().nodename) == blueprint.host,
         "a root of its own": own_root(mountinfo),
         "an end to what is kept aside": f" {ASIDE}/".encode() not in mountinfo,
@@ -48,16 +48,24 @@ def around(blueprint: Blueprint, outside: Outside) -> None:
     _complain([*shared(outside), *(what for what, is_there in found.items() if not is_there)])
 
 
+def at_the_first() -> None:
+    """Run by the first process, before it starts anything of the sandbox."""
+    _complain([] if os.getpid() == 1 else ["being its first process"])
+
+
 def user_namespace() -> int:
     """What tells the user namespace that we are in from any other."""
     return os.stat("/proc/self/ns/user").st_ino
 
 
-def at_myself(uid: int, gid: int, maps: tuple[tuple[str, bytes], ...], outer: int) -> None:
-    """Run by a process that is confined, before its exec. NotStarted when something is missing."""
+def at_myself(uid: int, gid: int, maps: tuple[tuple[str, bytes], ...], outer: int, kept: int = 0) -> None:
+    """Run by a process that is confined, before its exec. NotStarted when something is missing.
+
+    `kept` are the capabilities that it may still have.
+    """
     status = contents("/proc/self/status")
     found = {
-        **rights(status),
+        **rights(status, kept),
         "a filter of system calls": b"\nSeccomp:\t2\n" in status,
         "a user namespace of its own": user_namespace() != outer,
         "a user of its own": os.getresuid() == (uid,) * 3 and os.getresgid() == (gid,) * 3,

@@ -7,6 +7,7 @@ import fcntl
 import os
 import struct
 
+from ..linux import process
 from . import requests, runs
 
 TYPE_CHECKING = False
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from .channel import Files
 
+#: Who is told this is to end.
+_ENDING = (process.SIGINT, process.SIGTERM, process.SIGKILL)
 _TIOCSPTLCK, _TIOCGPTN, _TIOCSWINSZ = 0x40045431, 0x80045430, 0x5414
 
 
@@ -28,7 +31,23 @@ class Child:
         self.is_clerk = False  # a process of ours, which is in nobody's way
         self.is_ours = False  # a process of ours, with the program below it
         self.ended = False
+        self.doomed: dict[int, runs.Entry] = {}  # what was below it when all of that was told to end
         self.why = b""
+
+    def signal(self, number: int, *, everything: bool) -> None:
+        """Send it a signal, if it has not ended; `everything` that it has started, too."""
+        if self.ended:
+            return
+        more = runs.below(self.pid, runs.table()) if everything or self.is_ours else ()
+        if everything and number in _ENDING:
+            self.doomed |= runs.seen(more)
+        runs.signal((*(() if self.is_ours else (self.pid,)), *more), number)  # who stays above it is not it
+
+    def end(self) -> None:
+        """Nobody is interested any more: it ends with everything below it, and what was to end before."""
+        if not self.ended:
+            runs.signal((*runs.below(self.pid, runs.table()), self.pid), process.SIGKILL)
+        runs.signal(self.doomed, process.SIGKILL, self.doomed)  # they may be nobody's by now
 
 
 class Line:
@@ -41,23 +60,29 @@ class Line:
 
     def say(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
         """Say it, or keep it with copies of the descriptors."""
-        self._later.append((data, [os.dup(fd) for fd in descriptors]))
-        self.flush()
+        if self._later or not self._said(data, descriptors):
+            self._later.append((data, [os.dup(fd) for fd in descriptors]))
 
     def flush(self) -> bool:
         """Say what there is room for; whether something is left."""
         while self._later:
             data, descriptors = self._later[0]
-            try:
-                requests.say(self.socket, data, descriptors)
-            except BlockingIOError:
+            if not self._said(data, descriptors):
                 return True
-            except OSError:
-                pass  # nobody listens; the line says so itself
             for fd in descriptors:
                 os.close(fd)
             del self._later[0]
         return False
+
+    def _said(self, data: bytes, descriptors: Sequence[int]) -> bool:
+        """Whether there was room for it."""
+        try:
+            requests.say(self.socket, data, descriptors)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # nobody listens; the line says so itself
+        return True
 
 
 def terminal(rows: int, columns: int, user: int) -> tuple[list[int], int]:
@@ -73,3 +98,11 @@ def terminal(rows: int, columns: int, user: int) -> tuple[list[int], int]:
     except BaseException:
         os.close(master)
         raise
+
+
+def available(fd: int) -> bytes:
+    """What can be read at once."""
+    try:
+        return os.read(fd, 2048)
+    except BlockingIOError:
+        return b""

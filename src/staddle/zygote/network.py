@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from ..linux import loopback
-from ..network import forward, inside
+from ..network import handing, inside
 from ..network.arrangement import Arrangement
 
 TYPE_CHECKING = False
@@ -21,7 +21,7 @@ class Network:
 
     def __init__(self, rows: tuple[Row, ...]) -> None:
         """Bring loopback up, and make what the policy needs besides."""
-        self._ready: inside.Ready | None = None
+        self._ready: handing.Ready | None = None
         if rows:
             self._ready = inside.prepare(decoded(rows))
         else:  # the usual case, with as little of us as possible: every sandbox has this in memory
@@ -31,12 +31,12 @@ class Network:
         """Send what was made, once, to whoever holds the other end."""
         ready, self._ready = self._ready, None
         if ready is not None:
-            inside.hand_over(line, ready)
+            handing.hand_over(line, ready)
 
     def answer(self, line: int, wish: bytes) -> None:
         """Make what the host program wishes for: a connection to a server inside, more sockets."""
-        if forward.is_wish(wish):
-            forward.answer(line, wish)
+        if handing.is_wish(wish):
+            handing.answer(line, wish)
 
 
 def encoded(arrangement: Arrangement) -> tuple[Row, ...]:

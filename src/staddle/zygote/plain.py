@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 #: What the agent is made of, in the order of import.
-_PACKAGES = ("staddle", "staddle.helper", "staddle.linux", "staddle.zygote")
+_PACKAGES = ("staddle", "staddle.helper", "staddle.linux", "staddle.network", "staddle.zygote")
 _MODULES = (
     *("staddle.linux.syscalls", "staddle.linux.process", "staddle.helper.wire", "staddle.helper.status"),
     "staddle.helper.executing",
     *("staddle.zygote.descriptors", "staddle.zygote.requests", "staddle.zygote.channel"),
-    *("staddle.zygote.runs", "staddle.zygote.payload", "staddle.zygote.lines", "staddle.zygote.agent"),
-    "staddle.zygote.plain",
+    *("staddle.zygote.runs", "staddle.zygote.payload", "staddle.zygote.lines", "staddle.zygote.counting"),
+    *("staddle._value", "staddle.network.orders", "staddle.network.handing"),
+    *("staddle.zygote.greeting", "staddle.zygote.agent", "staddle.zygote.plain"),
 )
 
 #: What a clerk needs besides.
@@ -109,6 +110,7 @@ def send_code(line: _socket.socket) -> None:
 def serve(line: _socket.socket) -> NoReturn:
     """Be the agent. Called by the loader, in the sandbox."""
     from ..linux import process
+    from ..network.handing import Forwards
     from .agent import Agent
     from .channel import Nameless
     from .payload import execute
@@ -122,4 +124,6 @@ def serve(line: _socket.socket) -> NoReturn:
 
     process.subreaper()  # all that we start, and what that leaves behind, stays below us
     # A clerk is as confined as we are.
-    Agent(line, Nameless(), become, confine=lambda: os.chdir("/")).serve()
+    agent = Agent(become, confine=lambda: os.chdir("/"))
+    agent.begin(line, Nameless(), Forwards())
+    agent.serve()

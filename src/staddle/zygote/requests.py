@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 SHELL = b"S"  # program, environment, directory
 SPAWN = b"P"  # argv, environment, directory, rows, columns; three descriptors, or rows and columns
 SPAWN_WHOLE = b"T"  # the same; when the program has ended, all that it started is ended, too
-SWAP = b"w"  # whether nobody else may be in it; the workspace that takes the place of the present one
+SPAWN_ROOT = b"R"  # the same, as the root of the sandbox
+SWAP = b"w"  # whether nobody else may be in it, the roots of trees; the trees that take their places
 CLERK = b"c"  # the line of a clerk, and its code: a process that looks after files
 NETWORK = b"N"  # a line for the sandbox's network: its sockets come on it, and it takes wishes
 LOOK = b"v"  # who holds limits that the kernel does not is to look now, and tell
 END_ALL = b"K"  # everything in the sandbox but the agent ends, shells, too
 PAUSE = b"z"  # whether everything in the sandbox is to stop, or to go on
+COUNT = b"u"  # how many processes there were; whether to look up as well what they have used
 # To the agent, on the line of a process.
 SIGNAL = b"k"  # number, whether to everything below it, too
 ATTACH = b"a"  # the files of a shell, once more
@@ -37,39 +39,43 @@ AGAIN = b"A"  # another shell like this one, which has ended or will
 END_RUN = b"e"  # step, since when (clock ticks), the newest job before the run
 POKE = b"i"  # serial; comes back at once, to wake up whoever waits on the line
 # From the agent, on the main line, and after AGAIN on that of the shell.
-OPENED = b"s"  # process, places; the line, the control pipe and the files
+OPENED = b"s"  # process, places; the line, the control pipe, the files, and if there is one a pidfd
 # From the agent, on the main line.
 STARTED = b"p"  # process; the line, and the master of its terminal
 REFUSED = b"f"  # why
 SWAPPED = b"W"
 PAUSED = b"Z"
 LOOKED = b"V"
+COUNTED = b"U"  # what was used, as counting.Count has it
 ALL_ENDED = b"E"
 LINE = b"L"
 BUSY = b"b"  # who is in the way
 # From the agent, on the line of a process.
 FILES = b"F"  # places; the files
-ENDED = b"x"  # status as waitpid gives it, why it was not started; what it used, as usage.of_process has it
+ENDED = b"x"  # status as waitpid gives it, why it was not started; what it used, as counting.Count has it
 POKED = b"I"  # serial
+
+_SPENT = (int,) * 6
 
 #: The fields of each, as wire.py describes shapes, and how many descriptors may come along.
 SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     SHELL: ((bytes, [bytes], bytes), (0,)),
     SPAWN: (([bytes], [bytes], bytes, int, int), (0, 3)),
     SPAWN_WHOLE: (([bytes], [bytes], bytes, int, int), (3,)),
+    SPAWN_ROOT: (([bytes], [bytes], bytes, int, int), (0, 3)),
     SIGNAL: ((int, int), (0,)),
     ATTACH: ((), (0,)),
     RENEW: ((), (0,)),
     AGAIN: ((), (0,)),
     END_RUN: ((int, int, int), (0,)),
     POKE: ((int,), (0,)),
-    OPENED: ((int, [bytes]), (8,)),
+    OPENED: ((int, [bytes]), (8, 9)),
     STARTED: ((int,), (1, 2)),
     REFUSED: ((bytes,), (0,)),
     FILES: (([bytes],), (6,)),
-    ENDED: ((int, bytes, (int, int, int, int)), (0,)),
+    ENDED: ((int, bytes, _SPENT), (0,)),
     POKED: ((int,), (0,)),
-    SWAP: ((int,), (1,)),
+    SWAP: ((int, [bytes]), tuple(range(1, 25))),
     SWAPPED: ((), (0,)),
     CLERK: ((), (2,)),
     PAUSE: ((int,), (0,)),
@@ -78,6 +84,8 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     ALL_ENDED: ((), (0,)),
     LOOK: ((), (0,)),
     LOOKED: ((), (0,)),
+    COUNT: ((int,), (0,)),
+    COUNTED: ((_SPENT,), (0,)),
     NETWORK: ((), (0,)),
     LINE: ((), (1,)),
     BUSY: ((bytes,), (0,)),
@@ -86,10 +94,6 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
 #: What a shell does when it gets SIGRTMAX, once the program that it waits for has ended: interrupted
 #: while it waits, it would go on with the next one, unless the program died of the same signal.
 BRAKE, BRAKE_SIGNAL = b"\\builtin kill -INT $$", 64
-
-#: The file in which an agent that holds limits tells, in numbers that only grow: processes that it ended
-#: for their memory, times that it saw as many processes as there may be, the most memory that it saw.
-TALLY = "=QQQ"
 
 #: What fits on a line for sure; longer bodies come in a memory file, whose descriptor is the last.
 LONGEST = 32 << 10

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 HOLD, INTERRUPT, TERMINATE, KILL, KILL_SHELL, TIDY = range(6)
 SIGCONT, SIGSTOP = 18, 19
 _RLIMIT_NPROC = 6
+#: Who starts others faster than they are found is ended by its limits, or with the sandbox.
+_MOST_TURNS = 20
 #: The unit of start times is 10 ms: one that looks as old as the run may be older or its own.
 _TICK = 1
 
@@ -41,25 +43,33 @@ class Entry:
         self.parent, self.started, self.dead, self.stopped = parent, started, dead, stopped
 
 
+#: The table as it was last read: by it `signal` knows whom a number means.
+_seen: dict[int, Entry] = {}
+
+
 def table() -> dict[int, Entry]:
     """All processes that can be seen."""
     found = {}
     for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                fd = os.open(f"/proc/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                continue
-            try:
-                words = os.read(fd, 2048).rpartition(b")")[2].split()
-            except OSError:
-                continue
-            finally:
-                os.close(fd)
-            found[int(name)] = Entry(
-                int(words[1]), int(words[19]), words[0] in (b"Z", b"X"), words[0] == b"T"
-            )
+        if name.isdigit() and (entry := _entry(int(name))) is not None:
+            found[int(name)] = entry
+    _seen.clear()
+    _seen.update(found)
     return found
+
+
+def _entry(pid: int) -> Entry | None:
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        words = os.read(fd, 2048).rpartition(b")")[2].split()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return Entry(int(words[1]), int(words[19]), words[0] in (b"Z", b"X"), words[0] == b"T")
 
 
 def below(root: int, processes: dict[int, Entry]) -> set[int]:
@@ -156,7 +166,7 @@ class Ending:
             chosen = list(run())  # afterwards they are no longer below it
             signal((*chosen, self._shell, *chosen), process.SIGKILL)
         elif number == TIDY:
-            signal(run(), process.SIGKILL)
+            kill_all(run)
             self._release()
 
     def _hold(self) -> None:
@@ -185,13 +195,44 @@ def _limit(pid: int, most: int) -> bytes:
     return old.raw
 
 
-def signal(pids: Iterable[int], number: int) -> None:
-    """Send a signal to each that is still there."""
+def seen(pids: Iterable[int]) -> dict[int, Entry]:
+    """What the last table shows of these."""
+    return {pid: _seen[pid] for pid in pids if pid in _seen}
+
+
+def signal(pids: Iterable[int], number: int, known: dict[int, Entry] = _seen) -> None:
+    """Send a signal to each that is still there, and still the process that is `known`: by the last table."""
     for pid in pids:
+        before = known.get(pid)
         try:
-            os.kill(pid, number)
+            if before is None:  # everybody; or a child of ours, whose number is its own until we wait for it
+                os.kill(pid, number)
+            else:
+                _send(pid, number, before)
         except OSError:
             continue
+
+
+def _send(pid: int, number: int, before: Entry) -> None:
+    """By a descriptor, which means one process for ever: the number may have been given to another since."""
+    handle = process.pidfd_open(pid)
+    try:
+        now = _entry(pid)
+        if now is not None and now.started == before.started:
+            process.pidfd_send_signal(handle, number)
+    finally:
+        os.close(handle)
+
+
+def kill_all(run: Callable[[], Iterable[int]]) -> None:
+    """Kill the processes of a run, and those that they started while that was done."""
+    done: set[int] = set()
+    for _ in range(_MOST_TURNS):
+        found = set(run()) - done
+        if not found:
+            return
+        signal(found, process.SIGKILL)
+        done |= found
 
 
 class Pause:

@@ -5,6 +5,10 @@ sandbox can write, its processes and its terminals are its own, and so is everyt
 lies below them; the shared part only has the places for them. The workspace comes last, when
 it is known which sandbox it is for.
 
+Where changes are kept in layers, the places that a sandbox can write beside its workspace (its
+home, /tmp) are not made empty but shown from one tree of layers, the world. What is there at
+first is its skeleton, the lowest of them: also what later mounts need to be mounted on.
+
 What is shown of the host below something of a sandbox's own cannot be opened any more when
 that is made. It is kept aside in the shared part, in a directory that no sandbox gets to see.
 """
@@ -12,13 +16,13 @@ that is made. It is kept aside in the shared part, in a directory that no sandbo
 from __future__ import annotations
 
 from .._value import Value
-from ..layout.operations import Bind, Directory, Empty, Processes
+from ..layout.operations import Bind, Directory, Empty, File, Mask, Processes, Symlink
+from ..policy.paths import WORKSPACE as PLACE
 from ..policy.paths import covers
-from ..policy.workspace import PLACE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from ..layout.operations import Operation
 
@@ -27,7 +31,10 @@ if TYPE_CHECKING:
 ASIDE = CONTROL = "/.staddle"
 OLD_ROOT = f"{ASIDE}/host"
 LENT = f"{ASIDE}/lent"
+#: Where the host's /proc goes when a sandbox has its own.
+OLD_PROCESSES = f"{ASIDE}/processes"
 _OURS = "sandbox"
+_ROOTS_HOME = "/root"
 
 
 class Shared(Value):
@@ -36,16 +43,25 @@ class Shared(Value):
     template: tuple[Operation, ...]
     own: tuple[Operation, ...]
     workspace: tuple[Operation, ...]
+    #: The places of the world, and what is in it at first: directories, files and links, by the path
+    #: inside, and whatever is mounted there later.
+    places: tuple[str, ...] = ()
+    skeleton: tuple[Operation, ...] = ()
 
 
-def share(operations: Sequence[Operation]) -> Shared:
-    """Split a view. The first operation is the root."""
+def share(operations: Sequence[Operation], layered: Collection[str] = ()) -> Shared:
+    """Split a view. The first operation is the root; `layered` are the places that are to be of the world."""
     root, *rest = operations
     template: list[Operation] = [root, Empty(ASIDE, 0o700, 1 << 20, _OURS)]
-    template += [Directory(OLD_ROOT, 0o700, _OURS), Directory(LENT, 0o700, _OURS)]
+    template += [Directory(path, 0o700, _OURS) for path in (OLD_ROOT, LENT, OLD_PROCESSES)]
+    if not any(covers(_ROOTS_HOME, operation.path) for operation in rest):
+        template.append(Directory(_ROOTS_HOME, 0o700, _OURS))  # it has nothing in it, until somebody is root
     own: list[Operation] = []
     workspace: list[Operation] = []
     roots: list[str] = []
+    places: list[str] = []
+    mounted: list[str] = []  # in these
+    skeleton: list[Operation] = []
     for operation in rest:
         path = operation.path
         if path == "/proc/1":
@@ -54,6 +70,17 @@ def share(operations: Sequence[Operation]) -> Shared:
             if not workspace:
                 template.append(Directory(PLACE, 0o755, _OURS))
             workspace.append(operation)
+        elif isinstance(operation, Empty) and operation.mode and path in layered:
+            skeleton.append(Directory(path, operation.mode, operation.origin))
+            if not any(covers(place, path) for place in places):  # else it is seen in that
+                places.append(path)
+                template += [] if operation.below else [Directory(path, 0o755, _OURS)]
+        elif any(covers(place, path) for place in places):
+            within = any(covers(mount, path) for mount in mounted)
+            left = operation if within else _in_the_world(operation, skeleton)
+            if left is not None:
+                mounted.append(path)
+                own.append(_kept_aside(left, template))
         elif any(covers(root, path) for root in roots):
             own.append(_kept_aside(operation, template))
         elif isinstance(operation, Processes) or (isinstance(operation, Empty) and operation.mode):
@@ -64,10 +91,47 @@ def share(operations: Sequence[Operation]) -> Shared:
                 own.append(operation.replace(below=True))
         else:
             template.append(operation)
-    return Shared(tuple(template), tuple(own), tuple(workspace))
+    return Shared(tuple(template), tuple(own), tuple(workspace), tuple(places), tuple(skeleton))
+
+
+def _in_the_world(operation: Operation, skeleton: list[Operation]) -> Operation | None:
+    """Put into the skeleton what is to be there; what is left to be mounted, if anything is."""
+    if isinstance(operation, Directory | Symlink) or (isinstance(operation, File) and not operation.below):
+        skeleton.append(operation)
+        return None
+    if isinstance(operation, Empty) and not operation.below:
+        skeleton.append(Directory(operation.path, operation.mode or 0o755, operation.origin))
+        return operation.replace(below=True)
+    if isinstance(operation, Bind) and not operation.again and not operation.below:
+        skeleton.append(operation)
+        return operation.replace(below=True)
+    return operation
+
+
+def carried(operations: Iterable[Operation], place: str, *, copied: bool = False) -> dict[str, bool]:
+    """The paths in `place` at which something is mounted, but for what is mounted within such.
+
+    Each with whether something is shown there: if not, it is only to hide what is. With `copied`
+    without those at which the host can only be read: a copy of it is there.
+    """
+    found: dict[str, bool] = {}
+    for item in operations:
+        if item.path == place or not covers(place, item.path) or any(covers(one, item.path) for one in found):
+            continue
+        if isinstance(item, Bind):
+            if item.writable or not copied:
+                found[item.path] = True
+        elif isinstance(item, Empty | Mask) or (isinstance(item, File) and item.below and not copied):
+            found[item.path] = isinstance(item, Empty) and bool(item.mode)
+    return found
 
 
 def _kept_aside(operation: Operation, template: list[Operation]) -> Operation:
+    if isinstance(operation, File) and operation.below:
+        # Over a file of /proc: when that is there, nothing can be written in the shared part any more.
+        place = f"{ASIDE}/{len(template)}"
+        template.append(operation.replace(path=place, below=False))
+        return Bind(operation.path, False, operation.origin, below=True, source=place)
     if not isinstance(operation, Bind) or operation.again:
         return operation
     place = f"{ASIDE}/{len(template)}"

@@ -18,9 +18,12 @@ from ..helper.scratch import remove
 from ..helper.wire import Malformed
 from ..linux import process
 from ..linux.openat2 import open_beneath
-from . import last_look, spare, template, workspace
-from .blueprint import LONGEST, READY, REFUSED, STALE, TAKEN, decode_blueprint, decode_request
+from . import ahead, last_look, template, workspace
+from .blueprint import LONGEST, READY, REFUSED, STALE, TAKEN, WANTING, decode_blueprint, decode_request
 from .descriptors import receive, send
+from .maker import Maker
+from .reasons import reason
+from .rehearsal import rehearse_all
 from .sharing import OLD_ROOT
 
 TYPE_CHECKING = False
@@ -29,8 +32,8 @@ if TYPE_CHECKING:
 
     from .blueprint import Blueprint
 
-#: A spare is made again only when nothing was asked for this long: the processor is the first
-#: command's.
+#: A spare is made again only when nothing was asked for this long, as long as one was ready: the
+#: processor is the first command's.
 _QUIET = 20  # milliseconds
 
 
@@ -48,78 +51,116 @@ def main(words: list[str]) -> NoReturn:
         template.make(blueprint, line)
         outside += last_look.template()
         old_root = os.open(OLD_ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        doing = "while it was made ready for more"
+        rehearse_all(blueprint, outside)
+        gc.collect()
+        gc.freeze()
+        maker = Maker(blueprint, outside)
     except BaseException as error:
-        _answer(line, REFUSED + spare.reason(error, doing))
+        _answer(line, REFUSED + reason(error, doing))
         os._exit(1)
-    gc.collect()
-    gc.freeze()
-    _Zygote(blueprint, outside, line, old_root).serve()
+    _Zygote(blueprint, maker, line, old_root).serve()
+
+
+class _Wanting(Exception):
+    """There are no doors for another sandbox."""
 
 
 class _Zygote:
-    def __init__(
-        self, blueprint: Blueprint, outside: last_look.Outside, line: _socket.socket, old_root: int
-    ) -> None:
-        self._blueprint, self._outside = blueprint, outside
+    def __init__(self, blueprint: Blueprint, maker: Maker, line: _socket.socket, old_root: int) -> None:
+        self._blueprint, self._maker = blueprint, maker
         self._line, self._old_root = line, old_root
-        self._spares: list[_socket.socket] = []
-        self._children: set[int] = set()
-        self._stores: set[bytes] = set()
+        self._spares: list[tuple[_socket.socket, bytes]] = []  # the line of each, and its layer
+        self._coming: list[bytes] = []  # the layers of those that the maker was asked for, in that order
+        self._stores: set[bytes] = {ahead.store_of(blueprint)} if blueprint.skeleton else set()
         self._held: dict[bytes, int] = {}
+        self._doors: list[tuple[int, ...]] = []  # to the control groups of sandboxes that are to be made
 
     def serve(self) -> NoReturn:
         poll = select.poll()
         poll.register(self._line, select.POLLIN)
+        poll.register(self._maker, select.POLLIN)
         self._refill()
         _answer(self._line, READY)
         while True:
-            short = len(self._spares) < self._blueprint.spares
-            asked = poll.poll(_QUIET if short else 1000)
-            self._reap()
-            if asked:
+            short = self._is_short
+            ready = [fd for fd, _ in poll.poll(_QUIET if short else None)]
+            if self._maker.fileno() in ready:
+                self._collect()
+            if self._line.fileno() in ready:
                 try:
                     message, trees = receive(self._line, LONGEST)
                 except ConnectionResetError:
                     self._end()
                 except OSError as error:  # too long, or too many descriptors for us
-                    _answer(self._line, REFUSED + spare.reason(error))
+                    _answer(self._line, REFUSED + reason(error))
                     continue
                 if not message:
                     self._end()
                 self._hand_out(message, trees)
-            elif short:
+            elif short and not ready:
                 self._refill()
 
-    def _hand_out(self, message: bytes, trees: list[int]) -> None:
-        """A sandbox with its workspace, or the workspace alone."""
-        given: _socket.socket | None = None
+    def _hand_out(self, message: bytes, lent: list[int]) -> None:
+        """A sandbox with all that it is to show, or its trees alone."""
+        given, layer = None, b""
+        trees: list[int] = []
         along: list[int] = []
         try:
             request = decode_request(message)
-            while trees and len(along) < request.along:
-                along.insert(0, trees.pop())
-            if request.upper:
-                self._use(os.path.dirname(os.path.dirname(request.upper)))
-            if request.workspace:
-                trees.append(workspace.take(request, self._old_root, trees.pop() if trees else None))
-                if not request.view:
-                    send(self._line, TAKEN, trees)
-                    return
-            given = self._next()
+            while lent and len(along) < request.along:
+                along.insert(0, lent.pop())
+            self._put_by(along)
+            for upper in (*filter(None, (request.upper,)), *(tree[1] for tree in request.trees)):
+                self._use(os.path.dirname(os.path.dirname(upper)))
+            if request.alone:
+                send(self._line, TAKEN, trees := workspace.take_all(request, self._old_root, lent))
+                return
+            given, layer = self._next()
+            is_late = given is None
             try:
-                send(given, message, [*trees, *along])
-            except BrokenPipeError:
-                pass  # it could not be made, and whoever gets its line reads there why
-            send(self._line, TAKEN, [given.fileno()])
+                trees = workspace.take_all(request, self._old_root, lent)
+            finally:
+                given = given or self._maker.made()
+            taken, given = given, None
+            try:
+                try:
+                    send(taken, message, [*trees, *along])
+                except BrokenPipeError:
+                    pass  # it could not be made, and whoever gets its line reads there why
+                send(self._line, TAKEN + layer, [taken.fileno()])
+                layer = b""  # it is theirs
+            finally:
+                taken.close()
+            if is_late:  # they are asked for faster than we make them: then without a pause
+                self._refill()
+        except ConnectionError:
+            self._end()  # there is nobody to make one, or nobody who wants it
         except workspace.Moved:
             _answer(self._line, STALE)
+        except _Wanting:
+            _answer(self._line, WANTING)
         except (Malformed, OSError) as error:
-            _answer(self._line, REFUSED + spare.reason(error))
+            _answer(self._line, REFUSED + reason(error))
         finally:
-            for fd in (*trees, *along):
+            for fd in (*trees, *lent, *along):
                 os.close(fd)
-            if given is not None:
-                given.close()
+            if given is not None:  # it was not what failed
+                self._spares.insert(0, (given, layer))
+            else:
+                ahead.take_back(self._blueprint, layer)
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Now that who asked has an answer."""
+        try:
+            workspace.tidy()
+        except OSError:
+            pass  # done again before the next
+        missing = max(0, self._blueprint.spares - len(self._spares) - len(self._coming))
+        while len(self._doors) > missing:  # of a request that was not granted
+            for door in self._doors.pop():
+                os.close(door)
 
     def _use(self, store: bytes) -> None:
         """Layers go to this directory. If they are there to stay, whoever has them next waits for our end."""
@@ -134,39 +175,69 @@ class _Zygote:
         self._held[store] = users
         fcntl.flock(users, fcntl.LOCK_SH)
 
+    def _put_by(self, along: list[int]) -> None:
+        """Keep the doors that came along; before them is what an agent that holds limits tells in."""
+        each = self._blueprint.doors
+        told = 1 if self._blueprint.memory or self._blueprint.processes else 0
+        while each and len(along) >= told + each:
+            self._doors.append(tuple(along[-each:]))
+            del along[-each:]
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether a spare is missing that could be made."""
+        blueprint = self._blueprint
+        there = len(self._spares) + len(self._coming)
+        return there < blueprint.spares and bool(self._doors or not blueprint.doors)
+
     def _refill(self) -> None:
+        """Have one more begun, if one is missing."""
         try:
-            self._spares.append(self._made())
+            if self._is_short:
+                self._coming.append(self._ask())
+        except ConnectionError:
+            self._end()
         except OSError:
-            pass  # too many processes, for now; who asks is told
+            pass  # for now; who asks is told
 
-    def _next(self) -> _socket.socket:
-        """One that waits, or a new one."""
-        while self._spares:
-            line = self._spares.pop(0)
-            if not _has_spoken(line):
-                return line
-            line.close()  # something went wrong, and that may be over
-        return self._made()
-
-    def _made(self) -> _socket.socket:
-        pid, line = spare.make(self._blueprint, self._outside)
-        self._children.add(pid)
-        return line
-
-    def _reap(self) -> None:
+    def _collect(self) -> None:
+        """Take what the maker has begun."""
         try:
-            while (ended := os.waitpid(-1, os.WNOHANG)[0]) > 0:
-                self._children.discard(ended)
-        except ChildProcessError:
-            pass
+            line = self._maker.made()
+            self._spares.append((line, self._coming.pop(0)))
+        except ConnectionError:
+            self._end()
+        except OSError:
+            self._coming.pop(0)  # too many processes, for now; who asks is told
+
+    def _next(self) -> tuple[_socket.socket | None, bytes]:
+        """One that waits, or None: a new one is asked for, and is made while we go on."""
+        while self._spares:
+            line, layer = self._spares.pop(0)
+            if not _has_spoken(line):
+                return line, layer
+            line.close()  # something went wrong, and that may be over
+            ahead.take_back(self._blueprint, layer)
+        return None, self._coming.pop(0) if self._coming else self._ask()
+
+    def _ask(self) -> bytes:
+        """Have one begun; the name of its layer."""
+        layer = ahead.new_name(self._blueprint)
+        if self._blueprint.doors and not self._doors:
+            raise _Wanting
+        doors = self._doors.pop(0) if self._doors else ()
+        try:
+            self._maker.ask(layer, doors)
+            return layer
+        finally:
+            for door in doors:
+                os.close(door)
 
     def _end(self) -> NoReturn:
         """The host program has hung up. If that was its end, the layers of its sandboxes go, too."""
-        for pid in self._children:
-            os.kill(pid, process.SIGKILL)
-        for pid in self._children:
-            os.waitpid(pid, 0)
+        self._maker.end()
+        for layer in (*(layer for _, layer in self._spares), *self._coming):
+            ahead.take_back(self._blueprint, layer)
         for store in self._stores:
             try:
                 lock = open_beneath(self._old_root, os.fsdecode(store[1:]) + "/lock", os.O_RDWR)

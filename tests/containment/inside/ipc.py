@@ -48,10 +48,15 @@ def connect_to_a_socket_by_relative_path(world: World) -> str:
     return _connect(os.path.basename(world["socket_outside"]))
 
 
-@attack("sockets", SOCKET_AWAY, twin=TWIN, limit="A UNIX socket in a granted directory can be connected to")
+@attack("sockets", SOCKET_AWAY, twin=TWIN)
 def connect_to_a_socket_in_a_read_grant(world: World) -> str:
     """A read-only mount does not stop connect()."""
     return _connect(world["socket_readable"])
+
+
+@attack("sockets", SOCKET_AWAY, twin=TWIN)
+def connect_to_a_socket_in_a_write_grant(world: World) -> str:
+    return _connect(world["socket_writable"])
 
 
 @attack("sockets", SOCKET_AWAY + " EPROTOTYPE", twin=TWIN)

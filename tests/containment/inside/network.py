@@ -88,6 +88,28 @@ def connect_to_the_metadata_service(world: World) -> str:
     return _connect(socket.AF_INET, ("169.254.169.254", 80))
 
 
+@attack("network", GONE + " ECONNRESET EPIPE nothing", control="")
+def connect_by_way_of_the_gateway(world: World) -> bytes:
+    """Its own listener, addresses that stand for no name, and one of the list at another port.
+
+    No control: without a sandbox nobody is there.
+    """
+    last = OSError(errno.ENETUNREACH, "none")
+    for where in (
+        *(("198.18.0.1", 1), ("198.18.0.1", world["tcp_port"]), ("198.18.1.99", world["tcp_port"])),
+        *(("192.0.2.1", world["tcp_port"]), ("2001:2::1", 1), ("2001:2::1ff", world["tcp6_port"])),
+    ):
+        try:
+            with socket.create_connection(where, 3) as s:
+                s.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                if answer := s.recv(100):
+                    return answer
+                last = OSError(errno.ECONNRESET, "it was closed")
+        except OSError as error:
+            last = error
+    raise last
+
+
 @attack("network", GONE + " nothing")
 def find_an_interface_of_the_host(world: World) -> list[str]:
     others = [name for _, name in socket.if_nameindex() if name not in world["pseudo_interfaces"]]

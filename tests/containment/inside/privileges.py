@@ -32,8 +32,9 @@ def _status(field: str) -> str:
 @attack("capabilities", "nothing", optional="nothing")
 def have_a_capability(world: World) -> str:
     found = {name: _status(name) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}
-    if not any(int(value, 16) for value in found.values()):
-        raise Refused("none in any set")
+    # A root inside has some, over what is the sandbox's.
+    if not any(int(value, 16) & ~world.get("rights", 0) for value in found.values()):
+        raise Refused("none in any set that it should not have")
     return repr(found)
 
 

@@ -59,6 +59,64 @@ def find_what_is_kept_aside(world: World) -> list[str]:
     raise Refused("nothing")
 
 
+#: What a sandbox has to itself: file systems of its own, its layers, and its view of the kernel.
+OWN_KINDS = ("overlay", "proc", "devpts", "mqueue", "sysfs")
+OWN_PLACES = ("/dev/shm", "/home", "/run", "/tmp", "/var/tmp")
+
+
+@attack("write", "nothing", control="", twin="create-in-work")
+def write_to_what_others_see(world: World) -> str:
+    """In every mount that is not the sandbox's own, and in the directories in it.
+
+    No control: unconfined everything is what others see.
+    """
+    if not os.path.isdir(CONTROL):
+        raise Refused("no session")
+    with open("/proc/self/mountinfo") as file:
+        rows = [line.split() for line in file]
+    for row in rows:
+        point, kind = row[4], row[row.index("-") + 1]
+        if kind in OWN_KINDS or point.startswith((*OWN_PLACES, world["work"])) or _mount_at(point) != row[0]:
+            continue  # or something is mounted over it
+        for directory in _directories(point):
+            for change in (_make_one, os.utime, lambda path: os.chmod(path, 0o700)):
+                try:
+                    change(directory)
+                    return directory
+                except OSError:
+                    continue
+    raise Refused("no change anywhere")
+
+
+def _mount_at(path: str) -> str:
+    fd = os.open(path, os.O_PATH)
+    try:
+        with open(f"/proc/self/fdinfo/{fd}") as file:
+            return file.read().partition("mnt_id:")[2].split()[0]
+    finally:
+        os.close(fd)
+
+
+def _make_one(directory: str) -> None:
+    os.mkdir(f"{directory}/planted")
+    os.rmdir(f"{directory}/planted")
+
+
+def _directories(point: str) -> list[str]:
+    """That of the mount, and some below it, in the same mount."""
+    found = [point] if os.path.isdir(point) else []
+    for directory in found:
+        try:
+            names = os.listdir(directory)
+        except OSError:
+            continue
+        for path in (os.path.join(directory, name) for name in names[:50]):
+            inner = os.path.isdir(path) and not os.path.islink(path) and not os.path.ismount(path)
+            if inner and len(found) < 500:
+                found.append(path)
+    return found
+
+
 @attack("read", "nothing", twin="read-what-is-granted")
 def read_outside_through_any_process(world: World) -> str:
     """By the root, the directory and the open files of every process that can be seen."""

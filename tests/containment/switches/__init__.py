@@ -15,6 +15,7 @@ __all__ = ["ALONE", "SWITCHES", "Edit", "Switch", "switch_off"]
 SWITCHES: dict[str, dict[str, Switch]] = {
     "namespaces": namespaces.SWITCHES,
     "session": session.SWITCHES,
+    "session as root": session.AS_ROOT,
     "bwrap": bwrap.SWITCHES,
     "landlock": landlock.SWITCHES,
     "systemd": systemd.SWITCHES,
@@ -24,6 +25,7 @@ SWITCHES: dict[str, dict[str, Switch]] = {
 ALONE: dict[str, dict[str, str]] = {
     "namespaces": namespaces.ALONE,
     "session": session.ALONE,
+    "session as root": session.AS_ROOT_ALONE,
     "bwrap": bwrap.ALONE,
     "landlock": landlock.ALONE,
     "systemd": systemd.ALONE,

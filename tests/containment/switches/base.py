@@ -14,7 +14,10 @@ Patch = Callable[[], None]
 
 @dataclass(frozen=True)
 class Edit:
-    """Changes the text of one file of a copy of staddle: for what its helper does in another process."""
+    """Changes the text of one file of a copy of staddle: for what its helper does in another process.
+
+    `file` may be a pattern, when any of several files may say it.
+    """
 
     file: str
     old: str
@@ -22,10 +25,10 @@ class Edit:
 
     def apply(self, source: Path) -> None:
         """Change it, once, in the tree at `source`."""
-        path = source / "staddle" / self.file
-        text = path.read_text()
-        assert text.count(self.old) == 1, f"{self.file} does not say this once any more: {self.old!r}"
-        path.write_text(text.replace(self.old, self.new))
+        texts = {path: path.read_text() for path in (source / "staddle").glob(self.file)}
+        saying = [path for path, text in texts.items() for _ in range(text.count(self.old))]
+        assert len(saying) == 1, f"{self.file} does not say this once any more: {self.old!r}"
+        saying[0].write_text(texts[saying[0]].replace(self.old, self.new))
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,19 @@ def together(*patches: Patch) -> Patch:
     return off
 
 
+def _leave_sockets() -> None:
+    from staddle import wrapping
+    from staddle.session import opening
+
+    wrapping.closed = opening.closed = lambda plan, **_: plan
+
+
+#: Every way to start something looks for them. Landlock never lets one in a readable directory be used.
+SOCKETS_IN_GRANTS = Switch(
+    _leave_sockets, ("connect-to-a-socket-in-a-read-grant", "connect-to-a-socket-in-a-write-grant")
+)
+
+
 def allow_everything(*_: Any, **__: Any) -> bytes:
     """A system call filter that allows everything."""
     return struct.pack("HBBI", 6, 0, 0, 0x7FFF0000)
@@ -68,7 +84,7 @@ NO_PROCESS_NAMESPACE = (
     Edit("helper/inside.py", '        call("unshare", userns.CLONE_NEWPID)\n', ""),
     Edit("helper/inside.py", "_be_somebody_else(asked, userns.CLONE_NEWPID)", "_be_somebody_else(asked)"),
 )
-NO_LAST_LOOK = Edit("helper/inside.py", "    last_look.around(asked)\n", "")
+NO_LAST_LOOK = Edit("helper/inside.py", "    last_look.around(asked, kept)\n", "")
 OPEN_FIRST_PROCESS = (
     Edit("helper/inside.py", "    process.dumpable(False)\n", ""),
     Edit("layout/building.py", '"hidepid=2"', '""'),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .base import Patch, Switch, allow_everything, together
+from .base import SOCKETS_IN_GRANTS, Edit, Patch, Switch, allow_everything, nothing, together
 
 
 def _trust_bwrap() -> None:
@@ -166,7 +166,34 @@ def _not_the_first_process(operation: Any) -> bool:
 
 
 SWITCHES: dict[str, Switch] = {
+    "covers of sockets in grants": SOCKETS_IN_GRANTS,
     "network namespace": Switch(_without_namespace("net"), ("connect-to-loopback", "send-a-datagram")),
+    "network namespace of our own": Switch(
+        nothing,
+        ("connect-to-loopback", "start"),  # an ordinary user cannot prepare a network that is another's
+        edits=(
+            Edit(
+                "helper/before_bwrap.py", '        call("unshare", userns.CLONE_NEWNET)\n', "        pass\n"
+            ),
+            Edit(
+                "helper/before_bwrap.py", "userns.CLONE_NEWUSER | userns.CLONE_NEWNET", "userns.CLONE_NEWUSER"
+            ),
+        ),
+        network="allow",
+    ),
+    "another user than root behind the gateway": Switch(
+        together(nothing, _trust_bwrap),
+        ("uids", "start"),  # what it is shown belongs to the other user: root has no rights over it
+        only="root",
+        edits=(
+            Edit(
+                "helper/before_bwrap.py",
+                "        process.become(orders.stranger, orders.stranger)\n",
+                "        pass\n",
+            ),
+        ),
+        network="allow",
+    ),
     "process namespace": Switch(_without_namespace("pid"), ("see-a-process-of-the-host",)),
     "ipc namespace": Switch(_without_namespace("ipc"), ("attach-shared-memory", "open-a-message-queue")),
     "capability drop": Switch(
@@ -244,6 +271,7 @@ VIEW = (
 
 #: Protections that are not switched off by themselves, and why no attack could notice.
 ALONE = {
+    "no rights before bwrap": "it drops every capability again, and has an empty set of them to gain",
     "--unshare-user": "bwrap needs a user namespace to make any other; without it nothing starts",
     "--unshare-uts": "it hides the host's name only; setting one takes a capability and passes no filter",
     "--unshare-cgroup": "it hides names of control groups only; none of their files is mounted inside",

@@ -8,7 +8,7 @@ from typing import Any
 
 from staddle.linux.landlock import RIGHTS
 
-from .base import Edit, Patch, Switch, allow_everything, nothing
+from .base import SOCKETS_IN_GRANTS, Edit, Patch, Switch, allow_everything, nothing
 
 
 def _instructions(change: Callable[[Any], Any]) -> Patch:
@@ -59,6 +59,7 @@ _RIGHTS = {
 }
 
 SWITCHES: dict[str, Switch] = {
+    "covers of sockets in grants": SOCKETS_IN_GRANTS,
     **{
         f"right to {right.replace('_', ' ')}": Switch(_without_right(right), (attack,), only="user")
         for right, attack in _RIGHTS.items()

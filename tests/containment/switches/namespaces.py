@@ -14,6 +14,7 @@ from .base import (
     NO_LAST_LOOK,
     NO_PROCESS_NAMESPACE,
     OPEN_FIRST_PROCESS,
+    SOCKETS_IN_GRANTS,
     Edit,
     Patch,
     Switch,
@@ -78,6 +79,7 @@ def _program(profile: str) -> bytes:
 
 
 SWITCHES: dict[str, Switch] = {
+    "covers of sockets in grants": SOCKETS_IN_GRANTS,
     **{
         name: Switch(together(_trust, switch.off), switch.notices, switch.only)
         for name, switch in bwrap.SWITCHES.items()
@@ -113,11 +115,8 @@ SWITCHES: dict[str, Switch] = {
         ("have-a-capability",),
         edits=(
             NO_LAST_LOOK,
-            Edit(
-                "helper/inside.py",
-                "    process.empty_bounding_set()\n    process.clear_capabilities()\n",
-                "",
-            ),
+            Edit("helper/inside.py", "    process.empty_bounding_set()\n", ""),
+            Edit("helper/inside.py", "    process.clear_capabilities(kept)\n", ""),
             Edit(
                 "helper/confine.py",
                 '        _checked("capabilities cannot be dropped", process.drop_capabilities)\n',

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import bwrap
-from .base import Edit, Patch, Switch, allow_everything, nothing, together
+from .base import SOCKETS_IN_GRANTS, Edit, Patch, Switch, allow_everything, nothing, together
 from .namespaces import _program, _trust
 
 
@@ -45,43 +45,50 @@ def _ids_of_the_host() -> None:
     _trust()
 
 
-_NO_LOOK_AROUND = Edit("zygote/spare.py", "        last_look.around(blueprint, outside)\n", "")
+_NO_LOOK_AROUND = Edit(
+    "zygote/*.py", 'doing = "at a last look"\n        last_look.around(blueprint, outside)\n', 'doing = ""\n'
+)
 _NO_LOOK_AT_ITSELF = Edit(
     "zygote/confinement.py",
-    "        last_look.at_myself(self._uid, self._gid, self._maps()[-2:], self._outer)\n",
+    "        last_look.at_myself(self._uid, self._gid, self._maps()[-2:], self._outer, self._rights)\n",
     "        pass\n",
 )
 _NOBODY_ELSE = Edit(
     "zygote/confinement.py", "            process.become(self._uid, self._gid)\n", "            pass\n"
 )
 _SAME_USER_NAMESPACE = Edit(
-    "zygote/confinement.py", '        call("setns", self._namespace, userns.CLONE_NEWUSER)\n', ""
+    "zygote/confinement.py",
+    '        call("setns", self._namespace, userns.CLONE_NEWUSER)\n',
+    "        pass\n",
 )
 _KEEPING_CAPABILITIES = (
     Edit(
         "zygote/confinement.py",
-        "        process.empty_bounding_set()  # before anything that takes the right to\n",
-        "",
+        "            process.empty_bounding_set()  # before anything that takes the right to\n",
+        "            pass\n",
     ),
-    Edit("zygote/confinement.py", "        process.clear_capabilities()\n", ""),
+    Edit("zygote/confinement.py", "            process.clear_capabilities()\n", "            pass\n"),
     Edit(
         "helper/confine.py",
         '        _checked("capabilities cannot be dropped", process.drop_capabilities)\n',
         "        pass\n",
     ),
 )
-_ASIDE_STAYS = Edit("zygote/spare.py", "    mounts.umount(ASIDE)  # and", "    # and")
+_ASIDE_STAYS = Edit("zygote/*.py", "    mounts.umount(ASIDE)\n", "")
 #: Of the clone that a sandbox begins with, by their names in /proc.
 _CLONED = {
-    "mount": Edit("zygote/spare.py", "    mounts.CLONE_NEWNS\n    | userns", "    0\n    | userns"),
-    "process": Edit("zygote/spare.py", "    | userns.CLONE_NEWPID\n", ""),
-    "ipc": Edit("zygote/spare.py", "    | userns.CLONE_NEWIPC\n", ""),
-    "uts": Edit("zygote/spare.py", "    | userns.CLONE_NEWUTS\n", ""),
-    "cgroup": Edit("zygote/spare.py", "    | userns.CLONE_NEWCGROUP\n", ""),
-    "network": Edit("zygote/spare.py", "(0 if blueprint.network else userns.CLONE_NEWNET)", "0"),
+    "mount": Edit("zygote/*.py", "    mounts.CLONE_NEWNS\n    | userns", "    0\n    | userns"),
+    "process": Edit("zygote/*.py", "    | userns.CLONE_NEWPID\n", ""),
+    "ipc": Edit("zygote/*.py", "    | userns.CLONE_NEWIPC\n", ""),
+    "uts": Edit("zygote/*.py", "    | userns.CLONE_NEWUTS\n", ""),
+    "cgroup": Edit("zygote/*.py", "    | userns.CLONE_NEWCGROUP\n", ""),
+    "network": Edit(
+        "zygote/*.py", "blueprint.network else userns.CLONE_NEWNET)", "blueprint.network else 0)"
+    ),
 }
 
 SWITCHES: dict[str, Switch] = {
+    "covers of sockets in grants": SOCKETS_IN_GRANTS,
     **{
         name: Switch(together(_trust, switch.off), switch.notices, switch.only)
         for name, switch in bwrap.SWITCHES.items()
@@ -115,9 +122,9 @@ SWITCHES: dict[str, Switch] = {
             _NO_LOOK_AROUND,
             # Its loopback would have to be brought up, and the host's is not its own.
             Edit(
-                "zygote/spare.py",
-                "network=None if blueprint.network else Network(",
-                "network=None and Network(",
+                "zygote/*.py",
+                "None if blueprint.network else Network(",
+                "None and Network(",
             ),
         ),
     ),
@@ -136,7 +143,7 @@ SWITCHES: dict[str, Switch] = {
         nothing,
         ("change-a-control-file", "remove-a-control-file", "plant-a-control-file"),
         only="user",  # as root they belong to the fork server, whom nobody is inside
-        edits=(Edit("zygote/spare.py", "        mounts.set_attributes(cover, mounts.ATTR_RDONLY)\n", ""),),
+        edits=(Edit("zygote/*.py", "        mounts.set_attributes(cover, mounts.ATTR_RDONLY)\n", ""),),
     ),
     "user namespace of its own": Switch(nothing, ("start",), edits=(_SAME_USER_NAMESPACE,)),
     "capability drop": Switch(nothing, ("start",), edits=_KEEPING_CAPABILITIES),
@@ -152,7 +159,7 @@ SWITCHES: dict[str, Switch] = {
             _SAME_USER_NAMESPACE,
             _NOBODY_ELSE,
             _NO_LOOK_AT_ITSELF,
-            Edit("zygote/spare.py", "        process.dumpable(False)  # nothing", "        # nothing"),
+            Edit("zygote/confinement.py", "            process.dumpable(False)\n", ""),
             Edit("layout/building.py", '"hidepid=2"', '""'),
         ),
     ),
@@ -199,4 +206,51 @@ ALONE = {
     "mask of /proc/timer_list": "only root may read it, and root of the host is nobody inside",
     "mask of /proc/kallsyms": "without capabilities the kernel shows every address as zero",
     "RLIMIT_NICE, RLIMIT_RTPRIO": "they are zero already where nobody raised them",
+}
+
+
+# ---------------------------------------------------------------- as its root
+
+_MORE_RIGHTS = (
+    Edit("zygote/confinement.py", "        process.keep_capabilities(as_root.RIGHTS)\n", ""),
+    Edit(
+        "helper/confine.py",
+        '        _checked("capabilities cannot be dropped", process.drop_capabilities)\n',
+        "        pass\n",
+    ),
+)
+_NO_LOOK_AS_ROOT = Edit(
+    "zygote/confinement.py",
+    "        last_look.at_myself(0, 0, maps, self._outer, as_root.RIGHTS)\n",
+    "        pass\n",
+)
+
+#: Those of everybody count for it, too, and are switched off above; these are what holds a root.
+AS_ROOT: dict[str, Switch] = {
+    "sealed root": Switch(together(_trust, bwrap.SWITCHES["sealed root"].off), ("write-to-what-others-see",)),
+    "read-only control files": Switch(
+        nothing,
+        ("change-a-control-file", "remove-a-control-file", "plant-a-control-file"),
+        edits=SWITCHES["read-only control files"].edits,
+    ),
+    "few rights": Switch(nothing, ("start",), edits=_MORE_RIGHTS),
+    "few rights, and the last look": Switch(
+        nothing, ("have-a-capability",), edits=(*_MORE_RIGHTS, _NO_LOOK_AS_ROOT)
+    ),
+    "user namespace of its own": Switch(
+        nothing,
+        ("start",),
+        edits=(
+            _SAME_USER_NAMESPACE,
+            Edit("zygote/confinement.py", "            as_root.enter_alone()\n", "            pass\n"),
+        ),
+    ),
+    "system call filter": Switch(
+        _told(lambda told: told.replace(filter=allow_everything())),
+        ("unshare-user", "make-a-whiteout", "kill-the-first-process"),
+    ),
+}
+AS_ROOT_ALONE = {
+    "last look": "it sees whether other steps did what they say: switched off together with each",
+    "bounding set": "nothing can gain what it has not, without new privileges: its rights go with the rest",
 }

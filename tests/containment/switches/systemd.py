@@ -10,6 +10,7 @@ from .base import (
     NO_LAST_LOOK,
     NO_PROCESS_NAMESPACE,
     OPEN_FIRST_PROCESS,
+    SOCKETS_IN_GRANTS,
     Edit,
     Patch,
     Switch,
@@ -77,6 +78,7 @@ def _trusting(patch: Patch) -> Patch:
 
 
 SWITCHES: dict[str, Switch] = {
+    "covers of sockets in grants": SOCKETS_IN_GRANTS,
     **{
         name: Switch(
             _trusting(bwrap.SWITCHES[name].off), bwrap.SWITCHES[name].notices, bwrap.SWITCHES[name].only

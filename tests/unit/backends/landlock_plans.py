@@ -7,7 +7,8 @@ from typing import Any
 from staddle.backends.base import Probe
 from staddle.backends.landlock.probing import Findings
 from staddle.policy import Limits, Network
-from staddle.policy.plan import Grant, Hidden, Identity, Plan, Scratch, Variable
+from staddle.policy.identity import Identity
+from staddle.policy.plan import Grant, Hidden, Plan, Scratch, Variable
 
 SCRATCH = (
     Scratch("/dev/shm", 0o1777, 1 << 20, "private"),

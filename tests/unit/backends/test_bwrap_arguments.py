@@ -39,12 +39,15 @@ def test_every_namespace_is_asked_for_and_none_may_be_made_inside() -> None:
     [
         (Network.deny(), False),
         (Network.loopback(), False),
-        (Network.loopback([80]), False),
-        (Network.allow("example.com"), False),
+        # What bwrap is started in is the sandbox's own by then: see helper.before_bwrap.
+        (Network.loopback([80]), True),
+        (Network.allow("example.com"), True),
         (Network.open(), True),
     ],
 )
-def test_the_hosts_network_is_shared_only_when_it_is_open(network: Network, shared: bool) -> None:
+def test_the_network_that_it_is_started_in_is_shared_when_something_can_be_reached(
+    network: Network, shared: bool
+) -> None:
     assert ("--share-net" in arguments.confinement(plan(network=network))) is shared
 
 

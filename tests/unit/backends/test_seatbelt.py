@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +19,10 @@ from hypothesis import strategies as st
 
 from staddle.backends import sbpl, seatbelt
 from staddle.backends.seatbelt import Seatbelt
-from staddle.errors import BackendUnavailable, LaunchFailed
+from staddle.errors import BackendUnavailable, LaunchFailed, PolicyError
 from staddle.policy import Limits, Network
 from staddle.policy.plan import (
+    Closed,
     Grant,
     Guard,
     Hidden,
@@ -28,6 +33,8 @@ from staddle.policy.plan import (
     Socket,
     Variable,
 )
+from staddle.running import complete
+from tests.kernel.waiting import until
 
 from .sbpl_reader import Profile, Symbol, read
 
@@ -205,8 +212,31 @@ class TestNetwork:
             for item in rule
         )
 
-    def test_loopback_names_only_localhost(self) -> None:
-        assert self.addresses(Network.loopback()) == {b"localhost:*"}
+    def test_loopback_names_only_localhost_and_the_ports_that_may_be_connected_to(self) -> None:
+        assert self.addresses(Network.loopback()) == {b"localhost:*"}  # to listen at
+        outbound = [rule for rule in self.rules(Network.loopback([80, 5432])) if "network-outbound" in rule]
+        named = {bytes(test[2]) for rule in outbound for test in rule if test[0] == "remote"}  # type: ignore[index]
+        assert named == {b"localhost:80", b"localhost:5432"}
+        assert not any(
+            test[0] == "remote"  # type: ignore[index]
+            for rule in self.rules(Network.loopback())
+            for test in rule
+            if isinstance(test, list)
+        )
+
+    def test_a_list_of_hosts_names_the_proxy_and_nothing_else(self) -> None:
+        made = plan(network=Network.allow("example.com", "10.0.0.0/8:80"))
+        rules = [rule for rule in read(sbpl.profile(made, PRIVATE, 4711)) if "network-outbound" in rule]
+        named = {bytes(t[2]) for rule in rules for t in rule if isinstance(t, list) and t[0] == "remote"}
+        assert named == {b"localhost:4711"}
+        assert b"mDNSResponder" not in sbpl.profile(made, PRIVATE, 4711).encode()
+        assert self.addresses(Network.allow("example.com")) == set()  # without a proxy, nothing
+
+    def test_a_socket_that_is_not_named_is_refused_in_a_writable_directory(self) -> None:
+        closed = (Closed("/w/s", "a socket that is not named"),)
+        made = profile(plan(grants=(grant("/w", "write"),), closed=closed))
+        assert made.allows("network-outbound", "/w/own")
+        assert not made.allows("network-outbound", "/w/s")
 
     def test_open_names_every_address_but_no_socket_file_beyond_the_resolver(self) -> None:
         assert self.addresses(Network.open()) == {b"*:*"}
@@ -395,6 +425,85 @@ def stand_in(tmp_path: Path) -> str:
     path.write_text('#!/bin/sh\nshift 3\nexec "$@"\n')
     path.chmod(0o755)
     return str(path)
+
+
+class TestProxy:
+    """The proxy is ordinary Python, too: it can be run here, under the launcher, with a stand-in."""
+
+    @pytest.fixture
+    def server(self) -> Iterator[int]:
+        class Answers(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = f"{self.path} {self.headers['Host']} {self.headers['Proxy-Authorization']}".encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield made.server_address[1]
+        made.shutdown()
+        made.server_close()
+
+    def run(self, script: str, network: Network, private: Path, stand_in: str) -> str:
+        made = plan(network=network, variables=(Variable("PATH", "/usr/bin:/bin", "test"),), cwd="/")
+        done = complete(
+            seatbelt.launch(made, ["/bin/sh", "-c", script], str(private), stand_in),
+            Limits(),
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert not private.exists()
+        return str(done.stdout)
+
+    def test_allowed_hosts_are_reached_by_programs_that_heed_the_variables(
+        self, server: int, tmp_path: Path, stand_in: str
+    ) -> None:
+        urls = (f"http://127.0.0.1:{server}/a?b", "http://127.0.0.1:1/", "http://evil.example/")
+        script = ";".join(f"curl -s -m 10 '{url}'; echo" for url in urls)
+        tunnels = (f"http://127.0.0.1:{server}/tunnel; echo", "http://evil.example/ || echo no")
+        script += "".join(f"; curl -sp -m 10 {tunnel}" for tunnel in tunnels)
+        out = self.run(script, Network.allow(f"127.0.0.1:{server}"), tmp_path / "private", stand_in)
+        assert out.split("\n") == [
+            f"/a?b 127.0.0.1:{server} None",
+            "staddle: 127.0.0.1:1 was refused: allowed, but not at tcp port 1; 127.0.0.1:1 would allow it",
+            "",
+            "staddle: evil.example:80 was refused: no entry allows it; evil.example:80 would allow it",
+            "",
+            f"/tunnel 127.0.0.1:{server} None",
+            "no",
+            "",
+        ]
+
+    def test_nobody_else_may_use_it_and_it_ends_with_the_command(
+        self, server: int, tmp_path: Path, stand_in: str
+    ) -> None:
+        fetch = f"curl -s -m 10 -w '%{{http_code}}' http://127.0.0.1:{server}/"
+        script = f"echo $http_proxy; http_proxy=${{http_proxy#*@}} {fetch}"
+        out = self.run(script, Network.allow(f"127.0.0.1:{server}"), tmp_path / "private", stand_in)
+        address, said, *_ = out.split("\n")
+        assert said == "staddle: this proxy is for one sandbox only"
+        assert out.endswith("407")
+        port = int(address.rpartition(":")[2])
+
+        def gone() -> bool:
+            with socket.socket() as client:
+                return client.connect_ex(("127.0.0.1", port)) != 0
+
+        assert until(gone)
+
+    def test_what_is_no_list_has_no_proxy(self, tmp_path: Path, stand_in: str) -> None:
+        assert self.run("env", Network.deny(), tmp_path / "private", stand_in).find("PROXY") == -1
+
+    def test_a_list_that_is_too_long_is_an_error(self) -> None:
+        names = [f"{'x' * 60}.host-{number}.example" for number in range(200)]
+        with pytest.raises(PolicyError, match="too long"):
+            seatbelt.launch(plan(network=Network.allow(*names)), ["true"], PRIVATE)
 
 
 class TestLauncher:

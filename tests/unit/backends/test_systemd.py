@@ -162,14 +162,12 @@ def test_what_it_cannot_hold_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortfalls, "controllers", lambda scope: frozenset({"memory"}))
     limits = Limits(memory="1G", cpu=1, processes=5, disk="1G")
     made = plan(
-        network=Network.loopback([80]),
         limits=limits,
         grants=(write("/w"),),
         hidden=(hidden("/w/x", "missing"),),
     )
     assert gaps(made) == {
         "deny": False,
-        "network": False,
         "limits.cpu": False,
         "limits.processes": False,
         "limits.disk": False,

@@ -153,9 +153,9 @@ def test_what_cannot_be_meant_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_limits_say_where_commands_may_write_more_than_the_globs(tmp_path: Path) -> None:
     (tmp_path / "there.md").touch()
-    exact = LocalEnvironment(tmp_path, ["there.md", "docs/**"])
+    exact = LocalEnvironment(tmp_path, ["there.md", "docs/**"], backend="landlock")
     assert exact.limits() == ()
-    wider = LocalEnvironment(tmp_path, ["new.md", "docs/*.md", "**/x"])
+    wider = LocalEnvironment(tmp_path, ["new.md", "docs/*.md", "**/x"], backend="landlock")
     assert [gap.protection for gap in wider.limits()] == ["write"] * 3
     assert "'docs'" in wider.limits()[1].why
     assert LocalEnvironment(tmp_path).limits() == ()

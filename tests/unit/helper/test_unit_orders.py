@@ -51,8 +51,8 @@ def test_what_was_said_is_what_is_heard() -> None:
         {"view": ((b"bind", b"/a", 0),)},
         {"foreign": ((b"net", b"1"),)},
         {"uid": b"0"},
-        {"uid": 0},
-        {"gid": 0},
+        {"uid": -1},
+        {"gid": -1},
         {"stranger": 0},
     ],
 )

@@ -82,6 +82,19 @@ class TestWhatIsTakenOver:
         commit(ground.view)
         assert (ground.host / "a").samefile(ground.host / "d/b")
 
+    def test_two_names_of_one_file_of_the_host_go_and_are_replaced(self, ground: Ground) -> None:
+        for name in ("a", "b", "c", "d"):
+            write(ground.host / name, name)
+        os.link(ground.host / "a", ground.host / "a2")
+        os.link(ground.host / "b", ground.host / "b2")
+        for name in ("a", "a2"):
+            whiteout(ground.layer / name)
+        for name in ("b", "b2"):
+            write(ground.layer / name, "new")
+        commit(ground.view)
+        assert sorted(os.listdir(ground.host)) == ["b", "b2", "c", "d"]
+        assert (ground.host / "b2").read_text() == "new"
+
     def test_holes_stay_holes(self, ground: Ground) -> None:
         with open(ground.layer / "sparse", "wb") as file:
             file.seek(8 << 20)
@@ -508,6 +521,7 @@ class TestRefusals:
                     (ground.host / "growing").unlink()  # the writer slept
                 except LayerError as error:
                     refusals += "changed while it was copied" in str(error)
+                    break
         finally:
             stop.set()
             thread.join()

@@ -33,9 +33,21 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def record(**more: object) -> kept.Record:
     baseline = Baseline(5)
     baseline._noted = {"odd\n\udcff": (1, 2), "gone": None}
-    point = kept.Point("before", 2.0, ("1",), Baseline(3))
+    then = kept.Beside("/", ("/tmp", "/home/user"), ("skeleton-1",), ("3",))
+    now = then.replace(layers=("4", "3"))
+    point = kept.Point("before", 2.0, ("1",), Baseline(3), (then,))
     made = kept.Record(
-        "fix", "/home/me/pro ject", 7, 1.0, 2.5, {"preset": "agent"}, ("2", "1"), baseline, (point,)
+        "fix",
+        "/home/me/pro ject",
+        7,
+        1.0,
+        2.5,
+        {"preset": "agent"},
+        ("2", "1"),
+        baseline,
+        (point,),
+        (now,),
+        5,
     )
     return made.replace(**more)
 
@@ -56,7 +68,9 @@ def test_it_is_read_as_it_was_written() -> None:
     assert found.replace(baseline=None, points=()) == record(baseline=None, points=())
     assert found.baseline.facts() == record().baseline.facts()
     assert found.points[0].baseline.facts() == Baseline(3).facts()
-    assert found.every_layer == {"1", "2"}
+    assert found.points[0].beside == record().points[0].beside
+    assert found.every_layer == {"1", "2", "3", "4"}
+    assert found.every_base == {"skeleton-1"}
     assert os.listdir(directory()) == ["session"]
     assert os.stat(f"{directory()}/session").st_mode & 0o777 == 0o600
 
@@ -68,6 +82,10 @@ def test_there_is_none_where_none_was_made() -> None:
 
 def point(**more: object) -> Callable[[dict[str, object]], object]:
     return lambda facts: [{**facts["points"][0], **more}]  # type: ignore[index]
+
+
+def beside(**more: object) -> Callable[[dict[str, object]], object]:
+    return lambda facts: [{**facts["beside"][0], **more}]  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +114,18 @@ def point(**more: object) -> Callable[[dict[str, object]], object]:
         ("points", point(label="")),
         ("points", point(label="x" * 201)),
         ("points", point(layers=["/"])),
+        ("points", point(beside=5)),
+        ("mounter", lambda _: "root"),
+        ("mounter", lambda _: -2),
+        ("beside", lambda _: {}),
+        ("beside", lambda facts: facts["beside"] * 2),
+        ("beside", beside(root="relative")),
+        ("beside", beside(places=["/a/../b"])),
+        ("beside", beside(bases=[])),
+        ("beside", beside(bases=["../x"])),
+        ("beside", beside(bases=["/x/../y"])),
+        ("beside", beside(layers=[])),
+        ("beside", beside(layers=["1"])),  # that of a snapshot
     ],
 )
 def test_anything_else_is_refused(field: str, wrong: Callable[[dict[str, object]], object]) -> None:
@@ -264,5 +294,11 @@ def test_a_layer_is_made_ready_to_be_mounted_again() -> None:
     if owner is not None:
         for path in ("", "/a", "/a/b", "/a/b/file", "/link"):
             assert os.lstat(layer.upper + path).st_uid == owner[0]
+        # From one process to the next everybody stays who they are.
+        os.chown(f"{layer.upper}/a/b/file", owner[0] - 1000, owner[1] + 5)
+        keeping.prepare(layer, (owner[0] + 0x100000, owner[1] + 0x100000), owner[0])
+        found = os.stat(f"{layer.upper}/a/b/file")
+        assert (found.st_uid, found.st_gid) == (owner[0] + 0x100000 - 1000, owner[1] + 0x100000 + 5)
+        assert os.stat(f"{layer.upper}/a").st_uid == owner[0] + 0x100000
     layer.drop()
     store.end()

@@ -133,6 +133,27 @@ class TestLayers:
             removal.wait()
             assert os.listdir(made.path) == ["lock"]
 
+    def test_who_begins_with_a_deep_point_begins_with_one_layer(self, place: Path, tmp_path: Path) -> None:
+        with Store(home_for([])) as room:
+            stack = Stack.new(room, [str(tmp_path)])
+            for number in range(40):
+                Path(stack.top.upper, str(number)).write_text("x")
+                point = stack.freeze()
+                following = point.stack()
+                stack.close()
+                assert (point.shallow() is point) == (number < 31)
+                if number < 39:
+                    point.close()
+                stack = following
+            other = point.shallow().stack()
+            assert point.shallow() is point.shallow()
+            assert len(other.frozen) == 1
+            assert sorted(os.listdir(other.frozen[0].upper), key=int) == [str(number) for number in range(40)]
+            for held in (point, stack, other):
+                held.close()
+            removal.wait()
+            assert os.listdir(room.path) == ["lock"]
+
     def test_a_squash_is_used_by_the_next_point(self, place: Path, tmp_path: Path) -> None:
         with Store(home_for()) as made:
             stack = Stack.new(made, [str(tmp_path)])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from staddle.layout.host import Entry
+from staddle.policy.identity import Identity
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
-from staddle.policy.plan import Grant, Guard, Hidden, Identity, Plan, Scratch
+from staddle.policy.plan import Grant, Guard, Hidden, Plan, Scratch
 
 WHY = "test"
 

@@ -42,6 +42,23 @@ def test_what_proc_tells_of_the_host_is_masked_where_it_exists() -> None:
     assert hiding == [Empty("/proc/1", 0, 4096, "sandbox")]
 
 
+def test_a_file_of_a_private_home_may_be_changed_and_one_of_proc_is_covered() -> None:
+    host = DictHost({"/proc/meminfo": None})
+    texts = (
+        Text("/home/user/.bashrc", b"x", WHY, 0o644),
+        Text("/proc/meminfo", b"y", WHY),
+        Text("/proc/no", b"", WHY),
+    )
+    layout = laid_out(host, scratch=(scratch("/home/user"),), texts=texts)
+    assert [op for op in of_plan(layout) if isinstance(op, File)] == [
+        File("/home/user/.bashrc", b"x", WHY, mode=0o644),
+        File("/proc/meminfo", b"y", WHY, below=True),
+    ]
+    paths = [op.path for op in layout.operations]
+    assert paths.index("/proc") < paths.index("/proc/meminfo")
+    assert plan(scratch=(scratch("/home/user"),), texts=texts).access("/home/user/.bashrc") == "write"
+
+
 def test_grants_links_texts_and_sockets_in_the_fresh_root() -> None:
     layout = laid_out(
         grants=(read("/usr"), write("/w", directory=False)),

@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 
 from staddle.layout import rows
-from staddle.layout.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
+from staddle.layout.operations import (
+    Bind,
+    Devices,
+    Directory,
+    Empty,
+    File,
+    Mask,
+    Overlay,
+    Processes,
+    Seal,
+    Symlink,
+)
 
 EVERY = (
     Empty("/", 0o755, 4096, ""),
@@ -13,11 +24,13 @@ EVERY = (
     Bind("/r\udcff\n", False, "", below=True),
     Bind("/w/.git", False, "", below=True, again=True),
     Bind("/run/s", False, "", optional=True),
+    Overlay("/w/a", "/up\udcff\n", "/work", ""),
     Empty("/tmp", 0o1777, 7, "", below=True),
     Directory("/tmp/a", 0o555, ""),
     Mask("/r/secret", ""),
     File("/etc/hosts", b"\xff\0", ""),
     File("/etc/passwd", b"", "", below=True),
+    File("/home/user/.bashrc", b"x", "", mode=0o644),
     Symlink("/bin", "usr/bin\udcff", ""),
     Devices("/dev", ""),
     Processes("/proc", ""),

@@ -71,10 +71,3 @@ def test_the_limit_itself_is_needed_and_swap_is_not_everywhere() -> None:
 )
 def test_numbers_are_found(source: Source, text: str, number: int | None) -> None:
     assert controls.number(source, text) == number
-
-
-def test_traffic_is_summed_over_devices() -> None:
-    first = "8:0 Read 4096\n8:0 Write 100\n8:16 Read 1\n8:0 Total 4196\nTotal 4197\n"
-    second = "8:0 rbytes=4096 wbytes=100 rios=1\n8:16 rbytes=1 wbytes=0\n"
-    assert controls.traffic(1, first) == controls.traffic(2, second) == (4097, 100)
-    assert controls.traffic(1, "Total 0\n") == controls.traffic(2, "") == (0, 0)

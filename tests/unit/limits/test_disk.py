@@ -86,9 +86,5 @@ def test_a_tree_deeper_than_a_path_can_say_is_counted(tmp_path: Path) -> None:
     assert disk.occupied(str(tmp_path)).inodes == 300
 
 
-def test_the_longer_it_takes_the_rarer_it_is_done() -> None:
-    assert [disk.next_look(took) for took in (0.0, 0.2, 100.0)] == [1.0, 4.0, 60.0]
-
-
 def test_room_is_told_for_what_can_be_asked(tmp_path: Path) -> None:
     assert not disk.full(str(tmp_path / "missing"))

@@ -25,7 +25,6 @@ FILES = {
     "memory.events": "low 0\noom 1\noom_kill 2\n",
     "pids.max": "max\n",
     "pids.events": "max 7\n",
-    "io.stat": "8:0 rbytes=10 wbytes=20\n",
 }
 
 
@@ -37,7 +36,7 @@ def paper(tmp_path: Path) -> Path:
 
 
 def unified(path: Path) -> Group:
-    return Group({Place(2, str(path.parent), frozenset({"memory", "cpu", "pids", "io"})): str(path)})
+    return Group({Place(2, str(path.parent), frozenset({"memory", "cpu", "pids"})): str(path)})
 
 
 def test_limits_of_the_second_version_are_written(paper: Path) -> None:
@@ -77,10 +76,8 @@ def test_events_and_usage_are_read(paper: Path) -> None:
     assert meter.events() == Events(out_of_memory=2, refused_processes=7)
     total = meter.total(5.0)
     assert (total.user, total.system, total.memory) == (2.0, 1.0, 1000)
-    assert (total.read, total.written) == (10, 20)
     meter.begin()
     (paper / "cpu.stat").write_text("usage_usec 4500000\nuser_usec 3000000\nsystem_usec 1500000\n")
-    (paper / "io.stat").write_text("8:0 rbytes=110 wbytes=20\n")
     used = meter.end(1.0)
-    assert (used.user, used.system, used.read, used.written) == (1.0, 0.5, 100, 0)
+    assert (used.user, used.system) == (1.0, 0.5)
     meter.park()

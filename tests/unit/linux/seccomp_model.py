@@ -106,6 +106,9 @@ def _by_kind(kind: str, name: str, low: tuple[int, ...], full: tuple[int, ...]) 
         return NOTIFY
     if name == "setsockopt" and kind != "landlock" and low[1:3] == (socket.IPPROTO_TCP, 31):
         return fails(errno.ENOPROTOOPT)
+    flags = {"sendto": 3, "sendmmsg": 3, "sendmsg": 2}.get(name)
+    if kind == "landlock-tcp" and flags is not None and low[flags] & socket.MSG_FASTOPEN:
+        return fails(errno.EOPNOTSUPP)
     return ALLOW
 
 
@@ -157,6 +160,8 @@ def _socket(kind: str, family: int, type_: int, protocol: int) -> int:
         return fails(errno.EPERM) if wrong else ALLOW
     if kind == "landlock":
         return fails(errno.EAFNOSUPPORT)
+    if kind == "landlock-tcp":
+        return _tcp_socket(family, type_, protocol)
     if family == socket.AF_NETLINK:
         return ALLOW if protocol == socket.NETLINK_ROUTE else fails(errno.EPROTONOSUPPORT)
     if family not in (socket.AF_INET, socket.AF_INET6):
@@ -166,6 +171,14 @@ def _socket(kind: str, family: int, type_: int, protocol: int) -> int:
     if protocol not in (0, socket.IPPROTO_TCP, socket.IPPROTO_UDP):
         return fails(errno.EPROTONOSUPPORT)
     return ALLOW
+
+
+def _tcp_socket(family: int, type_: int, protocol: int) -> int:
+    if family not in (socket.AF_INET, socket.AF_INET6):
+        return fails(errno.EAFNOSUPPORT)
+    if type_ % 16 != socket.SOCK_STREAM:
+        return fails(errno.ESOCKTNOSUPPORT)
+    return ALLOW if protocol in (0, socket.IPPROTO_TCP) else fails(errno.EPROTONOSUPPORT)
 
 
 def _setuid(name: str, low: tuple[int, ...]) -> int:

@@ -39,3 +39,16 @@ def hello(*extensions: bytes, records: int = 1) -> bytes:
     size = max(1, -(-len(message) // records))
     parts = [message[at : at + size] for at in range(0, len(message), size)]
     return b"".join(b"\x16\3\1" + struct.pack(">H", len(part)) + part for part in parts)
+
+
+def extended(opening: bytes, extra: bytes) -> bytes:
+    """The same opening, of one record, with one more extension at its end."""
+    hello = opening[9:]
+    at = 2 + 32
+    at += 1 + hello[at]
+    at += 2 + int.from_bytes(hello[at : at + 2], "big")
+    at += 1 + hello[at]
+    extensions = hello[at + 2 :] + extra
+    hello = hello[:at] + struct.pack(">H", len(extensions)) + extensions
+    message = b"\1" + len(hello).to_bytes(3, "big") + hello
+    return opening[:3] + struct.pack(">H", len(message)) + message

@@ -45,9 +45,19 @@ def test_an_attempt_is_bounded_and_its_outcome_one_of_ours() -> None:
         orders.decode_attempt(orders.encode_attempt(ATTEMPT.replace(outcome="trusted")))
 
 
-@given(st.binary(max_size=200), st.sampled_from([b"", b"attempt 1\n", b"hungry 1\n"]))
+def test_a_turn_comes_back_as_it_was_said() -> None:
+    assert orders.decode_turn(orders.encode_turn(7)) == 7
+    assert orders.decode_turn(orders.encode_attempt(ATTEMPT)) is None
+    with pytest.raises(Malformed):
+        orders.decode_turn(orders.encode_turn(7)[:-1])
+
+
+KINDS = [b"", b"attempt 1\n", b"hungry 1\n", b"question 1\n", b"turn 1\n"]
+
+
+@given(st.binary(max_size=200), st.sampled_from(KINDS))
 def test_whatever_a_gateway_says_is_an_attempt_or_malformed(data: bytes, start: bytes) -> None:
-    for decode in (orders.decode_attempt, orders.decode_hungry):
+    for decode in (orders.decode_attempt, orders.decode_hungry, orders.decode_question, orders.decode_turn):
         try:
             decode(start + data)
         except Malformed:

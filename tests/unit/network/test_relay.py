@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.network import relay
+from staddle.network import pipes, relay
 from staddle.network.relay import AGAIN, ENDED, WAIT, Budget, Flow
 
 
@@ -102,28 +102,74 @@ def test_a_reader_that_does_not_read_stops_the_flow_with_little_kept(line: Line,
             if line.flow.move(to_the_end=False) == WAIT and budget.kept:
                 break
         line.flow.move(to_the_end=False)
-    assert 0 < budget.kept <= relay.PIPE
+    assert 0 < budget.kept <= pipes.SIZE
     kept = budget.kept
     for _ in range(10):
         assert line.flow.move(to_the_end=True) == WAIT
     assert budget.kept == kept
 
 
-def test_the_pipe_is_empty_after_every_move(line: Line, budget: Budget) -> None:
-    chunk = bytes(1 << 20)
-    for turn in range(400):
+def test_bytes_that_wait_in_a_pipe_arrive_in_order(line: Line, budget: Budget) -> None:
+    data = os.urandom(1 << 16) * 256
+    sent, got, waited = 0, b"", 0
+    for turn in range(20_000):
         try:
-            line.writer.send(chunk)
+            sent += line.writer.send(data[sent : sent + (1 << 20)])
         except BlockingIOError:
             pass
         line.flow.move(to_the_end=False)
-        with pytest.raises(BlockingIOError):
-            os.read(budget.pipe_out, 1)
+        waited = max(waited, budget.kept)
+        if turn % 7 == 0 and line.flow.is_blocked():
+            got += take(line.reader)
+        if sent == len(data) and not line.flow.is_blocked():
+            got += take(line.reader)
+            if len(got) == len(data):
+                break
+    assert got == data
+    assert 0 < waited <= relay.MOST_KEPT
+    assert budget.kept == 0
+
+
+def test_a_pipe_is_borrowed_only_while_bytes_are_in_it(line: Line, budget: Budget) -> None:
+    others = [budget.pipes.take() for _ in range(pipes.MOST - 1)]
+    for turn in range(400):
+        try:
+            line.writer.send(bytes(1 << 20))
+        except BlockingIOError:
+            pass
+        line.flow.move(to_the_end=False)
+        left = budget.pipes.take()
+        assert (left is None) <= line.flow.is_blocked()
+        if left is not None:
+            assert left.left == 0
+            budget.pipes.give_back(left)
         if turn % 3 == 0:
             take(line.reader)
+    for other in filter(None, others):
+        budget.pipes.give_back(other)
 
 
-def test_the_pipe_is_empty_also_when_the_reader_is_gone(line: Line, budget: Budget) -> None:
+def test_without_a_pipe_bytes_are_copied(line: Line, budget: Budget) -> None:
+    others = [budget.pipes.take() for _ in range(pipes.MOST)]
+    data = os.urandom(1 << 16) * 64
+    assert through(line, data) == data
+    for other in filter(None, others):
+        budget.pipes.give_back(other)
+
+
+def test_where_pipes_are_tiny_bytes_are_copied(
+    line: Line, budget: Budget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipes, "SIZE", (1 << 31) + 1)  # more than the kernel can count
+    monkeypatch.setattr(pipes, "LEAST", 1 << 20)
+    before = len(os.listdir("/proc/self/fd"))
+    assert budget.pipes.take() is None
+    data = os.urandom(1 << 16) * 64
+    assert through(line, data) == data
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_pipe_with_bytes_for_a_reader_that_is_gone_is_nobodys_again(line: Line, budget: Budget) -> None:
     line.reader.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     gone = False
     for turn in range(400):
@@ -135,13 +181,17 @@ def test_the_pipe_is_empty_also_when_the_reader_is_gone(line: Line, budget: Budg
             line.flow.move(to_the_end=False)
         except OSError:
             gone = True
-        with pytest.raises(BlockingIOError):
-            os.read(budget.pipe_out, 1)
         if turn == 20:
             line.reader.close()
         elif turn < 20:
             take(line.reader)
     assert gone
+    line.flow.close()
+    assert budget.kept == 0
+    free = [budget.pipes.take() for _ in range(pipes.MOST)]
+    assert [pipe.left for pipe in free if pipe] == [0] * pipes.MOST
+    for pipe in filter(None, free):
+        budget.pipes.give_back(pipe)
 
 
 def test_a_flow_takes_turns(line: Line) -> None:

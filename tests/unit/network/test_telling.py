@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from staddle.network.loop import Loop
-from staddle.network.orders import Attempt, decode_attempt
+from staddle.network.orders import Attempt, decode_attempt, decode_turn
 from staddle.network.telling import Teller
 
 
@@ -76,6 +76,17 @@ def test_noise_is_counted_and_the_count_is_told(host: Host) -> None:
     notes = [a for a in rest if a.outcome == "note"]
     assert len(notes) == 1
     assert len([a for a in first + rest if a.outcome == "refused"]) + notes[0].count == 5000
+
+
+def test_a_turn_tells_what_was_repeated_and_begins_anew(host: Host) -> None:
+    for _ in range(3):
+        host.teller.tell(refused("a.com"))
+    host.teller.turn(7)
+    first, again, turn = (host._line.recv(65536) for _ in range(3))
+    assert (decode_attempt(first).count, decode_attempt(again).count, decode_turn(turn)) == (1, 2, 7)
+    assert decode_attempt(again).allow == decode_attempt(first).allow
+    host.teller.tell(refused("a.com"))
+    assert [a.count for a in host.told()] == [1]  # who asks next has its own
 
 
 def test_a_host_that_does_not_read_is_not_waited_for(host: Host) -> None:

@@ -7,8 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from staddle.network.orders import Attempt, encode_attempt, encode_hungry
+from staddle import Network
+from staddle.network.deciding import Deciding
+from staddle.network.orders import (
+    Attempt,
+    Question,
+    decode_decision,
+    encode_attempt,
+    encode_hungry,
+    encode_question,
+)
 from staddle.network.told import MOST, Told
+from tests.kernel.waiting import until
 
 
 class Line:
@@ -89,3 +99,28 @@ def test_reading_ends_with_the_gateway(line: Line) -> None:
     assert line.told.read()
     line.gateway.close()
     assert not line.told.read()
+
+
+def test_what_it_asks_is_answered_over_the_same_line(line: Line) -> None:
+    line.told.decide_with(Deciding(lambda event: event.what == "a.com:443", Network.deny(), 30))
+    line.gateway.settimeout(30)
+    for identity, host in ((1, "a.com"), (2, "b.com")):
+        line.gateway.send(encode_question(Question(identity, host, 443)))
+        assert line.told.read()
+        assert decode_decision(line.gateway.recv(4096)) == (identity, identity == 1)
+
+
+def test_a_question_that_nobody_is_there_for_has_no_answer(line: Line) -> None:
+    line.gateway.send(encode_question(Question(1, "a.com", 443)))
+    assert line.told.read()
+    line.gateway.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        line.gateway.recv(4096)
+
+
+def test_who_does_not_read_can_have_it_read(line: Line) -> None:
+    line.told.attend()
+    line.tell("refused", "a.com")
+    assert until(lambda: [event.what for event in line.told.events()] == ["a.com:443"])
+    line.gateway.close()
+    assert until(lambda: line.told.fileno() < 0)

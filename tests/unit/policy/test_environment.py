@@ -27,7 +27,7 @@ def test_nothing_of_the_host_leaks() -> None:
         "HOME": "/home/user",
         "LANG": "C.UTF-8",
         "LOGNAME": "user",
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": "/home/user/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "SHELL": inside["SHELL"],
         "TERM": "xterm-256color",
         "TMPDIR": "/tmp",

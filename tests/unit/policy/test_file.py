@@ -68,6 +68,13 @@ def test_every_key_is_a_field_of_policy(file: Path) -> None:
     )
 
 
+def test_toolchains_are_looked_for_unless_a_file_says_no(file: Path) -> None:
+    assert load(file, "system = true").toolchains
+    assert not load(file, "toolchains = false").toolchains
+    assert not load(file, 'preset = "none"').toolchains
+    assert "toolchains" in refused(file, 'toolchains = "no"')
+
+
 def test_the_agent_preset_is_where_a_file_starts(file: Path) -> None:
     assert load(file, 'read = ["/opt"]') == Policy.agent().with_read("/opt")
     assert load(file, 'preset = "agent"') == Policy.agent()

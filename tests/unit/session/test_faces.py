@@ -10,7 +10,7 @@ import pytest
 
 from staddle import AsyncSandbox, PolicyNotEnforceable, Sandbox
 from staddle.errors import InvalidCall
-from staddle.session import opening
+from staddle.session import arguments, opening
 from staddle.session.asynchronous_session import AsyncSession, AsyncStream
 from staddle.session.session import Session
 from staddle.session.streaming import Stream
@@ -39,6 +39,7 @@ NAMES = [
     "snapshot",
     "restore",
     "fork",
+    "from_snapshot",
 ]
 
 
@@ -55,7 +56,7 @@ def test_the_awaited_sandbox_has_every_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["__init__", "run", "exec", "stream", "start", "terminal", "session", "fork"]
+    "name", ["__init__", "run", "exec", "stream", "start", "terminal", "session", "fork", "from_snapshot"]
 )
 def test_they_take_the_same_arguments(name: str) -> None:
     sync, awaited = (inspect.signature(getattr(cls, name)).parameters for cls in (Sandbox, AsyncSandbox))
@@ -73,25 +74,31 @@ def test_an_interpreter_that_the_policy_hides_is_granted_for_the_agent(
     program.write_bytes(b"")
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr(sys, "base_prefix", str(prefix))
-    decided = opening.decide(opening.settings(backend="bwrap"))
+    decided = opening.decide(arguments.settings(backend="bwrap"))
     assert decided.plan.shows(str(program))
     assert not decided.plan.shows(str(tmp_path / "other"))
-    assert not opening.decide(opening.settings(backend="native")).plan.shows(str(program))
+    assert not opening.decide(arguments.settings(backend="native")).plan.shows(str(program))
 
 
-def test_overlay_is_never_something_else(tmp_path: Path) -> None:
+def test_where_there_are_no_layers_it_is_told_that_there_is_a_copy(tmp_path: Path) -> None:
+    for backend in ("bwrap", "landlock", "native"):
+        decided = opening.decide(arguments.settings(tmp_path, backend=backend))
+        assert [gap.documented for gap in decided.enforced.gaps if gap.protection == "layers"] == [True]
+
+
+def test_what_is_to_be_kept_needs_layers(tmp_path: Path) -> None:
     for backend in ("bwrap", "landlock", "native", "systemd"):
         with pytest.raises(PolicyNotEnforceable) as refusal:
-            opening.decide(opening.settings(tmp_path, backend=backend))
+            opening.decide(arguments.settings(tmp_path, backend=backend, keep="x"))
         assert "mode='bind'" in refusal.value.fix
         assert refusal.value.gaps
 
 
 def test_the_place_of_the_workspace_is_told_where_it_is_another(tmp_path: Path) -> None:
-    decided = opening.decide(opening.settings(tmp_path, backend="native", mode="bind"))
+    decided = opening.decide(arguments.settings(tmp_path, backend="native", mode="bind"))
     assert decided.plan.cwd == str(tmp_path)
     assert [gap for gap in decided.enforced.gaps if gap.protection == "workspace" and gap.documented]
-    decided = opening.decide(opening.settings(tmp_path, backend="bwrap", mode="bind"))
+    decided = opening.decide(arguments.settings(tmp_path, backend="bwrap", mode="bind"))
     assert decided.plan.cwd == "/workspace"
     assert decided.enforced.gaps == ()
 

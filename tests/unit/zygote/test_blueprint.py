@@ -40,6 +40,13 @@ def test_a_request_arrives_as_it_was() -> None:
     assert REQUEST.operations()[1] == Bind("/a b\n", True, "", source="/x'\"é")
 
 
+def test_trees_arrive_with_their_layers() -> None:
+    trees = ((b"/", b"/u", b"/w", b"/a\0/b"), (b"/usr", b"/u", b"/w", b"/c"))
+    assert decode_request(encode(REQUEST.replace(trees=trees, alone=1))).trees == trees
+    made = BLUEPRINT.replace(places=(b"/tmp", b"/home/user"), skeleton=b"/store/skeleton")
+    assert decode_blueprint(encode(made)) == made
+
+
 @pytest.mark.parametrize("cut", [0, 5, 20, 40, -1])
 def test_what_is_cut_short_is_refused(cut: int) -> None:
     with pytest.raises(Malformed):

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
+
+from staddle.zygote import runs
 from staddle.zygote.runs import Entry, below, of_run
 
 SHELL, SINCE = 100, 5000
@@ -54,3 +59,18 @@ def test_a_table_that_goes_in_circles_ends() -> None:
     processes = {SHELL: Entry(201, 1), 200: Entry(SHELL, 5100), 201: Entry(200, 5101)}
     assert of_run(SHELL, SINCE, 0, processes, lambda _: 0) >= {200, 201}
     assert below(SHELL, processes) >= {200, 201}
+
+
+def test_what_is_started_while_a_run_is_ended_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    signalled: list[set[int]] = []
+    monkeypatch.setattr(runs, "signal", lambda pids, _: signalled.append(set(pids)))
+    there = iter([[5, 6], [5, 6, 7], [7]])
+    runs.kill_all(lambda: next(there))
+    assert signalled == [{5, 6}, {7}]
+
+
+def test_nobody_is_chased_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "signal", lambda *_: None)
+    number = itertools.count(5)
+    runs.kill_all(lambda: [next(number)])
+    assert next(number) < 100

@@ -5,8 +5,8 @@
     staging    as root, or with very many mounts: the view built by us (see `layout`)
     launching  operations -> argv and descriptors
 
-What it does not do, by nature: a UNIX socket in a granted directory can be connected to,
-read-only or not; a name of the policy's that appears on the host after the start is not
+What it does not do, by nature: a UNIX socket that appears in a granted directory after the start can
+be connected to, read-only or not; a name of the policy's that appears on the host after the start is not
 seen; the mount table inside shows the paths of what was granted.
 """
 
@@ -182,7 +182,7 @@ class Bwrap:
 
 def _laid_out_alike(one: Plan, other: Plan) -> bool:
     """Whether the layout of one is the other's too: made without a look at the host, of the same parts."""
-    parts = ("grants", "links", "texts", "scratch", "sockets")
+    parts = ("grants", "links", "texts", "scratch", "sockets", "closed")
     simple = not (one.hidden or one.guards or other.hidden or other.guards)
     return simple and all(getattr(one, part) == getattr(other, part) for part in parts)
 

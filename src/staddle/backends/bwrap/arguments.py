@@ -7,6 +7,7 @@ import os
 from ...errors import LaunchFailed, PolicyNotEnforceable
 from ...layout.host import check_place
 from ...layout.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
+from ..gateways import reaches_out
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,11 +22,15 @@ _MOST = 9000
 
 
 def confinement(plan: Plan) -> tuple[str, ...]:
-    """Namespaces, ids, capabilities, session: everything but the filesystem."""
+    """Namespaces, ids, capabilities, session: everything but the filesystem.
+
+    Where something outside can be reached, bwrap is started in a network of the sandbox's own.
+    """
     who = plan.identity
+    shared = plan.network.mode == "open" or reaches_out(plan)
     return (
         "--unshare-all",
-        *(("--share-net",) if plan.network.mode == "open" else ()),
+        *(("--share-net",) if shared else ()),
         # Not "if possible", as --unshare-all means it; and none may be made inside.
         *("--unshare-user", "--disable-userns"),
         *("--uid", str(who.uid), "--gid", str(who.gid)),
@@ -75,7 +80,8 @@ def filesystem(operations: Iterable[Operation], give: Descriptors, *, by_descrip
             if operation.below:
                 check_place(operation.path, directory=False)
             how = "--ro-bind-data" if operation.below else "--file"
-            yield from ("--perms", "0444", how, str(give.holding(operation.content)), operation.path)
+            file = str(give.holding(operation.content))
+            yield from ("--perms", f"{operation.mode:04o}", how, file, operation.path)
         elif isinstance(operation, Symlink):
             yield from ("--symlink", operation.target, operation.path)
         elif isinstance(operation, Devices):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...display import shown
 from ...layout.operations import Bind
 from ...layout.owners import needs_translation
+from .. import gateways
 from ..base import Step
 from ..filters import filter_profile, filter_steps
 from . import arguments, rlimits, scoping
@@ -24,6 +25,10 @@ _OURS = "bwrap"
 def steps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Step]:
     """Each thing that is set up, in the order in which it is."""
     stranger = starter.stranger
+    yield from gateways.started(_OURS, plan)
+    if gateways.reaches_out(plan):
+        yield Step("a network of its own, with nothing but a loopback", "plan")
+    yield from gateways.reached(plan)
     if plan.network.mode == "open" and scoping.prefix():
         yield Step("Landlock: abstract UNIX sockets of others are out of reach", _OURS)
     if stranger is not None:

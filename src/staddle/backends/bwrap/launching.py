@@ -2,6 +2,8 @@
 
     python    (only with the network open) keeps abstract sockets of the host out of reach
     nsenter   (as root, or with a staged view) enters the staged mounts, becomes nobody's id
+    python    (in its place, where something outside can be reached) starts the gateway, makes the
+              network, and does what nsenter does
     prlimit   limits that hold for every sandbox
     bwrap     namespaces, filesystem, rights, filter; its arguments are in a descriptor
     prlimit   (only when the policy limits files) what bwrap itself could not live with
@@ -16,8 +18,10 @@ import os
 
 from ..._value import Value
 from ...errors import LaunchFailed
+from ...helper.status import sentence
 from ...layout.operations import Bind, File, Mask
 from ...linux.seccomp import program
+from .. import gateways
 from ..base import Launch
 from ..descriptors import Descriptors
 from ..filters import filter_profile
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from ...layout.from_plan import Layout
     from ...layout.operations import Operation
     from ...policy.plan import Plan
+    from .staging import Built
 
 #: bwrap reads the whole mount table for each of these; from here on building the view ourselves is faster.
 _MANY_MOUNTS = 48
@@ -59,6 +64,8 @@ def is_staged(layout: Layout, stranger: int | None) -> bool:
     )
     if mounted > _MANY_MOUNTS or len(operations) > _MANY or any(op.source for op in binds):
         return True
+    if any(isinstance(op, Mask) and op.optional for op in operations):
+        return True  # bwrap would make an empty file of what has just gone
     if stranger is None:
         return False
     from ...layout.owners import needs_translation
@@ -83,8 +90,7 @@ def _launch(
     starter: Starter, plan: Plan, layout: Layout, command: Sequence[str], give: Descriptors
 ) -> Launch:
     operations: Sequence[Operation] = layout.operations
-    before: list[str] = []  # the program that brings us where bwrap is to start
-    first: list[str] = []
+    built: Built | None = None
     if is_staged(layout, starter.stranger):
         from . import staging  # not for every start: an ordinary one is quicker without it
 
@@ -93,21 +99,17 @@ def _launch(
             built = staging.build_as_root(ours, starter.stranger)
         else:
             built = staging.build_as_user(ours)
-        before.append(f"--mount=/proc/self/fd/{give.keep(built.mount_namespace)}")
-        first += ["--bind", built.place, "/"]
-        # nsenter leaves these open, and bwrap would hand them on. It closes what it was told
-        # to wait for (which ends at once: nothing can be read there) or to hold on to.
-        first += ["--block-fd", str(give.all()[-1])]
-        if built.user_namespace is not None:
-            before += [f"--user=/proc/self/fd/{give.keep(built.user_namespace)}", "--preserve-credentials"]
-            first += ["--sync-fd", str(give.all()[-1])]
-    if starter.stranger is not None:
-        before += [f"--setgid={starter.stranger}", f"--setuid={starter.stranger}"]
     # Not a pipe: a launcher that finds its reader gone must not die of it half-way.
     status = give.holding(b"")
+    told, ends = gateways.line(plan, give, command, lasting=True)
+    if told is None:
+        enter = _entering(starter, built, give)
+    else:
+        enter = _connecting(starter, plan, built, give, (status, *ends))
     words = [
         *arguments.confinement(plan),
-        *first,
+        *(("--bind", built.place, "/") if built else ()),
+        *enter.first,
         *arguments.filesystem(operations, give, by_descriptor=starter.mounts_descriptors),
         *("--chdir", plan.cwd),
         *arguments.environment(plan),
@@ -123,7 +125,7 @@ def _launch(
         scoped = prefix()
     argv = (
         *scoped,
-        *((starter.nsenter, *before, "--") if before else ()),
+        *enter.before,
         *(starter.prlimit, *rlimits.outside(rlimits.hard_limit), "--"),
         *(starter.bwrap, "--args", str(packed), "--"),
         *((starter.prlimit, *within, "--") if within else ()),
@@ -139,7 +141,52 @@ def _launch(
         failure=failure,
         close=give.close,
         uid=starter.stranger,
+        told=told,
     )
+
+
+class _Enter(Value):
+    """The program that brings us where bwrap is to start, and bwrap's first arguments then."""
+
+    before: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+
+
+def _entering(starter: Starter, built: Built | None, give: Descriptors) -> _Enter:
+    """By nsenter, if there is anywhere to go, or anybody to become."""
+    before: list[str] = []
+    first: list[str] = []
+    if built is not None:
+        before.append(f"--mount=/proc/self/fd/{give.keep(built.mount_namespace)}")
+        # nsenter leaves these open, and bwrap would hand them on. It closes what it was told
+        # to wait for (which ends at once: nothing can be read there) or to hold on to.
+        first += ["--block-fd", str(give.all()[-1])]
+        if built.user_namespace is not None:
+            before += [f"--user=/proc/self/fd/{give.keep(built.user_namespace)}", "--preserve-credentials"]
+            first += ["--sync-fd", str(give.all()[-1])]
+    if starter.stranger is not None:
+        before += [f"--setgid={starter.stranger}", f"--setuid={starter.stranger}"]
+    return _Enter((starter.nsenter, *before, "--") if before else (), tuple(first))
+
+
+def _connecting(
+    starter: Starter, plan: Plan, built: Built | None, give: Descriptors, line: tuple[int, ...]
+) -> _Enter:
+    """By our own step, which makes a network first. `line` is where it tells, and the gateway's line."""
+    from ...helper import before_bwrap, starting
+
+    status, *ends = line
+    user = -1 if built is None or built.user_namespace is None else give.keep(built.user_namespace)
+    orders = before_bwrap.Orders(
+        status=status,
+        launcher=os.getpid(),
+        network=gateways.rows(plan),
+        gateway=tuple(ends),
+        user_namespace=user,
+        mount_namespace=-1 if built is None else give.keep(built.mount_namespace),
+        stranger=-1 if starter.stranger is None else starter.stranger,
+    )
+    return _Enter(starting.command("bwrap", str(give.holding(before_bwrap.encode(orders)))))
 
 
 def failure(said: bytes) -> str | None:
@@ -148,6 +195,8 @@ def failure(said: bytes) -> str | None:
     bwrap writes the exit status of a command that it executed, and of nothing else. It is
     silent, too, when it was killed before that: ask only after it ended by itself.
     """
+    if said[:1].isdigit():
+        return sentence(said)  # of our own step, before there was a bwrap
     if b'"exit-code"' in said:
         return None
     if b'"child-pid"' in said:

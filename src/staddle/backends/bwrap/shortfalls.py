@@ -18,7 +18,7 @@ _FILES = ("file_size", "open_files")
 
 def gaps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Gap]:
     """Every gap, those of the policy first."""
-    yield from shortfalls.of_a_fresh_root("bwrap", plan, layout, starter.stranger, _scopes)
+    yield from shortfalls.of_a_fresh_root(plan, layout, starter.stranger, _scopes)
     yield from shortfalls.limits("bwrap", plan)
     for name in _FILES:
         if getattr(plan.limits, name) is not None and plan.access(starter.prlimit) == "none":

@@ -18,7 +18,7 @@ from ...linux import process, seccomp
 from ...policy.paths import upward
 from ..base import Launch, Step
 from ..filters import landlock_profile
-from . import rules, shortfalls
+from . import reaching, rules, shortfalls
 from .layout import Layout, parent_for_private
 from .probing import Findings, find_out, stranger
 
@@ -77,7 +77,7 @@ class Landlock:
         mounted = _granted_in_place(plan, seen) if seen else []
         granted = self._rules(plan, layout, mounted, can_mount=seen is not None)
         kept, _ = kernel.weaken(kernel.EVERYTHING, found.abi)
-        net = kept if plan.network.mode == "deny" else kept - kernel.TCP
+        ports, net = reaching.ports(plan, kept)
         instructions = Instructions(
             argv=tuple(os.fsencode(word) for word in command),
             environment=tuple(
@@ -108,6 +108,8 @@ class Landlock:
             brokered=1,
             sockets=_sockets(plan, layout, mounted),
             internet=int(plan.network.mode == "open"),
+            ports=ports,
+            destinations=reaching.rows(plan),
         )
         return plan, granted, seen, instructions
 
@@ -164,6 +166,7 @@ def _sockets(plan: Plan, layout: Layout, mounted: Iterable[str]) -> tuple[tuple[
     rows = [(b"beneath", path) for path in beneath]
     rows += [(b"exactly", socket.path) for socket in plan.sockets]
     rows += [(b"never", item.path) for item in plan.hidden]
+    rows += [(b"never", item.path) for item in plan.closed]
     # A grant that shows through a private directory is the host's.
     rows += [(b"never", grant.path) for grant in plan.grants if grant.access == "read"]
     return tuple((kind, os.fsencode(path)) for kind, path in rows)

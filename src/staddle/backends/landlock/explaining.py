@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from _socket import AF_INET, AF_INET6, inet_ntop
 
 from ...linux import landlock as kernel
 from ..base import Step
@@ -42,6 +43,10 @@ def steps(plan: Plan, granted: list[Rule], seen: View | None, order: Instruction
             b"never": "never connect to",
         }
         found.append(Step(f"{words[kind]} {os.fsdecode(path)}", "sockets"))
+    for network, prefix, port, refused in order.destinations:
+        where = f"{inet_ntop(AF_INET if len(network) == 4 else AF_INET6, network)}/{prefix}"
+        at = f" at port {port}" if port else ""
+        found.append(Step(f"{'never ' if refused else ''}connect over TCP to {where}{at}", "plan"))
     found += filter_steps(landlock_profile(plan))
     where = os.fsdecode(order.directory)
     return (*found, Step(f"start the command in {where} with only the plan's variables", "landlock"))

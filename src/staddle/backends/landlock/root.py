@@ -60,7 +60,9 @@ def view(plan: Plan, uid: int, home: str) -> View:
     return View(
         trees=tuple((path, *row) for path, row in sorted(trees.items())),
         empty=tuple((path, *row) for path, row in sorted(empty.items())),
-        texts=tuple((text.path, as_user(text, plan, uid, home)) for text in plan.texts),
+        texts=tuple(
+            (text.path, as_user(text, plan, uid, home)) for text in plan.texts if not text.mode & 0o200
+        ),
         links=tuple((link.path, link.target) for link in plan.links),
     )
 

@@ -109,6 +109,8 @@ def for_system(plan: Plan, *, can_mount: bool) -> list[Rule]:
         # All of it was made for this run. (A rule above something denied would allow it again.)
         return [*rules, Rule("/etc", frozenset({"read_file", "read_dir"}), "system")]
     for text in plan.texts:
+        if text.mode & 0o200:
+            continue  # of the private home: on the host that name is somebody else's
         if not can_mount and text.path == "/etc/machine-id":
             continue  # which machine this is, is nobody's business
         # At its real place: a rule is made through no link.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ...linux import landlock as kernel
 from ...policy.paths import Ancestry
-from .. import shortfalls
+from .. import gateways, shortfalls
 from ..base import Gap
-from . import rules
+from . import reaching, rules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def gaps(plan: Plan, found: Findings) -> tuple[Gap, ...]:
         *(_as_root(found) if root else _as_a_user(plan)),
         *_guards(plan),
         *_of_the_kernel(found.abi),
+        *reaching.gaps(plan, found.abi),
         *_of_the_plan(plan, can_mount=root),
     )
 
@@ -101,12 +102,8 @@ def _of_the_kernel(abi: int) -> Iterator[Gap]:
 
 
 def _of_the_plan(plan: Plan, *, can_mount: bool) -> Iterator[Gap]:
-    if plan.network.mode not in ("deny", "open"):
-        yield Gap(
-            "network",
-            f"Landlock cannot hold a network of {plan.network.mode}: it has all of the network or none",
-            "use Network.deny()",
-        )
+    yield from gateways.nobody_asks("Landlock", plan)
+    yield from shortfalls.identity("Landlock", plan)
     yield from shortfalls.limits("Landlock", plan)
     writable = Ancestry({grant.path for grant in plan.grants if grant.access == "write"})
     below = [item.path for item in plan.hidden if writable.at_or_above(item.path) is not None]

@@ -8,10 +8,10 @@ No program but the interpreter is needed, and no right: an ordinary user gets a 
 and root becomes an id that nobody has. The helper does every step itself and starts nothing
 when one fails.
 
-What it does not do, by nature: a UNIX socket in a granted directory can be connected to,
-read-only or not; a name of the policy's that appears on the host after the start is not seen;
-the mount table inside shows the paths of what was granted; the groups of the user stay, so that
-what a group may read in a granted directory can be read.
+What it does not do, by nature: a UNIX socket that appears in a granted directory after the start can
+be connected to, read-only or not; a name of the policy's that appears on the host after the start is
+not seen; the mount table inside shows the paths of what was granted; the groups of the user stay, so
+that what a group may read in a granted directory can be read.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from .. import gateways
 from ..base import Step
 from ..description import last, view
 from ..filters import filter_profile, filter_steps
-from .orders import namespaces, reaches_out, scopes
+from .orders import namespaces, scopes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,8 +20,7 @@ _OURS = "namespaces"
 
 def steps(plan: Plan, layout: Layout, stranger: int | None) -> Iterator[Step]:
     """Each thing that is set up, in the order in which it is."""
-    if reaches_out(plan):
-        yield Step("start the network gateway on the host: confined, it dials what the policy allows", _OURS)
+    yield from gateways.started(_OURS, plan)
     yield from _groups(plan)
     if stranger is None:
         yield from _user(plan)
@@ -29,8 +29,7 @@ def steps(plan: Plan, layout: Layout, stranger: int | None) -> Iterator[Step]:
     yield Step(f"be called {plan.identity.host!r}", "plan")
     if "net" in namespaces(plan):
         yield Step("a network of its own, with nothing but a loopback", "plan")
-    if reaches_out(plan):
-        yield from _reached(plan)
+    yield from gateways.reached(plan)
     yield from view(layout, stranger is not None)
     yield Step("leave the old root for good", _OURS)
     if stranger is not None:
@@ -51,22 +50,9 @@ def _groups(plan: Plan) -> Iterator[Step]:
     from ...limits.holding import held
     from ...limits.standing_in import usable
 
-    for item in held(plan.limits, usable(), inside=False, layer="none")[0]:
+    for item in held(plan.limits, usable(), inside=True, layer="none")[0]:
         if asked.get(item.limit):
             yield Step(f"{item.by} holds {item.limit} to {asked[item.limit]}", "limits")
-
-
-def _reached(plan: Plan) -> Iterator[Step]:
-    """What is made in the sandbox's network, before the command, and given to the gateway."""
-    from ...network.arrangement import RESOLVER, arrange
-
-    made = arrange(plan.network)
-    if made.resolver:
-        yield Step(f"a resolver at {RESOLVER} that knows the allowed names and asks nobody else", "plan")
-    for _, port in made.forwards:
-        yield Step(f"port {port} of its loopback leads to port {port} of the host's", "plan")
-    for rule in plan.network.rules:
-        yield Step(f"{'refuse' if rule.deny else 'lead to the gateway'}: {str(rule).lstrip('!')}", "plan")
 
 
 def _user(plan: Plan) -> Iterator[Step]:

@@ -10,6 +10,7 @@ from ...helper.instructions import encode as encode_instructions
 from ...helper.status import sentence
 from ...layout import rows
 from ...linux import userns
+from .. import gateways
 from ..base import Launch
 from ..descriptors import Descriptors
 from ..last_steps import instructions, needed
@@ -21,10 +22,9 @@ if TYPE_CHECKING:
 
     from ...layout.from_plan import Layout
     from ...layout.operations import Operation
-    from ...limits.group import Group
+    from ...limits.alone import Alone
     from ...network.told import Told
     from ...policy.plan import Plan
-    from ...zygote.network import Row as NetworkRow
 
 #: By their names in /proc. Those of the user, the processes and the mounts come with every sandbox.
 NAMESPACES = {
@@ -40,14 +40,18 @@ def launch(plan: Plan, layout: Layout, stranger: int | None, command: Sequence[s
     """The helper, ready to be started once."""
     give = Descriptors()
     read = -1
-    group: Group | None = None
+    limited: Alone | None = None
     try:
         read, write = os.pipe2(os.O_CLOEXEC)
         status = give.keep(write)
-        told, ends = _line(plan, give)
-        group = _group(plan)
-        doors = tuple(give.keep(door) for door in group.doors()) if group else ()
-        asked = orders(plan, layout, stranger, command, status=status, gateway=ends, doors=doors)
+        told, ends = gateways.line(plan, give, command)
+        limited = _limited(plan)
+        asked = orders(plan, layout, stranger, command, status=status, gateway=ends, limited=limited)
+        if limited is not None:
+            asked = asked.replace(
+                doors=tuple(give.keep(door) for door in limited.doors()),
+                tally=give.keep(os.dup(limited.tally)) if limited.tally >= 0 else -1,
+            )
         file = give.holding(surroundings.encode(asked))
         return Launch(
             argv=starting.command("namespaces", str(file)),
@@ -61,30 +65,18 @@ def launch(plan: Plan, layout: Layout, stranger: int | None, command: Sequence[s
             uid=stranger,
             here=lambda prepare: _start_here(asked, prepare, told),
             told=told,
-            group=group,
+            limited=limited,
         )
     except BaseException as error:
         give.close()
-        if group is not None:
-            group.close()
+        if limited is not None:
+            limited.close()
         if read >= 0:
             os.close(read)
         if isinstance(error, OSError):
             why = error.strerror or str(error)
             raise LaunchFailed("the sandbox could not be prepared", why=why) from error
         raise
-
-
-def _line(plan: Plan, give: Descriptors) -> tuple[Told | None, tuple[int, ...]]:
-    """The line of a gateway that the launcher will start: what we hear on it, and both of its ends."""
-    if not reaches_out(plan):
-        return None, ()
-    from ...network.starting import new_line
-    from ...network.told import Told
-
-    ours, theirs = new_line(plan.network)
-    told = Told(ours)
-    return told, (give.keep(theirs.detach()), give.keep(os.dup(ours.fileno())))
 
 
 def _view(plan: Plan, layout: Layout) -> list[Operation]:
@@ -95,14 +87,14 @@ def _view(plan: Plan, layout: Layout) -> list[Operation]:
     return sized(plan.limits, needed(layout))
 
 
-def _group(plan: Plan) -> Group | None:
-    """The control groups of the sandbox, where they are to limit something. Its first process is in them."""
+def _limited(plan: Plan) -> Alone | None:
+    """What holds limits on the sandbox as a whole, where there are some; on its first process as well."""
     limits = plan.limits
     if limits.memory is None and limits.cpu is None and limits.processes is None:
         return None
-    from ...limits import here
+    from ...limits.alone import alone
 
-    return here.group(limits, ours=1, together=True)
+    return alone(limits)
 
 
 def _start_here(asked: surroundings.Surroundings, prepare: Callable[[], None], told: Told | None) -> int:
@@ -132,7 +124,7 @@ def orders(
     *,
     status: int,
     gateway: tuple[int, ...] = (),
-    doors: tuple[int, ...] = (),
+    limited: Alone | None = None,
 ) -> surroundings.Surroundings:
     """Everything that the helper needs to know."""
     who = plan.identity
@@ -146,27 +138,24 @@ def orders(
         host=os.fsencode(who.host),
         stranger=-1 if stranger is None else stranger,
         foreign=surroundings.foreign((*_ALWAYS, *namespaces(plan))),
-        command=encode_instructions(instructions(plan, command, scopes(plan))),
-        network=_network(plan) if gateway else (),
+        command=encode_instructions(
+            instructions(plan, command, scopes(plan), () if limited is None else limited.rlimits)
+        ),
+        network=gateways.rows(plan) if gateway else (),
         gateway=gateway,
-        doors=doors,
+        doors=(),
+        memory=0 if limited is None else limited.memory,
+        processes=0 if limited is None else limited.processes,
+        processors=_processors(plan),
     )
 
 
-def reaches_out(plan: Plan) -> bool:
-    """Whether there is a gateway. Nothing of it is loaded for a network that is none, or the host's."""
-    if plan.network.mode in ("deny", "open"):
-        return False
-    from ...network.arrangement import needs_gateway
+def _processors(plan: Plan) -> int:
+    if plan.limits.cpu is None:
+        return 0
+    from ...limits.processors import count
 
-    return needs_gateway(plan.network)
-
-
-def _network(plan: Plan) -> tuple[NetworkRow, ...]:
-    from ...network.arrangement import arrange
-    from ...zygote.network import encoded
-
-    return encoded(arrange(plan.network))
+    return count(plan.limits.cpu)
 
 
 def namespaces(plan: Plan) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ stands for it outside, however that ends.
 
 Run by root it is the system's manager, and the command runs as an id that nobody has.
 
-What it does not do, by nature: a UNIX socket in a granted directory can be connected to; a
-name of the policy's that appears on the host after the start is not seen; the mount table
+What it does not do, by nature: a UNIX socket that appears in a granted directory after the start can
+be connected to; a name of the policy's that appears on the host after the start is not seen; the mount table
 inside shows the paths of what was granted; the groups of the user stay, so that what a group
 may read in a granted directory can be read.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...display import shown
+from .. import gateways
 from ..base import Step
 from ..description import last, view
 from ..filters import filter_profile, filter_steps
@@ -23,12 +24,14 @@ _LIMITS = {"MemoryMax", "MemorySwapMax", "CPUQuota", "TasksMax"}
 
 def steps(plan: Plan, layout: Layout, found: Manager) -> Iterator[Step]:
     """Each thing that is set up, in the order in which it is."""
+    yield from gateways.started(_OURS, plan)
     yield Step(f"ask the {found.scope} manager for a transient unit, with {shown(found.systemd_run)}", _OURS)
     for setting in unit.properties(plan, found.scope):
         yield Step(f"unit property {setting}", "limits" if setting.split("=")[0] in _LIMITS else _OURS)
     yield Step(
         "inside the unit: see that the properties hold, then make pid, mount and host name namespaces", _OURS
     )
+    yield from gateways.reached(plan)
     yield from view(layout, found.stranger >= 0)
     yield Step("leave the old root for good", _OURS)
     if found.stranger >= 0:

@@ -11,6 +11,7 @@ from ...helper.status import sentence
 from ...helper.surroundings import foreign
 from ...layout import rows
 from ...linux import userns
+from .. import gateways
 from ..base import Launch
 from ..descriptors import Descriptors
 from ..last_steps import instructions, needed
@@ -31,8 +32,10 @@ def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -
     give = Descriptors()
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
-        told = give.keep(write)
-        file = give.holding(unit_orders.encode(orders(plan, layout, found, command, status=told)))
+        status = give.keep(write)
+        told, ends = gateways.line(plan, give, command)
+        asked = orders(plan, layout, found, command, status=status, gateway=ends)
+        file = give.holding(unit_orders.encode(asked))
         return Launch(
             argv=starting.command("systemd-client", str(file)),
             env=dict(starting.ENVIRONMENT),
@@ -43,6 +46,7 @@ def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -
             relays=True,
             close=give.close,
             uid=found.stranger if found.stranger >= 0 else None,
+            told=told,
         )
     except BaseException:
         give.close()
@@ -51,7 +55,13 @@ def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -
 
 
 def orders(
-    plan: Plan, layout: Layout, found: Manager, command: Sequence[str], *, status: int
+    plan: Plan,
+    layout: Layout,
+    found: Manager,
+    command: Sequence[str],
+    *,
+    status: int,
+    gateway: tuple[int, ...] = (),
 ) -> unit_orders.Orders:
     """Everything for both ends of the line."""
     name = f"staddle-{os.urandom(8).hex()}"
@@ -74,8 +84,9 @@ def orders(
         status=status,
         launcher=os.getpid(),
         view=rows.encoded(needed(layout)),
-        # The manager makes those of the network and of IPC.
-        namespaces=userns.CLONE_NEWUTS | userns.CLONE_NEWCGROUP,
+        # The manager makes those of the network and of IPC. A network with more than a loopback is
+        # made by us, in that one: over the manager's a user's unit has no right.
+        namespaces=userns.CLONE_NEWUTS | userns.CLONE_NEWCGROUP | (userns.CLONE_NEWNET if gateway else 0),
         uid=who.uid,
         gid=who.gid,
         host=os.fsencode(who.host),
@@ -83,7 +94,7 @@ def orders(
         foreign=foreign(unit.namespaces(plan, found.scope)),
         bounds=tuple((os.fsencode(bound.file), bound.most) for bound in unit.bounds(plan.limits).values()),
         command=encode_instructions(instructions(plan, command, scopes())),
-        network=(),
-        gateway=(),
+        network=gateways.rows(plan) if gateway else (),
+        gateway=gateway,
         doors=(),
     )

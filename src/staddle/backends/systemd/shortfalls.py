@@ -22,7 +22,7 @@ _LIMITS = {"memory": "memory", "cpu": "cpu", "pids": "processes"}
 def gaps(plan: Plan, layout: Layout, found: Manager) -> Iterator[Gap]:
     """Every gap, those of the policy first."""
     stranger = found.stranger if found.stranger >= 0 else None
-    yield from shortfalls.of_a_fresh_root("systemd", plan, layout, stranger, shortfalls.scopes_sockets)
+    yield from shortfalls.of_a_fresh_root(plan, layout, stranger, shortfalls.scopes_sockets)
     yield from _limits(plan, found)
 
 

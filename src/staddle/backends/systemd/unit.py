@@ -10,6 +10,7 @@ below were obeyed is checked inside the unit before anything runs.
 from __future__ import annotations
 
 from ..._value import Value
+from ..gateways import reaches_out
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
     from ...policy.plan import Plan
     from .manager import Manager
 
-#: What root's helper needs until it drops them all: mounts, other ids and their maps.
+#: What root's helper needs until it drops them all: mounts, other ids and their maps, and giving files away.
 _CAPABILITIES = (
     *("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID"),
-    *("CAP_SETPCAP", "CAP_SETFCAP", "CAP_DAC_OVERRIDE"),
+    *("CAP_SETPCAP", "CAP_SETFCAP", "CAP_DAC_OVERRIDE", "CAP_CHOWN"),
 )
+#: And to make a network of the sandbox's own.
+_FOR_THE_NETWORK = ("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE")
 #: Our own processes in the unit, which count as any other there.
 _OURS = 2
 
@@ -43,7 +46,8 @@ def properties(plan: Plan, scope: Literal["user", "system"]) -> Iterator[str]:
     if scope == "user":
         yield "PrivateUsers=yes"  # or a user's manager may make none of the namespaces below
     else:
-        yield f"CapabilityBoundingSet={' '.join(_CAPABILITIES)}"
+        more = _FOR_THE_NETWORK if reaches_out(plan) else ()
+        yield f"CapabilityBoundingSet={' '.join((*_CAPABILITIES, *more))}"
     if plan.network.mode != "open":
         yield "PrivateNetwork=yes"
     yield "PrivateIPC=yes"

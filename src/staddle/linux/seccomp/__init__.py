@@ -23,8 +23,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .language import Row
 
-#: For whom each is: bwrap and our own namespaces; systemd units; Landlock without and with a
-#: network. "-nosuid" goes with plans that let the command write to a host directory.
+#: For whom each is: bwrap and our own namespaces; systemd units; Landlock without a network, with
+#: connections over TCP that are decided one by one, and with all of it. "-nosuid" goes with plans
+#: that let the command write to a host directory.
 PROFILES = (
     "namespaces",
     "namespaces-nosuid",
@@ -32,6 +33,8 @@ PROFILES = (
     "systemd-nosuid",
     "landlock",
     "landlock-nosuid",
+    "landlock-tcp",
+    "landlock-tcp-nosuid",
     "landlock-open",
     "landlock-open-nosuid",
 )

@@ -268,6 +268,12 @@ def _families(**families: int) -> Rule:
     )
 
 
+_NO_ULP = Rule(
+    ("setsockopt",),
+    refuse("ENOPROTOOPT"),
+    "loads kernel TLS and SMC modules; its users fall back",
+    (one_of(1, "level", IPPROTO_TCP=6), one_of(2, "option", TCP_ULP=31)),
+)
 ALL_SOCKETS = (
     _families(**_UNIX, **_INET, **_NETLINK),
     Rule(
@@ -291,12 +297,28 @@ ALL_SOCKETS = (
             none_of(2, "protocol", **{"the default": 0, "IPPROTO_TCP": 6, "IPPROTO_UDP": 17}),
         ),
     ),
+    _NO_ULP,
+)
+# Whoever decides connect() decides where a TCP socket sends to, but for the one flag that connects.
+_FAST_OPEN = {"MSG_FASTOPEN": 0x2000_0000}
+_CONNECTS = "connects without connect(); its users fall back"
+TCP_SOCKETS = (
+    _families(**_UNIX, **_INET),
     Rule(
-        ("setsockopt",),
-        refuse("ENOPROTOOPT"),
-        "loads kernel TLS and SMC modules; its users fall back",
-        (one_of(1, "level", IPPROTO_TCP=6), one_of(2, "option", TCP_ULP=31)),
+        ("socket",),
+        refuse("ESOCKTNOSUPPORT"),
+        "a datagram socket sends to any address without connect(); raw and packet sockets, DCCP, SCTP",
+        (one_of(0, "family", **_INET), none_of(1, "type", mask=15, SOCK_STREAM=1)),
     ),
+    Rule(
+        ("socket",),
+        refuse("EPROTONOSUPPORT"),
+        "SCTP, and MPTCP, which Landlock's TCP rules do not see; Go falls back",
+        (one_of(0, "family", **_INET), none_of(2, "protocol", **{"the default": 0, "IPPROTO_TCP": 6})),
+    ),
+    _NO_ULP,
+    Rule(("sendto", "sendmmsg"), refuse("EOPNOTSUPP"), _CONNECTS, (any_bit(3, "flags", **_FAST_OPEN),)),
+    Rule(("sendmsg",), refuse("EOPNOTSUPP"), _CONNECTS, (any_bit(2, "flags", **_FAST_OPEN),)),
 )
 NO_NETWORK_SOCKETS = (_families(**_UNIX),)
 PAIRS = (
@@ -378,6 +400,7 @@ _KINDS = {
     "systemd": _ALWAYS + HOST_PROCESSES + _ITSELF + ALL_SOCKETS + PAIRS,
     # no namespace at all
     "landlock": _LANDLOCK + NO_NETWORK_SOCKETS,
+    "landlock-tcp": _LANDLOCK + TCP_SOCKETS,
     "landlock-open": _LANDLOCK + ALL_SOCKETS,
 }
 

@@ -1,4 +1,4 @@
-"""Limits that no control group holds, held in the agent's own loop, and told to the host program."""
+"""Limits that no control group holds, held in the loop of a sandbox's first process, and told outside."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import struct
 import time
 
-from .requests import TALLY
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..limits.supervisor import Supervisor
+    from .supervisor import Supervisor
+
+#: What is told, in a file: processes that were ended for their memory, times that as many processes as
+#: there may be were seen, and the most memory that was seen, which the host program sets back.
+TALLY, SIZE, PEAK = "=QQQ", 24, 16
 
 
 class Watch:
@@ -18,7 +20,7 @@ class Watch:
 
     def __init__(self, supervisor: Supervisor, tally: int) -> None:
         self._supervisor, self._tally = supervisor, tally
-        self._counted = [0, 0, 0]
+        self._ended = self._full = 0
         self._next = 0.0
 
     def patience(self, otherwise: int | None) -> int:
@@ -36,10 +38,11 @@ class Watch:
 
     def _tell(self) -> None:
         supervisor = self._supervisor
-        ended, full, _ = self._counted
-        ended += sum(len(event.pids) for event in supervisor.take_events())
-        counted = [ended, full + supervisor.full, supervisor.peak]
+        self._ended += sum(len(event.pids) for event in supervisor.take_events())
+        self._full += supervisor.full
         supervisor.full = False
-        if counted != self._counted:
-            self._counted = counted
-            os.pwrite(self._tally, struct.pack(TALLY, *counted), 0)
+        before = os.pread(self._tally, SIZE, 0)
+        peak = struct.unpack(TALLY, before)[2] if len(before) == SIZE else 0
+        now = struct.pack(TALLY, self._ended, self._full, max(peak, supervisor.seen))
+        if now != before:
+            os.pwrite(self._tally, now, 0)

@@ -1,0 +1,117 @@
+"""The network gateway of a launch, for every backend with a network namespace: its line, and what it needs.
+
+Nothing of the network is loaded for a policy that reaches nothing, or everything.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .base import Gap, Step
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..network.arrangement import Arrangement
+    from ..network.told import Told
+    from ..policy.plan import Plan
+    from ..zygote.network import Row
+    from .descriptors import Descriptors
+
+
+def reaches_out(plan: Plan) -> bool:
+    """Whether there is a gateway: something outside can be reached, or somebody may say so."""
+    if plan.asks:
+        return True
+    if plan.network.mode in ("deny", "open"):
+        return False
+    from ..network.arrangement import needs_gateway
+
+    return needs_gateway(plan.network)
+
+
+def line(
+    plan: Plan, give: Descriptors, command: Sequence[str], *, lasting: bool = False
+) -> tuple[Told | None, tuple[int, ...]]:
+    """The line of a gateway that the launcher will start: what we hear on it, and both of its ends.
+
+    `lasting` is for a launcher that does not hold on to our end: see `network.starting.new_line`.
+    """
+    if not reaches_out(plan):
+        return None, ()
+    from ..network.starting import Bounds, new_line
+    from ..network.told import Told
+
+    ours, theirs = new_line(plan.network, Bounds(asks=plan.asks), lasting=lasting)
+    told = Told(ours, os.path.basename(command[0]))
+    return told, (give.keep(theirs.detach()), give.keep(os.dup(ours.fileno())))
+
+
+def rows(plan: Plan) -> tuple[Row, ...]:
+    """What of it is made in the sandbox's network namespace."""
+    from ..zygote.network import encoded
+
+    return encoded(_arrangement(plan))
+
+
+def started(who: str, plan: Plan) -> Iterator[Step]:
+    """That it is started, in words."""
+    if reaches_out(plan):
+        yield Step("start the network gateway on the host: confined, it dials what the policy allows", who)
+
+
+def reached(plan: Plan) -> Iterator[Step]:
+    """What is made in the sandbox's network, before the command, and given to the gateway, in words."""
+    if not reaches_out(plan):
+        return
+    from ..network.arrangement import RESOLVER
+
+    made = _arrangement(plan)
+    if plan.asks:
+        yield Step(f"ask on_connect, for {plan.asks} seconds, about what no entry speaks of", "on_connect")
+    if made.resolver:
+        yield Step(f"a resolver at {RESOLVER} that knows the allowed names and asks nobody else", "plan")
+    for _, port in made.forwards:
+        yield Step(f"port {port} of its loopback leads to port {port} of the host's", "plan")
+    for rule in plan.network.rules:
+        yield Step(f"{'refuse' if rule.deny else 'lead to the gateway'}: {str(rule).lstrip('!')}", "plan")
+
+
+_redirects: list[bool] = []  # whether this kernel does, once it was asked
+
+
+def gaps(plan: Plan) -> Iterator[Gap]:
+    """What a gateway cannot serve when the kernel does not deliver every port to it."""
+    if not reaches_out(plan):
+        return
+    unheld = _arrangement(plan).unheld
+    if not unheld:
+        return
+    if not _redirects:
+        from ..network.probing import probe
+
+        _redirects.append(probe().redirects)
+    if not _redirects[0]:
+        for entry in unheld:
+            yield Gap(
+                "network",
+                f"without nftables (tproxy) in this kernel, {entry}",
+                "name single hosts with their ports, or load the module nft_tproxy",
+            )
+
+
+def nobody_asks(who: str, plan: Plan) -> Iterator[Gap]:
+    """That `who`, which has no gateway, cannot have anything decided."""
+    if plan.asks:
+        yield Gap(
+            "network",
+            f"{who} has no gateway, so on_connect would never be asked",
+            "use the namespaces, bwrap or systemd backend, or leave on_connect out",
+        )
+
+
+def _arrangement(plan: Plan) -> Arrangement:
+    from ..network.arrangement import arrange
+
+    return arrange(plan.network, asks=bool(plan.asks))

@@ -1,0 +1,220 @@
+"""What an archive of an image holds: an OCI image layout, or what `docker save` writes.
+
+The archive is a stranger's. It is a tar that is read by place, never unpacked as it is; its
+JSON is bounded and checked; every blob is compared with the digest that led to it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .._value import Value
+from ..errors import ArchiveRefused
+from ..layers.tar import members
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO, Any
+
+#: Of the archive's own members, and of one of its descriptions.
+MOST_MEMBERS, LARGEST_JSON = 100_000, 8 << 20
+MOST_LAYERS = 512
+#: An index may point to another one; no tool nests them deeper.
+MOST_INDEXES = 4
+_DIGITS = frozenset("0123456789abcdef")
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class Blob(Value):
+    """Where some bytes are in the archive. `digest` is the SHA-256 that they must have, if it was said."""
+
+    path: str
+    offset: int
+    size: int
+    digest: str = ""
+
+
+class Image(Value):
+    """What an image is made of: its layers, the lowest first, and the digests of them uncompressed."""
+
+    name: str
+    layers: tuple[Blob, ...]
+    contents: tuple[str, ...]
+
+
+class Archive:
+    """An image in a tar that can be read by place."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._files: dict[str, tuple[int, int]] = {}
+        self._links: dict[str, str] = {}
+        file.seek(0)
+        for count, (member, _) in enumerate(members(file)):
+            if count > MOST_MEMBERS:
+                raise refused(f"it holds more than {MOST_MEMBERS:,} entries")
+            path = os.path.normpath(member.path)
+            if member.kind == "file":
+                self._files[path] = (file.tell(), member.size)
+            elif member.kind in ("symlink", "link"):
+                # docker save wrote a layer that two images share as a link to the first one.
+                start = os.path.dirname(path) if member.kind == "symlink" else ""
+                self._links[path] = os.path.normpath(os.path.join(start, member.target))
+
+    def image(self) -> Image:
+        """The one image that is in it, for this machine. ArchiveRefused when there is none, or several."""
+        if "index.json" in self._files:
+            return self._oci()
+        if "manifest.json" in self._files:
+            return self._docker()
+        raise refused(
+            "it has neither index.json (an OCI layout) nor manifest.json (docker save)",
+            "make it with `docker save`, `podman save` or `skopeo copy ... oci-archive:`",
+        )
+
+    def read(self, blob: Blob) -> Reading:
+        """The bytes of a blob."""
+        return Reading(self._file, blob.offset, blob.size)
+
+    def _blob(self, path: str, digest: str = "") -> Blob:
+        path = os.path.normpath(path)
+        path = self._links.get(path, path)
+        if path not in self._files:
+            raise refused(f"{path!r} is named in it and not there")
+        return Blob(path, *self._files[path], digest)
+
+    def _by_digest(self, descriptor: Any) -> Blob:
+        digest = _text(descriptor, "digest")
+        kind, _, number = digest.partition(":")
+        if kind != "sha256" or len(number) != 64 or not _DIGITS.issuperset(number):
+            raise refused(f"{digest[:80]!r} is no SHA-256 digest")
+        blob = self._blob(f"blobs/sha256/{number}", number)
+        if descriptor.get("size", blob.size) != blob.size:
+            raise refused(f"{blob.path!r} has not the size that it should have")
+        return blob
+
+    def _json(self, blob: Blob) -> Any:
+        import hashlib
+        import json
+
+        if blob.size > LARGEST_JSON:
+            raise refused(f"{blob.path!r} is too long for a description")
+        data = self.read(blob).read(blob.size)
+        if blob.digest and hashlib.sha256(data).hexdigest() != blob.digest:
+            raise refused(f"{blob.path!r} is not what its digest says")
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError):
+            raise refused(f"{blob.path!r} is no JSON") from None
+
+    def _oci(self) -> Image:
+        found = self._json(self._blob("index.json"))
+        name = ""
+        for _ in range(MOST_INDEXES):
+            if not isinstance(found, dict) or "manifests" not in found:
+                break
+            descriptor = _chosen(_list(found, "manifests"))
+            notes = descriptor.get("annotations")
+            if not name and isinstance(notes, dict):
+                name = str(notes.get("io.containerd.image.name") or notes.get(_REFERENCE) or "")
+            found = self._json(self._by_digest(descriptor))
+        if not isinstance(found, dict) or "layers" not in found:
+            raise refused("it leads to no description of an image")
+        layers = tuple(self._by_digest(layer) for layer in _list(found, "layers"))
+        config = self._json(self._by_digest(found.get("config")))
+        return Image(_plain(name), layers, _contents(config, len(layers)))
+
+    def _docker(self) -> Image:
+        found = self._json(self._blob("manifest.json"))
+        if not isinstance(found, list) or len(found) != 1 or not isinstance(found[0], dict):
+            raise refused("it does not hold one image", "save one image, by its name")
+        entry = found[0]
+        path = _text(entry, "Config")
+        stem = os.path.basename(path).removesuffix(".json")
+        number = stem if len(stem) == 64 and _DIGITS.issuperset(stem) else ""
+        config = self._json(self._blob(path, number))
+        layers = tuple(self._blob(_checked_text(layer, "Layers")) for layer in _list(entry, "Layers"))
+        tags = entry.get("RepoTags")
+        name = str(tags[0]) if isinstance(tags, list) and tags else ""
+        return Image(_plain(name), layers, _contents(config, len(layers)))
+
+
+_REFERENCE = "org.opencontainers.image.ref.name"
+
+
+class Reading:
+    """A part of a file, from its beginning to its end, without moving anybody else's place in it."""
+
+    def __init__(self, file: IO[bytes], offset: int, size: int) -> None:
+        self._fd, self._at, self._left = file.fileno(), offset, size
+
+    def read(self, size: int = -1) -> bytes:
+        """At most `size` bytes; nothing at the end."""
+        parts = []
+        wanted = self._left if size < 0 else min(size, self._left)
+        while wanted and (data := os.pread(self._fd, wanted, self._at)):
+            parts.append(data)
+            wanted -= len(data)
+            self._at += len(data)
+            self._left -= len(data)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """The file is somebody else's."""
+
+
+def refused(why: str, fix: str = "") -> ArchiveRefused:
+    """Nothing is made of it."""
+    return ArchiveRefused("the image is refused", why=why, fix=fix or "nothing was made of it")
+
+
+def _chosen(manifests: list[Any]) -> dict[str, Any]:
+    """The one for this machine. One alone is taken as it is: who runs it will see."""
+    usable = [item for item in manifests if isinstance(item, dict)]
+    # What tools attach to an image is in its index, too, for a machine that is none.
+    images = [item for item in usable if _platform(item, "architecture") != "unknown"]
+    if len(images) > 1:
+        here = _ARCHITECTURES.get(os.uname().machine, os.uname().machine)
+        images = [
+            item
+            for item in images
+            if _platform(item, "architecture") == here and _platform(item, "os") in ("linux", "")
+        ]
+    if len(images) != 1:
+        raise refused("it does not hold one image for this machine", "save one image, for one platform")
+    return images[0]
+
+
+def _platform(descriptor: dict[str, Any], key: str) -> str:
+    platform = descriptor.get("platform")
+    return str(platform.get(key, "")) if isinstance(platform, dict) else ""
+
+
+def _contents(config: Any, count: int) -> tuple[str, ...]:
+    """The digests of the layers as they are uncompressed, one for each."""
+    rootfs = config.get("rootfs") if isinstance(config, dict) else None
+    digests = [str(item).removeprefix("sha256:") for item in _list(rootfs or {}, "diff_ids")]
+    if len(digests) != count or any(len(item) != 64 or not _DIGITS.issuperset(item) for item in digests):
+        raise refused("its configuration does not name its layers")
+    return tuple(digests)
+
+
+def _list(mapping: Any, key: str) -> list[Any]:
+    found = mapping.get(key) if isinstance(mapping, dict) else None
+    if not isinstance(found, list) or len(found) > MOST_LAYERS:
+        raise refused(f"its list of {key} is none")
+    return found
+
+
+def _text(mapping: Any, key: str) -> str:
+    return _checked_text(mapping.get(key) if isinstance(mapping, dict) else None, key)
+
+
+def _checked_text(value: Any, key: str) -> str:
+    if not isinstance(value, str) or "\0" in value or len(value) > 4096:
+        raise refused(f"its {key} is no text")
+    return value
+
+
+def _plain(name: str) -> str:
+    return "".join(char for char in name if char.isprintable())[:200]

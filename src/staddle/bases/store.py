@@ -1,0 +1,112 @@
+"""Where imported bases lie: a directory for each, in the user's data directory.
+
+    <data>/staddle/bases/<name>/root          the root file system
+                               /about.json    what it was made of
+                        /.<random>/...        one in the making, or one that is going
+
+A base appears under its name by one rename, when it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .._value import Value
+from ..errors import BaseError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Says where they are, in the place of the data directory.
+VARIABLE = "STADDLE_BASES"
+LONGEST_NAME = 64
+_IN_A_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+
+
+class Imported(Value):
+    """One imported base. `source` is what the archive called itself, `size` the bytes in its files."""
+
+    name: str
+    root: str
+    source: str
+    size: int
+    entries: int
+    created: float
+
+
+def directory() -> str:
+    """The directory of all of them. It need not exist."""
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen.startswith("/"):
+        return chosen
+    data = os.environ.get("XDG_DATA_HOME", "")
+    # The specification says that a relative one is to be ignored.
+    home = data if data.startswith("/") else os.path.expanduser("~/.local/share")
+    return f"{home}/staddle/bases"
+
+
+def checked_name(name: str) -> str:
+    """`name`, if a base can be called so."""
+    odd = next((char for char in name if char not in _IN_A_NAME), "")
+    if not name or len(name) > LONGEST_NAME or odd or name[0] in ".-":
+        why = f"it has {odd!r} in it" if odd else f"1 to {LONGEST_NAME} characters, no '.' or '-' first"
+        raise BaseError(
+            f"a base cannot be called {name!r}", why=why, fix="use letters, digits, '_', '-' and '.'"
+        )
+    return name
+
+
+def imported(name: str) -> str | None:
+    """The root of the base called `name`; None if there is none."""
+    try:
+        checked_name(name)
+    except BaseError:
+        return None
+    root = f"{directory()}/{name}/root"
+    return root if os.path.isdir(root) and not os.path.islink(root) else None
+
+
+def listed() -> Iterator[Imported]:
+    """All of them, by name. One whose record cannot be read is there, with nothing known about it."""
+    import json
+
+    try:
+        names = sorted(os.listdir(directory()))
+    except OSError:
+        return
+    for name in names:
+        root = imported(name)
+        if root is None:
+            continue
+        try:
+            with open(f"{directory()}/{name}/about.json", encoding="utf-8") as file:
+                about = json.loads(file.read(1 << 16))
+            yield Imported(
+                name,
+                root,
+                str(about["source"]),
+                int(about["size"]),
+                int(about["entries"]),
+                float(about["created"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            yield Imported(name, root, "", 0, 0, 0.0)
+
+
+def remove(name: str) -> None:
+    """Let a base go. Sandboxes that have it now keep what they have seen of it open, and lose the rest."""
+    checked_name(name)
+    here = directory()
+    if not os.path.isdir(f"{here}/{name}"):
+        raise BaseError(f"there is no base {name!r}", fix="`staddle base ls` lists them")
+    gone = f"{here}/.{os.urandom(8).hex()}"
+    os.rename(f"{here}/{name}", gone)
+    delete(gone)
+
+
+def delete(path: str) -> None:
+    """A tree of ours, with directories in it that nobody may enter."""
+    from ..helper.scratch import remove as remove_tree
+
+    remove_tree((os.fsencode(path),))

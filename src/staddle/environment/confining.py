@@ -1,0 +1,238 @@
+"""How commands of an environment are confined: on which backend, what they may write, in a layer or not."""
+
+from __future__ import annotations
+
+import _thread
+import os
+
+from .. import backends
+from ..backends.base import Enforcement
+from ..errors import BackendUnavailable, CommandNotFound, LayerError, PolicyNotEnforceable
+from ..policy.compiler import compile
+from ..policy.paths import covers
+from ..policy.plan import Layered
+from ..view import find_program
+from ..wrapping import WrappedCommand, checked, prepare, wrap
+from . import shell
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..backends.base import Gap
+    from ..errors import LaunchFailed
+    from ..events import Event
+    from ..policy import Policy
+    from ..policy.plan import Plan
+    from .globs import GlobSet
+    from .layer import CommandLayer, Layers
+
+#: The backend that has layers.
+_LAYERED = "namespaces"
+
+
+class Confinement:
+    """For commands that work in `path`, confined by `policy` and, if there are any, held to `globs`.
+
+    `plan` is what the policy means before anything is added to be written.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        policy: Policy,
+        globs: GlobSet | None,
+        *,
+        plan: Plan,
+        backend: str,
+        record: bool,
+    ) -> None:
+        self._path, self._policy, self._globs = path, policy, globs
+        self._hidden = tuple(item.path for item in plan.hidden)
+        written = (grant.path for grant in plan.grants if grant.access == "write")
+        self._by_policy = tuple(map(shell.by_policy, filter(lambda place: covers(path, place), written)))
+        self._backend, self._record = backend, record
+        self._layers: Layers | None = None
+        self._first = _thread.allocate_lock()
+        #: The kernel's word, once a command could not be started in a layer.
+        self._refused = ""
+
+    def prepared(
+        self, root: int, argv: list[str], env: Mapping[str, str] | None
+    ) -> tuple[WrappedCommand, CommandLayer | None]:
+        """The command, not started, and its layer if it needs one. `root` is the directory, open."""
+        shell.refuse_replaced(root, self._path)
+        division = self._division(root)
+        if division is not None:
+            try:
+                return self._in_a_layer(root, division, argv, env)
+            except (BackendUnavailable, LayerError, PolicyNotEnforceable):
+                pass  # `limits` says so
+        return self.directly(root, argv, env), None
+
+    def directly(self, root: int, argv: list[str], env: Mapping[str, str] | None) -> WrappedCommand:
+        """The command, not started, without a layer: see `shell.grants` for what it may write."""
+        shell.refuse_replaced(root, self._path)
+        names = [""] if self._globs is None else shell.grants(root, self._globs, make=True)
+        policy, written = self._with(names)
+        try:
+            made = self._wrap(argv, policy, self._backend, env)
+        except BackendUnavailable:
+            if not self._record:
+                raise
+            made = self._wrap(argv, policy, "native", env)
+        return _looked_at(made, argv[0], written)
+
+    def take_over(self, layer: CommandLayer) -> tuple[Event, ...]:
+        """What the command in `layer` wrote goes to the directory as far as it may; the rest is told."""
+        globs, unprotect = self._globs, self._policy.unprotect
+        if globs is None:  # nothing is left out then, and there is no layer
+            return ()
+
+        def why_not(name: str) -> str:
+            if not globs.matches(name):
+                return "no glob of writable_paths names it"
+            return "the policy denies it" if self.hides(name) else ""
+
+        def may_be_protected(name: str, protected: str) -> bool:
+            return name in globs.literals or protected in unprotect
+
+        return layer.take_over(why_not, may_be_protected)
+
+    def goes_on_without_layer(self, error: LaunchFailed) -> bool:
+        """It could not be started in a layer: whether to start it without, as `limits` says from now on."""
+        from ..layout.building import NO_LAYER
+
+        if NO_LAYER not in error.why:
+            return False
+        if self._record:
+            self._refused = error.why
+        else:
+            error.fix = "say on_unavailable='record' to have commands held to directories instead"
+        return self._record
+
+    def hides(self, name: str) -> bool:
+        """Whether the policy hides `name`, below the directory."""
+        path = os.path.join(self._path, name)
+        return any(covers(hidden, path) for hidden in self._hidden)
+
+    def enforced(self, root: int) -> Enforcement:
+        """What will really hold for the next command, and every gap."""
+        shell.refuse_replaced(root, self._path)
+        found = self._layered(root)
+        if isinstance(found, Enforcement):
+            return Enforcement.of(found.backend, (*found.gaps, *self._by_policy), found.why)
+        names = [""] if self._globs is None else shell.grants(root, self._globs, make=False)
+        plan = compile(self._with(names)[0], cwd=self._path)
+        try:
+            _, held = backends.choose(plan, self._backend, best_effort=self._record)
+        except BackendUnavailable:
+            if not self._record:
+                raise
+            _, held = backends.choose(plan, "native", best_effort=True)
+        return Enforcement.of(held.backend, (*held.gaps, *self.limits(root)), held.why)
+
+    def limits(self, root: int) -> tuple[Gap, ...]:
+        """Where commands may write more than the globs name, or cannot be started in a layer."""
+        if self._globs is None:
+            return ()
+        found = self._layered(root)
+        if isinstance(found, Enforcement):
+            return self._by_policy
+        wider = shell.limits(root, self._globs)
+        if wider and found:
+            wider = (*wider, shell.unlayered(found))
+        return (*wider, *self._by_policy)
+
+    def close(self) -> None:
+        """Let go of what is kept for commands."""
+        if self._layers is not None:
+            self._layers.close()
+
+    # How.
+
+    def _division(self, root: int) -> list[str] | None:
+        """The directories that a command in a layer writes directly; None where there is none for it."""
+        if self._globs is None or self._refused or self._backend not in ("auto", _LAYERED):
+            return None
+        if _LAYERED not in (*backends.candidates(), self._backend):
+            return None
+        whole, more = shell.division(root, self._globs)
+        return whole if more else None
+
+    def _layered(self, root: int) -> Enforcement | str:
+        """What holds for a command in a layer, or why it has none; "" where it needs none."""
+        division = self._division(root)
+        if division is None:
+            return self._refused
+        plan = compile(self._with(division)[0], cwd=self._path)
+        # Only to be asked about: nothing is ever mounted of it.
+        asked = plan.replace(layers=(Layered(self._path, self._path, self._path, "writable_paths"),))
+        try:
+            _, held = backends.choose(asked, _LAYERED)
+            self._layer(root, None).close()
+        except (BackendUnavailable, LayerError, PolicyNotEnforceable) as error:
+            return f"{error.what}: {error.why}"
+        return held
+
+    def _in_a_layer(
+        self, root: int, division: list[str], argv: list[str], env: Mapping[str, str] | None
+    ) -> tuple[WrappedCommand, CommandLayer]:
+        from ..backends.strangers import stranger
+
+        policy, written = self._with(division)
+        plan = compile(policy, cwd=self._path, env=env)
+        probe = backends.get(_LAYERED).probe()
+        if not probe.usable:
+            raise BackendUnavailable("there is no backend with layers", why=probe.why, fix=probe.fix)
+        who = stranger()
+        layer = self._layer(root, who if isinstance(who, int) else None)
+        try:
+            made = prepare(checked(argv), layer.under(plan), backend=_LAYERED, best_effort=False)
+            return _looked_at(made, argv[0], written), layer
+        except BaseException:
+            layer.close()
+            raise
+
+    def _layer(self, root: int, owner: int | None) -> CommandLayer:
+        if self._layers is None:
+            from .layer import Layers  # with all that takes changes over: only who needs it
+
+            with self._first:
+                self._layers = self._layers or Layers(self._path)
+        return self._layers.layer(root, owner)
+
+    def _with(self, names: list[str]) -> tuple[Policy, list[str]]:
+        """The policy with these below the directory to be written, and their paths."""
+        written = [os.path.join(self._path, name) if name else self._path for name in names]
+        return self._policy.with_write(*written), written
+
+    def _wrap(
+        self, argv: list[str], policy: Policy, backend: str, env: Mapping[str, str] | None
+    ) -> WrappedCommand:
+        if backend == "native":
+            argv = ["setsid", *argv]  # a session of its own, by which all of it is found at the end
+        return wrap(argv, policy, backend=backend, cwd=self._path, env=env, best_effort=self._record)
+
+
+def _looked_at(made: WrappedCommand, program: str, written: list[str]) -> WrappedCommand:
+    """The same, if nothing that may be written leads elsewhere and there is such a program."""
+    try:
+        shell.refuse_strangers(made.plan, written)
+        if made.backend == "native":
+            _find_anywhere(made.plan, made.env, program)
+        else:
+            find_program(made.plan, program)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _find_anywhere(plan: Plan, env: Mapping[str, str], program: str) -> None:
+    """CommandNotFound as a confined command would say it, where nothing is hidden."""
+    import shutil
+
+    at = os.path.join(plan.cwd, program) if "/" in program else program
+    if shutil.which(at, path=env.get("PATH", os.defpath)) is None:
+        raise CommandNotFound(f"there is no program {program!r}")

@@ -1,0 +1,185 @@
+"""A layer for one command: it writes where it likes, and what the globs name is taken over when it ends.
+
+The command works in an overlay of the working directory. When nothing of it is alive any more,
+we look at what it changed, with our own rights: what may stay is written to the directory, all
+of it or none, and the rest is told, each by its name.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import weakref
+
+from ..errors import LayerError
+from ..events import Event
+from ..layers.baseline import Baseline
+from ..layers.commit import commit
+from ..layers.merged import View
+from ..layers.recovery import recover
+from ..layers.review import Names
+from ..layers.store import Store, home_for, sweep
+from ..policy.plan import Layered
+from .allowed import refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..layers.differences import Difference
+    from ..layers.merged import Opened
+    from ..layers.store import Layer
+    from ..policy.plan import Plan
+
+ORIGIN = "writable_paths"
+#: A command can make a million files. So many are told by name, and then how many more there were.
+MOST_TOLD = 1000
+
+
+class Layers:
+    """The layers for the commands of one environment, and the place where they lie once there is one."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._store: tuple[int, Store] | None = None
+        self._opening = threading.Lock()
+        self._closing: Callable[[], object] = lambda: None
+
+    def layer(self, root: int, owner: int | None) -> CommandLayer:
+        """One for the next command, which will be `owner` on the host, if not we. `root` is the directory.
+
+        LayerError when there can be none.
+        """
+        _refuse_mounts(self._directory)
+        return CommandLayer(self._directory, root, self._opened().layer(like=self._directory), owner)
+
+    def close(self) -> None:
+        """Let go of the place where they lie. A second time does nothing."""
+        self._store = None
+        self._closing()
+
+    def _opened(self) -> Store:
+        with self._opening:
+            if self._store is None or self._store[0] != os.getpid():  # in a fork, the other is our parent's
+                home = home_for([self._directory])
+                sweep(home)  # of processes of ours that were killed
+                recover()  # and what they were taking over
+                store, maker = Store(home), os.getpid()
+                self._store = (maker, store)
+                self._closing = weakref.finalize(self, _close, store, maker)
+            return self._store[1]
+
+
+def _close(store: Store, maker: int) -> None:
+    if os.getpid() == maker:
+        store.close()
+    else:
+        store.leave()
+
+
+def _refuse_mounts(directory: str) -> None:
+    """What is mounted below a directory is not in an overlay of it, which shows what it covers."""
+    below = os.fsencode(directory).rstrip(b"/") + b"/"
+    for letter in (b"\\", b" ", b"\t", b"\n"):  # as the kernel writes these; the first one first
+        below = below.replace(letter, b"\\%03o" % letter[0])
+    with open("/proc/self/mountinfo", "rb") as file:
+        for line in file:
+            place = line.split(b" ", 5)[4]
+            if place.startswith(below):
+                raise LayerError(
+                    f"there can be no layer over {directory!r}",
+                    why=f"something is mounted at {os.fsdecode(place)!r}",
+                )
+
+
+class CommandLayer:
+    """Where one command's changes go. To be closed when they have been taken over, or will not be."""
+
+    def __init__(self, directory: str, root: int, layer: Layer, owner: int | None) -> None:
+        self._directory, self._layer = directory, layer.hold()
+        self._root = os.dup(root)  # its number may be another file's when the environment is closed
+        if owner is not None:
+            os.chown(layer.upper, owner, owner)
+        self._mode = stat.S_IMODE(os.stat(layer.upper).st_mode)
+        self._baseline = Baseline()
+
+    def under(self, plan: Plan) -> Plan:
+        """`plan` with what is changed in the directory kept in this layer."""
+        return plan.replace(layers=(Layered(self._directory, self._layer.upper, self._layer.work, ORIGIN),))
+
+    def take_over(
+        self, why_not: Callable[[str], str], may_be_protected: Callable[[str, str], bool]
+    ) -> tuple[Event, ...]:
+        """Write what may stay to the directory, and say of the rest what it is and why it may not.
+
+        `why_not` says it of a path below the directory, "" for one that may be written;
+        `may_be_protected` whether one may be there although it is, or lies in, that protected name.
+        CommitFailed: the host refused, and nothing of it was written.
+        """
+        if _is_empty(self._layer.upper):
+            return self._told({})
+        left: dict[str, str] = {}
+
+        def only(opened: Opened, found: Sequence[Difference]) -> list[Difference]:
+            by_path, names = {item.path: item for item in found}, Names(opened)
+
+            def why(path: str) -> str:
+                item = by_path[path]
+                return (
+                    why_not(path)
+                    or _special(item.new)
+                    or self._baseline.conflict(path, item.old)
+                    or _protected(names.protected(path, item), path, may_be_protected)
+                )
+
+            touched = [(item.path, _kind(item.old), _kind(item.new)) for item in found]
+            left.update(refused(touched, why))
+            return [item for item in found if item.path not in left]
+
+        # By the descriptor that we hold: whatever has the name by now, this is where it worked.
+        view = View((self._layer.upper,), (f"/proc/self/fd/{self._root}",))
+        # Nor does anybody wait for the disk when a command writes without a layer.
+        commit(view, on_conflict="overwrite", allow_protected=True, only=only, durable=False)
+        return self._told(left)
+
+    def close(self) -> None:
+        """Let it go, with all that is still in it."""
+        os.close(self._root)
+        self._layer.drop()
+
+    def _told(self, left: dict[str, str]) -> tuple[Event, ...]:
+        events = [
+            Event("violation", f"{self._directory}/{path}", f"{left[path]}; it was left out", path)
+            for path in sorted(left, key=lambda path: path.split("/"))[:MOST_TOLD]
+        ]
+        if len(left) > MOST_TOLD:
+            more = len(left) - MOST_TOLD
+            events.append(Event("violation", self._directory, f"{more:,} more changes were left out"))
+        if stat.S_IMODE(os.stat(self._layer.upper).st_mode) != self._mode:
+            why = "the permissions of the working directory itself stay as they are"
+            events.append(Event("violation", self._directory, why))
+        return tuple(events)
+
+
+def _is_empty(directory: str) -> bool:
+    with os.scandir(directory) as entries:
+        return next(entries, None) is None
+
+
+def _special(status: os.stat_result | None) -> str:
+    if status is None or stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+        return ""
+    return "it is a pipe, a socket or a device"
+
+
+def _protected(name: str | None, path: str, may_be: Callable[[str, str], bool]) -> str:
+    if name is None or may_be(path, name):
+        return ""
+    return f"{name} is a protected name: other programs run what it says"
+
+
+def _kind(status: os.stat_result | None) -> str:
+    if status is None:
+        return ""
+    return "directory" if stat.S_ISDIR(status.st_mode) else "file"

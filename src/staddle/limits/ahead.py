@@ -1,0 +1,98 @@
+"""Control groups for sandboxes that are made ahead: entered before anybody asks, limited when they are taken.
+
+Moving a process into a group can take the kernel many milliseconds. So a sandbox that waits to be
+taken has its shell in groups of its own already, by doors that come with the request before.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+
+from ..errors import LaunchFailed
+from ..policy.limits import Limits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .family import Family
+    from .group import Group
+
+_NONE = Limits(timeout=None, output=None)
+
+
+class Ahead:
+    """The groups of the sandboxes of one zygote that are not taken yet. Thread-safe."""
+
+    def __init__(self, family: Family, spares: int, *, owned: bool = False) -> None:
+        """`owned`: the family has no other groups, and ends with these."""
+        self._family, self._owned = family, owned
+        self._missing = spares  # beside the one that comes with each request
+        self._turn = _thread.allocate_lock()
+        self._waiting: list[Group] = []
+
+    @property
+    def gone(self) -> bool:
+        """Whether the family has ended, and with it all that wait."""
+        return self._family.closed
+
+    def doors(self, *, wanting: bool = False) -> list[int]:
+        """Those that go with a request: of one more sandbox, in the place of that which is asked for.
+
+        Before the first one of others as well; after one that failed of none, unless that is `wanting`.
+        """
+        with self._turn:
+            count = max(1 if wanting else 0, 1 + self._missing)
+            self._missing = min(0, 1 + self._missing) if not wanting else 0
+        found: list[int] = []
+        try:
+            for _ in range(count):
+                group = self._family.group(_NONE)
+                with self._turn:
+                    self._waiting.append(group)
+                found += group.doors()
+        except BaseException as error:
+            for door in found:
+                os.close(door)
+            if isinstance(error, OSError):
+                raise LaunchFailed("a control group could not be used", why=str(error)) from error
+            raise
+        return found
+
+    def not_taken(self) -> None:
+        """A request has failed: what came with it is there for the next one, as far as we know."""
+        with self._turn:
+            self._missing -= 1
+
+    def taken(self, pid: int) -> Group:
+        """The groups that the process `pid` is in, which are the taker's now."""
+        try:
+            with open(f"/proc/{pid}/cgroup", "rb") as file:
+                said = os.fsdecode(file.read())
+        except OSError:
+            said = ""
+        tails = {"/".join(line.split("/")[-2:]) for line in said.splitlines()}
+        with self._turn:
+            for group in self._waiting:
+                if group.tails & tails:
+                    self._waiting.remove(group)
+                    return group
+        raise LaunchFailed(
+            "the limits could not be put on",
+            why="the sandbox's shell is in none of its control groups",
+            fix="see `staddle doctor`",
+        )
+
+    def let_go(self) -> None:
+        """In a fork of the program: they are its parent's, and go with that."""
+        if self._owned:
+            self._family.let_go()
+
+    def close(self) -> None:
+        """Nobody takes any more of them."""
+        if self._owned:
+            self._family.close()
+            return
+        with self._turn:
+            waiting, self._waiting = self._waiting, []
+        for group in waiting:
+            group.close()

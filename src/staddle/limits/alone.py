@@ -1,0 +1,81 @@
+"""What holds the limits of one command alone, in a sandbox that ends with it, and tells which it ran into."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from . import here, reasons
+from .rlimits import RLIMIT_NPROC, rlimits
+from .standing_in import asked, usable
+from .telling import SIZE, TALLY
+from .usage import Events, GroupMeter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..policy.limits import Limits
+    from .group import Group
+    from .reasons import RanInto
+    from .usage import Usage
+
+
+class Alone:
+    """Its control groups; or what its first process has to watch, and the file in which it tells."""
+
+    def __init__(self, limits: Limits) -> None:
+        """Make what holds `limits`. LaunchFailed or OSError when the host refuses."""
+        means = usable()
+        self._limits = limits
+        self._group: Group | None = None
+        #: For the first process to watch; 0 is nothing.
+        self.memory = 0 if means.version("memory") else limits.memory or 0
+        self.processes = 0 if means.version("pids") else limits.processes or 0
+        #: Resource limits of the command's own process: as `rlimits` has them, but for one that has to
+        #: be set where it is known who counts.
+        self.rlimits = tuple(item for item in rlimits(limits, means) if item[1] != RLIMIT_NPROC)
+        self.tally = os.memfd_create("staddle", os.MFD_CLOEXEC) if self.memory or self.processes else -1
+        try:
+            if means.places:
+                self._group = here.group(limits, ours=1, together=True)
+        except BaseException:
+            self.close()
+            raise
+
+    def doors(self) -> list[int]:
+        """By which the first process enters the groups, if there are any."""
+        return [] if self._group is None else self._group.doors()
+
+    def ran_into(self, status: int) -> RanInto | None:
+        """The limit that made a command fail that has ended with `status`, if one did."""
+        events = Events() if self._group is None else GroupMeter(self._group).events()
+        if self.tally >= 0:
+            told = os.pread(self.tally, SIZE, 0)
+            ended, full, _ = struct.unpack(TALLY, told) if len(told) == SIZE else (0, 0, 0)
+            events = Events(events.out_of_memory + ended, events.refused_processes + full)
+        return reasons.ran_into(self._limits, status, Events(), events)
+
+    def usage(self, wall: float) -> Usage | None:
+        """What it used in all, as far as its groups tell."""
+        return None if self._group is None else GroupMeter(self._group).total(wall)
+
+    def leave(self) -> None:
+        """It has been waited for by somebody else: remove what nobody is in any more."""
+        if self._group is not None:
+            self._group.leave()
+        self._close_tally()
+
+    def close(self) -> None:
+        """It has ended, or will never begin: what is left of it ends."""
+        if self._group is not None:
+            self._group.close()
+        self._close_tally()
+
+    def _close_tally(self) -> None:
+        if self.tally >= 0:
+            tally, self.tally = self.tally, -1
+            os.close(tally)
+
+
+def alone(limits: Limits) -> Alone | None:
+    """For a command with `limits`; None where none of them takes more than its own process."""
+    return Alone(limits) if asked(limits) else None

@@ -1,0 +1,67 @@
+"""What the package managers find inside: where to get packages, and leave to install them.
+
+Debian's pip refuses to install beside the packages of the system, which it might break. In a
+sandbox there is nothing to break: what is installed is in its layer.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .sources import Index
+
+_PIP = "[global]\nbreak-system-packages = true\ndisable-pip-version-check = true\n"
+_NPM = "prefix=${HOME}/.local\nupdate-notifier=false\nfund=false\n"
+#: What is visible inside at its own path: certificates elsewhere would not be found.
+_VISIBLE = ("/etc/ssl/certs/", "/usr/")
+
+
+def configuration(network: str) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """The files for /etc, by path, and those for a home, by name. `network` is the policy's mode.
+
+    Where there is nothing to be reached, nothing is looked up.
+    """
+    if network not in ("allow", "open"):
+        return {"/etc/pip.conf": _PIP.encode()}, {".npmrc": _NPM.encode()}
+    from .sources import read
+
+    found = read(("pip", "npm"))
+    certificate = next((path for path in found.certificates if path.startswith(_VISIBLE)), "")
+    etc = {"/etc/pip.conf": pip(found.of("pip"), certificate).encode()}
+    if text := uv(found.of("pip"), certificate):
+        etc["/etc/uv/uv.toml"] = text.encode()
+    return etc, {".npmrc": npm(found.of("npm"), certificate).encode()}
+
+
+def pip(indexes: Sequence[Index], certificate: str = "") -> str:
+    """pip.conf for these. Pure; no index of ours has a password in it."""
+    lines = [_PIP]
+    if (first := _first(indexes, "index-url")) is not None:
+        lines.append(f"index-url = {first.url}\n")
+    if others := [index.url for index in indexes if index.kind == "extra-index-url"]:
+        lines.append(f"extra-index-url = {' '.join(others)}\n")
+    if plain := sorted({index.host for index in indexes if index.scheme == "http"}):
+        lines.append(f"trusted-host = {' '.join(plain)}\n")
+    if certificate:
+        lines.append(f"cert = {certificate}\n")
+    return "".join(lines)
+
+
+def uv(indexes: Sequence[Index], certificate: str = "") -> str:
+    """uv.toml for these. Pure. uv knows certificates of its own, unless it is told to use the system's."""
+    first = _first(indexes, "index-url")
+    index = "" if first is None else f'index-url = "{first.url}"\n'
+    return index + ("native-tls = true\n" if certificate else "")
+
+
+def npm(indexes: Sequence[Index], certificate: str = "") -> str:
+    """.npmrc for these. Pure."""
+    first = _first(indexes, "registry")
+    registry = "" if first is None else f"registry={first.url}\n"
+    return _NPM + registry + (f"cafile={certificate}\n" if certificate else "")
+
+
+def _first(indexes: Sequence[Index], kind: str) -> Index | None:
+    return next((index for index in indexes if index.kind == kind), None)

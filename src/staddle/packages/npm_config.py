@@ -1,0 +1,96 @@
+"""What npm and yarn are configured with: npmrc files, yarnrc files, and the variables that win over them."""
+
+from __future__ import annotations
+
+from .sources import Credential
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from .sources import Place, Sources
+
+DEFAULT = "https://registry.npmjs.org/"
+DEFAULT_YARN = "https://registry.yarnpkg.com/"
+_TOKENS = ("_authToken", "_auth", "_password")
+
+
+def read(place: Place, found: Sources) -> None:
+    """Add what is found to `found`."""
+    settings = _settings(place)
+    url, origin = settings.get("registry", (DEFAULT, "npm's default"))
+    found.add("npm", url, "registry", origin)
+    if url.rstrip("/") == DEFAULT.rstrip("/"):
+        found.add("npm", DEFAULT_YARN, "yarn", "yarn's default")
+    for key, (url, origin) in settings.items():
+        if key.startswith("@") and key.endswith(":registry"):
+            found.add("npm", url, key.removesuffix(":registry"), origin)
+        elif key in ("proxy", "https-proxy", "http-proxy"):
+            found.add_proxy("npm", url, origin)
+        elif key == "cafile":
+            found.add_certificate(url)
+    for url, origin in _yarn(place):
+        found.add("npm", url, "yarn", origin)
+    _credentials(settings, found)
+
+
+def _settings(place: Place) -> dict[str, tuple[str, str]]:
+    """Each setting with the file or variable that decides about it. Later ones win."""
+    settings: dict[str, tuple[str, str]] = {}
+    for path in _files(place):
+        for key, value in of_a_file(place.text(path) or "", place.environ):
+            settings[key] = (value, path)
+    for name, value in place.environ.items():
+        if name.lower().startswith("npm_config_") and value.strip():
+            key = name[len("npm_config_") :]
+            settings[key.lower().replace("_", "-")] = (value, name)
+    return settings
+
+
+def _files(place: Place) -> tuple[str, ...]:
+    user = place.environ.get("NPM_CONFIG_USERCONFIG") or place.environ.get("npm_config_userconfig")
+    system = place.environ.get("NPM_CONFIG_GLOBALCONFIG") or place.environ.get("npm_config_globalconfig")
+    places = (system,) if system else ("/usr/etc/npmrc", "/usr/local/etc/npmrc", "/etc/npmrc")
+    return (*places, user or f"{place.home}/.npmrc")
+
+
+def of_a_file(text: str, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(key, value) of each line, with variables filled in. Pure."""
+    for line in text.splitlines():
+        key, equals, value = line.strip().partition("=")
+        if equals and key and key[0] not in "#;[":
+            yield key.strip(), _filled(value.strip().strip("\"'"), environ)
+
+
+def _filled(value: str, environ: Mapping[str, str]) -> str:
+    """`${NAME}` as npm fills it in; a variable that is not set stays as it is written."""
+    out = []
+    while True:
+        before, opened, rest = value.partition("${")
+        name, closed, after = rest.partition("}")
+        out.append(before)
+        if not opened or not closed:
+            return "".join([*out, opened + rest])
+        out.append(environ.get(name, f"${{{name}}}"))
+        value = after
+
+
+def _yarn(place: Place) -> Iterator[tuple[str, str]]:
+    """Both of yarn's files, as far as they are one setting a line."""
+    for name, key in ((".yarnrc", "registry"), (".yarnrc.yml", "npmRegistryServer:")):
+        path = f"{place.home}/{name}"
+        for line in (place.text(path) or "").splitlines():
+            words = line.split(None, 1)
+            if len(words) == 2 and words[0] == key:
+                yield words[1].strip().strip("\"'"), path
+
+
+def _credentials(settings: Mapping[str, tuple[str, str]], found: Sources) -> None:
+    """`//host/path/:_authToken=...` belongs to every registry that begins so."""
+    for key, (value, _) in settings.items():
+        place, _, name = key.rpartition(":")
+        if name not in _TOKENS or not place.startswith("//"):
+            continue
+        for index in found.of("npm"):
+            if index.url.partition(":")[2].startswith(place):
+                found.credentials.setdefault(index, Credential("", value))

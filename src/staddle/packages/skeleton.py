@@ -1,0 +1,380 @@
+"""The system, as it is for the root of a sandbox: all of it can be changed, and the host notices nothing.
+
+A file of the host keeps an owner that is nobody inside, and cannot be changed in place, not in a
+layer either. A directory, though, belongs to whom its uppermost layer says. So between the
+host's directory and the layer lies a *skeleton*: every directory again, the sandbox's own, and of
+the files only those that programs change in place. Then anything can be created, replaced and
+deleted, which is what a package manager does.
+
+Of /etc and /var nothing of the host is below the skeleton: what is needed of them is copied,
+and the rest stays unseen, as it is without a root.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from .._value import Value
+from ..layout.operations import Bind, Directory, File, Mask, Symlink
+from . import adopting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ..layout.operations import Operation
+
+
+class Part(Value):
+    """A directory of the system: where it is seen, its skeleton, and what of the host lies below that."""
+
+    root: str
+    skeleton: str
+    host: str = ""
+
+
+#: Shown with the host's own below them.
+REPEATED = ("/usr", "/opt", "/var/lib/dpkg", "/var/lib/apt")
+#: Made of copies, or of nothing.
+OWN = ("/etc", "/root", "/var")
+#: What a package manager needs of /etc beyond what every sandbox sees of it.
+ETC = (
+    *(
+        "adduser.conf",
+        "apt",
+        "ca-certificates",
+        "cron.d",
+        "cron.daily",
+        "cron.weekly",
+        "dbus-1",
+        "debconf.conf",
+    ),
+    *("default", "deluser.conf", "dpkg", "emacs", "environment", "groff", "init.d", "issue", "kernel"),
+    *("locale.gen", "login.defs", "logrotate.d", "opt", "pam.conf", "pam.d", "rc0.d", "rc1.d", "rc2.d"),
+    *("rc3.d", "rc4.d", "rc5.d", "rc6.d", "rcS.d", "security", "sgml", "skel", "systemd", "sysctl.d"),
+    *("tmpfiles.d", "ucf.conf", "update-motd.d", "X11", "xdg", "xml"),
+)
+#: Never copied, wherever it lies: it may hold a password.
+SECRET = ("auth.conf", "auth.conf.d", "shadow", "gshadow", "opasswd")
+#: Directories that are there in an empty /var, and links.
+VAR = (
+    *("backups", "cache/apt/archives/partial", "cache/debconf", "cache/fontconfig", "cache/ldconfig"),
+    *("cache/man", "lib/apt", "lib/dpkg", "lib/misc", "lib/pam", "lib/python", "lib/systemd", "lib/ucf"),
+    *("local", "log/apt", "mail", "opt", "spool", "tmp"),
+)
+VAR_LINKS = {"lock": "/run/lock", "run": "/run"}
+#: Files that are changed in place, as the host has them, or empty.
+COPIED = (
+    *("/var/lib/dpkg/status", "/var/lib/dpkg/available", "/var/lib/dpkg/diversions"),
+    *("/var/lib/dpkg/triggers/File", "/var/lib/dpkg/triggers/Unincorp"),
+    *("/var/cache/debconf/config.dat", "/var/cache/debconf/templates.dat", "/var/lib/apt/extended_states"),
+    *("/var/lib/ucf/hashfile", "/var/lib/ucf/registry"),
+)
+#: What apt knows of its repositories; it changes the small files among them in place.
+LISTS = "/var/lib/apt/lists"
+EMPTY = (
+    *("/var/lib/dpkg/lock", "/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/triggers/Lock"),
+    *("/var/lib/apt/lists/lock", "/var/lib/apt/daily_lock", "/var/cache/apt/archives/lock"),
+    *("/var/lib/dpkg/statoverride", "/var/cache/debconf/passwords.dat"),
+    *("/var/log/dpkg.log", "/var/log/alternatives.log"),
+    *("/var/log/apt/history.log", "/var/log/apt/term.log", "/var/log/apt/eipp.log.xz"),
+)
+#: What our own configuration adds: apt would download as a user that cannot be had here.
+ADDED = {
+    "/etc/apt/apt.conf.d/99sandbox": b'APT::Sandbox::User "root";\nDpkg::Use-Pty "0";\n',
+    "/usr/sbin/policy-rc.d": b"#!/bin/sh\n# No services are started here.\nexit 101\n",
+    **adopting.FILES,
+}
+_OPAQUE = ("user.overlay.opaque", b"y")
+_EVERYBODY = 0o005
+#: More than this is not a configuration.
+_LARGEST, _MOST = 16 << 20, 256 << 20
+
+
+def build(place: str, view: Sequence[Operation], owner: int | None, host: str = "") -> None:
+    """Make the skeleton in the empty directory `place`.
+
+    `view` is what the sandbox sees without a root: of /etc it is copied, and for what is shown
+    in /root and in /var there are places. Everything belongs to `owner`, if that is not us. Only what
+    everybody may read is looked at, whoever we are. `host` is where the host's root is.
+    """
+    made = _Skeleton(place, owner, host)
+    for root in OWN:
+        made.directory(root, 0o700 if root == "/root" else 0o755)
+    made.etc([operation for operation in view if operation.path.startswith("/etc/")])
+    for operation in view:
+        if operation.path.startswith(("/root/", "/var/")):
+            made.place(operation)
+    for name in VAR:
+        made.directories(f"/var/{name}")
+    for name, target in VAR_LINKS.items():
+        made.link(f"/var/{name}", target)
+    for root in REPEATED:
+        if os.path.isdir(host + root) and not os.path.islink(host + root):
+            made.directories(root)
+            made.repeat(root)
+    for path in COPIED:
+        made.copy(path, empty=path.startswith("/var/lib/dpkg/"))
+    for name in _releases(host + LISTS):
+        made.copy(f"{LISTS}/{name}")
+    for path in EMPTY:
+        made.file(path, b"")
+    for path, content in ADDED.items():
+        made.file(path, content, 0o755 if path.startswith("/usr/") else 0o644)
+    made.accounts()
+
+
+def parts(place: str, host: str = "") -> tuple[Part, ...]:
+    """What the skeleton in `place` was made for, parents first."""
+    own = [Part(root, f"{place}{root}") for root in OWN]
+    over = [Part(root, f"{place}{root}", host + root) for root in REPEATED if os.path.isdir(place + root)]
+    return tuple(sorted((*own, *over), key=lambda part: part.root))
+
+
+class _Skeleton:
+    """One in the making."""
+
+    def __init__(self, place: str, owner: int | None, host: str) -> None:
+        self._place, self._owner, self._host = place, owner, host
+        self._room = _MOST
+        self._umask = _umask()
+
+    def directory(self, path: str, mode: int = 0o755) -> None:
+        """A directory of the sandbox's own; one that is there stays as it is."""
+        here = self._place + path
+        try:
+            os.mkdir(here, mode)
+        except FileExistsError:
+            return
+        self._own(here)
+        if self._umask & mode:
+            os.chmod(here, mode)
+
+    def directories(self, path: str) -> None:
+        """A directory, and those above it that are missing."""
+        names = path.split("/")[1:]
+        for count in range(1, len(names) + 1):
+            self.directory("/" + "/".join(names[:count]))
+
+    def link(self, path: str, target: str) -> None:
+        """A symbolic link, unless something is there."""
+        try:
+            os.symlink(target, self._place + path)
+        except FileExistsError:
+            return
+        self._own(self._place + path)
+
+    def file(self, path: str, content: bytes, mode: int = 0o644) -> None:
+        """A file with this content, in place of any other."""
+        self.directories(os.path.dirname(path))
+        here = self._place + path
+        if os.path.lexists(here):
+            os.unlink(here)
+        with open(here, "xb") as file:
+            file.write(content)
+        self._own(here)
+        os.chmod(here, mode)
+
+    def copy(self, path: str, source: str = "", *, empty: bool = False) -> None:
+        """The host's file, if everybody may read it; else nothing, or an `empty` one."""
+        source = source or self._host + path
+        content = None
+        try:
+            fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            fd = -1
+        if fd >= 0:
+            with open(fd, "rb") as file:
+                status = os.fstat(fd)
+                fits = status.st_size <= min(_LARGEST, self._room)
+                if stat.S_ISREG(status.st_mode) and status.st_mode & 0o004 and fits:
+                    content = file.read(_LARGEST)
+                    mode = stat.S_IMODE(status.st_mode) & 0o755
+        if content is not None:
+            self._room -= len(content)
+            self.file(path, content, mode)
+        elif empty:
+            self.file(path, b"")
+
+    def etc(self, operations: Sequence[Operation]) -> None:
+        """What every sandbox sees of /etc, and what a package manager needs besides."""
+        for name in ETC:
+            self._copies(f"/etc/{name}", f"{self._host}/etc/{name}")
+        for operation in operations:
+            path = operation.path
+            self.directories(os.path.dirname(path))
+            if isinstance(operation, Symlink):
+                self.link(path, operation.target)
+            elif isinstance(operation, File):
+                self.file(path, operation.content)
+            elif isinstance(operation, Directory):
+                self.directory(path, operation.mode)
+            elif isinstance(operation, Bind):
+                self._copies(path, operation.outside)
+
+    def accounts(self) -> None:
+        """Who is known beside the sandbox's own: those of every such system, none of this host's."""
+        for name in ("passwd", "group"):
+            own = self._text(f"{self._place}/etc/{name}")
+            master = self._text(f"{self._host}/usr/share/base-passwd/{name}.master")
+            if self._owner is None:
+                master = as_root(master)
+            every = merged_accounts(own, master)
+            self.file(f"/etc/{name}", every)
+            shadow = "shadow" if name == "passwd" else "gshadow"
+            self.file(f"/etc/{shadow}", without_passwords(every, shadow), 0o640)
+
+    def _text(self, path: str) -> bytes:
+        try:
+            with open(path, "rb") as file:
+                return file.read(_LARGEST)
+        except OSError:
+            return b""
+
+    def place(self, operation: Operation) -> None:
+        """A place for something that is shown there."""
+        directory = not isinstance(operation, Mask | File)
+        if isinstance(operation, Bind):
+            directory = os.path.isdir(operation.outside)
+        if isinstance(operation, Symlink):
+            self.directories(os.path.dirname(operation.path))
+            self.link(operation.path, operation.target)
+        elif directory:
+            self.directories(operation.path)
+        else:
+            self.file(operation.path, b"")
+
+    def _copies(self, path: str, source: str) -> None:
+        """A file, a link, or a directory with all that is in it."""
+        for inner, kind in _everything(source):
+            target = path + inner
+            if kind == "directory":
+                self.directories(target)
+            elif kind == "link":
+                self.directories(os.path.dirname(target))
+                self.link(target, os.readlink(source + inner))
+            else:
+                self.copy(target, source + inner)
+                if target.startswith("/etc/apt/sources.list"):
+                    self._without_credentials(target)
+
+    def _without_credentials(self, path: str) -> None:
+        if text := self._text(self._place + path):
+            self.file(path, without_credentials(text))
+
+    def repeat(self, root: str) -> None:
+        """Every directory below the host's `root`. What not everybody may look into is empty."""
+        todo = [root]
+        while todo:
+            path = todo.pop()
+            for name in self._below(path):
+                self.directory(f"{path}/{name}")
+                todo.append(f"{path}/{name}")
+
+    def _below(self, path: str) -> list[str]:
+        source = self._host + path
+        try:
+            if os.stat(source).st_mode & _EVERYBODY == _EVERYBODY:
+                with os.scandir(source) as entries:
+                    return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            pass  # gone meanwhile, or closed to us
+        os.setxattr(self._place + path, *_OPAQUE)
+        return []
+
+    def _own(self, here: str) -> None:
+        if self._owner is not None:
+            os.chown(here, self._owner, self._owner, follow_symlinks=False)
+
+
+def _releases(lists: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(lists) if name.endswith("Release")]
+    except OSError:
+        return []
+
+
+def _umask() -> int:
+    """What new files of ours are not allowed; there is no other way to see it without changing it."""
+    with open("/proc/self/status") as file:
+        return int(next((line.split()[1] for line in file if line.startswith("Umask:")), "777"), 8)
+
+
+def _everything(source: str) -> Iterator[tuple[str, str]]:
+    """(path below `source`, kind) of all files, links and directories, `source` itself first."""
+    todo = [""]
+    while todo:
+        inner = todo.pop()
+        if os.path.basename(source + inner) in SECRET:
+            continue
+        try:
+            mode = os.lstat(source + inner).st_mode
+            if stat.S_ISDIR(mode):
+                if mode & _EVERYBODY != _EVERYBODY:
+                    continue
+                yield inner, "directory"
+                todo += (f"{inner}/{name}" for name in os.listdir(source + inner))
+            elif stat.S_ISLNK(mode):
+                yield inner, "link"
+            elif stat.S_ISREG(mode):
+                yield inner, "file"
+        except OSError:
+            continue  # gone meanwhile, or closed to us
+
+
+def merged_accounts(own: bytes, more: bytes) -> bytes:
+    """The rows of `own`, and those of `more` whose names and numbers are not among them. Pure.
+
+    Who is root by another name is among them by name only.
+    """
+    rows = [row for row in own.split(b"\n") if row]
+    known = {part for row in rows for part in _who(row)}
+    rows += [row for row in more.split(b"\n") if row and known.isdisjoint(_who(row))]
+    return b"".join(row + b"\n" for row in rows)
+
+
+def _who(row: bytes) -> tuple[bytes, ...]:
+    name, _, number, *_ = (*row.split(b":"), b"", b"")
+    return (name,) if number == b"0" else (name, b"#" + number)
+
+
+def as_root(accounts: bytes) -> bytes:
+    """These accounts by the one id that an ordinary user has, under all their names. Pure.
+
+    What a package gives to one of them is root's then, instead of not being installed.
+    """
+    rows = [row.split(b":") for row in accounts.split(b"\n") if row]
+    numbers = (2, 3) if rows and len(rows[0]) > 4 else (2,)
+    return b"".join(
+        b":".join(b"0" if at in numbers else field for at, field in enumerate(row)) + b"\n" for row in rows
+    )
+
+
+def without_passwords(accounts: bytes, kind: str) -> bytes:
+    """A shadow or gshadow file in which nobody can log in. Pure."""
+    rest = b":*:1:0:99999:7:::\n" if kind == "shadow" else b":*::\n"
+    return b"".join(row.split(b":")[0] + rest for row in accounts.split(b"\n") if row)
+
+
+def without_credentials(text: bytes) -> bytes:
+    """The same text with no user name and password in any URL of it. Pure."""
+    found: list[bytes] = []
+    rest = text
+    while True:
+        before, mark, after = rest.partition(b"://")
+        found += [before, mark]
+        if not mark:
+            return b"".join(found)
+        end = min(
+            (at for at in (after.find(char) for char in (b"/", b" ", b"\t", b"\n", b"]")) if at >= 0),
+            default=len(after),
+        )
+        found.append(after[:end].rpartition(b"@")[2])
+        rest = after[end:]
+
+
+def mounted_below(roots: Iterable[str], mountinfo: bytes) -> list[str]:
+    """Which of `roots` have something mounted in them, and cannot be under a layer. Pure."""
+    points = [os.fsdecode(row.split(b" ")[4]) for row in mountinfo.splitlines()]
+    return [root for root in roots if any(point.startswith(f"{root}/") for point in points)]

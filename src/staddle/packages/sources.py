@@ -1,0 +1,231 @@
+"""Where this host gets its packages from: the indexes that its own tools are configured with.
+
+    sources = read()
+    sources.indexes          Index("pip", "https", "mirror.example", 443, "/simple", ...)
+    sources.proxies          what stands between the tools and their indexes
+    sources.certificates     files with certificates that the indexes are signed by
+
+Only files and variables are read, at the moment of the call; no program is started and nothing
+is asked of the network. A URL may hold a user name and a password. They are kept apart from the
+index, in `credentials`, which shows nothing of itself: an Index can be printed, told and copied
+inside as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+
+from .._value import Value
+from ..errors import PolicyError
+from ..policy.environment import SECRET_VALUES, SHORTEST_KEY
+from ..policy.hosts import canonical
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Literal
+
+    Manager = Literal["pip", "apt", "npm"]
+
+MANAGERS: tuple[Manager, ...] = ("pip", "apt", "npm")
+#: A name changes between letters and digits once or twice; sixteen random characters do so all the time.
+_TURNS = 4
+_PORTS = {"http": 80, "https": 443}
+#: A configuration file is small; one that is not is not read.
+LARGEST_FILE = 1 << 20
+
+
+class Index(Value):
+    """One place that packages come from. `kind` says which of a manager's it is, in the manager's words."""
+
+    manager: Manager
+    scheme: str
+    host: str
+    port: int
+    path: str
+    kind: str
+    #: The file or variable that names it.
+    origin: str
+
+    @property
+    def url(self) -> str:
+        """The address without a user name or a password."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if _PORTS.get(self.scheme) == self.port else f":{self.port}"
+        return f"{self.scheme}://{host}{port}{self.path}"
+
+
+class Directory(Value):
+    """An index that is a directory of the host."""
+
+    manager: Manager
+    path: str
+    kind: str
+    origin: str
+
+
+class Credential:
+    """A user name and a password, or a token. It is never shown."""
+
+    __slots__ = ("password", "user")
+
+    def __init__(self, user: str, password: str) -> None:
+        self.user, self.password = user, password
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Credential) and (self.user, self.password) == (other.user, other.password)
+
+    def __hash__(self) -> int:
+        return hash((self.user, self.password))
+
+    def __repr__(self) -> str:
+        return "Credential(hidden)"
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        raise TypeError("a credential stays in this process")
+
+
+class Sources:
+    """Everything that was found.
+
+    `unread` are files that are there and say nothing that is understood, each with a reason.
+    """
+
+    def __init__(self) -> None:
+        self.indexes: list[Index] = []
+        self.proxies: list[Index] = []
+        self.certificates: list[str] = []
+        self.directories: list[Directory] = []
+        self.unread: list[tuple[str, str]] = []
+        self.credentials: dict[Index, Credential] = {}
+
+    def of(self, manager: Manager) -> tuple[Index, ...]:
+        """The indexes of one manager, in the order in which it asks them."""
+        return tuple(index for index in self.indexes if index.manager == manager)
+
+    def add(self, manager: Manager, url: str, kind: str, origin: str) -> Index | None:
+        """Remember an index by its URL, or a directory by its path. None when it is neither."""
+        text = url.strip()
+        if text.startswith("file://"):
+            text = text.removeprefix("file://")
+        if text.startswith("/"):
+            directory = Directory(manager, text, kind, origin)
+            if directory not in self.directories:
+                self.directories.append(directory)
+            return None
+        return self._kept(self.indexes, manager, text, kind, origin)
+
+    def add_proxy(self, manager: Manager, url: str, origin: str) -> None:
+        """Remember what a manager's connections go through."""
+        text = url.strip().strip("\"'")
+        if text and text.upper() not in ("DIRECT", "NULL", "FALSE"):
+            self._kept(self.proxies, manager, text if "://" in text else f"http://{text}", "proxy", origin)
+
+    def add_certificate(self, path: str) -> None:
+        """Remember a file of certificates."""
+        if path.startswith("/") and path not in self.certificates:
+            self.certificates.append(path)
+
+    def _kept(self, found: list[Index], manager: Manager, url: str, kind: str, origin: str) -> Index | None:
+        index, credential = parse(manager, url, kind, origin)
+        if index is None:
+            self.unread.append((origin, "it names an index by something that is no http or https URL"))
+            return None
+        same = (index.manager, index.url, index.kind)
+        known = next((item for item in found if (item.manager, item.url, item.kind) == same), None)
+        if known is None:
+            found.append(index)
+        if credential is not None:
+            self.credentials[known or index] = credential
+        return known or index
+
+    def __repr__(self) -> str:
+        return f"<Sources: {len(self.indexes)} indexes, {len(self.proxies)} proxies>"
+
+
+class Place:
+    """The host as it is read: its variables, and its files below `root`, each at most once."""
+
+    def __init__(self, environ: Mapping[str, str], home: str, root: str) -> None:
+        self.environ, self.home, self.root = environ, home, root
+
+    def text(self, path: str) -> str | None:
+        """The content of a file, if it is there and of a size that makes sense."""
+        try:
+            with open(self.root + path, "rb") as file:
+                data = file.read(LARGEST_FILE + 1)
+        except OSError:
+            return None
+        return None if len(data) > LARGEST_FILE else data.decode("utf-8", "replace")
+
+    def names(self, directory: str) -> list[str]:
+        """The names in a directory, sorted; none when it cannot be listed."""
+        try:
+            return sorted(os.listdir(self.root + directory))
+        except OSError:
+            return []
+
+    def variable(self, *names: str) -> tuple[str, str] | None:
+        """(name, value) of the first of these variables that says something."""
+        return next(((name, value) for name in names if (value := self.environ.get(name, "").strip())), None)
+
+
+def read(
+    managers: Iterable[Manager] = MANAGERS,
+    *,
+    environ: Mapping[str, str] | None = None,
+    home: str | None = None,
+    root: str = "",
+) -> Sources:
+    """What this host is configured with. `root` is where its files are, if not at the root."""
+    from . import apt_config, npm_config, pip_config
+
+    variables = os.environ if environ is None else environ
+    place = Place(variables, home or variables.get("HOME") or os.path.expanduser("~"), root.rstrip("/"))
+    found = Sources()
+    readers = {"pip": pip_config.read, "apt": apt_config.read, "npm": npm_config.read}
+    for manager in managers:
+        if manager not in readers:
+            raise PolicyError(f"there is no package manager {manager!r}", fix=f"use {', '.join(readers)}")
+        readers[manager](place, found)
+    _common_proxies(place, found, managers)
+    return found
+
+
+def parse(manager: Manager, url: str, kind: str, origin: str) -> tuple[Index | None, Credential | None]:
+    """The index that `url` names, and the credential that was in it. (None, None) for no http URL."""
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _PORTS.get(parts.scheme.lower(), 0)
+        host = canonical(parts.hostname or "")
+    except (ValueError, PolicyError):
+        return None, None
+    scheme = parts.scheme.lower()
+    if scheme not in _PORTS:
+        return None, None
+    # Neither a query nor a fragment leads to an index, and either may hold a token; a path may, too.
+    keyed = any(_is_key(part) for part in parts.path.split("/"))
+    index = Index(manager, scheme, host, port, "/" if keyed else parts.path, kind, origin)
+    if parts.username is None and parts.password is None:
+        return index, Credential("", parts.path) if keyed else None
+    return index, Credential(unquote(parts.username or ""), unquote(parts.password or ""))
+
+
+def _is_key(part: str) -> bool:
+    """Whether a part of a path is no word but a key: some registries have them there."""
+    if part.startswith(SECRET_VALUES) and len(part) >= SHORTEST_KEY:
+        return True
+    kinds = [char.isdigit() for char in part]
+    turns = sum(before != after for before, after in pairwise(kinds))
+    return part.isalnum() and len(part) >= SHORTEST_KEY and turns >= _TURNS
+
+
+def _common_proxies(place: Place, found: Sources, managers: Iterable[Manager]) -> None:
+    for names in (("https_proxy", "HTTPS_PROXY"), ("http_proxy", "HTTP_PROXY"), ("all_proxy", "ALL_PROXY")):
+        said = place.variable(*names)
+        if said is not None:
+            for manager in managers:
+                found.add_proxy(manager, said[1], said[0])

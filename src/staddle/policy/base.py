@@ -1,0 +1,174 @@
+"""Another system inside: a root file system on the host, shown read-only in the place of the host's own.
+
+Everything in it is somebody else's: its links lead where they lead *inside*, and are never followed
+on the host; devices, pipes and sockets are left out. The root of it, /etc, /var and the directories
+on the way to something of the sandbox's own are put together entry by entry, so that our files and
+the policy's grants have their places whatever the base has there. All the rest is shown whole.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from .._value import Value
+from ..errors import PolicyError
+from .paths import above
+from .plan import Grant, Link, Text
+from .resolution import Host
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from .declaring import Bearings
+
+ORIGIN = "base"
+#: Of the base's root, what every sandbox has of its own.
+OWN = ("/dev", "/proc", "/sys", "/tmp", "/run", "/home", "/workspace", "/.staddle", "/boot", "/lost+found")
+#: Put together entry by entry in every base, because things of ours are in them.
+PARTS = ("/", "/etc", "/var")
+#: Files of /etc that are about accounts: ours, or nobody's business.
+NOT_SHOWN = frozenset(
+    {"/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/passwd-", "/etc/group-"}
+)
+#: Small files are copied, as long as they are not too many; the others get a mount each.
+LARGEST_COPY, MOST_COPIED = 64 << 10, 4 << 20
+#: A directory with more entries is not put together: every one is a mount in every sandbox.
+MOST_ENTRIES = 1024
+
+
+class Shown(Value):
+    """What is seen of a base, and the accounts that it has."""
+
+    grants: tuple[Grant, ...]
+    links: tuple[Link, ...]
+    texts: tuple[Text, ...]
+    passwd: bytes
+    group: bytes
+
+
+def find(text: str, bearings: Bearings, host: Host) -> str:
+    """The directory that `base` means: an imported one by its name, or a path."""
+    place = None
+    if "/" not in text and text[0] not in ".~":
+        from ..bases.store import imported
+
+        place = imported(text)
+    found = host.find(place or bearings.at(text))
+    if found.kind == "directory":
+        if found.path == "/":
+            raise PolicyError("base is '/'", why="that is the host's own system", fix="leave base out")
+        return found.path
+    why = "it does not exist" if found.kind == "missing" else "it is not a directory"
+    if place is None and "/" not in text:
+        why += ", and no base of that name was imported"
+    raise PolicyError(
+        f"base is {text!r}",
+        why=why,
+        fix="name a root file system, or see `staddle base ls` for imported ones",
+    )
+
+
+def show(root: str, taken: Collection[str]) -> Shown:
+    """What is shown of the base at `root`, whose real path that is. `taken` are places of others.
+
+    Nothing is shown at or below a taken place; it may be one that the base does not have.
+    """
+    apart = {*PARTS, *(up for path in taken for up in above(path))}
+    grants: list[Grant] = []
+    links: list[Link] = []
+    texts: list[Text] = []
+    room = MOST_COPIED
+    todo = ["/"]
+    while todo:
+        directory = todo.pop()
+        for path, mode, target in _entries(root, directory):
+            if path in taken or path in NOT_SHOWN or (directory == "/" and path in OWN):
+                continue
+            source = root + path
+            if path in apart:
+                todo += [path] if stat.S_ISDIR(mode) else []  # what is ours is never below a link of theirs
+            elif stat.S_ISDIR(mode):
+                grants.append(Grant(path, "read", True, ORIGIN, source))
+            elif stat.S_ISLNK(mode):
+                links.append(Link(path, target, ORIGIN))
+            elif stat.S_ISREG(mode):
+                content = contents(source, min(room, LARGEST_COPY)) if directory == "/etc" else None
+                if content is None:
+                    grants.append(Grant(path, "read", False, ORIGIN, source))
+                else:
+                    room -= len(content)
+                    texts.append(Text(path, content, ORIGIN))
+    accounts = (contents(f"{root}/etc/{name}", LARGEST_COPY) or b"" for name in ("passwd", "group"))
+    return Shown(tuple(grants), tuple(links), tuple(texts), *accounts)
+
+
+def _entries(root: str, directory: str) -> Iterator[tuple[str, int, str]]:
+    """(path inside, mode, where a link leads) of everything in a directory that has no link in its path."""
+    try:
+        with os.scandir(root + directory) as found:
+            names = [(os.fsdecode(entry.name), entry.stat(follow_symlinks=False).st_mode) for entry in found]
+    except OSError as error:
+        raise PolicyError(
+            f"the base {root!r} cannot be looked at", why=f"{directory!r}: {error.strerror}"
+        ) from None
+    if len(names) > MOST_ENTRIES:
+        raise PolicyError(
+            f"nothing of the host can be shown in {directory!r} of the base {root!r}",
+            why=f"it has {len(names)} entries, and each would be a mount of its own",
+            fix="grant it at its own place, outside of the base's larger directories",
+        )
+    for name, mode in sorted(names):
+        path = f"{directory.rstrip('/')}/{name}"
+        target = ""
+        if stat.S_ISLNK(mode):
+            try:
+                target = os.readlink(root + path)
+            except OSError:
+                continue  # it went while we looked
+        yield path, mode, target
+
+
+def contents(path: str, most: int) -> bytes | None:
+    """The bytes of a regular file that no link leads to; None when it is longer, or not to be read."""
+    from ..linux.openat2 import open_without_symlinks
+
+    try:
+        fd = open_without_symlinks(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+            return None
+        data = os.read(fd, most + 1)
+        return data if len(data) == status.st_size else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def accounts(theirs: bytes, ours: bytes) -> bytes:
+    """A passwd or group file: our lines, and theirs that say something else. Pure."""
+    lines = [line for line in ours.split(b"\n") if line]
+    names = {line.split(b":")[0] for line in lines}
+    numbers = {line.split(b":")[2] for line in lines}
+    for line in theirs.split(b"\n"):
+        cells = line.split(b":")
+        plain = line.isascii() and line.decode("ascii").isprintable()
+        if len(cells) < 4 or not plain or not cells[0] or not cells[2].isdigit():
+            continue
+        if cells[0] in names or cells[2] in numbers or int(cells[2]) > 65534:
+            continue
+        names.add(cells[0])
+        numbers.add(cells[2])
+        lines.append(line)
+    return b"".join(line + b"\n" for line in lines)
+
+
+def shell(root: str) -> str:
+    """The shell that the base has."""
+    inside = Host(root)
+    return "/bin/bash" if inside.find("/bin/bash").kind == "file" else "/bin/sh"

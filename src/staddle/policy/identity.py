@@ -1,0 +1,142 @@
+"""Who the command is, inside: its user, the machine's name, where its home is.
+
+One value, and every file, namespace and variable that tells about it is made from it.
+"""
+
+from __future__ import annotations
+
+from .._value import Value
+from ..errors import PolicyError
+from .paths import LONGEST_PATH, covers
+
+#: The last two of sixteen bits are nobody's.
+LAST_ID = 65533
+LONGEST_USER, LONGEST_HOST, LONGEST_LABEL = 32, 64, 63
+
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_DIGITS = frozenset("0123456789")
+_IN_A_USER = _LETTERS | _DIGITS | frozenset("_.-")
+_IN_A_HOST = _LETTERS | _DIGITS | frozenset("-")
+
+#: Accounts that every /etc/passwd inside has, with the id that each of them is.
+ACCOUNTS = {"root": 0, "nobody": 65534, "nogroup": 65534}
+#: No home can be there: these are the system's, the kernel's, the sandbox's own or the workspace.
+TAKEN = (
+    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/proc", "/run"),
+    *("/sbin", "/sys", "/usr", "/workspace", "/.staddle"),
+)
+#: Nor at these themselves, which are somebody else's places; below them there is room.
+PLACES = ("/", "/home", "/tmp", "/var", "/var/tmp", "/srv", "/mnt", "/media")
+
+
+class Identity(Value):
+    """Who the command is. `home` is /home/USER unless it is given, and root's is /root.
+
+    `uid` is the number of the user and of its group. 0 is root by name, and owns what the sandbox
+    owns. Only a session in layers gives it a root's rights over that; nothing gives it any over more.
+    """
+
+    user: str = ""
+    uid: int = 1000
+    host: str = "sandbox"
+    home: str = ""
+
+    def __post_init__(self) -> None:
+        uid = self.uid
+        if not isinstance(uid, int) or isinstance(uid, bool) or not 0 <= uid <= LAST_ID:
+            raise PolicyError(
+                f"the user id is {uid!r}", why=f"it is not a whole number from 0 to {LAST_ID}", fix="use 1000"
+            )
+        if self.user == "":
+            self._set("user", "user" if uid else "root")
+        _check_user(self.user, uid)
+        _check_host(self.host)
+        if self.home == "":
+            self._set("home", f"/home/{self.user}" if uid else "/root")
+        _check_home(self.home)
+
+    @property
+    def gid(self) -> int:
+        """The number of the user's group, the only one it is in."""
+        return self.uid
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the names and the number are those that everybody has who asks for none."""
+        return (self.user, self.uid, self.host) == ("user", 1000, "sandbox")
+
+    @property
+    def has_usual_home(self) -> bool:
+        """Whether the home is where a user of this name has it."""
+        return self.home == (f"/home/{self.user}" if self.uid else "/root")
+
+    def at(self, home: str) -> Identity:
+        """The same with its home elsewhere: where a plan has found that it can be."""
+        made = self.replace()
+        made._set("home", home)
+        return made
+
+
+def _check_user(user: object, uid: int) -> None:
+    if not isinstance(user, str):
+        raise _bad_user(user, "it is not text")
+    if len(user) > LONGEST_USER:
+        raise _bad_user(user, f"it is longer than {LONGEST_USER} characters")
+    if user[0] not in _LETTERS and user[0] != "_":
+        raise _bad_user(user, "it begins with neither a letter nor '_'")
+    odd = next((char for char in user if char not in _IN_A_USER), "")
+    if odd:
+        raise _bad_user(user, f"it has {odd!r} in it")
+    if ACCOUNTS.get(user, uid) != uid:
+        raise PolicyError(
+            f"the user is called {user!r} and has the id {uid}",
+            why=f"{user} is {ACCOUNTS[user]} on every machine",
+            fix="choose another name, or Identity(uid=0) for root",
+        )
+
+
+def _bad_user(user: object, why: str) -> PolicyError:
+    fix = "use letters, digits, '_', '-' and '.', as in Identity(user='ada')"
+    return PolicyError(f"the user is called {user!r}", why=why, fix=fix)
+
+
+def _check_host(host: object) -> None:
+    why = ""
+    if not isinstance(host, str):
+        why = "it is not text"
+    elif not host:
+        why = "it is empty"
+    elif len(host) > LONGEST_HOST:
+        why = f"the kernel takes {LONGEST_HOST} characters"
+    else:
+        for label in host.split("."):
+            if not label or len(label) > LONGEST_LABEL:
+                why = f"each part between dots has 1 to {LONGEST_LABEL} characters"
+            elif label[0] == "-" or label[-1] == "-":
+                why = "no part begins or ends with '-'"
+            elif odd := next((char for char in label if char not in _IN_A_HOST), ""):
+                why = f"it has {odd!r} in it"
+    if why:
+        fix = "use letters, digits and '-', as in Identity(host='build-1')"
+        raise PolicyError(f"the host is called {host!r}", why=why, fix=fix)
+
+
+def _check_home(home: object) -> None:
+    why = ""
+    if not isinstance(home, str):
+        why = "it is not text"
+    elif not home.startswith("/"):
+        why = "it is not an absolute path"
+    elif home in PLACES:
+        why = "that directory is not one user's"
+    elif any(part in ("", ".", "..") for part in home[1:].split("/")):
+        why = "it has an empty part, '.' or '..' in it"
+    elif any(char in home for char in ":\n\0"):
+        why = "/etc/passwd cannot hold ':', a line end or NUL in a path"
+    elif len(home) > LONGEST_PATH:
+        why = "it is too long for a path"
+    else:
+        taken = next((place for place in TAKEN if covers(place, home)), "")
+        why = f"{taken} is taken inside" if taken else ""
+    if why:
+        raise PolicyError(f"the home is {home!r}", why=why, fix="say /home/NAME, or leave it out")

@@ -1,0 +1,377 @@
+"""Toolchains on the user's PATH: python, node, go, rust and the like, where a sandbox would see nothing.
+
+They often live in the home, which is hidden. This finds those that the PATH leads to, and says
+which directories they need, and no more than that: the root of one version, never the directory
+that all of them, somebody's logins and somebody's letters lie in. What is not known to be a
+toolchain stays hidden.
+
+    found = find(path, home, files, hidden=..., denied=...)
+
+Reads the PATH that it is given, and the disk through `files`; the knowledge is in `layouts`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .._value import Value
+from . import layouts
+from .paths import covers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Protocol
+
+    from .resolution import Place
+
+    class Files(Protocol):
+        """The disk, as far as it is asked about."""
+
+        def find(self, path: str) -> Place:
+            """Where an absolute path leads, and through which links."""
+
+        def names(self, directory: str) -> list[str]:
+            """What is in a directory, sorted; nothing when it cannot be read."""
+
+        def text(self, path: str) -> str:
+            """The beginning of a file; empty when it cannot be read."""
+
+
+#: More directories on a PATH, and more programs in one of all kinds, are not looked through.
+_MOST = 500
+
+
+class Toolchain(Value):
+    """A directory (or a single program) to be readable, and why."""
+
+    root: str
+    what: str
+    why: str
+
+
+class Found(Value):
+    """What makes the toolchains work inside.
+
+    `links` are (where, to), as the host has them; `before` and `after` are what the PATH has before
+    and after the system's own; `denied` is what stays hidden in the roots; `left_out` are the
+    directories on the PATH that are not shown. `at_its_place`: something in the workspace names it by
+    the path that it has on the host.
+    """
+
+    toolchains: tuple[Toolchain, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    denied: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    at_its_place: bool = False
+
+
+def find(
+    path: str,
+    home: str,
+    files: Files,
+    *,
+    hidden: Callable[[str], bool],
+    denied: Iterable[str],
+    env: Mapping[str, str],
+    workspace: str | None = None,
+) -> Found:
+    """What the directories of `path` lead to, and a virtual environment in `workspace`.
+
+    `hidden` says whether a real path cannot be seen inside anyway; `denied` are paths that no root
+    may hold or lie in; `env` are the host's variables, in which a toolchain may be named.
+    """
+    finder = _Finder(home, files, hidden, tuple(denied), env, workspace)
+    system = False
+    for directory in dict.fromkeys(map(os.path.normpath, path.split(":")[:_MOST])):
+        if not directory.startswith("/"):
+            continue  # whatever it is relative to, it is not a toolchain's
+        if directory in layouts.SYSTEM:
+            system = True
+            continue
+        (finder.after if system else finder.before).extend(finder.entry(directory))
+    for name in layouts.ENVIRONMENTS if workspace is not None else ():
+        finder.environment_of_the_workspace(f"{workspace}/{name}")
+    return finder.found()
+
+
+class _Finder:
+    def __init__(  # noqa: PLR0917 - as `find` has them
+        self,
+        home: str,
+        files: Files,
+        hidden: Callable[[str], bool],
+        denied: tuple[str, ...],
+        env: Mapping[str, str],
+        workspace: str | None,
+    ) -> None:
+        self._home, self._files, self._hidden, self._denied = home, files, hidden, denied
+        self._env, self._workspace = env, workspace
+        self._of_the_workspace = False
+        self.before: list[str] = []
+        self.after: list[str] = []
+        self._toolchains: dict[str, Toolchain] = {}
+        self._links: dict[str, str] = {}
+        self._left_out: list[str] = []
+
+    def found(self) -> Found:
+        roots = self._toolchains
+        needed = {
+            root: one
+            for root, one in roots.items()
+            if not any(other != root and covers(other, root) for other in roots)
+        }
+        inside = [f"{root}/{name}" for root in needed for name in layouts.SECRETS]
+        return Found(
+            toolchains=tuple(needed.values()),
+            links=tuple(self._links.items()),
+            before=tuple(dict.fromkeys(self.before)),
+            after=tuple(dict.fromkeys(self.after)),
+            denied=tuple(path for path in inside if self._is(path, "file")),
+            left_out=tuple(self._left_out),
+            at_its_place=self._of_the_workspace,
+        )
+
+    def entry(self, directory: str) -> Iterator[str]:
+        """What `directory` of the PATH is inside: itself, what its shims lead to, or nothing."""
+        place = self._files.find(directory)
+        if place.kind != "directory":
+            return
+        if not self._hidden(place.path):
+            yield place.path
+            return
+        origin = f"{directory} is on the PATH"
+        stand_in = self._stand_in(place.path)
+        if stand_in is not None:
+            real = list(self._led_to(stand_in, f"{origin}, and its shims lead here"))
+            if not real:
+                self._left_out.append(directory)
+            yield from real
+            # Beside its own stand-ins, it is where cargo installs programs.
+            if real and self._is(f"{place.path}/rustup", "file") and self._grant(place.path, "rust", origin):
+                yield place.path
+            return
+        if self._program_directory(place.path, origin) or self._prefix(place.path, origin):
+            self._linked(place)
+            yield place.path
+        elif self._programs(place.path):
+            yield place.path
+        else:
+            self._left_out.append(directory)
+
+    def environment_of_the_workspace(self, root: str) -> None:
+        """One that is seen anyway. What it says may be a sandbox's word: it leads to interpreters only."""
+        place = self._files.find(root)
+        if place.kind == "directory" and place.path == root and self._is(f"{root}/pyvenv.cfg", "file"):
+            self._of_the_workspace = True
+            self._made_from(root, f"the virtual environment {root}")
+
+    # ---------------------------------------------------------------- what a directory is
+
+    def _made_from(self, root: str, origin: str) -> None:
+        """The interpreter of a virtual environment, by what it says and by where its link leads."""
+        for line in self._files.text(f"{root}/pyvenv.cfg").splitlines():
+            key, _, value = line.partition("=")
+            if key.strip() == "home" and value.strip().startswith("/"):
+                self._interpreter(value.strip(), origin)
+        for name in ("python", "python3"):
+            place = self._files.find(f"{root}/bin/{name}")
+            if place.kind == "file":
+                self._linked(place)
+                self._interpreter(os.path.dirname(place.path), origin)
+
+    def _interpreter(self, directory: str, origin: str) -> None:
+        place = self._files.find(os.path.normpath(directory))
+        if place.kind != "directory" or not self._hidden(place.path):
+            return
+        root = os.path.dirname(place.path)
+        marked = self._marked(root, "lib/python3*") or self._is(f"{root}/conda-meta", "directory")
+        if marked and self._grant(root, "python", f"{origin} was made from it"):
+            self._linked(place)
+
+    def _prefix(self, directory: str, origin: str) -> bool:
+        """Whether it is the `bin` of a toolchain that is all in one directory; then that may be read."""
+        root = os.path.dirname(directory)
+        if os.path.basename(directory) in ("bin", "condabin", "Scripts"):
+            if self._is(f"{root}/conda-meta", "directory"):
+                return self._grant(root, "conda", origin)
+            if self._is(f"{root}/pyvenv.cfg", "file"):
+                self._made_from(root, f"the virtual environment {root}")
+                return self._grant(root, "virtual environment", origin)
+            if self._is(f"{root}/Cellar", "directory") and self._is(f"{directory}/brew", "file"):
+                return self._grant_parts(root, layouts.HOMEBREW, "Homebrew", origin)
+            for what, program, marks in layouts.PREFIXES:
+                if self._there(f"{root}/{program}") and any(self._marked(root, mark) for mark in marks):
+                    return self._grant(root, what, origin)
+        for what, program, parts in layouts.FLAT:
+            if self._is(f"{directory}/{program}", "file") and self._is(
+                f"{directory}/{parts[1]}", "directory"
+            ):
+                return self._grant_parts(directory, parts, what, origin)
+        return False
+
+    def _grant_parts(self, root: str, parts: Iterable[str], what: str, origin: str) -> bool:
+        there = [f"{root}/{name}" for name in parts if self._there(f"{root}/{name}")]
+        return all(self._grant(path, what, origin) for path in there)
+
+    def _program_directory(self, directory: str, origin: str) -> bool:
+        """Whether one tool keeps its programs in it, and nobody anything else."""
+        relative = directory[len(self._home) + 1 :] if covers(self._home, directory) else ""
+        what = layouts.PROGRAMS.get(relative)
+        return what is not None and self._grant(directory, what, origin)
+
+    def _stand_in(self, directory: str) -> Iterator[str] | None:
+        """Where the programs of `directory` lead to, as it is set up now, if they only stand for others."""
+        root = os.path.dirname(directory)
+        if os.path.basename(directory) == "shims":
+            return iter((*self._of_one_language(root), *self._of_installs(root)))
+        if self._is(f"{directory}/rustup", "file"):
+            return self._of_rustup()
+        if self._is(f"{directory}/volta-shim", "file"):
+            return self._of_volta(root)
+        return None
+
+    def _led_to(self, places: Iterable[str], origin: str) -> Iterator[str]:
+        for bin in places:
+            place = self._files.find(bin)
+            if place.kind == "directory" and (
+                not self._hidden(place.path) or self._prefix(place.path, origin)
+            ):
+                self._linked(place)
+                yield place.path
+
+    def _of_rustup(self) -> Iterator[str]:
+        root = self._env.get("RUSTUP_HOME") or f"{self._home}/.rustup"
+        there = self._files.names(f"{root}/toolchains")
+        chosen = self._env.get("RUSTUP_TOOLCHAIN", "")
+        if not chosen and self._workspace is not None:
+            texts = (self._files.text(f"{self._workspace}/rust-toolchain{end}") for end in ("", ".toml"))
+            chosen = next(filter(None, map(layouts.rust_channel, texts)), "")
+        chosen = chosen or layouts.rust_channel(self._files.text(f"{root}/settings.toml"))
+        # A channel is a part of the name: stable-x86_64-unknown-linux-gnu.
+        for name in there:
+            if name == chosen or name.startswith(f"{chosen}-") or len(there) == 1:
+                yield f"{root}/toolchains/{name}/bin"
+                return
+
+    def _of_volta(self, root: str) -> Iterator[str]:
+        image = f"{root}/tools/image"
+        for tool, version in layouts.volta_tools(self._files.text(f"{root}/tools/user/platform.json")):
+            yield f"{image}/{tool}/{version}/bin"
+        for package in self._files.names(f"{image}/packages"):
+            yield f"{image}/packages/{package}/bin"
+
+    def _of_one_language(self, root: str) -> Iterator[str]:
+        """pyenv, rbenv and those that do as they do."""
+        name = os.path.basename(root).lstrip(".")
+        if name not in layouts.MANAGERS:
+            name = next((name for name in layouts.MANAGERS if self._there(f"{root}/libexec/{name}")), "")
+        local, variable = layouts.MANAGERS.get(name, ("", ""))
+        if not name or not self._is(f"{root}/versions", "directory"):
+            return
+        chosen = self._env.get(variable, "").replace(":", " ")
+        if not chosen and self._workspace is not None:
+            chosen = self._files.text(f"{self._workspace}/{local}")
+        for version in (chosen or self._files.text(f"{root}/version")).split():
+            if "/" not in version or ".." not in version.split("/"):
+                yield f"{root}/versions/{version}/bin"
+
+    def _of_installs(self, root: str) -> Iterator[str]:
+        """asdf and mise: a directory for each tool, and in it one for each version."""
+        installs = f"{root}/installs"
+        chosen = self._chosen() if self._is(installs, "directory") else {}
+        for tool in self._files.names(installs) if chosen is not None else ():
+            there = self._files.names(f"{installs}/{tool}")
+            wanted = chosen.get(tool, ())
+            versions = [version for version in wanted if version in there]
+            if not wanted:
+                versions = ["latest"] if "latest" in there else there[:1] if len(there) == 1 else []
+            for version in versions:
+                bin = f"{installs}/{tool}/{version}/bin"
+                yield bin if self._is(bin, "directory") else f"{installs}/{tool}/{version}"
+
+    def _chosen(self) -> dict[str, list[str]]:
+        """Which version of a tool is to be used; what the workspace says comes first."""
+        chosen: dict[str, list[str]] = {}
+        for directory in (self._home, self._workspace):
+            if directory is None:
+                continue
+            if directory == self._home:
+                chosen.update(layouts.mise_tools(self._files.text(f"{directory}/.config/mise/config.toml")))
+            chosen.update(layouts.tool_versions(self._files.text(f"{directory}/.tool-versions")))
+            if directory != self._home:
+                chosen.update(layouts.mise_tools(self._files.text(f"{directory}/mise.toml")))
+        return chosen
+
+    # ---------------------------------------------------------------- single programs
+
+    def _programs(self, directory: str) -> bool:
+        """Whether some programs of a directory of all kinds belong to a toolchain; those are shown."""
+        names = self._files.names(directory)
+        return len(names) <= _MOST and sum(self._program(f"{directory}/{name}", name) for name in names) > 0
+
+    def _program(self, path: str, name: str) -> bool:
+        place = self._files.find(path)
+        if place.kind != "file":
+            return False
+        why = f"{path} leads to it"
+        if place.links and self._leads_to_a_toolchain(place, why):
+            self._linked(place)
+            return True
+        if name in layouts.SINGLE and self._hidden(place.path):
+            self._linked(place)
+            return self._grant(place.path, name, f"{os.path.dirname(path)} is on the PATH")
+        first = self._files.text(place.path).partition("\n")[0]
+        interpreter = first[2:].split()[:1] if first.startswith("#!/") else []
+        if interpreter and self._belongs(interpreter[0], why):
+            self._linked(place)
+            return self._grant(place.path, name, f"{interpreter[0]} runs it")
+        return False
+
+    def _leads_to_a_toolchain(self, place: Place, why: str) -> bool:
+        directory = os.path.dirname(place.path)
+        if place.path in self._toolchains or any(covers(root, place.path) for root in self._toolchains):
+            return True
+        return not self._hidden(place.path) or self._prefix(directory, why)
+
+    def _belongs(self, interpreter: str, why: str) -> bool:
+        """Whether a script's interpreter is that of a hidden toolchain; then that may be read."""
+        place = self._files.find(os.path.normpath(interpreter))
+        before = len(self._toolchains)
+        directory = os.path.dirname(os.path.normpath(interpreter))
+        at = self._files.find(directory)
+        if place.kind != "file" or at.kind != "directory" or not self._hidden(at.path):
+            return False
+        known = any(covers(root, at.path) for root in self._toolchains)
+        return known or (self._prefix(at.path, why) and len(self._toolchains) > before)
+
+    # ---------------------------------------------------------------- what may be read
+
+    def _grant(self, root: str, what: str, why: str) -> bool:
+        """Let `root` be read, if it is nobody's home and holds nothing that is denied; whether it may."""
+        if covers(root, self._home) or any(covers(root, path) or covers(path, root) for path in self._denied):
+            return False
+        if not self._hidden(root):
+            self._of_the_workspace |= self._workspace is not None and covers(self._workspace, root)
+            return True  # it is seen anyway
+        self._toolchains.setdefault(root, Toolchain(root, what, why))
+        return True
+
+    def _linked(self, place: Place) -> None:
+        for where, to in place.links:
+            self._links.setdefault(where, to)
+
+    def _is(self, path: str, kind: str) -> bool:
+        return self._files.find(path).kind == kind
+
+    def _there(self, path: str) -> bool:
+        return self._files.find(path).kind in ("file", "directory")
+
+    def _marked(self, root: str, mark: str) -> bool:
+        """Whether `mark` is there; with a star at its end, anything that begins so."""
+        if not mark.endswith("*"):
+            return self._there(f"{root}/{mark}")
+        directory, _, beginning = mark[:-1].rpartition("/")
+        return any(name.startswith(beginning) for name in self._files.names(f"{root}/{directory}"))

@@ -1,0 +1,177 @@
+"""The toolchains of whoever starts the sandbox, looked for once while the PATH and its directories stay."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+from . import presets, system
+from .declaring import Rule
+from .layouts import ENVIRONMENTS, SYSTEM
+from .paths import WORKSPACE, absolute, covers, not_for
+from .plan import Link, Note
+from .resolution import Host
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .declaring import Bearings
+    from .resolution import Place
+    from .toolchains import Found
+
+_ORIGIN = "toolchains"
+
+#: Of a file that says which version is used, or what a virtual environment was made from.
+_LONGEST = 1 << 16
+#: Variables that say something about toolchains.
+VARIABLES = (
+    *("PATH", "RUSTUP_HOME", "RUSTUP_TOOLCHAIN", "PYENV_VERSION", "RBENV_VERSION"),
+    *("NODENV_VERSION", "GOENV_VERSION", "PHPENV_VERSION", "PLENV_VERSION"),
+)
+#: Seconds for which an answer is good, should something further down have changed; how many are kept.
+_FRESH, _MOST_KNOWN = 30.0, 16
+_known: dict[object, tuple[float, Found]] = {}
+
+
+class Disk:
+    """The real one, with the rights of whoever asks."""
+
+    def __init__(self) -> None:
+        self._host = Host()
+
+    def find(self, path: str) -> Place:
+        """Where an absolute path leads."""
+        return self._host.find(path)
+
+    def names(self, directory: str) -> list[str]:
+        """What is in a directory, sorted."""
+        try:
+            return sorted(os.listdir(directory))
+        except OSError:
+            return []
+
+    def text(self, path: str) -> str:
+        """The beginning of a regular file."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        except (OSError, ValueError):
+            return ""
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return ""
+            return os.read(descriptor, _LONGEST).decode("utf-8", "surrogateescape")
+        except OSError:
+            return ""
+        finally:
+            os.close(descriptor)
+
+
+class Tools:
+    """What a plan needs for the toolchains: rules, links, what is on the PATH, notes."""
+
+    __slots__ = ("after", "before", "links", "notes", "rules")
+
+    def __init__(self) -> None:
+        self.rules: list[Rule] = []
+        self.links: list[Link] = []
+        self.before: tuple[str, ...] = ()
+        self.after: tuple[str, ...] = ()
+        self.notes: list[Note] = []
+
+
+def tools(
+    bearings: Bearings,
+    host: Host,
+    rules: Sequence[Rule],
+    home: str,
+    *,
+    workspace: str | None,
+    moved: bool,
+) -> Tools:
+    """For a plan with `rules` and its own `home`. `moved`: the workspace is not seen at its own path."""
+    made = Tools()
+    path = bearings.env.get("PATH", "")
+    places = [place for place in path.split(":") if place[:1] == "/" and place not in SYSTEM]
+    places += _environments(workspace)
+    if not places:
+        return made  # as on most servers: nothing more is looked at
+    granted = [rule.place.path for rule in rules if rule.field in ("read", "write")]
+    seen = [*granted, workspace] if moved and workspace is not None else granted
+    found = _found(path, places, bearings, (seen, home, workspace))
+    for one in found.toolchains:
+        place = host.find(one.root)
+        if place.kind in ("directory", "file") and place.path == one.root and not not_for("read", one.root):
+            made.rules.append(Rule("read", place, f"toolchain {one.what}: {one.why}"))
+    made.rules += [Rule("deny", host.find(place), _ORIGIN) for place in found.denied]
+    made.links = [
+        Link(where, to, _ORIGIN)
+        for where, to in found.links
+        if not (moved and workspace is not None and covers(workspace, where))  # there it is anyway
+    ]
+    # Scripts of a virtual environment begin with the path of its interpreter. But nothing can be
+    # shown below a link.
+    named = workspace if moved and found.at_its_place else None
+    if named is not None and not any(covers(named, path) for path in granted):
+        made.links.append(Link(named, WORKSPACE, "the virtual environment of the workspace"))
+    away = [rule.place.path for rule in rules if rule.field == "deny" and rule.asked]
+    made.before, made.after = (
+        tuple(
+            WORKSPACE + place[len(workspace) :] if moved and workspace and covers(workspace, place) else place
+            for place in places
+            if not any(covers(path, place) for path in away)
+        )
+        for places in (found.before, found.after)
+    )
+    made.notes = [
+        Note(f"{path!r} on the PATH is not shown: it is no toolchain that we know", _ORIGIN)
+        for path in found.left_out
+    ]
+    return made
+
+
+def _environments(workspace: str | None) -> list[str]:
+    """The files that say what the virtual environments of a workspace were made from."""
+    if workspace is None:
+        return []
+    places = (f"{workspace}/{name}/pyvenv.cfg" for name in ENVIRONMENTS)
+    return [place for place in places if os.access(place, os.F_OK)]
+
+
+def _found(
+    path: str, places: Iterable[str], bearings: Bearings, around: tuple[list[str], str, str | None]
+) -> Found:
+    """What `path` leads to; the same as before while nothing has changed in `places`.
+
+    `around` is what can be seen, the home inside, in which that is not so, and the workspace.
+    """
+    visible, inside, workspace = around
+    env, home = bearings.env, bearings.home
+    said = tuple(env.get(name) for name in VARIABLES)
+    key = (home, tuple(visible), inside, workspace, said, tuple(map(_stamp, places)))
+    made = _known.get(key)
+    now = time.monotonic()
+    if made is not None and now - made[0] <= _FRESH:
+        return made[1]
+    from .toolchains import find
+
+    private = [item.path for item in system.scratch(inside)]
+
+    def hidden(place: str) -> bool:
+        nearest = max((len(path) for path in visible if covers(path, place)), default=0)
+        return not nearest or any(covers(path, place) and len(path) > nearest for path in private)
+
+    denied = [absolute(path, "", home) for path in presets.denied("agent")]
+    found = find(path, home, Disk(), hidden=hidden, denied=denied, env=env, workspace=workspace)
+    while len(_known) >= _MOST_KNOWN:
+        _known.pop(next(iter(_known), key), None)
+    _known[key] = (now, found)
+    return found
+
+
+def _stamp(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except (OSError, ValueError):
+        return 0

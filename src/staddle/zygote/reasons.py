@@ -1,0 +1,13 @@
+"""What went wrong, in a sentence for who asked. Pure."""
+
+from __future__ import annotations
+
+from ..errors import StaddleError
+from ..helper.status import not_started
+from ..helper.wire import Malformed
+
+
+def reason(error: BaseException, doing: str = "") -> bytes:
+    """What went wrong, for who asked."""
+    text = str(error) if isinstance(error, StaddleError | Malformed) else str(not_started(error))
+    return f"{doing}: {text}".removeprefix(": ").encode("utf-8", "backslashreplace")[:2048]

@@ -1,0 +1,213 @@
+"""A command as the sandbox's root: it has the whole system to write in, and is held as any other is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from staddle import AsyncSandbox, Identity, Policy, Reason, Sandbox
+from staddle.errors import InvalidCall, RootUnavailable
+from staddle.helper.scratch import remove
+from tests.kernel.in_a_child import SRC
+from tests.kernel.waiting import until
+
+BOMB = """
+import os, time
+for turn in range(200):
+    if not os.fork():
+        time.sleep(60)
+        os._exit(0)
+"""
+
+
+@pytest.fixture(params=["once", "always"])
+def how(request: pytest.FixtureRequest) -> str:
+    """One command as root, or a session that is root."""
+    return str(request.param)
+
+
+def opened(how: str, **limits: object) -> tuple[Sandbox, str | None]:
+    policy = Policy.agent().with_limits(**limits)
+    identity = Identity(uid=0) if how == "always" else None
+    return Sandbox(policy=policy, backend="namespaces", identity=identity), "root" if how == "once" else None
+
+
+def test_it_is_root_where_the_session_is_and_the_session_stays_who_it_is() -> None:
+    with Sandbox(backend="namespaces") as sb:
+        sb.run("mkdir sub && cd sub && export COLOUR=red && plain=1")
+        look = "id -u; whoami; pwd; echo $HOME $USER $COLOUR $plain; cd /; export COLOUR=blue"
+        said = sb.run(look, user="root")
+        assert said.stdout == "0\nroot\n/workspace/sub\n/root root red\n"
+        assert sb.exec(["id", "-un"], user="root", env={"A": "1"}).stdout == "root\n"
+        assert sb.run("id -un; pwd; echo $COLOUR").stdout == "user\n/workspace/sub\nred\n"
+        assert sb.run("id -un", user="user").stdout == "user\n"
+        assert sb.run("exit 3", user="root").exit_code == 3
+        with pytest.raises(InvalidCall, match="no user 'admin'"):
+            sb.run("true", user="admin")
+
+
+def test_the_same_in_an_event_loop() -> None:
+    async def install() -> None:
+        async with AsyncSandbox(backend="namespaces") as sb:
+            said = await sb.run("id -u; touch /usr/bin/new && ls /usr/bin/new", user="root")
+            assert said.stdout == "0\n/usr/bin/new\n"
+            assert (await sb.exec(["id", "-u"], user="root")).stdout == "0\n"
+
+    asyncio.run(install())
+
+
+def test_a_session_may_be_root_from_the_beginning() -> None:
+    with Sandbox(backend="namespaces", identity=Identity(uid=0)) as sb:
+        sb.run("cd /usr/local/bin; printf '#!/bin/sh\\necho mine\\n' > tool; chmod +x tool; x=1", check=True)
+        assert sb.run("tool; pwd; echo $x; echo ~; id -un").stdout == "mine\n/usr/local/bin\n1\n/root\nroot\n"
+        assert sb.run("id -u", user="root").stdout == "0\n"
+        other = sb.session("other")
+        assert other.run("tool && rm /usr/local/bin/tool").ok
+        point = sb.snapshot()
+        sb.run("mkdir /opt/thing /etc/thing ~/thing")
+        made = sorted(change.path for change in sb.diff(everything=True))
+        assert made == ["/etc/thing", "/opt/thing", "/root/thing"]
+        sb.restore(point)
+        assert sb.diff(everything=True) == []
+        sb.files.write("/etc/written", "by the host program")
+        assert sb.run("cat /etc/written").stdout == "by the host program"
+    assert not os.path.exists("/usr/local/bin/tool")
+
+
+@pytest.mark.parametrize("mode", ["bind", "readonly"])
+def test_without_layers_it_is_root_of_a_system_that_stays_as_it_is(mode: str, tmp_path: Path) -> None:
+    for identity in (None, Identity(uid=0)):
+        with Sandbox(tmp_path, backend="namespaces", mode=mode, identity=identity) as sb:
+            said = sb.run("id -u; touch /usr/bin/new /etc/new", user="root")
+            assert said.stdout == "0\n"
+            assert said.stderr.count("Read-only file system") == 2
+
+
+def test_other_backends_have_no_root() -> None:
+    with (
+        Sandbox(backend="native", best_effort=True, mode="readonly") as sb,
+        pytest.raises(RootUnavailable, match="namespaces"),
+    ):
+        sb.run("true", user="root")
+
+
+# ---------------------------------------------------------------- limits
+
+
+def test_it_ends_in_time_with_all_that_it_started(how: str) -> None:
+    sb, user = opened(how)
+    with sb:
+        done = sb.run("sleep 77 & (setsid sleep 77 &) ; sleep 77", user=user, timeout=0.5)
+        assert done.reason is Reason.timeout
+        look = ["/bin/sh", "-c", "cat /proc/[0-9]*/comm 2>/dev/null | grep -c sleep"]
+        assert until(lambda: sb.exec(look, user=user).stdout == "0\n")
+
+
+def test_it_can_be_interrupted_and_stopped(how: str) -> None:
+    sb, user = opened(how)
+    with sb:
+        results = []
+        script = "touch /tmp/begun; sleep 60"
+        thread = threading.Thread(target=lambda: results.append(sb.run(script, user=user)))
+        thread.start()
+        assert until(lambda: sb.files.exists("/tmp/begun"))
+        sb.interrupt()
+        thread.join(20)
+        assert [result.reason for result in results] == [Reason.cancelled]
+        count = "n=0; while :; do n=$((n+1)); echo $n > /tmp/n; done"
+        process = threading.Thread(target=lambda: results.append(sb.run(count, user=user, timeout=20)))
+        process.start()
+        assert until(lambda: sb.files.exists("/tmp/n"))
+        sb.pause()
+        sb.resume()
+        sb.interrupt()
+        process.join(20)
+        assert results[-1].reason is Reason.cancelled
+
+
+def test_its_processes_are_counted_with_all_others(how: str) -> None:
+    sb, user = opened(how, processes=20)
+    with sb:
+        done = sb.exec(["/usr/bin/python3", "-c", BOMB], user=user, timeout=20)
+        assert not done.ok
+        assert sb.run("echo here").stdout == "here\n"
+
+
+def test_its_memory_is_counted_with_that_of_all_others(how: str) -> None:
+    sb, user = opened(how, memory="200M")
+    with sb:
+        hungry = "x = bytearray(600 << 20); print(len(x))"
+        done = sb.exec(["/usr/bin/python3", "-c", hungry], user=user, timeout=30)
+        assert (done.ok, done.stdout) == (False, "")
+        assert sb.run("echo here").stdout == "here\n"
+
+
+def test_what_it_writes_to_the_system_counts(how: str) -> None:
+    sb, user = opened(how, disk="20M")
+    with sb:
+        done = sb.run("head -c 60M /dev/zero > /usr/local/big; sleep 20", user=user, timeout=30)
+        assert done.reason is Reason.disk
+
+
+# ---------------------------------------------------------------- kept
+
+KEEP = """
+import sys
+from staddle import Identity, Sandbox
+how, script = sys.argv[1:]
+identity = Identity(uid=0) if how == "always" else None
+with Sandbox(keep="of-root", backend="namespaces", identity=identity) as sb:
+    done = sb.run(script, user=None if how == "always" else "root")
+    print(done.stdout, end="")
+    print(done.stderr, end="", file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def state() -> Iterator[str]:
+    """Where sessions are kept: also somebody who is not root can pass through."""
+    place = tempfile.mkdtemp(prefix="staddle-kept-", dir="/dev/shm")
+    os.chmod(place, 0o711)
+    yield place
+    remove((os.fsencode(place),))
+
+
+def test_what_root_changed_is_kept_and_roots_also_for_another_process(how: str, state: str) -> None:
+    def run(script: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", KEEP, how, script],
+            env={**os.environ, "PYTHONPATH": str(SRC), "XDG_STATE_HOME": state},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    run("echo 1 > /etc/mine; mkdir -m 700 /opt/closed; echo 2 > /opt/closed/file; touch /usr/bin/x")
+    again = run(
+        "cat /etc/mine /opt/closed/file; stat -c %U /etc/mine /usr/bin/x /etc/passwd; echo 3 >> /etc/mine"
+    )
+    assert again == "1\n2\nroot\nroot\nroot\n"
+    assert run("cat /etc/mine; touch /usr/local/bin/y /etc/passwd && rm /usr/bin/x; id -un") == "1\n3\nroot\n"
+
+
+@pytest.mark.needs_root
+def test_a_kept_system_stays_with_the_root_that_wrote_it(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where there are two: an ordinary user is one and the same."""
+    monkeypatch.setenv("XDG_STATE_HOME", state)
+    with Sandbox(keep="one", backend="namespaces", identity=Identity(uid=0)) as sb:
+        sb.run("touch /usr/bin/x", check=True)
+    with pytest.raises(InvalidCall, match=r"Identity\(uid=0\)"):
+        Sandbox(keep="one", backend="namespaces")
+    with Sandbox(keep="one", backend="namespaces", identity=Identity(uid=0)) as sb:
+        sb.run("rm /usr/bin/x", check=True)
