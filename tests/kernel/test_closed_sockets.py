@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,14 +31,15 @@ REFUSED = ("ConnectionRefusedError", "PermissionError", "FileNotFoundError")
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    """A directory with two servers in it, at `a.sock` and `sub/named.sock`."""
-    (tmp_path / "sub").mkdir(mode=0o755)
-    tmp_path.chmod(0o755)
-    servers = [_server(tmp_path / name) for name in ("a.sock", "sub/named.sock")]
-    yield tmp_path
-    for server in servers:
-        server.close()
+def place() -> Iterator[Path]:
+    """A directory with two servers in it, at `a.sock` and `sub/named.sock`. Such a path may not be long."""
+    with tempfile.TemporaryDirectory(prefix="staddle-", dir="/tmp") as made:
+        Path(made, "sub").mkdir(mode=0o755)
+        Path(made).chmod(0o755)
+        servers = [_server(Path(made, name)) for name in ("a.sock", "sub/named.sock")]
+        yield Path(made)
+        for server in servers:
+            server.close()
 
 
 def _server(path: Path) -> socket.socket:

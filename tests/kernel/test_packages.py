@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,6 +180,33 @@ def test_a_package_is_compiled_inside_and_writes_nowhere_else(
     with opened(indexes, workspace) as sb:
         sb.run("pip install -e .", check=True, timeout=120)
         assert sb.run("cd /; python3 -c 'import speaker; print(speaker.x)'").stdout == "5\n"
+
+
+@pytest.mark.usefixtures("host")
+def test_downloads_that_were_kept_serve_others_and_cannot_be_changed(
+    indexes: Indexes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="staddle-test-", dir="/var/tmp") as place:
+        os.chmod(place, 0o755)
+        monkeypatch.setenv("STADDLE_DOWNLOADS", f"{place}/downloads")
+        backend = BACKEND.format(elsewhere=[])
+        indexes.sdist("speaker", "1.0", {"pyproject.toml": PROJECT, "backend.py": backend})
+        with opened(indexes) as sb:
+            sb.use_downloads()  # there are none yet
+            sb.run("pip install speaker", check=True, timeout=120)
+            assert not os.path.exists(f"{place}/downloads"), "only who is asked to keeps anything"
+            assert sb.keep_downloads() > 0
+        kept = {path: path.read_bytes() for path in Path(place).rglob("*") if path.is_file()}
+        indexes.asked.clear()
+        with opened(indexes) as sb:
+            sb.use_downloads()
+            sb.run("pip install speaker", check=True, timeout=120)
+            assert sb.run("python3 -c 'import speaker; print(speaker.say())'").stdout == "compiled\n"
+            assert indexes.asked == ["/simple/speaker/"]
+            sb.run("find ~/.cache -type f -exec sh -c 'echo planted > $1' sh {} \\;; rm -rf ~/.cache/pip")
+            (fork,) = sb.fork()
+            fork.close()
+        assert {path: path.read_bytes() for path in Path(place).rglob("*") if path.is_file()} == kept
 
 
 @pytest.mark.usefixtures("host")

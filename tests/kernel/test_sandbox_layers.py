@@ -181,6 +181,25 @@ def test_a_snapshot_is_of_files_and_shells(sandbox: Sandbox) -> None:
     assert sandbox.session("other").run("echo $y").stdout == "1\n"
 
 
+def test_snapshots_are_a_tree_that_can_be_listed_and_thinned_out(sandbox: Sandbox) -> None:
+    first = sandbox.snapshot("first")
+    sandbox.run("echo 1 > one")
+    second = sandbox.snapshot("second")
+    sandbox.restore(first)
+    third = sandbox.snapshot("third")
+    assert [snapshot.label for snapshot in sandbox.snapshots()] == ["first", "second", "third"]
+    assert (first.parent, second.parent, third.parent) == (None, first, first)
+    (fork,) = sandbox.fork()
+    with fork:
+        assert fork.snapshots() == []
+    second.close()
+    assert sandbox.snapshots() == [first, third]
+    del third
+    assert sandbox.snapshots() == [first]
+    sandbox.restore(first)
+    assert not sandbox.files.exists("one")
+
+
 def test_a_snapshot_is_not_changed_by_what_comes_after(sandbox: Sandbox) -> None:
     sandbox.run("echo 1 > a")
     one = sandbox.snapshot()

@@ -110,10 +110,9 @@ def build(place: str, view: Sequence[Operation], owner: int | None, host: str = 
         made.directories(f"/var/{name}")
     for name, target in VAR_LINKS.items():
         made.link(f"/var/{name}", target)
-    for root in REPEATED:
-        if os.path.isdir(host + root) and not os.path.islink(host + root):
-            made.directories(root)
-            made.repeat(root)
+    for root in _repeated(host):
+        made.directories(root)
+        made.repeat(root)
     for path in COPIED:
         made.copy(path, empty=path.startswith("/var/lib/dpkg/"))
     for name in _releases(host + LISTS):
@@ -128,8 +127,21 @@ def build(place: str, view: Sequence[Operation], owner: int | None, host: str = 
 def parts(place: str, host: str = "") -> tuple[Part, ...]:
     """What the skeleton in `place` was made for, parents first."""
     own = [Part(root, f"{place}{root}") for root in OWN]
-    over = [Part(root, f"{place}{root}", host + root) for root in REPEATED if os.path.isdir(place + root)]
+    over = [Part(root, f"{place}{root}", host + root) for root in _repeated(host)]
     return tuple(sorted((*own, *over), key=lambda part: part.root))
+
+
+def _repeated(host: str) -> list[str]:
+    """Those of REPEATED that the host has."""
+    return [root for root in REPEATED if os.path.isdir(host + root) and not os.path.islink(host + root)]
+
+
+def repeated(source: str, place: str, owner: int) -> str:
+    """`place`, where every directory of `source` is there again, for `owner`, and nothing else."""
+    made = _Skeleton(place, owner, source)
+    made.directory("")
+    made.repeat("")
+    return place
 
 
 class _Skeleton:

@@ -37,6 +37,14 @@ class AsyncLayered:
         """What pip, apt and npm have installed in it."""
         return await in_thread((await self._opened()).packages)
 
+    async def keep_downloads(self) -> int:
+        """Keep what its pip, uv and npm have downloaded; see `Sandbox.keep_downloads`."""
+        return await in_thread((await self._opened()).keep_downloads)
+
+    async def use_downloads(self) -> None:
+        """Have downloads that were kept under its own caches; see `Sandbox.use_downloads`."""
+        await in_thread((await self._opened()).use_downloads)
+
     async def commit(
         self,
         paths: Collection[str] | None = None,
@@ -60,6 +68,10 @@ class AsyncLayered:
     async def snapshot(self, label: str = "") -> Snapshot:
         """This moment, to come back to: the files, and the state of every session."""
         return await in_thread((await self._opened()).snapshot, label)
+
+    async def snapshots(self) -> list[Snapshot]:
+        """The snapshots of it that somebody has, the oldest first."""
+        return (await self._opened()).snapshots()
 
     async def restore(self, snapshot: Snapshot) -> None:
         """Be as at that snapshot."""

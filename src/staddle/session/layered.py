@@ -63,6 +63,27 @@ class Layered:
 
         return installed(self.diff(everything=True))
 
+    def keep_downloads(self) -> int:
+        """Keep what its pip, uv and npm have downloaded, for sandboxes that `use_downloads`; how many files.
+
+        They will take it for what their indexes would have sent: keep only what you would install.
+        """
+        from ..packages.downloads import KEPT, keep
+
+        home = self._now().opened.decided.plan.identity.home
+        return keep(self.diff([f"{home}/{path.rstrip('/')}" for path in KEPT]), home)
+
+    def use_downloads(self) -> None:
+        """Have downloads that were kept under its own caches from now on; it cannot change them."""
+        from ..packages.downloads import PLACES, trees
+
+        opened = self._now().opened
+        home, store = opened.decided.plan.identity.home, snapshots.layering_of(opened).stack.store
+        for name in PLACES:
+            self.files.mkdir(f"{home}/{name}", parents=True)  # type: ignore[attr-defined]
+        found = trees(home, store.path, store.owner[0] if store.owner else None)
+        snapshots.extend(opened, found)
+
     def commit(
         self,
         paths: Collection[str] | None = None,
@@ -104,6 +125,13 @@ class Layered:
         """
         with self._at_rest() as (opened, sessions):
             return snapshots.take(opened, sessions, label)
+
+    def snapshots(self) -> list[Snapshot]:
+        """The snapshots of it that somebody has, the oldest first; each one's `parent` makes them a tree.
+
+        `close()` deletes one.
+        """
+        return snapshots.held(snapshots.layering_of(self._now().opened))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Be as at that snapshot, of this sandbox or of one that it was forked from or to.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack, contextmanager
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from ..errors import InvalidCall, LayerError
 from ..layers.stack import Stack
@@ -39,6 +40,8 @@ class Snapshot:
     `method` says how the files were taken: "swap", or "copy" because something ran.
     """
 
+    _parent: ReferenceType[Snapshot] | None = None
+
     def __init__(
         self,
         label: str,
@@ -51,10 +54,16 @@ class Snapshot:
     ) -> None:
         """`point` is of the workspace; those `beside` are of other trees, by their roots inside."""
         self.label, self.method = label, method
-        self.created = time.time()
+        self.created, self.closed = time.time(), False
         self.sessions = tuple(shells)
         self._point, self._baseline, self._shells = point, baseline, dict(shells)
         self._beside = dict(beside or {})
+
+    @property
+    def parent(self) -> Snapshot | None:
+        """The snapshot that it went on from; None for a first one, or when nobody has that any more."""
+        found = None if self._parent is None else self._parent()
+        return None if found is None or found.closed else found
 
     @property
     def workspace(self) -> str:
@@ -107,7 +116,9 @@ class Snapshot:
 
             if isinstance(self._point, Copy):
                 return self._point.layering(self._baseline.copy())
-        return Layering(self.workspace, self._point, self._baseline.copy(), self._beside)
+        made = Layering(self.workspace, self._point, self._baseline.copy(), self._beside)
+        _history(made).at = ref(self)
+        return made
 
     def continue_in(self, session: Session, layering: Layering | None) -> None:
         """Have a session be as that of its name was, in a sandbox that works on `layering`."""
@@ -117,6 +128,7 @@ class Snapshot:
 
     def close(self) -> None:
         """Let its files go; those that a sandbox still works on stay as long as that does."""
+        self.closed = True
         self._point.close()
         for other in self._beside.values():
             other.frozen.close()
@@ -139,6 +151,31 @@ def found(snapshot: Snapshot | str | PathLike[str]) -> Iterator[Snapshot]:
         yield loaded
     finally:
         loaded.close()
+
+
+class _History:
+    """The snapshots of a sandbox that somebody still has, and the one that it went on from."""
+
+    def __init__(self) -> None:
+        self.at: ReferenceType[Snapshot] | None = None
+        self.taken: list[ReferenceType[Snapshot]] = []
+
+    def add(self, snapshot: Snapshot) -> None:
+        snapshot._parent, self.at = self.at, ref(snapshot)
+        self.taken = [*(one for one in self.taken if one() is not None), self.at]
+
+
+_histories: WeakKeyDictionary[Layering, _History] = WeakKeyDictionary()
+
+
+def _history(layering: Layering) -> _History:
+    return _histories.setdefault(layering, _History())
+
+
+def held(layering: Layering) -> list[Snapshot]:
+    """The snapshots that were taken of it and are not closed, the oldest first."""
+    found = [one() for one in _history(layering).taken]
+    return [snapshot for snapshot in found if snapshot is not None and not snapshot.closed]
 
 
 @contextmanager
@@ -194,13 +231,15 @@ def take(opened: Opened, sessions: list[Session], label: str) -> Snapshot:
         raise
     workspace = points.pop(PLACE)
     beside = {root: Point(layering.beside[root].places, point) for root, point in points.items()}
-    return Snapshot(label, method, workspace, layering.baseline.copy(), shells, beside=beside)
+    made = Snapshot(label, method, workspace, layering.baseline.copy(), shells, beside=beside)
+    _history(layering).add(made)
+    return made
 
 
 def restore(opened: Opened, sessions: list[Session], snapshot: Snapshot) -> None:
     """Be as at the snapshot: its files, its shells; a session that was not there begins anew."""
     layering = layering_of(opened)
-    snapshot = snapshot.on(layering)
+    given, snapshot = snapshot, snapshot.on(layering)
     following = {PLACE: snapshot._point.stack()}
     try:
         for root, tree in layering.beside.items():
@@ -217,6 +256,7 @@ def restore(opened: Opened, sessions: list[Session], snapshot: Snapshot) -> None
         raise
     change(opened, layering, following)
     layering.baseline = snapshot._baseline.with_commits_of(layering.baseline)
+    _history(layering).at = ref(given)
     for session in sessions:
         shell = snapshot._shells.get(session.name)
         session.shell.become(layering.at_home(shell, snapshot._point) if shell else None)
