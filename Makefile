@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 pyt
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$p"; break; }; done)
 VENV := .venv
 # Most tests wait for processes more than they compute. A file's tests stay together and in order.
-WORKERS ?= 4
+WORKERS ?= 3
 PARALLEL := -n $(WORKERS) --dist loadfile
 BIN := $(VENV)/bin
 

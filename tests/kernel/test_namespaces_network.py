@@ -250,7 +250,8 @@ def test_when_the_gateway_dies_nothing_goes_out_any_more(server: int, backend: s
         (gateway,) = gateways_of(process.pid)
         os.kill(gateway, signal.SIGKILL)
         assert until(lambda: not _command_line(gateway))
-        assert process.communicate("\n", timeout=SECONDS)[0] == "7\n"
+        # Refused, or taken by what is left of it, and dropped.
+        assert process.communicate("\n", timeout=SECONDS)[0] in ("7\n", "52\n", "56\n")
 
 
 @each_backend

@@ -206,25 +206,41 @@ def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -
         raise NotStarted(CONFINEMENT, "the launcher could not give up its rights")
     if work.gateway is not None:
         work.gateway.await_ready()
+    waiting, go = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
+        os.close(go)
         # Of the processes that the kernel counts in this user namespace, these are ours.
         ours = 2 if awaited >= 0 and asked.stranger < 0 else 1
         most = asked.processes + ours if asked.processes else 0
         if work.go_first is not None:
             work.go_first()  # before us
-        _guarded(telling, lambda: _command(command, ruleset, stdio, telling, most))
+        _guarded(telling, lambda: _command(command, ruleset, stdio, telling, processes=most, waiting=waiting))
     null = os.open("/dev/null", os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
-    process.close_from(3, keep=work.tally)
+    process.close_from(3, keep=(go, telling, *work.tally))
+    os.write(go, b"!")  # all that we do besides is done: nothing can fail any more
+    os.close(go)
+    os.close(telling)
     return _reap(pid, work.watch)
 
 
 def _command(
-    command: Instructions, ruleset: Ruleset | None, stdio: Sequence[int], telling: int, processes: int
+    command: Instructions,
+    ruleset: Ruleset | None,
+    stdio: Sequence[int],
+    telling: int,
+    *,
+    processes: int,
+    waiting: int,
 ) -> NoReturn:
-    """Be the command; the user that it is may have so many `processes`, if not 0."""
+    """Be the command; the user that it is may have so many `processes`, if not 0.
+
+    Only once `waiting` says that whoever looks after us is ready.
+    """
+    if os.read(waiting, 1) != b"!":
+        raise NotStarted(CONFINEMENT, "the first process of the sandbox has failed")
     process.clear_capabilities()
     if processes:
         process.set_rlimits({_RLIMIT_NPROC: (processes, processes)})

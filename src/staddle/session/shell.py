@@ -142,13 +142,13 @@ class Shell:
         assert command is not None  # noqa: S101 - begin() has set it
         waited = False
         while True:
-            deadline = command.run.deadline
             try:
                 if not waited:
                     waited = True
                     self._memory.bash.wait_briefly()
                     if command.is_answered:
                         return
+                deadline = command.run.deadline  # not sooner: somebody may have poked meanwhile
                 wait = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
                 if command.step(wait):
                     return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -57,11 +58,13 @@ class Served:
 
     def ask(self, request: bytes, then: bytes = b"") -> bytes:
         with socket.create_connection(self.where, 10) as client:
-            client.sendall(request)
+            with contextlib.suppress(ConnectionError):
+                client.sendall(request)
             if then:
                 assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
                 client.sendall(then)
-            client.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # it has been refused and closed already
+                client.shutdown(socket.SHUT_WR)
             answer = b""
             try:
                 while data := client.recv(65536):
