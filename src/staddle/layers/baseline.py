@@ -183,4 +183,6 @@ def _upper(item: Difference) -> Signature | None:
 
 
 def _mark(status: os.stat_result) -> Signature:
-    return (status.st_dev, status.st_ino, status.st_mode, status.st_ctime_ns)
+    # Not the time of its last change of any kind: that moves when another layer that has the same file,
+    # by a link, is let go of. Who sets the other one back hides a change, and it stays inside.
+    return (status.st_dev, status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns)
