@@ -104,7 +104,7 @@ def end(process: subprocess.Popen[Any]) -> None:
         process.wait()
     if children is not None:
         # Mostly they die of its end, a moment later. One that bwrap had not yet bound to itself does not.
-        children.end(GRACE)
+        children.end(GRACE / 2)
 
 
 def _children(pid: int) -> Children | None:

@@ -53,24 +53,32 @@ class Children:
         os.kill(self._root, _SIGCONT)
 
     def end(self, seconds: float) -> None:
-        """Kill who is left, and wait until they are dead, but not for ever: the kernel may hold one."""
+        """Wait until they are dead, and kill who is not by then; but not for ever: the kernel may hold one.
+
+        Some have to end others first, because of their parent's end: they are not disturbed.
+        """
+        self._await(seconds)
+        for fd in self._left:
+            try:
+                pidfd_send_signal(fd, SIGKILL)
+            except OSError:
+                continue  # it is somebody else's by now
+        self._await(seconds)
+        while self._left:
+            os.close(self._left.pop())
+
+    def _await(self, seconds: float) -> None:
         import select
 
         deadline = time.monotonic() + seconds
         poll = select.poll()
         for fd in self._left:
             poll.register(fd, select.POLLIN)
-            try:
-                pidfd_send_signal(fd, SIGKILL)
-            except OSError:
-                continue  # it has ended, or is somebody else by now: then it dies of its parent's end
         while self._left and (rest := deadline - time.monotonic()) > 0:
             for fd, _ in poll.poll(rest * 1000):
                 poll.unregister(fd)
                 self._left.remove(fd)
                 os.close(fd)
-        while self._left:
-            os.close(self._left.pop())
 
 
 def parent_of(pid: int) -> int:
