@@ -10,8 +10,10 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from staddle import Limits
-from staddle.limits import host, where
+from staddle.limits import here, host, where
 from staddle.limits.family import Family
 from staddle.limits.group import Group
 from staddle.zygote import client
@@ -23,6 +25,14 @@ GROUPS = "/sys/fs/cgroup"
 def means() -> where.Means:
     """What this machine has to hold limits with."""
     return where.decide(host.observe())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_groups_left() -> Iterator[None]:
+    """To be imported: the tests of a module leave no group behind."""
+    yield
+    here.close()
+    assert leftovers() == []
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from staddle.network import dns
 from tests.kernel.network_world import apart
+from tests.kernel.web import Answering
 
 
 def listening(host: str, port: int, serve: Callable[[socket.socket], None]) -> int:
@@ -33,28 +34,27 @@ def listening(host: str, port: int, serve: Callable[[socket.socket], None]) -> i
 def http_server(host: str, port: int = 80, certificate: Path | None = None) -> int:
     """Says which Host it was asked for, over TLS when there is a certificate."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(Answering):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:
-            body = f"hello from {self.headers['Host']}".encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
+        def body(self) -> bytes:
+            return f"hello from {self.headers['Host']}".encode()
 
     def serve(connection: socket.socket) -> None:
-        if certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate)
-            connection = context.wrap_socket(connection, server_side=True)
+        connection = _over(connection, certificate)
         Handler(connection, ("", 0), None)  # type: ignore[arg-type]
         connection.close()
 
     return listening(host, port, serve)
+
+
+def _over(connection: socket.socket, certificate: Path | None) -> socket.socket:
+    """The same over TLS, when there is a certificate."""
+    if certificate is None:
+        return connection
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context.wrap_socket(connection, server_side=True)
 
 
 def web_server(host: str, port: int, directory: Path, certificate: Path | None = None) -> int:
@@ -67,10 +67,7 @@ def web_server(host: str, port: int, directory: Path, certificate: Path | None =
             pass
 
     def serve(connection: socket.socket) -> None:
-        if certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate)
-            connection = context.wrap_socket(connection, server_side=True)
+        connection = _over(connection, certificate)
         Handler(connection, ("", 0), None, directory=str(directory))  # type: ignore[arg-type]
         connection.close()
 

@@ -86,7 +86,7 @@ def test_links_of_a_hostile_base_lead_to_nothing_of_the_host(root: Path, tmp_pat
         "srv": "/proc/1/root",
         "mnt": "../../../../../../../../../" + str(tmp_path),
         "usr/share": str(tmp_path),
-        "usr/lib/locale": "/proc/self/root/" + str(tmp_path),
+        "usr/lib/locale": os.path.join("/proc/self", "root") + str(tmp_path),
     }.items():
         (evil / name).symlink_to(target)
     (evil / "var").symlink_to(str(tmp_path))

@@ -6,13 +6,11 @@ command line itself, in our own namespaces and in those of bubblewrap.
 
 from __future__ import annotations
 
-import http.server
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,30 +25,16 @@ from staddle.network import starting
 from tests.cli.staddle_command import COMMAND, SRC, environment
 from tests.kernel.jail_runs import agent, make_world
 from tests.kernel.waiting import until
+from tests.kernel.web import serving
 
 SECONDS = 30
-
-
-class _Answers(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        body = b"hello from outside\n"
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[int]:
     """The port of a web server on the host's loopback."""
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    yield made.server_address[1]
-    made.shutdown()
-    made.server_close()
+    with serving(lambda _: b"hello from outside\n") as port:
+        yield port
 
 
 class Done:

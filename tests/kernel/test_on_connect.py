@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
 import socket
 import subprocess
 import threading
@@ -15,30 +14,17 @@ from staddle import AsyncSandbox, Event, Network, Policy, Pool, Sandbox, wrap
 from staddle.errors import InvalidCall, PolicyError, PolicyNotEnforceable
 from staddle.network import starting
 from tests.kernel.waiting import until
+from tests.kernel.web import serving
 
 BACKENDS = ["namespaces", "bwrap"]
 SECONDS = 30
 
 
-class _Answers(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "8")
-        self.end_headers()
-        self.wfile.write(b"outside\n")
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[int]:
     """The port of a web server on the host's loopback."""
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    yield made.server_address[1]
-    made.shutdown()
-    made.server_close()
+    with serving(lambda _: b"outside\n") as port:
+        yield port
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,7 +161,6 @@ def test_pip_installs_into_an_environment_for_the_user_and_for_everybody(
 
 
 @pytest.mark.usefixtures("host")
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no compiler")
 def test_a_package_is_compiled_inside_and_writes_nowhere_else(
     indexes: Indexes, workspace: Path, tmp_path: Path
 ) -> None:
@@ -210,7 +208,6 @@ def test_downloads_that_were_kept_serve_others_and_cannot_be_changed(
 
 
 @pytest.mark.usefixtures("host")
-@pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm")
 def test_npm_installs_in_the_workspace_and_for_the_user(indexes: Indexes, workspace: Path) -> None:
     indexes.node_module("adder", "1.2.3", {"index.js": "module.exports = (a, b) => a + b;\n"})
     indexes.node_module("adding", "1.0.0", {"index.js": "#!/usr/bin/env node\nconsole.log(3 + 4);\n"})

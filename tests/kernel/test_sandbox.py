@@ -256,6 +256,19 @@ def test_programs_do_not_wait_for_a_command_of_the_session(sb: Sandbox) -> None:
     assert heard == ["/\n"]
 
 
+def test_a_program_can_be_interrupted_as_soon_as_anything_of_it_is_seen(sb: Sandbox) -> None:
+    results = []
+    for turn in range(20):
+        argv = ["sh", "-c", f"> /tmp/begun{turn}; exec sleep 1237.8"]
+        thread = threading.Thread(target=lambda argv=argv: results.append(sb.exec(argv, timeout=10)))
+        thread.start()
+        while not sb.files.exists(f"/tmp/begun{turn}"):
+            pass
+        sb.interrupt()
+        thread.join(10)
+    assert {result.reason for result in results} == {Reason.cancelled}
+
+
 def test_exec_tells_what_is_missing_or_cannot_be_run(sb: Sandbox) -> None:
     missing = sb.exec(["no-such-program"])
     assert missing.exit_code == 127

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from staddle import Policy, Reason, Sandbox
-from staddle.limits import here
 from staddle.limits.standing_in import usable
 from staddle.zygote import client
-from tests.kernel.limited import leftovers
+from tests.kernel.limited import leftovers, no_groups_left  # noqa: F401 - a fixture for all
 from tests.kernel.waiting import until
 
 MIB = 1 << 20
@@ -30,13 +29,6 @@ ALL: dict[str, object] = {
     "open_files": 64,
 }
 ALL |= {"max_lifetime": 300, "idle": 300, **({"cpu": 1.0} if usable().version("cpu") else {})}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_groups_left() -> Iterator[None]:
-    yield
-    here.close()
-    assert leftovers() == []
 
 
 def limited(**limits: object) -> Sandbox:

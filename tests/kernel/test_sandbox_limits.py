@@ -12,18 +12,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from staddle import AsyncSandbox, Policy, Reason, Sandbox
 from staddle.errors import CommandFailed, LaunchFailed, PolicyNotEnforceable, SandboxClosed
-from staddle.limits import here
 from staddle.limits.standing_in import usable
 from staddle.limits.usage import Usage
 from tests.kernel.in_a_child import SRC
-from tests.kernel.limited import HIDDEN, groups_in_use, leftovers
+from tests.kernel.limited import HIDDEN, groups_in_use, leftovers, no_groups_left  # noqa: F401 - a fixture for all
 from tests.kernel.waiting import until
 
 MIB = 1 << 20
@@ -37,13 +35,6 @@ for turn in range(300):
         time.sleep(60)
         os._exit(0)
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_groups_left() -> Iterator[None]:
-    yield
-    here.close()
-    assert leftovers() == []
 
 
 def limited(**limits: object) -> Sandbox:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
 
@@ -19,28 +17,14 @@ from staddle.errors import InvalidCall
 from staddle.linux.tree import descendants
 from tests.cli.staddle_command import environment
 from tests.kernel.waiting import until
-
-
-class _Answers(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        body = b"hello from outside\n"
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+from tests.kernel.web import serving
 
 
 @pytest.fixture
 def server() -> Iterator[int]:
     """The port of a web server on the host's loopback."""
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    yield made.server_address[1]
-    made.shutdown()
-    made.server_close()
+    with serving(lambda _: b"hello from outside\n") as port:
+        yield port
 
 
 def sandbox_with(network: Network, backend: str = "namespaces") -> Sandbox:

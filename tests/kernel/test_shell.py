@@ -119,6 +119,19 @@ def test_another_thread_interrupts(tried: TriedShell) -> None:
     assert tried.run("echo $x").out == b"1\n"
 
 
+def test_an_interruption_at_the_very_beginning_is_not_lost(tried: TriedShell) -> None:
+    def interrupt() -> None:
+        while not tried.shell.busy:
+            pass
+        tried.shell.interrupt()
+
+    for _ in range(20):
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        assert tried.run("sleep 20", timeout=10).outcome.reason == "cancelled"
+        thread.join()
+
+
 def test_an_interruption_that_comes_too_late_is_for_nobody(tried: TriedShell) -> None:
     tried.run("true")
     tried.shell.interrupt()

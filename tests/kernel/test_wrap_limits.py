@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
 from staddle import Policy, wrap
 from staddle.completed import Completed
 from staddle.errors import PolicyNotEnforceable
-from staddle.limits import here
 from staddle.limits.standing_in import usable
-from tests.kernel.limited import HIDDEN, groups_in_use, leftovers
+from tests.kernel.limited import HIDDEN, groups_in_use, no_groups_left  # noqa: F401 - a fixture for all
 from tests.kernel.waiting import until
 
 grouped = pytest.mark.skipif(not usable().version("memory"), reason="only control groups can do that")
@@ -29,13 +27,6 @@ try:
 finally:
     print(started, flush=True)
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_groups_left() -> Iterator[None]:
-    yield
-    here.close()
-    assert leftovers() == []
 
 
 def alone(code: str, **limits: object) -> Completed:

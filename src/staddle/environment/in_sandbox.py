@@ -220,11 +220,10 @@ class SandboxEnvironment:
             timeout=timeout,
             out=out.feed,
             err=err.feed,
-            over=inside.executions.discard,
+            known=inside.executions,
             whole=True,
             account=inside.account(),
         )
-        inside.executions.add(running)
         outcome = _seen_through(running, cancel)
         if running.failure:
             if outcome.exit_code == 127:

@@ -20,6 +20,7 @@ import stat
 
 from ..backends.programs import DIRECTORIES, find
 from ..errors import GitFailed, GitRefused
+from ..linux import reading
 from ..policy.gitconfig import parse
 
 TYPE_CHECKING = False
@@ -298,18 +299,7 @@ def _program() -> str:
 
 def text(path: str, most: int = 1 << 20) -> str:
     """The text of a small regular file that a sandbox may have written; "" when it is none."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW)
-    except OSError:
-        return ""
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return ""
-        return os.read(descriptor, most).decode("utf-8", "surrogateescape")
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)
+    return reading.text(path, most, os.O_NOFOLLOW)
 
 
 def _write(path: str, text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from .copying import copy_content, unchanged
+from .copying import copy_file, unchanged
 from .merged import Opened
 from .tree import LastDirectory, open_deep
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .differences import Difference
-
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def condense(
@@ -100,14 +98,8 @@ class _Layer:
             elif stat.S_ISREG(new.st_mode):
                 fd = self._tree.file(source, name)
                 try:
-                    copy = os.open(name, _NEW, 0o600, dir_fd=here)
-                    try:
-                        copy_content(fd, copy, new)
-                        unchanged(new, fd)
-                        os.fchmod(copy, stat.S_IMODE(new.st_mode) & 0o777)
-                        os.utime(copy, ns=(new.st_atime_ns, new.st_mtime_ns))
-                    finally:
-                        os.close(copy)
+                    copy_file(fd, here, name, new)
+                    unchanged(new, fd)
                 finally:
                     os.close(fd)
             elif stat.S_ISFIFO(new.st_mode):

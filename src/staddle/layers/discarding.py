@@ -6,7 +6,7 @@ import os
 import stat
 
 from ..errors import LayerError
-from .copying import copy_content
+from .copying import copy_file
 from .differences import Difference, Selection, differences
 from .merged import Opened, View
 from .merging import copy_of, merge
@@ -15,8 +15,6 @@ from .tree import OPAQUE, Tree, open_deep
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def discard(view: View, paths: Collection[str], destination: str, owner: tuple[int, int] | None) -> None:
@@ -211,13 +209,6 @@ class _Covering:
 def _copy(base: Tree, source: int, here: int, name: str) -> None:
     fd = base.file(source, name)
     try:
-        status = os.fstat(fd)
-        copy = os.open(name, _NEW, 0o600, dir_fd=here)
-        try:
-            copy_content(fd, copy, status)
-            os.fchmod(copy, stat.S_IMODE(status.st_mode) & 0o777)
-            os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
-        finally:
-            os.close(copy)
+        copy_file(fd, here, name, os.fstat(fd))
     finally:
         os.close(fd)

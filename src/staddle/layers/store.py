@@ -154,23 +154,8 @@ def home_for(workspaces: Iterable[str] = (), *, traversable: bool = False) -> st
     Never inside one of `workspaces`, nor around one. `traversable` lets others who know the
     name of a store pass through to it: root's layers are mounted by somebody who is not root.
     """
-    away = [os.path.realpath(path) for path in workspaces]
-    reasons = []
-    for place in _places():
-        home = f"{os.path.realpath(place)}/staddle-{os.geteuid()}"
-        try:
-            for workspace in away:
-                if _overlap(home, workspace):
-                    raise LayerError(f"{workspace!r} is in the way")
-            os.close(_opened(home, 0o711 if traversable else 0o700))
-            can_hold_layers(home)
-            return home
-        except (OSError, LayerError) as error:
-            reasons.append(f"{place}: {getattr(error, 'strerror', None) or error}")
-    raise LayerError(
-        "there is no place for the layers of a sandbox",
-        why="; ".join(reasons),
-        fix=f"name a directory on ext4, xfs, btrfs or tmpfs in ${VARIABLE}",
+    return _first_home(
+        _places(), workspaces, "the layers of a sandbox", traversable=traversable, check=can_hold_layers
     )
 
 
@@ -180,27 +165,51 @@ def home_for_copies(workspace: str, usable: Callable[[str], bool] = os.path.isdi
     There a copy can be by reference. In memory only at last: it may be much. `usable` says about a
     place whether it will do.
     """
+
+    def look_at(place: str) -> None:
+        if not usable(place):
+            raise LayerError("its files cannot be shown in a sandbox")
+
     chosen = os.environ.get(VARIABLE, "")
     places = (chosen,) if chosen.startswith("/") else (*PLACES[1:], PLACES[0])
     device = os.stat(workspace).st_dev
+    near = sorted(places, key=lambda place: not os.path.isdir(place) or os.stat(place).st_dev != device)
+    return _first_home(
+        near, [workspace], "a copy of the workspace", traversable=os.geteuid() == 0, look_at=look_at
+    )
+
+
+def _first_home(
+    places: Iterable[str],
+    workspaces: Iterable[str],
+    what: str,
+    *,
+    traversable: bool,
+    look_at: Callable[[str], object] = str,
+    check: Callable[[str], object] = str,
+) -> str:
+    """The directory of ours in the first of `places` that will do for `what`.
+
+    Where it will not, `look_at` the place raises, or `check` of the directory that was made there.
+    """
+    away = [os.path.realpath(path) for path in workspaces]
     reasons = []
-    for place in sorted(
-        places, key=lambda place: not os.path.isdir(place) or os.stat(place).st_dev != device
-    ):
+    for place in places:
         home = f"{os.path.realpath(place)}/staddle-{os.geteuid()}"
         try:
-            if _overlap(home, os.path.realpath(workspace)):
-                raise LayerError(f"{workspace!r} is in the way")
-            if not usable(place):
-                raise LayerError("its files cannot be shown in a sandbox")
-            os.close(_opened(home, 0o711 if os.geteuid() == 0 else 0o700))
+            for workspace in away:
+                if _overlap(home, workspace):
+                    raise LayerError(f"{workspace!r} is in the way")
+            look_at(place)
+            os.close(_opened(home, 0o711 if traversable else 0o700))
+            check(home)
             return home
         except (OSError, LayerError) as error:
             reasons.append(f"{place}: {getattr(error, 'strerror', None) or error}")
     raise LayerError(
-        "there is no place for a copy of the workspace",
+        f"there is no place for {what}",
         why="; ".join(reasons),
-        fix=f"name a directory in ${VARIABLE}",
+        fix=f"name a directory on ext4, xfs, btrfs or tmpfs in ${VARIABLE}",
     )
 
 

@@ -21,8 +21,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: What the kernel takes; below that, how many a mount stays fast with.
-MOST_LOWERS = 499
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _SET_FLAG, _SET_STRING, _CREATE = 0, 1, 6
 _AT_FDCWD = -100

@@ -58,12 +58,7 @@ def keep_capabilities(kept: int) -> None:
     Needs CAP_SETPCAP. Whoever becomes another user loses them, as on any machine.
     """
     _bound(kept)
-    _prctl(_PR_CAP_AMBIENT, 4)  # clear all
-    low, high = kept & 0xFFFFFFFF, kept >> 32
-    data = struct.pack("6I", low, low, 0, high, high, 0)
-    call("capset", struct.pack("Ii", _CAPABILITY_VERSION_3, 0), data)
-    if capabilities() != (kept, kept, 0):
-        raise OSError(errno.EPERM, "capabilities are not what they were set to")
+    clear_capabilities(kept)
 
 
 def _bound(kept: int) -> None:

@@ -17,6 +17,7 @@ import stat
 
 from .._value import Value
 from ..layout.operations import Bind, Directory, File, Mask, Symlink
+from ..policy.paths import ROOT_HOME
 from . import adopting
 
 TYPE_CHECKING = False
@@ -37,7 +38,7 @@ class Part(Value):
 #: Shown with the host's own below them.
 REPEATED = ("/usr", "/opt", "/var/lib/dpkg", "/var/lib/apt")
 #: Made of copies, or of nothing.
-OWN = ("/etc", "/root", "/var")
+OWN = ("/etc", ROOT_HOME, "/var")
 #: What a package manager needs of /etc beyond what every sandbox sees of it.
 ETC = (
     *(
@@ -96,15 +97,15 @@ def build(place: str, view: Sequence[Operation], owner: int | None, host: str = 
     """Make the skeleton in the empty directory `place`.
 
     `view` is what the sandbox sees without a root: of /etc it is copied, and for what is shown
-    in /root and in /var there are places. Everything belongs to `owner`, if that is not us. Only what
+    in root's home and in /var there are places. Everything belongs to `owner`, if that is not us. Only what
     everybody may read is looked at, whoever we are. `host` is where the host's root is.
     """
     made = _Skeleton(place, owner, host)
     for root in OWN:
-        made.directory(root, 0o700 if root == "/root" else 0o755)
+        made.directory(root, 0o700 if root == ROOT_HOME else 0o755)
     made.etc([operation for operation in view if operation.path.startswith("/etc/")])
     for operation in view:
-        if operation.path.startswith(("/root/", "/var/")):
+        if operation.path.startswith((f"{ROOT_HOME}/", "/var/")):
             made.place(operation)
     for name in VAR:
         made.directories(f"/var/{name}")

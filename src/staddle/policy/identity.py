@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .._value import Value
 from ..errors import PolicyError
-from .paths import LONGEST_PATH, covers
+from .paths import LONGEST_PATH, ROOT_HOME, covers
 
 #: The last two of sixteen bits are nobody's.
 LAST_ID = 65533
@@ -52,7 +52,7 @@ class Identity(Value):
         _check_user(self.user, uid)
         _check_host(self.host)
         if self.home == "":
-            self._set("home", f"/home/{self.user}" if uid else "/root")
+            self._set("home", f"/home/{self.user}" if uid else ROOT_HOME)
         _check_home(self.home)
 
     @property
@@ -68,7 +68,7 @@ class Identity(Value):
     @property
     def has_usual_home(self) -> bool:
         """Whether the home is where a user of this name has it."""
-        return self.home == (f"/home/{self.user}" if self.uid else "/root")
+        return self.home == (f"/home/{self.user}" if self.uid else ROOT_HOME)
 
     def at(self, home: str) -> Identity:
         """The same with its home elsewhere: where a plan has found that it can be."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
 
+from ..linux import reading
 from . import presets, system
 from .declaring import Rule
 from .layouts import ENVIRONMENTS, SYSTEM
@@ -54,18 +54,7 @@ class Disk:
 
     def text(self, path: str) -> str:
         """The beginning of a regular file."""
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        except (OSError, ValueError):
-            return ""
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return ""
-            return os.read(descriptor, _LONGEST).decode("utf-8", "surrogateescape")
-        except OSError:
-            return ""
-        finally:
-            os.close(descriptor)
+        return reading.text(path, _LONGEST)
 
 
 class Tools:

@@ -12,7 +12,8 @@ import threading
 
 from ..errors import InvalidCall, RootUnavailable
 from ..policy.environment import PATH
-from .skeleton import SYSTEM
+from ..policy.paths import ROOT_HOME
+from .skeleton import SYSTEM, digest, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from .opening import Opened
 
 ROOT = "root"
-HOME = "/root"
 _BACKEND = "namespaces"
 #: When one of these changes, the system is another one.
 _STATE = ("/var/lib/dpkg/status", "/usr", "/usr/lib", "/usr/local", "/opt", "/etc")
@@ -60,7 +60,7 @@ def asked_for(user: object, opened: Opened) -> bool:
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
     """What root finds in its environment: what the session exports, and what is its own."""
-    return {**env, "HOME": HOME, "USER": ROOT, "LOGNAME": ROOT, "PATH": PATH}
+    return {**env, "HOME": ROOT_HOME, "USER": ROOT, "LOGNAME": ROOT, "PATH": PATH}
 
 
 # ---------------------------------------------------------------- the system
@@ -136,33 +136,20 @@ def _skeleton(
 
     `always` tells those of sessions that are root from the others: they are somebody else's.
     """
-    from ..helper.scratch import remove
     from ..layers.keeping import give
     from ..layout import rows
     from ..packages import skeleton
 
+    def make(half: str) -> None:
+        skeleton.build(half, view, owner, host)
+        os.chmod(half, 0o711)  # noqa: S103 - who mounts it passes through
+
     state = [_changed(host + path) for path in _STATE]
-    place = f"{store.path}/{SYSTEM}{_digest((rows.encoded(tuple(view)), always, host, state))}"
-    if os.path.isdir(place):
-        if owner is not None and os.stat(f"{place}/etc").st_uid != owner:
-            give(place, (owner, owner))  # an earlier process has made it, with other ids
-    else:
-        half = f"{place}.{os.urandom(4).hex()}"
-        os.mkdir(half, 0o700)
-        try:
-            skeleton.build(half, view, owner, host)
-            os.chmod(half, 0o711)  # noqa: S103 - who mounts it passes through
-            os.rename(half, place)
-        except BaseException:
-            remove((os.fsencode(half),))
-            raise
+    name = digest((rows.encoded(tuple(view)), always, host, state))
+    place = whole(f"{store.path}/{SYSTEM}{name}", make)
+    if owner is not None and os.stat(f"{place}/etc").st_uid != owner:
+        give(place, (owner, owner))  # an earlier process has made it, with other ids
     return skeleton.parts(place, host)
-
-
-def _digest(what: object) -> str:
-    from _blake2 import blake2b  # hashlib's, without the rest of it
-
-    return str(blake2b(repr(what).encode(), digest_size=12).hexdigest())
 
 
 def _changed(path: str) -> int:

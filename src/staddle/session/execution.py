@@ -135,19 +135,20 @@ class Execution:
         timeout: float | None,
         out: Sink,
         err: Sink,
-        over: Callable[[Execution], object] = lambda _: None,
+        known: set[Execution] | None = None,
         whole: bool = False,
         root: bool = False,
         account: Account | None = None,
     ) -> None:
         """With `whole`, what it leaves behind is ended with it; with `root`, it is the sandbox's root.
 
-        `account` is for what it uses.
+        `account` is for what it uses. It is in `known` from before it starts to its end: whoever
+        sees something of it can interrupt it.
         """
         self._account = account
         if account is not None:
             account.begin()
-        self._finished, self._directory, self._err = over, directory, err
+        self._known, self._directory, self._err = set() if known is None else known, directory, err
         self._unsent = memoryview(stdin or b"")
         self._began = time.monotonic()
         self.deadline: float | None = None if timeout is None else self._began + timeout
@@ -158,14 +159,17 @@ class Execution:
         self._ladder: list[int] = []
         self._ringing = threading.Lock()
         self._streams = Streams(uid, with_stdin=stdin is not None)
+        self._bell = -1
         try:
+            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._known.add(self)
             self._spawned: Spawned = link.spawn(
                 argv, environment, directory, stdio=self._streams.theirs, whole=whole, root=root
             )
             self._streams.started()
-            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._epoll = select.epoll()
         except BaseException:
+            self._leave()
             self._streams.close()
             raise
         self._sinks = {self._streams.stdout: out, self._streams.stderr: err}
@@ -221,11 +225,8 @@ class Execution:
     def finish(self) -> Outcome:
         """The outcome, once it is over; raises what a sink raised."""
         duration = time.monotonic() - self._began
-        self._finished(self)
+        self._leave()
         self._epoll.close()
-        with self._ringing:
-            os.close(self._bell)
-            self._bell = -1
         self._spawned.close()
         self._leave_pipes()
         self._streams.close()
@@ -239,6 +240,14 @@ class Execution:
         return self._outcome(code, signal_in(code), duration)
 
     # How.
+
+    def _leave(self) -> None:
+        """Nobody can interrupt it any more."""
+        self._known.discard(self)
+        with self._ringing:
+            if self._bell >= 0:
+                os.close(self._bell)
+            self._bell = -1
 
     def _leave_pipes(self) -> None:
         """Something that it left behind has them: a pipe that is closed would kill that."""

@@ -14,7 +14,7 @@ from ..layout.operations import Bind, Directory, File, Symlink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ..layers.store import Store
     from ..layout.operations import Operation
@@ -28,10 +28,20 @@ _WAY = 0o755
 
 def made(store: Store, operations: Sequence[Operation]) -> str:
     """The skeleton with exactly these, in `store`; made if it is not there."""
-    path = f"{store.path}/{_NAME}{_digest(operations)}"
+    path = f"{store.path}/{_NAME}{digest(rows.encoded(operations))}"
+    return whole(path, lambda half: _make(half, operations, store.owner))
+
+
+def whole(path: str, make: Callable[[str], object]) -> str:
+    """`path`, a directory that is not there before it is whole: `make` is given the place of a new one."""
     if not os.path.isdir(path):
         half = f"{path}.{os.urandom(4).hex()}"
-        _make(half, operations, store.owner)
+        try:
+            os.mkdir(half, 0o700)
+            make(half)
+        except BaseException:
+            _remove(half)
+            raise
         try:
             os.rename(half, path)
         except OSError:  # another thread was quicker
@@ -47,27 +57,23 @@ def sweep(store: Store, used: Collection[str]) -> None:
             _remove(f"{store.path}/{name}")
 
 
-def _digest(operations: Sequence[Operation]) -> str:
+def digest(what: object) -> str:
+    """A name for something that is told from anything else by its repr."""
     from _blake2 import blake2b  # hashlib's, without the rest of it
 
-    return str(blake2b(repr(rows.encoded(operations)).encode(), digest_size=12).hexdigest())
+    return str(blake2b(repr(what).encode(), digest_size=12).hexdigest())
 
 
 def _make(path: str, operations: Sequence[Operation], owner: tuple[int, int] | None) -> None:
-    os.mkdir(path, 0o700)
     modes: dict[str, int] = {path: _WAY}
-    try:
-        for operation in operations:
-            above, _, name = operation.path.rpartition("/")
-            _put(operation, f"{_directories(path, above, modes)}/{name}", modes)
-        for place, mode in reversed(modes.items()):  # at last: some may not be written then, by us either
-            if owner is not None:
-                os.chown(place, *owner, follow_symlinks=False)
-            if not os.path.islink(place):
-                os.chmod(place, mode)
-    except BaseException:
-        _remove(path)
-        raise
+    for operation in operations:
+        above, _, name = operation.path.rpartition("/")
+        _put(operation, f"{_directories(path, above, modes)}/{name}", modes)
+    for place, mode in reversed(modes.items()):  # at last: some may not be written then, by us either
+        if owner is not None:
+            os.chown(place, *owner, follow_symlinks=False)
+        if not os.path.islink(place):
+            os.chmod(place, mode)
 
 
 def _directories(root: str, path: str, modes: dict[str, int]) -> str:

@@ -45,7 +45,7 @@ class Started:
         inside = self._now()
         call.aftermath = inside.aftermath
         variables = as_root.variables(state.env) if call.as_root else state.env
-        made = Execution(
+        return Execution(
             inside.opened.link,
             argv,
             {**variables, **(call.env or {})},
@@ -55,12 +55,10 @@ class Started:
             timeout=call.timeout,
             out=call.out,
             err=call.err,
-            over=inside.executions.discard,
+            known=inside.executions,
             root=call.as_root,
             account=inside.account(),
         )
-        inside.executions.add(made)
-        return made
 
     def background(
         self, command: str | Sequence[str], cwd: object, env: object, state: SessionState

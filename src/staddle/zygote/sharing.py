@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from .._value import Value
 from ..layout.operations import Bind, Directory, Empty, File, Mask, Processes, Symlink
+from ..policy.paths import ROOT_HOME, covers
 from ..policy.paths import WORKSPACE as PLACE
-from ..policy.paths import covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ LENT = f"{ASIDE}/lent"
 #: Where the host's /proc goes when a sandbox has its own.
 OLD_PROCESSES = f"{ASIDE}/processes"
 _OURS = "sandbox"
-_ROOTS_HOME = "/root"
 
 
 class Shared(Value):
@@ -54,8 +53,8 @@ def share(operations: Sequence[Operation], layered: Collection[str] = ()) -> Sha
     root, *rest = operations
     template: list[Operation] = [root, Empty(ASIDE, 0o700, 1 << 20, _OURS)]
     template += [Directory(path, 0o700, _OURS) for path in (OLD_ROOT, LENT, OLD_PROCESSES)]
-    if not any(covers(_ROOTS_HOME, operation.path) for operation in rest):
-        template.append(Directory(_ROOTS_HOME, 0o700, _OURS))  # it has nothing in it, until somebody is root
+    if not any(covers(ROOT_HOME, operation.path) for operation in rest):
+        template.append(Directory(ROOT_HOME, 0o700, _OURS))  # it has nothing in it, until somebody is root
     own: list[Operation] = []
     workspace: list[Operation] = []
     roots: list[str] = []

@@ -169,9 +169,9 @@ def test_variables_point_to_them_also_inside_lists() -> None:
 
 
 def test_a_grant_below_a_private_directory_stays_where_it_is() -> None:
-    inside = plan(grants=(write("/tmp/work"),), cwd="/tmp/work/a")
-    assert Layout.of(inside, "/tmp", "t0ken").place("/tmp/work/a") == "/tmp/work/a"
-    assert made(inside).directory == b"/tmp/work/a"
+    inside = plan(grants=(write("/tmp/granted"),), cwd="/tmp/granted/a")
+    assert Layout.of(inside, "/tmp", "t0ken").place("/tmp/granted/a") == "/tmp/granted/a"
+    assert made(inside).directory == b"/tmp/granted/a"
 
 
 def test_directories_that_nothing_points_to_are_not_made() -> None:
@@ -326,7 +326,7 @@ def test_root_becomes_somebody_else_in_a_view_of_its_own() -> None:
 
 def test_what_is_denied_below_a_private_directory_of_root_stays_denied() -> None:
     """A rule on /tmp would hold for what shows through it as well."""
-    below = plan(grants=(read("/tmp"),), hidden=(hidden("/tmp/work/secret"),), cwd="/usr")
+    below = plan(grants=(read("/tmp"),), hidden=(hidden("/tmp/granted/secret"),), cwd="/usr")
     order = made(below.replace(grants=()), uid=FIRST_UNUSED)
     assert b"/tmp" not in {path for path, _, _ in order.rules}
     assert b"/tmp" in {path for path, _, _ in order.empty}

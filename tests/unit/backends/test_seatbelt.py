@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +33,7 @@ from staddle.policy.plan import (
 )
 from staddle.running import complete
 from tests.kernel.waiting import until
+from tests.kernel.web import Asked, serving
 
 from .sbpl_reader import Profile, Symbol, read
 
@@ -432,22 +431,11 @@ class TestProxy:
 
     @pytest.fixture
     def server(self) -> Iterator[int]:
-        class Answers(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = f"{self.path} {self.headers['Host']} {self.headers['Proxy-Authorization']}".encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+        def answer(asked: Asked) -> bytes:
+            return f"{asked.path} {asked.headers['Host']} {asked.headers['Proxy-Authorization']}".encode()
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-        threading.Thread(target=made.serve_forever, daemon=True).start()
-        yield made.server_address[1]
-        made.shutdown()
-        made.server_close()
+        with serving(answer) as port:
+            yield port
 
     def run(self, script: str, network: Network, private: Path, stand_in: str) -> str:
         made = plan(network=network, variables=(Variable("PATH", "/usr/bin:/bin", "test"),), cwd="/")
