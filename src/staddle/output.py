@@ -41,6 +41,8 @@ class HeadTail:
 
     def value(self) -> bytes:
         """What was kept: the head, then the tail."""
+        if not self._tail:
+            return bytes(self._head)
         if self._tail_size and len(self._tail) > self._tail_size:
             return bytes(self._head + self._tail[-self._tail_size :])
         return bytes(self._head + self._tail)

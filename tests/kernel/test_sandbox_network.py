@@ -124,10 +124,28 @@ def test_a_network_that_is_the_hosts_needs_no_way_in() -> None:
 @each_backend
 def test_the_gateway_ends_with_the_sandbox(server: int, backend: str) -> None:
     sandbox = sandbox_with(Network.loopback(ports=[server]), backend)
-    gateways = [pid for pid in descendants(os.getpid()) if b"staddle/network/__main__" in _command(pid)]
-    assert len(gateways) == 1
+    assert _gateways()
     sandbox.close()
-    assert until(lambda: not any(_command(pid) for pid in gateways))
+    assert until(lambda: not _gateways(), 20)  # nor one that waits for the next
+
+
+def test_the_next_sandbox_finds_a_gateway_that_waits(server: int) -> None:
+    url = f"http://127.0.0.1:{server}/"
+    with sandbox_with(Network.loopback(ports=[server])) as first:
+        assert fetch(first, url)[1] == 0
+        assert until(lambda: len(_gateways()) == 2)
+        before = _gateways()
+        with sandbox_with(Network.loopback(ports=[server])) as second:
+            assert fetch(second, url) == ("hello from outside\n", 0)
+        with sandbox_with(Network.allow("allowed.example")) as other:  # it knows nothing of the others' lists
+            assert fetch(other, url)[1] != 0
+        assert until(lambda: len(_gateways()) == 2)
+        assert len({*before, *_gateways()}) == 3
+        assert until(lambda: len(_gateways()) == 2)
+        for gateway in {*_gateways()} - {*before}:
+            os.kill(gateway, signal.SIGKILL)
+        with sandbox_with(Network.loopback(ports=[server])) as third:
+            assert fetch(third, url) == ("hello from outside\n", 0)
 
 
 HOST_PROGRAM = """
@@ -159,11 +177,15 @@ def test_when_the_gateway_is_killed_nothing_goes_out_any_more(server: int, backe
     with sandbox_with(Network.loopback(ports=[server]), backend) as sandbox:
         url = f"http://127.0.0.1:{server}/"
         assert fetch(sandbox, url) == ("hello from outside\n", 0)
-        (gateway,) = (pid for pid in descendants(os.getpid()) if b"network/__main__" in _command(pid))
-        os.kill(gateway, signal.SIGKILL)
-        assert until(lambda: not _command(gateway))
+        for gateway in _gateways():
+            os.kill(gateway, signal.SIGKILL)
+        assert until(lambda: not _gateways())
         assert fetch(sandbox, url)[1] == 7
         assert sandbox.run("echo still there").stdout == "still there\n"
+
+
+def _gateways() -> list[int]:
+    return [pid for pid in descendants(os.getpid()) if b"staddle/network/__main__" in _command(pid)]
 
 
 def _command(pid: int) -> bytes:

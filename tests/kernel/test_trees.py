@@ -109,10 +109,11 @@ def test_a_world_is_shown_in_parts_and_exchanged_with_what_is_mounted_in_them(pl
         aside = os.open(place / "aside", os.O_RDONLY)
         trees = Trees(-1, aside, places, lambda: [Bind(f"{at}/a/granted", False, "")])
         (place / "at" / "b" / "new").touch()
-        for old in trees.swap({"/": clone(place / "new" / "world")}, alone=True):
+        for old in trees.swap(["/"], True, lambda: {"/": clone(place / "new" / "world")}):
             os.close(old)
         assert seen(place) == ["new/a", "new/b"]
         assert Path(at, "a", "granted", "which").read_text() == "new/b"
+        trees.tidy()
         assert count() == before
 
     apart(work)
@@ -129,7 +130,7 @@ def test_a_file_that_is_open_for_writing_is_in_the_way_of_all(place: Path) -> No
         show(clone(place / "old" / "world"), places, str(place / "aside"))
         trees = Trees(-1, os.open(place / "aside", os.O_RDONLY), places)
         with open(f"{at}/b/which", "a"), pytest.raises(OSError, match="busy"):
-            trees.swap({"/": clone(place / "new" / "world")}, alone=True)
+            trees.swap(["/"], True, lambda: {"/": clone(place / "new" / "world")})
         assert seen(place) == ["old/a", "old/b"]
         Path(at, "a", "still").write_text("written")
         Path(at, "b", "still").write_text("written")

@@ -83,6 +83,8 @@ class Store:
 
     #: Whether its layers are there for others afterwards.
     stays = False
+    #: A layer that was made ahead.
+    _blank: Layer | None = None
 
     def __init__(self, home: str, *, owner: tuple[int, int] | None = None) -> None:
         """Make one in `home`, see `home_for`. `owner` is who mounts the layers, if not us."""
@@ -100,21 +102,39 @@ class Store:
     def layer(self, *, like: str | None = None) -> Layer:
         """A new, empty layer. What is mounted from it looks like the directory `like` from outside."""
         with self._lock:
-            if self._claim < 0:
-                raise LayerError("the store of layers is closed", fix="make another sandbox")
-            self._serial += 1
-            layer = Layer(self, f"{self.path}/{self._serial}")
+            blank, self._blank = self._blank, None
+        layer = self._new() if blank is None else blank
         found = os.stat(like) if like else None
         mode = stat.S_IMODE(found.st_mode) & 0o777 | 0o700 if found else 0o755
-        for path in (layer.path, layer.upper, layer.work):
-            os.mkdir(path, 0o700)
-            if self.owner is not None:
-                os.chown(path, *self.owner)
         if self.owner is not None and found is not None and abs(found.st_uid - self.owner[0]) < _IDS:
             os.chown(layer.upper, found.st_uid, found.st_gid)  # another id of who mounts it
         os.chmod(layer.upper, mode)
         if found is not None:
             os.utime(layer.upper, ns=(found.st_atime_ns, found.st_mtime_ns))
+        return layer
+
+    def make_ahead(self) -> None:
+        """Have the directories of the next layer ready; never raises. For when nobody waits."""
+        if self._blank is None:
+            try:
+                made = self._new()
+            except (OSError, LayerError):
+                return  # whoever needs it is told
+            with self._lock:
+                self._blank, left_over = self._blank or made, self._blank and made
+            if left_over:
+                self._bury(left_over)
+
+    def _new(self) -> Layer:
+        with self._lock:
+            if self._claim < 0:
+                raise LayerError("the store of layers is closed", fix="make another sandbox")
+            self._serial += 1
+            layer = Layer(self, f"{self.path}/{self._serial}")
+        for path in (layer.path, layer.upper, layer.work):
+            os.mkdir(path, 0o700)
+            if self.owner is not None:
+                os.chown(path, *self.owner)
         return layer
 
     def adopted(self, name: str) -> Layer:

@@ -69,11 +69,11 @@ def _encoded(item: Operation) -> Row:
 
 def _decoded(row: Row) -> Operation:
     kind, name, flags, mode, size, data = row
-    if not name.startswith(b"/") or b"\0" in name:
+    if not name.startswith(b"/") or 0 in name:
         raise ValueError(f"{name!r} is not an absolute path")
     path, below = os.fsdecode(name), bool(flags & BELOW)
     if kind == BIND:
-        if data and (not data.startswith(b"/") or b"\0" in data):
+        if data and (not data.startswith(b"/") or 0 in data):
             raise ValueError(f"{data!r} is not an absolute path")
         again, optional = bool(flags & AGAIN), bool(flags & OPTIONAL)
         return Bind(path, bool(flags & WRITABLE), "", below, again, optional, os.fsdecode(data))

@@ -35,12 +35,12 @@ from .orders import (
     encode_sockets,
     encode_turn,
 )
-from .spawning import end, spawn
+from .spawning import end
 from .unheard import Unheard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Self
 
     from ..policy.network import Network
@@ -83,11 +83,12 @@ class Bounds(Value):
 class GatewayProcess:
     """A started gateway. It ends when this is closed, or when this process ends.
 
-    `pid` is 0 for one that is not a child of this process; it ends with its starter, too.
+    `pid` is 0 for one that is not a child of this process; it ends with its starter, too. When a
+    child has ended, `over` is called.
     """
 
-    def __init__(self, line: _socket.socket, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, line: _socket.socket, pid: int, over: Callable[[], object] = tuple) -> None:
+        self.pid, self._over = pid, over
         self._line = line
         self._wanted = 0
         self._questions: list[Question] = []
@@ -102,9 +103,13 @@ class GatewayProcess:
         """Give the gateway sockets of the sandbox, with what was said about them. Ours stay open."""
         rights = struct.pack(f"{len(descriptors)}i", *descriptors)
         ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if descriptors else []
+        self.tell(message, ancillary)
+        self._unheard.add(descriptors)
+
+    def tell(self, message: bytes, ancillary: Sequence[tuple[int, int, bytes]] = ()) -> None:
+        """Send it a message."""
         try:
             self._line.sendmsg([message], ancillary)
-            self._unheard.add(descriptors)
         except OSError as error:
             raise LaunchFailed(
                 "the network gateway has ended", why=error.strerror or "", fix="start the sandbox anew"
@@ -203,6 +208,7 @@ class GatewayProcess:
             # One that is not there yet holds nothing, and would only come to find its line down.
             end(self.pid, *((0,) if unheard else ()))
             self.pid = 0
+            self._over()
 
     def _see_it_end(self) -> None:
         """Wait until one that is not our child has ended. Its starter has by now, and takes it along."""
@@ -233,14 +239,18 @@ def start(
 
     See `arrangement.needs_gateway`. One for a denied network is for ports that are exposed.
     """
-    ours, theirs = new_line(network, bounds, nameservers=nameservers, hosts=hosts)
-    try:
-        return GatewayProcess(ours, spawn(theirs.fileno()))
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
+    from .ahead import AHEAD
+
+    message = _said(settings(network, bounds or Bounds(), nameservers, hosts))
+    for _ in range(2):
+        started = GatewayProcess(*AHEAD.take(), AHEAD.release)
+        try:
+            started.tell(message)
+            return started
+        except LaunchFailed as error:  # one that waited may have been killed
+            started.close()
+            failed = error
+    raise failed
 
 
 def new_line(
@@ -255,20 +265,8 @@ def new_line(
 
     With `lasting`, it goes on when nobody has our end any more, and ends with its starter only.
     """
-    said = settings(network, bounds or Bounds(), nameservers, hosts).replace(lasting=int(lasting))
-    message = encode_settings(said)
-    if len(message) > _LONGEST_SETTINGS:
-        raise PolicyError(
-            "the allow list is too long for the network gateway",
-            why=f"its {len(network.rules)} entries have more than {_LONGEST_SETTINGS} bytes together",
-            fix="use wildcards and networks",
-        )
-    if not sys.executable:
-        raise LaunchFailed(
-            "the network gateway cannot be started",
-            why="this Python does not know its own interpreter (sys.executable is empty)",
-            fix="run staddle from an ordinary Python",
-        )
+    said = settings(network, bounds or Bounds(), nameservers, hosts)
+    message = _said(said.replace(lasting=int(lasting)))
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
     try:
         ours.send(message)
@@ -277,6 +275,24 @@ def new_line(
         theirs.close()
         raise
     return ours, theirs
+
+
+def _said(settings: Settings) -> bytes:
+    """What a gateway is told first, if one can be started."""
+    message = encode_settings(settings)
+    if len(message) > _LONGEST_SETTINGS:
+        raise PolicyError(
+            "the allow list is too long for the network gateway",
+            why=f"its {len(settings.entries)} entries have more than {_LONGEST_SETTINGS} bytes together",
+            fix="use wildcards and networks",
+        )
+    if not sys.executable:
+        raise LaunchFailed(
+            "the network gateway cannot be started",
+            why="this Python does not know its own interpreter (sys.executable is empty)",
+            fix="run staddle from an ordinary Python",
+        )
+    return message
 
 
 def settings(

@@ -90,13 +90,14 @@ class Account:
             self._before = self._events()
             self._filled = self._limiting.filled
 
-    def end(self, outcome: Outcome, spent: Spent | None = None) -> Outcome:
-        """It is over: its outcome with what it used and, if that made it fail, the limit it ran into.
+    def end(self, outcome: Outcome, spent: Spent | None = None) -> None:
+        """It is over: add to its outcome what it used and, if that made it fail, the limit it ran into.
 
         `spent` is by a shell that has ended with it, in its whole life.
         """
         if outcome.duration < _TOO_SHORT and not outcome.exit_code and outcome.newest_job == self._job:
-            return outcome.replace(usage=Usage(outcome.duration, 0.0, 0.0, self._memory, 0, 0, 0))
+            outcome.usage = Usage(outcome.duration, 0.0, 0.0, self._memory, 0, 0, 0)
+            return
         used = outcome.usage or self._used(outcome, spent)
         if self._group is not None and self._limiting is not None:
             counted = self._group.end(outcome.duration)
@@ -108,17 +109,17 @@ class Account:
             self._memory = counted.memory
         elif self._limiting is not None and self._limiting.watched:
             used = used.replace(memory=self._limiting.seen() or used.memory)
-        outcome = outcome.replace(usage=used)
+        outcome.usage = used
         if self._limiting is None or not outcome.exit_code or outcome.reason not in _BY_ITSELF:
-            return outcome
+            return
         found = self._ran_into(self._limiting, outcome.exit_code)
         if found is None and self._limiting.watched and self._looked_again():
             found = self._ran_into(self._limiting, outcome.exit_code)
         if found is None:
-            return outcome
+            return
         if found.limit == "memory":
             self._limiting.make_room(self._link)
-        return outcome.replace(reason=found.limit, why=found.sentence)
+        outcome.reason, outcome.why = found.limit, found.sentence
 
     def park(self) -> None:
         """Give back descriptors that are not needed between commands."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .shell import Outcome
 
     Heard = Callable[[str], object] | None
+    Aftermath = Callable[[Callable[[], str]], tuple[tuple[Change, ...] | None, tuple[Event, ...]]]
 
     class StreamOptions(TypedDict, total=False):
         """What `stream` takes; see `Session.run`."""
@@ -69,7 +70,7 @@ class Call:
         self.command = command
         self.as_root = False  # of the sandbox
         #: What it changed and what it was refused, to be asked when it is over.
-        self.aftermath: Callable[[], tuple[tuple[Change, ...] | None, tuple[Event, ...]]] | None = None
+        self.aftermath: Aftermath | None = None
         self.timeout = limits.timeout if timeout is FROM_POLICY else seconds(timeout)
         self.stdin = None if stdin is None else input_bytes(stdin)
         self.env = None if env is None else variables(env)
@@ -99,27 +100,26 @@ class Call:
         """Everything about it, now that it is over."""
         for told in self._told:
             told.finish()
-        out, err = self._out, self._err
-        changes, violations = self.aftermath() if self.aftermath else ((), ())
-        if violations:
-            violations = tuple(event.replace(who=event.who or self._shown()) for event in violations)
+        out, out_dropped, out_spill = self._out.finish()
+        err, err_dropped, err_spill = self._err.finish()
+        changes, violations = self.aftermath(self._shown) if self.aftermath else ((), ())
         return Result(
             self.command,
             outcome.exit_code,
-            out.value(),
-            err.value(),
+            out,
+            err,
             outcome.duration,
-            Reason(outcome.reason),
+            Reason[outcome.reason],
             outcome.signal,
             outcome.shell_exited,
             outcome.cwd,
             outcome.usage or Usage(outcome.duration, *_UNKNOWN),
             changes,
             violations,
-            out.dropped,
-            err.dropped,
-            out.finish(),
-            err.finish(),
+            out_dropped,
+            err_dropped,
+            out_spill,
+            err_spill,
             outcome.why,
         )
 
@@ -150,7 +150,7 @@ def command_bytes(command: object) -> bytes:
         data = command.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raise InvalidCall("the command has characters that no byte stands for", fix="write UTF-8") from None
-    if b"\0" in data:
+    if "\0" in command:
         raise InvalidCall("the command has a NUL in it", why="a shell would silently drop it")
     return data
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 #: As much as a command may print to a stream that nobody takes: then it prints without end.
 FLOOD = 1 << 30
+_NO_END = float("inf")
 
 
 class Flooded(Exception):
@@ -23,32 +24,39 @@ class Flooded(Exception):
     why = "it printed more than 1 GiB, most of which nobody kept (limits.output)"
 
 
-class Capture(HeadTail):
+class Capture:
     """One stream: head and tail within `limit`; more than that goes to a file, if there is a `spill`.
 
     The file exists only when something was dropped here, and holds all of the stream.
     """
 
+    __slots__ = ("_kept", "_limit", "_most", "_spill")
+
     def __init__(self, limit: int | None, spill: Spill | None = None, *, taken: bool = False) -> None:
         """`taken`: somebody hears all of it, however much that is."""
-        super().__init__(limit)
+        self._kept: HeadTail | None = None  # most commands print nothing to one of their streams
         self._limit = limit
         self._spill = spill
-        self._most = float("inf") if taken or spill or limit is None else max(limit, FLOOD)
+        self._most = _NO_END if taken or spill or limit is None else max(limit, FLOOD)
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
-        if self._spill is not None and self._limit is not None and self.total + len(data) > self._limit:
+        if self._kept is None:
+            self._kept = HeadTail(self._limit)
+        kept = self._kept
+        if self._spill is not None and self._limit is not None and kept.total + len(data) > self._limit:
             if not self._spill.begun:
-                self._spill.write(self.value())  # until now nothing was dropped: this is all of it
+                self._spill.write(kept.value())  # until now nothing was dropped: this is all of it
             self._spill.write(data)
-        super().feed(data)
-        if self.total > self._most:
+        kept.feed(data)
+        if kept.total > self._most:
             raise Flooded
 
-    def finish(self) -> str | None:
-        """The file with all of the stream, if there is one."""
-        return None if self._spill is None else self._spill.finish()
+    def finish(self) -> tuple[bytes, int, str | None]:
+        """What was kept, how much was not, and the file with all of the stream, if there is one."""
+        kept = self._kept
+        spilled = None if self._spill is None else self._spill.finish()
+        return (b"", 0, spilled) if kept is None else (kept.value(), kept.dropped, spilled)
 
 
 class Spill:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 
-from .._value import Value
 from ..errors import InvalidCall
 from . import protocol
 from .capture import Flooded
@@ -28,22 +27,34 @@ _HELD = b": fork: "
 _NOT_BEGUN = protocol.Run(b"", b"", 0.0, None)
 
 
-class Outcome(Value):
+class Outcome:
     """How a run ended. `reason` is the name of a Reason; `newest_job` is `$!` afterwards.
 
     Of a command that a signal ended, a shell knows by its status only: 128 and the signal.
+    `usage` is what it used, where that is measured, and `why` the limit that made it fail, in a sentence.
     """
 
-    exit_code: int
-    signal: int | None
-    reason: str
-    shell_exited: bool
-    duration: float
-    cwd: str
-    newest_job: int | None
-    #: What it used, where that is measured, and the limit that made it fail, in a sentence.
-    usage: Usage | None = None
-    why: str = ""
+    __slots__ = (
+        *("exit_code", "signal", "reason", "shell_exited", "duration", "cwd", "newest_job"),
+        *("usage", "why"),
+    )
+
+    def __init__(  # noqa: PLR0917 - on every command's path
+        self,
+        exit_code: int,
+        signal: int | None,
+        reason: str,
+        shell_exited: bool,
+        duration: float,
+        cwd: str,
+        newest_job: int | None,
+        usage: Usage | None = None,
+        why: str = "",
+    ) -> None:
+        self.exit_code, self.signal, self.reason = exit_code, signal, reason
+        self.shell_exited, self.duration = shell_exited, duration
+        self.cwd, self.newest_job = cwd, newest_job
+        self.usage, self.why = usage, why
 
 
 class Command:
@@ -60,7 +71,7 @@ class Command:
         out: Callable[[bytes], None],
         err: Callable[[bytes], None],
     ) -> None:
-        if b"\0" in text:
+        if 0 in text:  # a number is found ten times as fast as bytes
             raise InvalidCall("a command has no NUL in it", why="bash would leave it out", fix="use stdin=")
         _check_names(env or {})
         self._text, self._timeout, self._stdin, self._env = text, timeout, stdin, env

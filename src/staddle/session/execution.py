@@ -261,7 +261,9 @@ class Execution:
         usage = None if used is None else of_process(used, duration)
         why = Flooded.why if reason == "output_limit" else ""
         outcome = Outcome(code, signal, reason, False, duration, self._directory, None, usage, why)
-        return outcome if self._account is None else self._account.end(outcome)
+        if self._account is not None:
+            self._account.end(outcome)
+        return outcome
 
     def _end(self, reason: str, first: int) -> None:
         if not self._reason:

@@ -14,6 +14,8 @@ from .shell import Shell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..events import Event
     from ..layers.changes import Change
     from ..limits.usage import Usage
@@ -76,10 +78,13 @@ class Inside:
     def _forget(self, session: Session) -> None:
         self.named.pop(session.name, None)
 
-    def aftermath(self) -> tuple[tuple[Change, ...] | None, tuple[Event, ...]]:
-        """What was changed in the workspace and what the network refused since this was last asked."""
+    def aftermath(self, who: Callable[[], str] = str) -> tuple[tuple[Change, ...] | None, tuple[Event, ...]]:
+        """What was changed in the workspace and what the network refused since this was last asked.
+
+        `who` tells whose doing that is.
+        """
         layering, reach = self.opened.layering, self.opened.reach
-        return layering.changes() if layering else (), reach.refused() if reach else ()
+        return layering.changes() if layering else (), reach.refused(who) if reach else ()
 
     def pass_over(self) -> None:
         """What we have changed just now is no command's doing. While one runs nobody can tell."""

@@ -11,7 +11,6 @@ from . import snapshots
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
-    from contextlib import AbstractContextManager
     from os import PathLike
     from typing import Any, Protocol, Self
 
@@ -25,6 +24,10 @@ if TYPE_CHECKING:
     from .opening import Opened
     from .session import Session
     from .snapshots import Snapshot
+
+    class _Turn(Protocol):
+        def acquire(self) -> bool: ...
+        def release(self) -> None: ...
 
     class _Inside(Protocol):
         opened: Opened
@@ -116,7 +119,7 @@ class Layered:
             chosen = _by_tree(layering, paths, sessions)
             following = {PLACE: layering.fresh()} if chosen is None else layering.without(chosen)
             snapshots.change(opened, layering, following)
-            snapshots.come_back(sessions)
+            snapshots.come_back(sessions, at_once=True)
 
     def snapshot(self, label: str = "") -> Snapshot:
         """This moment, to come back to: the workspace, the home, /tmp, and the state of every session.
@@ -186,15 +189,31 @@ class Layered:
             point.close()
         return made
 
-    def _at_rest(self) -> AbstractContextManager[tuple[Opened, list[Session]]]:
-        return _held(self._now())
+    def _at_rest(self) -> _AtRest:
+        return _AtRest(self._now())
 
 
-@contextmanager
-def _held(inside: _Inside) -> Iterator[tuple[Opened, list[Session]]]:
-    sessions = inside.every_session()
-    with snapshots.at_rest(sessions), inside.clerk.turn:
-        yield inside.opened, sessions
+class _AtRest:
+    """For `with`: no command runs in any session, and none begins; nor does anybody look after files."""
+
+    def __init__(self, inside: _Inside) -> None:
+        self._opened, self._sessions = inside.opened, inside.every_session()
+        self._turns: list[_Turn] = [*(session.shell.held() for session in self._sessions), inside.clerk.turn]
+        self._taken: list[_Turn] = []
+
+    def __enter__(self) -> tuple[Opened, list[Session]]:
+        try:
+            for turn in self._turns:
+                turn.acquire()
+                self._taken.append(turn)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self._opened, self._sessions
+
+    def __exit__(self, *_: object) -> None:
+        while self._taken:
+            self._taken.pop().release()
 
 
 @contextmanager

@@ -19,14 +19,14 @@ from ..layers.scan import Watch
 from ..layers.stack import Frozen, Stack
 from ..layers.store import Store, home_for, sweep
 from ..policy.workspace import PLACE
-from ..zygote.client import Layers, World, mounter
+from ..zygote.client import Layers, World, in_order, mounter
 from ..zygote.trees import WORLD
 from .beside import Beside, by_tree, layers_of
 from .skeleton import made
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ..layers.changes import Change
     from ..layers.commit import Committed
@@ -159,14 +159,11 @@ class Layering:
 
     def put(self, opened: Opened, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
         """Mount `stacks` in place of what is there. With `alone`, False when something is in the way."""
-        if opened.trees is None:
+        if opened.make_trees is None:
             raise LayerError("this sandbox has no layers")
-        trees = opened.trees(self.layers(stacks))
-        try:
-            return not opened.link.swap(trees, alone=alone)
-        finally:
-            for tree in trees.values():
-                os.close(tree)
+        layers = self.layers(stacks)
+        make = partial(opened.make_trees, layers)
+        return not opened.link.swap(in_order(layers), make, alone=alone)
 
     def written(self) -> list[str]:
         """The directories that hold what this sandbox has written."""
@@ -200,8 +197,7 @@ class Layering:
             else:
                 self.beside[root] = Beside(root, (root,), stack)
         self._replaced()
-        for stack in before:
-            stack.close()
+        removal.in_background(partial(_tidy_up, before, self.stack.store))
         if PLACE in stacks:
             with self._watching:
                 self._watch.follow(self.stack.view())
@@ -286,6 +282,14 @@ class Layering:
         """Let the layers go."""
         for stack in self.stacks().values():
             stack.close()
+
+
+def _tidy_up(stacks: Iterable[Stack], store: Store) -> None:
+    """After these were replaced, and before others are."""
+    for stack in stacks:
+        stack.close()
+    if not store.stays:
+        store.make_ahead()
 
 
 def _squash(stack: Stack) -> None:

@@ -177,13 +177,29 @@ class AgentLink:
         if message.kind != requests.PAUSED:
             raise _refused(message, "the sandbox could not be stopped")
 
-    def swap(self, trees: Mapping[str, int], *, alone: bool) -> str:
-        """Put each mount in the place of the tree with that root; empty, or who is in the way of that.
+    def swap(self, roots: Sequence[str], make: Callable[[int], None], *, alone: bool) -> str:
+        """Have other mounts in the place of the trees with these roots; empty, or who is in the way of that.
 
-        With `alone` nobody but shells may be in the sandbox, and no file open for writing.
+        `make` has them sent on a line, at the other end of which the agent has got ready for them
+        meanwhile. With `alone` nobody but shells may be in the sandbox, and no file open for writing.
         """
-        said = requests.encode(requests.SWAP, int(alone), tuple(map(os.fsencode, trees)))
-        message = self._ask(said, tuple(trees.values()))
+        said = requests.encode(requests.SWAP, int(alone), tuple(map(os.fsencode, roots)))
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
+            with self._turn:
+                self._say(said, (theirs.fileno(),))
+                theirs.close()
+                try:
+                    make(ours.fileno())
+                except BaseException:
+                    ours.close()
+                    self._hear().close()  # it says that nothing has come, or why it does not wait
+                    raise
+                ours.close()
+                message = self._hear()
+        finally:
+            ours.close()
+            theirs.close()
         if message.kind == requests.BUSY:
             return str(message.fields[0].decode("utf-8", "replace"))
         if message.kind != requests.SWAPPED:
@@ -211,15 +227,18 @@ class AgentLink:
 
     def _ask(self, said: bytes, descriptors: Sequence[int] = ()) -> requests.Message:
         with self._turn:
-            if self._closed:
-                raise SandboxClosed("the sandbox is closed", fix="open another one")
-            try:
-                requests.say(self._line, said, descriptors)
-            except OSError as error:
-                if error.errno == 7:  # E2BIG
-                    raise LaunchFailed("the program could not be started", why=str(error)) from None
-                raise lost() from error
+            self._say(said, descriptors)
             return self._hear()
+
+    def _say(self, said: bytes, descriptors: Sequence[int]) -> None:
+        if self._closed:
+            raise SandboxClosed("the sandbox is closed", fix="open another one")
+        try:
+            requests.say(self._line, said, descriptors)
+        except OSError as error:
+            if error.errno == 7:  # E2BIG
+                raise LaunchFailed("the program could not be started", why=str(error)) from None
+            raise lost() from error
 
     def _hear(self) -> requests.Message:
         try:

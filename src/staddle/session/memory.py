@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 OLDEST = (4, 4)
 #: Our own texts take a moment; a shell that needs longer is not usable.
 _PATIENCE = 10.0
+#: Among the letters of `$-`.
+_ERREXIT = ord("e")
 
 
 class Ended(Exception):
@@ -53,6 +55,7 @@ class Memory:
         self._may_end = False
         #: How long it took, last time, to ask for the state.
         self.cost = 0.0
+        self._is_compared = False  # with what it was
         self._words: tuple[protocol.Places | None, protocol.Way | None, bytes] = None, None, b""
         self._forget()
         self._before = b""
@@ -88,14 +91,14 @@ class Memory:
 
     def is_ready(self, text: bytes, *, comes_back: bool) -> bool:
         """Whether `revive` and `prepare` would have nothing to say to the shell."""
-        wary = risks.may_end(text) or self._unsure or self._tainted or b"e" in self._flags
+        wary = risks.may_end(text) or self._unsure or self._tainted or _ERREXIT in self._flags
         unknown = (self.dirty and wary) or (comes_back and not self.cwd)
         return not unknown and not self.bash.parked and not self.bash.stale and self.bash.idle()
 
     def prepare(self, text: bytes, *, comes_back: bool) -> None:
         """Have a bash that `text` can be given to. With `comes_back` it is for another directory."""
         may_end = self._may_end = risks.may_end(text)
-        if self.dirty and (may_end or self._unsure or self._tainted or b"e" in self._flags):
+        if self.dirty and (may_end or self._unsure or self._tainted or _ERREXIT in self._flags):
             self.learn()
         if may_end or not self.braked:
             self._set_traps(text)
@@ -122,7 +125,7 @@ class Memory:
             return
         trapped = known.exit_trap is not None or known.debug_trap is not None
         traced = b"x" in self._flags or b"v" in self._flags or risks.traces(text)
-        leaves = risks.may_leave(text) or self._tainted or b"e" in self._flags
+        leaves = risks.may_leave(text) or self._tainted or _ERREXIT in self._flags
         if leaves and not trapped and not traced:
             asked = state.question(self._secret, self.bash.files.places.done, self._word)
             self._before += b"%btrap -- %b EXIT\n" % (self._word, quoted(asked))
@@ -289,6 +292,7 @@ class Memory:
 
     def remembered(self) -> Remembered:
         """What the shell is now."""
+        self._is_compared = True
         if self.dirty or self._dump is None:
             self.learn()
         return Remembered(self._dump, self.status, self.cwd)
@@ -300,16 +304,33 @@ class Memory:
         return os.fsdecode(self.cwd)
 
     def come_back(self) -> None:
-        """Enter the present directory by its name, or the root if it is not there any more."""
+        """Enter the present directory by its name, or the root if it is not there any more.
+
+        Before the next text, whoever it is from.
+        """
         if not self.cwd:
             self._do(b"")
         where, back = quoted(self.cwd), quoted(self._oldpwd)
-        self._before += b"\\builtin cd -- %b 2>/dev/null || \\builtin cd -- /\n" % where
-        self._before += b"OLDPWD=%b\n" % back if self._oldpwd else b"\\unset OLDPWD\n"
-        try:
-            self._do(b"")
-        except Ended:
-            self.replace()
+        said = b"\\builtin cd -- %b 2>/dev/null || \\builtin cd -- /\n" % where
+        said += b"OLDPWD=%b\n" % back if self._oldpwd else b"\\unset OLDPWD\n"
+        if not self._before.endswith(said):
+            self._before += said
+
+    def catch_up(self) -> None:
+        """Say what waits for the next text."""
+        if self._before:
+            try:
+                self._do(b"")
+            except Ended:
+                self.replace()
+
+    def foresee(self) -> None:
+        """Do now, when there is time, what somebody will wait for who comes back to an earlier state."""
+        if self._is_compared and self._dump is not None and not self.dirty:
+            try:
+                self._dump.essence()
+            except ValueError:
+                pass  # whoever compares it finds out
 
     # ---------------------------------------------------------------- another bash
 

@@ -59,7 +59,7 @@ class Opened(Value):
 
     Further shells start with `environment` in `directory`; empty: as the agent was started.
     `uid` is who its processes are on the host, if that is not us. `layering` is where its changes
-    go, and `trees` makes mounts with other layers.
+    go, and `make_trees` has mounts made with other layers.
     """
 
     link: AgentLink
@@ -70,7 +70,7 @@ class Opened(Value):
     directory: str
     uid: int | None
     layering: Layering | None = None
-    trees: Callable[[Mapping[str, Layers]], dict[str, int]] | None = None
+    make_trees: Callable[[Mapping[str, Layers], int], None] | None = None
     reach: Reach | None = None
     limiting: Limiting | None = None
 
@@ -275,7 +275,7 @@ def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: O
         plan.cwd,
         taken.uid,
         layering,
-        taken.trees,
+        taken.make_trees,
         reach,
         limiting,
     )

@@ -16,6 +16,8 @@ from ..zygote.descriptors import receive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..events import Event
     from ..network.deciding import Deciding, OnConnect
     from ..network.orders import Question
@@ -47,6 +49,7 @@ class Reach:
         self._gateway: starting.GatewayProcess | None = None
         self._line: _socket.socket | None = None
         self._events: deque[Event] = deque(maxlen=_KEPT)
+        self._unclaimed = 0  # of the events, the last ones
         self._refused: dict[tuple[str, str], Event] = {}
         self._attending: threading.Thread | None = None
         self._closed = False
@@ -85,14 +88,20 @@ class Reach:
             self._collect(everything=True)
             found = tuple(self._events)
             self._events.clear()
+            self._unclaimed = 0
             return found
 
-    def refused(self) -> tuple[Event, ...]:
-        """What was refused since this was last asked, each destination once; `events` tells it, too."""
+    def refused(self, who: Callable[[], str]) -> tuple[Event, ...]:
+        """What was refused since this was last asked, each destination once; `events` tells it, too.
+
+        Of all that nobody is known to have tried, `who` tells who it was: a command that is over now.
+        """
         if self._gateway is None:
             return ()
         with self._lock:
             self._collect(everything=True)
+            if self._unclaimed:
+                self._claim(who())
             found = tuple(self._refused.values())
             self._refused.clear()
             return found
@@ -143,8 +152,15 @@ class Reach:
             if self._deciding is not None:
                 self._deciding.ask(question, self._answer, self._note)
 
+    def _claim(self, who: str) -> None:
+        claimed = [self._events.pop() for _ in range(min(self._unclaimed, len(self._events)))]
+        self._events += [event.replace(who=who) for event in reversed(claimed)]
+        self._refused = {what: event.replace(who=event.who or who) for what, event in self._refused.items()}
+        self._unclaimed = 0
+
     def _keep(self, event: Event) -> None:
         self._events.append(event)
+        self._unclaimed += 1
         if event.kind == "refused" and len(self._refused) < _KEPT:
             self._refused.setdefault((event.what, event.rule), event)
 

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from typing import Self
     from weakref import ReferenceType
 
-    from ..events import Event
-    from ..layers.changes import Change
     from ..policy.limits import Limits
-    from .calls import Heard
+    from .calls import Aftermath, Heard
     from .result import Result
     from .shell import Outcome, Shell
 
@@ -49,7 +47,7 @@ class Session:
         shell: Shell,
         limits: Limits,
         on_close: Callable[[Session], None] = lambda _: None,
-        aftermath: Callable[[], tuple[tuple[Change, ...] | None, tuple[Event, ...]]] | None = None,
+        aftermath: Aftermath | None = None,
     ) -> None:
         self.name = name
         self._shell = shell
@@ -106,17 +104,13 @@ class Session:
                 cwd=call.cwd,
                 out=call.out,
                 err=call.err,
-                tidied=True,
             )
         except BaseException:
             call.abandon()
             raise
         finally:
             self._busy.discard(me)
-        try:
-            result = self.over(call, outcome)
-        finally:
-            self._shell.rest()  # last: the thread that is woken up for it would be in our way
+        result = self.over(call, outcome)
         return result.check() if check else result
 
     def stream(
@@ -246,7 +240,7 @@ class Session:
     def over(self, call: Call, outcome: Outcome) -> Result:
         """The result of a command. The job that it left is remembered."""
         if self._closed and outcome.reason == "cancelled":
-            outcome = outcome.replace(reason="closed")
+            outcome.reason = "closed"
         job = outcome.newest_job
         if job is not None and job not in self.jobs:
             self.jobs[job] = str(call.command)[:_REMEMBERED_BYTES]

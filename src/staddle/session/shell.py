@@ -8,7 +8,7 @@ import time
 from ..errors import SandboxClosed, SessionBusy
 from .bash import Bash
 from .command import Command, Outcome
-from .janitor import JANITOR
+from .janitor import JANITOR, QUIET
 from .memory import OLDEST, Memory
 from .parking import PARKING
 
@@ -26,6 +26,8 @@ __all__ = ["OLDEST", "Outcome", "Shell"]
 
 #: How many logs of late output are kept after their jobs have ended.
 _MOST_LOGS = 64
+#: A command that took no longer has left the time to look after its shell that was asked for when it began.
+_MOMENT = QUIET / 2
 
 
 class Shell:
@@ -75,12 +77,8 @@ class Shell:
         cwd: str | None = None,
         out: Callable[[bytes], None],
         err: Callable[[bytes], None],
-        tidied: bool = False,
     ) -> Outcome:
-        """Run `text`. A sink that blocks slows it, one that raises ends it, and its error comes out.
-
-        With `tidied`, the caller sees to it that `rest` is called.
-        """
+        """Run `text`. A sink that blocks slows it, one that raises ends it, and its error comes out."""
         me = _thread.get_ident()
         if self._runner == me:
             raise SessionBusy(
@@ -93,7 +91,7 @@ class Shell:
         try:
             self._drive()
         finally:
-            outcome = self.finish(tidied=tidied)
+            outcome = self.finish()
         return outcome
 
     def begin(
@@ -130,6 +128,7 @@ class Shell:
             if self._closed:  # close() may not have seen this one
                 self._memory.abandon(command.run)
                 self._check_open()
+            self.rest()  # of a command that takes no longer: it would have to wait for this afterwards
         except BaseException:
             self._current = None
             self._turn.release()
@@ -159,7 +158,7 @@ class Shell:
         """Do what can be done without waiting; whether the run is over."""
         return self._current is None or self._current.step(0)
 
-    def finish(self, *, tidied: bool = False) -> Outcome:
+    def finish(self) -> Outcome:
         """The outcome of a run that is over; the next one may begin. Raises what a sink raised."""
         command = self._current
         if command is None:
@@ -167,14 +166,14 @@ class Shell:
         try:
             outcome = command.finish()
             if self._account is not None:
-                outcome = self._account.end(outcome, self._memory.bash.used)
+                self._account.end(outcome, self._memory.bash.used)
             if command.late is not None:
                 self._keep(command.late)
         finally:
             self._current = None
             self._runner = 0
             self._turn.release()
-        if not tidied or command.failure is not None:
+        if outcome.duration > _MOMENT:
             self.rest()
         if command.failure is not None:
             raise command.failure
@@ -245,16 +244,24 @@ class Shell:
     def become(self, remembered: Remembered | None) -> None:
         """Another bash, as that one was, or as at the beginning. While held."""
         self._memory.become(remembered)
+        self.rest()
 
     def directory(self) -> str:
         """Where the shell is. While held."""
         self._memory.revive()
         return self._memory.directory()
 
-    def come_back(self) -> None:
-        """Enter the directory that it is in once more: another file system is there now. While held."""
+    def come_back(self, *, at_once: bool = False) -> None:
+        """Enter the directory that it is in once more: another file system is there now. While held.
+
+        Soon, or before the next command, unless `at_once`: the directory may not be there any more.
+        """
         self._memory.revive()
         self._memory.come_back()
+        if at_once:
+            self._memory.catch_up()
+        else:
+            self.rest()
 
     def restart(self) -> None:
         """A new bash as it was at the beginning, without the state; ends a run in progress."""
@@ -302,6 +309,9 @@ class Shell:
                 self._memory.revive()
                 if self._memory.dirty:
                     self._memory.learn()
+                else:
+                    self._memory.catch_up()
+                self._memory.foresee()
         finally:
             self._turn.release()
 

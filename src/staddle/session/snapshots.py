@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from ..errors import InvalidCall, LayerError
@@ -178,15 +178,6 @@ def held(layering: Layering) -> list[Snapshot]:
     return [snapshot for snapshot in found if snapshot is not None and not snapshot.closed]
 
 
-@contextmanager
-def at_rest(sessions: list[Session]) -> Iterator[None]:
-    """No command runs in any of these sessions, and none begins."""
-    with ExitStack() as held:
-        for session in sessions:
-            held.enter_context(session.shell.held())
-        yield
-
-
 def layering_of(opened: Opened) -> Layering:
     """The layers of a sandbox, or LayerError when it has none."""
     if opened.layering is None:
@@ -295,10 +286,10 @@ def extend(opened: Opened, bases: Mapping[str, Sequence[str]]) -> None:
         layering.replace(following)
 
 
-def come_back(sessions: list[Session]) -> None:
-    """Have shells be where they are, in the directory that is mounted there now."""
+def come_back(sessions: list[Session], *, at_once: bool = False) -> None:
+    """Have shells be where they are, in the directory that is mounted there now; see `Shell.come_back`."""
     for session in sessions:
-        session.shell.come_back()
+        session.shell.come_back(at_once=at_once)
 
 
 def _copied(opened: Opened, layering: Layering, roots: Iterable[str]) -> dict[str, Frozen]:

@@ -203,9 +203,10 @@ class Dump:
 
     def is_as(self, other: Dump) -> bool:
         """Whether a shell in this state needs nothing to be in the other one, but for its directory."""
-        return self._essence() == other._essence()
+        return self.essence() == other.essence()
 
-    def _essence(self) -> tuple[object, ...]:
+    def essence(self) -> tuple[object, ...]:
+        """What is compared. To be asked for when there is time for it: a second time takes none."""
         if self._compared is None:
             variables = [
                 statement

@@ -25,6 +25,7 @@ from ..helper.wire import Malformed
 from ..linux import process
 from . import counting, payload, requests, runs
 from .channel import Files
+from .descriptors import awaited
 from .greeting import SHELL_OPTIONS, greeting
 from .lines import Child, Line, available, terminal
 
@@ -53,6 +54,7 @@ class Agent:
         *,
         user: int = -1,
         swap: Swap | None = None,
+        tidy: Callable[[], None] = lambda: None,
         confine: Callable[[], None] | None = None,
         started: Callable[[int], None] = lambda _: None,
         become_root: Become | None = None,
@@ -63,10 +65,10 @@ class Agent:
         for the root of the sandbox.
 
         `user` is whose the terminals are, if not ours. `swap` puts trees in the place of the present
-        ones, see trees.Trees.
+        ones, and `tidy` follows when there is time; see trees.Trees.
         """
         self._become, self._confine, self._started = become, confine, started
-        self._user, self._swap, self._become_root = user, swap, become_root
+        self._user, self._swap, self._tidy, self._become_root = user, swap, tidy, become_root
         self._wishes: dict[int, _socket.socket] = {}
         self._later: list[int] = []  # to be closed when there is nothing else to do
         self._shells = 0
@@ -156,8 +158,10 @@ class Agent:
         while True:
             wait = _IDLE if self._later else None
             ready = self._poll.poll(wait if self.watch is None else self.watch.patience(wait))
-            while self._later and not ready:
-                os.close(self._later.pop())
+            if self._later and not ready:
+                self._tidy()
+                while self._later:
+                    os.close(self._later.pop())
             for fd, events in ready:
                 if fd == self._signals:
                     process.read_signals(fd)
@@ -251,23 +255,35 @@ class Agent:
             theirs.close()
         elif message.kind == requests.SWAP and self._swap is not None:
             alone, roots = message.fields
-            self._main.say(self._swapped(self._swap, alone, roots, message.descriptors))
+            self._main.say(self._swapped(self._swap, alone, roots, *message.descriptors))
         else:
             raise Malformed(f"{message.kind!r} is not for the main line")
 
-    def _swapped(self, swap: Swap, alone: int, roots: tuple[bytes, ...], trees: list[int]) -> bytes:
-        """Exchange trees; with `alone` only if nothing but shells, which wait, can be in them."""
+    def _swapped(self, swap: Swap, alone: int, roots: tuple[bytes, ...], line: int) -> bytes:
+        """Exchange trees; with `alone` only if nothing but shells, which wait, can be in them.
+
+        The zygote makes them meanwhile, and sends them on `line`: the only thing that is waited for.
+        """
         shells = {pid for pid, child in self._children.items() if child.files is not None or child.is_clerk}
         others = {*runs.table(), *self._children} - {os.getpid(), *shells} if alone else ()
         if others:
             return requests.encode(requests.BUSY, b"%d processes run in the sandbox" % len(others))
+        trees: list[int] = []
+
+        def come() -> dict[str, int]:
+            trees.extend(awaited(line, len(roots)))
+            return dict(zip(map(os.fsdecode, roots), trees, strict=True))
+
         try:
             # The last to let go of a mount pays for all that it has in memory: not now.
-            self._later += swap(dict(zip(map(os.fsdecode, roots), trees, strict=True)), bool(alone))
+            self._later += swap(tuple(map(os.fsdecode, roots)), bool(alone), come)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
             return requests.encode(requests.BUSY, b"a file is open for writing")
+        finally:
+            for tree in trees:
+                os.close(tree)
         return requests.encode(requests.SWAPPED)
 
     def _spawn(self, message: requests.Message, become: Become) -> None:

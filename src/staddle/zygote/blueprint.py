@@ -99,12 +99,13 @@ class Request(Value):
     #: Further trees: the path inside of each one's root, its layer, its work directory, and what lies below
     #: that, topmost first with a NUL between.
     trees: tuple[tuple[bytes, bytes, bytes, bytes], ...] = ()
-    #: Whether the trees alone are asked for, that of the workspace first, for a sandbox that is there.
+    #: Whether the trees alone are asked for, that of the workspace first, for a sandbox that is there; a
+    #: line to its agent comes along.
     alone: int = 0
 
     def operations(self) -> tuple[Operation, ...]:
-        """The operations of `view`."""
-        return decoded(self.view)
+        """The operations of `view`, or Malformed."""
+        return _operations(self.view)
 
 
 _MAGIC = {Blueprint: b"staddle-blueprint-1\n", Request: b"staddle-request-1\n"}
@@ -159,23 +160,22 @@ def decode_blueprint(data: bytes) -> Blueprint:
     """The blueprint in `data`, or Malformed."""
     record = Blueprint(*wire.decode(_MAGIC[Blueprint], data, len(_SHAPES[Blueprint])))
     wire.check(record, _SHAPES[Blueprint])
-    _check_rows(record.template, record.own)
+    _operations(record.template)
+    _operations(record.own)
     return record
 
 
 def decode_request(data: bytes) -> Request:
-    """The request in `data`, or Malformed."""
+    """The request in `data`, or Malformed; not so far as `operations` tells it."""
     record = Request(*wire.decode(_MAGIC[Request], data, len(_SHAPES[Request])))
     wire.check(record, _SHAPES[Request])
     if not 0 <= record.along <= MOST_DESCRIPTORS:
         raise Malformed("so many descriptors cannot come along")
-    _check_rows(record.view)
     return record
 
 
-def _check_rows(*several: tuple[Row, ...]) -> None:
+def _operations(rows: tuple[Row, ...]) -> tuple[Operation, ...]:
     try:
-        for rows in several:
-            decoded(rows)
+        return decoded(rows)
     except ValueError as error:
         raise Malformed(str(error)) from None

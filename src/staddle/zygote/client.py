@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import lru_cache
 
 from .._value import Value
 from ..errors import LaunchFailed
@@ -27,9 +28,10 @@ from .trees import WORLD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ..layout.operations import Operation
+    from ..layout.rows import Row
     from ..limits.group import Group
     from ..policy.plan import Plan
 
@@ -77,8 +79,11 @@ class Taken:
         self._owner: Zygote | None = owner
         self._blueprint, self._place = blueprint, place
 
-    def trees(self, layers: Mapping[str, Layers]) -> dict[str, int]:
-        """Trees with other layers, by the path of each one's root inside, as mounts attached nowhere yet."""
+    def make_trees(self, layers: Mapping[str, Layers], line: int) -> None:
+        """Have trees made with other layers, by the path of each one's root inside: mounts, attached nowhere.
+
+        They go to the agent at the other end of `line`: that of the workspace first, see `in_order`.
+        """
         workspace = layers.get(PLACE)
         if self._owner is None or (workspace is not None and self._place is None):
             raise LaunchFailed("there is nothing to be shown", why="the sandbox has ended")
@@ -86,7 +91,7 @@ class Taken:
         others = {root: layer for root, layer in layers.items() if root != PLACE}
         request, given = _request(view, workspace, others, self._blueprint)
         try:
-            found = self._owner.take(request.replace(alone=1), given)
+            found = self._owner.take(request.replace(alone=1, along=1), [*given, line])
         finally:
             for tree in given:
                 os.close(tree)
@@ -96,7 +101,6 @@ class Taken:
                 why="something else is mounted there since the sandbox was made",
                 fix="commit what is to be kept, and open another sandbox",
             )
-        return dict(zip((*((PLACE,) if view else ()), *others), found[0], strict=True))
 
     def groups_of(self, pid: int) -> Group | None:
         """The sandbox's control groups, if it has any; `pid` is one of its processes, on the host."""
@@ -113,6 +117,11 @@ class Taken:
 
 _zygotes: dict[records.Blueprint, Zygote] = {}
 _registry = threading.Lock()
+
+
+def in_order(roots: Iterable[str]) -> tuple[str, ...]:
+    """The roots of trees in the order in which a zygote makes them."""
+    return tuple(sorted(roots, key=lambda root: root != PLACE))
 
 
 def mounter() -> tuple[int, int] | None:
@@ -339,23 +348,38 @@ def _request(
     place = view[0]
     if not isinstance(place, Bind):
         raise TypeError("a workspace begins with what is shown")
-    source = open_named(place.outside)
-    try:
-        status = os.fstat(source)
-    finally:
-        os.close(source)
+    lent = taken_as_root(place, blueprint) if blueprint.base >= 0 else None
+    device, inode = (0, 0) if lent is not None else _found(place.outside)
     request = records.Request(
         os.fsencode(place.outside),
-        status.st_dev,
-        status.st_ino,
+        device,
+        inode,
         os.fsencode(layers.upper) if layers else b"",
         os.fsencode(layers.work) if layers else b"",
         _encoded(layers.lowers) if layers else (),
-        rows.encoded((place.replace(writable=layers is not None or place.writable), *view[1:])),
+        _rows(tuple(view), layers is not None),
         trees=trees,
     )
-    lent = taken_as_root(place, blueprint) if blueprint.base >= 0 else None
     return request, [] if lent is None else [lent]
+
+
+def _found(path: str) -> tuple[int, int]:
+    """What is there: its device and its inode."""
+    source = open_named(path)
+    try:
+        status = os.fstat(source)
+        return status.st_dev, status.st_ino
+    finally:
+        os.close(source)
+
+
+@lru_cache(maxsize=64)
+def _rows(view: tuple[Operation, ...], writable: bool) -> tuple[Row, ...]:
+    """The operations of a workspace, the first of which shows it: in layers that can be `writable`."""
+    place, *rest = view
+    if writable:
+        place = place.replace(writable=True)
+    return rows.encoded((place, *rest))
 
 
 def _encoded(paths: Sequence[str]) -> tuple[bytes, ...]:

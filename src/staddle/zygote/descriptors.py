@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: As many descriptors as a message may bring.
 _MOST = 64
+#: Seconds for what is being made meanwhile.
+_PATIENCE = 60.0
 _CLOSE_ON_EXEC = 0x40000000  # MSG_CMSG_CLOEXEC
 
 
@@ -20,6 +22,21 @@ def send(line: _socket.socket, message: bytes, descriptors: Sequence[int] = ()) 
     rights = struct.pack(f"{len(descriptors)}i", *descriptors)
     extra = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if descriptors else []
     line.sendmsg([message], extra, _socket.MSG_NOSIGNAL)
+
+
+def awaited(line: int, count: int) -> list[int]:
+    """So many descriptors, which come in one message on this line. OSError when they do not come."""
+    socket = _socket.socket(fileno=line)
+    try:
+        socket.settimeout(_PATIENCE)
+        found = receive(socket, 1)[1]
+    finally:
+        socket.detach()
+    if len(found) != count:
+        for fd in found:
+            os.close(fd)
+        raise OSError(103, "what was to come did not come")  # ECONNABORTED
+    return found
 
 
 def receive(line: _socket.socket, longest: int) -> tuple[bytes, list[int]]:

@@ -60,7 +60,7 @@ class Zygote:
             raise
 
     def take(self, request: records.Request, given: Sequence[int]) -> tuple[list[int], str] | None:
-        """What is asked for: the line to a new sandbox and its layer made ahead, or the trees alone.
+        """What is asked for: the line to a new sandbox and its layer made ahead, or nothing but the trees.
 
         `given` are the descriptors that go with it: see `Request`. None when the host's mounts have
         changed since we were started, or the zygote has ended.
@@ -102,7 +102,7 @@ class Zygote:
             return None
         if answer == records.WANTING:
             raise _Wanting
-        expected = bool(request.workspace) + len(request.trees) if request.alone else 1
+        expected = 0 if request.alone else 1
         if answer[:1] != records.TAKEN or len(descriptors) != expected:
             raise _failed(answer)
         return descriptors, os.fsdecode(answer[1:])

@@ -24,7 +24,7 @@ SHELL = b"S"  # program, environment, directory
 SPAWN = b"P"  # argv, environment, directory, rows, columns; three descriptors, or rows and columns
 SPAWN_WHOLE = b"T"  # the same; when the program has ended, all that it started is ended, too
 SPAWN_ROOT = b"R"  # the same, as the root of the sandbox
-SWAP = b"w"  # whether nobody else may be in it, the roots of trees; the trees that take their places
+SWAP = b"w"  # whether nobody else may be in it, the roots of trees; a line on which what is to be there comes
 CLERK = b"c"  # the line of a clerk, and its code: a process that looks after files
 NETWORK = b"N"  # a line for the sandbox's network: its sockets come on it, and it takes wishes
 LOOK = b"v"  # who holds limits that the kernel does not is to look now, and tell
@@ -75,7 +75,7 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     FILES: (([bytes],), (6,)),
     ENDED: ((int, bytes, _SPENT), (0,)),
     POKED: ((int,), (0,)),
-    SWAP: ((int, [bytes]), tuple(range(1, 25))),
+    SWAP: ((int, [bytes]), (1,)),
     SWAPPED: ((), (0,)),
     CLERK: ((), (2,)),
     PAUSE: ((int,), (0,)),

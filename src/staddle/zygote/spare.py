@@ -72,6 +72,7 @@ class Draft:
             confinement.become,
             user=blueprint.whose,
             swap=self.trees.swap,
+            tidy=self.trees.tidy,
             confine=confinement.confine,
             started=confinement.started,
             become_root=confinement.become_root,
@@ -154,6 +155,7 @@ def _await_workspace(line: _socket.socket, trees: Trees) -> list[int]:
     if request.trees:
         roots = [os.fsdecode(tree[0]) for tree in request.trees]
         others, given = given[: len(roots)], given[len(roots) :]
-        for fd in (*trees.swap(dict(zip(roots, others, strict=True)), False), *others):
+        for fd in (*trees.swap(roots, False, lambda: dict(zip(roots, others, strict=True))), *others):
             os.close(fd)
+        trees.tidy()
     return given

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..layout.operations import Operation
 
-    Swap: TypeAlias = Callable[[Mapping[str, int], bool], list[int]]
+    Swap: TypeAlias = Callable[[Collection[str], bool, Callable[[], Mapping[str, int]]], list[int]]
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 WORLD = "/"
@@ -52,6 +52,7 @@ class Trees:
         self._statics: dict[str, dict[str, bool]] = {}
         self._workspace: Sequence[Operation] = ()
         self._added: set[str] = set()  # roots that are neither the workspace's nor the world's
+        self._room, self._is_full = -1, False  # of the place aside: for so many trees; of old ones
 
     def begin(self, aside: int) -> None:
         """For a sandbox whose directory was not there yet."""
@@ -69,14 +70,16 @@ class Trees:
             os.close(tree)
         self._workspace = operations
 
-    def swap(self, trees: Mapping[str, int], alone: bool) -> list[int]:
-        """Put each of `trees` in the place of what is there: all of them, or none.
+    def swap(self, roots: Collection[str], alone: bool, come: Callable[[], Mapping[str, int]]) -> list[int]:
+        """Put other trees in the place of those with these roots: all of them, or none.
 
-        One whose root is a directory of the system is seen there from now on. With `alone`, EBUSY
-        when a file in one is open for writing. The descriptors that are returned hold the old ones
-        together.
+        They need not be there at first: `come` is called when all is ready for them. One whose root
+        is a directory of the system is seen there from now on. With `alone`, EBUSY when a file in
+        one is open for writing. The descriptors that are returned hold the old ones together, and
+        they are mounted where nobody sees them, until `tidy`.
         """
-        shown = {path: root for root in trees for path in self._shown_at(root)}
+        self.tidy()
+        shown = {path: root for root in roots for path in self._shown_at(root)}
         old: dict[str, int] = {}
         closed: list[int] = []
         made: list[int] = []
@@ -91,12 +94,10 @@ class Trees:
                 for path in (path for path in shown if shown[path] in (PLACE, WORLD, *self._added)):
                     mounts.set_attributes(old[path], mounts.ATTR_RDONLY, recursive=False)
                     closed.append(old[path])
-            aside = self._aside_for(len(shown))
-            try:
-                self._exchange(self._parts(trees, shown, old, made), shown, old)
-            finally:
-                mounts.umount(aside)
+            self._make_place_aside(len(shown))
+            self._exchange(self._parts(come(), shown, old, made), shown, old)
         except BaseException:
+            self.tidy()
             for fd in closed:
                 mounts.clear_attributes(fd, mounts.ATTR_RDONLY)
             for fd in old.values():
@@ -105,8 +106,14 @@ class Trees:
         finally:
             for fd in made:
                 os.close(fd)
-        self._added |= {*trees} - {PLACE, WORLD}
+        self._added |= {*roots} - {PLACE, WORLD}
         return list(old.values())
+
+    def tidy(self) -> None:
+        """Take away what is aside. That takes a while: the kernel asks every processor."""
+        if self._is_full:
+            mounts.umount(self._place_aside())
+            self._is_full = False
 
     def _shown_at(self, root: str) -> tuple[str, ...]:
         if root == PLACE and not self._workspace:
@@ -198,26 +205,26 @@ class Trees:
             if path in old and path in (*self._places, *self._added):  # it is seen in the new one
                 mounts.umount(mounts.path_of(old[path]))
 
-    def _aside_for(self, count: int) -> str:
+    def _make_place_aside(self, count: int) -> None:
         """A mount of our own, with directories to mount `count` trees on: all go with it, at once."""
-        for name in (_ASIDE, *(f"{_ASIDE}/{what}{n}" for what in (_NEXT, _BEFORE) for n in range(count + 1))):
-            try:
-                os.mkdir(name, 0o700, dir_fd=self._aside)
-            except FileExistsError:
-                pass
-        place = f"{mounts.path_of(self._aside)}/{_ASIDE}"
-        directory = os.open(place, _DIRECTORY)
+        if self._room < 0:
+            os.mkdir(_ASIDE, 0o700, dir_fd=self._aside)
+        while self._room < count:
+            for what in (_NEXT, _BEFORE):
+                os.mkdir(f"{_ASIDE}/{what}{self._room + 1}", 0o700, dir_fd=self._aside)
+            self._room += 1
+        directory = os.open(self._place_aside(), _DIRECTORY)
         try:
             tree = mounts.clone_tree(directory)
             try:
                 mounts.attach(tree, directory)
+                self._is_full = True
             finally:
                 os.close(tree)
         finally:
             os.close(directory)
-        return place
 
-    def _place_aside(self, name: str) -> str:
+    def _place_aside(self, name: str = "") -> str:
         return f"{mounts.path_of(self._aside)}/{_ASIDE}/{name}"
 
 

@@ -102,7 +102,7 @@ class _Zygote:
                 self._refill()
 
     def _hand_out(self, message: bytes, lent: list[int]) -> None:
-        """A sandbox with all that it is to show, or its trees alone."""
+        """A sandbox with all that it is to show, or its trees alone, to the line that comes along."""
         given, layer = None, b""
         trees: list[int] = []
         along: list[int] = []
@@ -110,11 +110,14 @@ class _Zygote:
             request = decode_request(message)
             while lent and len(along) < request.along:
                 along.insert(0, lent.pop())
-            self._put_by(along)
+            if not request.alone:
+                self._put_by(along)
             for upper in (*filter(None, (request.upper,)), *(tree[1] for tree in request.trees)):
                 self._use(os.path.dirname(os.path.dirname(upper)))
             if request.alone:
-                send(self._line, TAKEN, trees := workspace.take_all(request, self._old_root, lent))
+                trees = workspace.take_all(request, self._old_root, lent)
+                _pass_on(along, trees)
+                send(self._line, TAKEN)
                 return
             given, layer = self._next()
             is_late = given is None
@@ -164,12 +167,14 @@ class _Zygote:
 
     def _use(self, store: bytes) -> None:
         """Layers go to this directory. If they are there to stay, whoever has them next waits for our end."""
+        if store in self._stores and store not in self._held:
+            return  # they go with the host program
         self._stores.add(store)
         path = f"{os.fsdecode(store[1:])}/users-{os.getppid()}"
         try:
             users = open_beneath(self._old_root, path, os.O_RDONLY)
         except OSError:
-            return  # they go with the host program
+            return
         if store in self._held:
             os.close(self._held[store])
         self._held[store] = users
@@ -260,6 +265,18 @@ def _be_quiet() -> None:
         pass  # a kernel without keys
     os.umask(0o022)
     process.default_signals()
+
+
+def _pass_on(lines: list[int], trees: list[int]) -> None:
+    """Give trees to the agent that waits for them at the other end."""
+    for fd in lines:
+        line = _socket.socket(fileno=fd)
+        try:
+            send(line, TAKEN, trees)
+        except OSError:
+            pass  # it does not wait any more, and says why
+        finally:
+            line.detach()
 
 
 def _has_spoken(line: _socket.socket) -> bool:

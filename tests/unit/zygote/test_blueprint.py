@@ -62,9 +62,9 @@ def test_one_is_not_taken_for_the_other() -> None:
 
 def test_an_operation_that_is_none_is_refused() -> None:
     with pytest.raises(Malformed):
-        decode_request(encode(REQUEST.replace(view=((b"bind", b"relative", 0, 0, 0, b""),))))
+        decode_request(encode(REQUEST.replace(view=((b"bind", b"relative", 0, 0, 0, b""),)))).operations()
     with pytest.raises(Malformed):
-        decode_request(encode(REQUEST.replace(view=((b"bind", b"/a", 0, 0, 0, b"relative"),))))
+        decode_request(encode(REQUEST.replace(view=((b"bind", b"/a", 0, 0, 0, b"relative"),)))).operations()
 
 
 def test_who_has_only_one_id_is_called_zero_by_the_zygote() -> None:

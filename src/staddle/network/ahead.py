@@ -1,0 +1,120 @@
+"""A gateway that waits for its policy, for whoever needs the next one.
+
+An interpreter takes longer to start than a sandbox. Once a sandbox of this program has had a gateway,
+the next one finds one that is there already: it is confined, and knows nothing yet. It ends
+when no gateway was needed for some seconds.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import select
+import threading
+
+from .spawning import end, spawn
+
+#: Seconds after somebody took one before the next is made: the processor is their first command's.
+_QUIET = 0.03
+#: Seconds for which one is kept when nobody has a gateway.
+_KEPT = 3.0
+
+
+class Ahead:
+    """The gateways of this process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: tuple[_socket.socket, int] | None = None
+        self._where: object = None  # it was made, or is wanted
+        self._in_use = 0
+        self._is_wanted = self._is_working = False
+
+    def take(self) -> tuple[_socket.socket, int]:
+        """A gateway that was told nothing yet: our end of its line, and its pid. `release` follows."""
+        here = _surroundings()
+        with self._changed:
+            found, self._waiting = self._waiting, None
+            is_alike, self._where = here == self._where, here
+            self._in_use += 1
+            self._is_wanted = True
+            if not self._is_working:
+                self._is_working = True
+                threading.Thread(target=self._work, name="staddle-gateway", daemon=True).start()
+            self._changed.notify()
+        if found is not None:
+            if is_alike and not _has_ended(found[0]):
+                return found
+            _end(*found)
+        try:
+            return _new()
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """One that was taken has ended."""
+        with self._changed:
+            self._in_use -= 1
+            self._changed.notify()
+
+    def forsake(self) -> None:
+        """In a fork of the program: what there is is its parent's."""
+        self._changed = threading.Condition()  # a thread that had it is not here
+        waiting, self._waiting = self._waiting, None
+        self._in_use, self._is_wanted, self._is_working = 0, False, False
+        if waiting is not None:
+            waiting[0].close()
+
+    def _work(self) -> None:
+        """Have one wait as long as they are needed."""
+        with self._changed:
+            while True:
+                patience = _QUIET if self._is_wanted else None if self._in_use else _KEPT
+                if self._changed.wait(patience):
+                    continue  # something happens: not now
+                if not self._is_wanted:
+                    break
+                self._is_wanted = False
+                try:
+                    if self._where == _surroundings():  # of this thread
+                        self._waiting = _new()
+                except OSError:
+                    pass  # whoever needs one is told
+            waiting, self._waiting = self._waiting, None
+            self._is_working = False
+        if waiting is not None:
+            _end(*waiting)
+
+
+def _new() -> tuple[_socket.socket, int]:
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+    try:
+        return ours, spawn(theirs.fileno())
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+
+
+def _surroundings() -> object:
+    """What a gateway has from whoever starts it: another network, other rights would not do."""
+    network = os.stat("/proc/thread-self/ns/net")
+    return network.st_dev, network.st_ino, os.geteuid(), os.getegid()
+
+
+def _has_ended(line: _socket.socket) -> bool:
+    """Whether one that has nothing to say yet says something: that it has ended."""
+    poll = select.poll()
+    poll.register(line.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _end(line: _socket.socket, pid: int) -> None:
+    line.close()
+    end(pid)
+
+
+AHEAD = Ahead()
+os.register_at_fork(after_in_child=AHEAD.forsake)
