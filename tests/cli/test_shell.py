@@ -24,6 +24,11 @@ BACKENDS = ["namespaces", "bwrap"]
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
+def _at_a_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have ignored it
+
+
 class Person:
     """Somebody at a terminal, who starts `staddle shell` there."""
 
@@ -40,7 +45,7 @@ class Person:
             cwd=place,
             env={**environment(), "TERM": "vt100"},
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - no thread here
+            preexec_fn=_at_a_terminal,  # noqa: PLW1509 - no thread here
         )
         self._terminal = terminal  # held open, to look at it afterwards
 

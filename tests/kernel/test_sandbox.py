@@ -258,14 +258,17 @@ def test_programs_do_not_wait_for_a_command_of_the_session(sb: Sandbox) -> None:
 
 def test_a_program_can_be_interrupted_as_soon_as_anything_of_it_is_seen(sb: Sandbox) -> None:
     results = []
-    for turn in range(20):
-        argv = ["sh", "-c", f"> /tmp/begun{turn}; exec sleep 1237.8"]
+    place = sb.run("mktemp -d").stdout.strip()
+    for turn in range(8):
+        begun = f"{place}/{turn}"
+        argv = ["sh", "-c", f"> {begun}; exec sleep 1237.8"]
         thread = threading.Thread(target=lambda argv=argv: results.append(sb.exec(argv, timeout=10)))
         thread.start()
-        while not sb.files.exists(f"/tmp/begun{turn}"):
-            pass
+        while not sb.files.exists(begun):
+            time.sleep(0.0002)
         sb.interrupt()
         thread.join(10)
+    sb.run(f"rm -r {place}")
     assert {result.reason for result in results} == {Reason.cancelled}
 
 

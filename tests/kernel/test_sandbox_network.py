@@ -144,6 +144,7 @@ def test_the_next_sandbox_finds_a_gateway_that_waits(server: int) -> None:
         assert until(lambda: len(_gateways()) == 2)
         for gateway in {*_gateways()} - {*before}:
             os.kill(gateway, signal.SIGKILL)
+            assert until(lambda gateway=gateway: not _command(gateway))
         with sandbox_with(Network.loopback(ports=[server])) as third:
             assert fetch(third, url) == ("hello from outside\n", 0)
 

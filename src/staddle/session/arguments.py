@@ -9,6 +9,7 @@ from .._value import Value
 from ..errors import InvalidCall, PolicyError
 from ..policy import Policy
 from ..policy.asking import PATIENCE, whole_seconds
+from ..policy.environment import checked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,8 +69,6 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     With `awaited`, there is an event loop on which `on_connect` can be awaited. `world` are those
     fields of a policy that a sandbox takes by themselves: `World`.
     """
-    from ..policy.environment import checked
-
     if policy is None:
         policy = _USUAL[0] if _USUAL else Policy.agent()
         _USUAL[:] = [policy]

@@ -280,8 +280,7 @@ class Layering:
 
     def close(self) -> None:
         """Let the layers go."""
-        for stack in self.stacks().values():
-            stack.close()
+        _tidy_up(self.stacks().values(), self.stack.store)
 
 
 def _tidy_up(stacks: Iterable[Stack], store: Store) -> None:
@@ -289,7 +288,7 @@ def _tidy_up(stacks: Iterable[Stack], store: Store) -> None:
     for stack in stacks:
         stack.close()
     if not store.stays:
-        store.make_ahead()
+        removal.in_background(store.make_ahead)
 
 
 def _squash(stack: Stack) -> None:

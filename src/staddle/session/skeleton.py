@@ -6,6 +6,7 @@ It lies in the store, as the lowest layer of the world, and is shared by all san
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 
 from ..errors import LaunchFailed
 from ..layout import rows
@@ -28,7 +29,7 @@ _WAY = 0o755
 
 def made(store: Store, operations: Sequence[Operation]) -> str:
     """The skeleton with exactly these, in `store`; made if it is not there."""
-    path = f"{store.path}/{_NAME}{digest(rows.encoded(operations))}"
+    path = f"{store.path}/{_NAME}{_name(tuple(operations))}"
     return whole(path, lambda half: _make(half, operations, store.owner))
 
 
@@ -55,6 +56,11 @@ def sweep(store: Store, used: Collection[str]) -> None:
     for name in os.listdir(store.path):
         if name.startswith((_NAME, SYSTEM)) and name not in needed:
             _remove(f"{store.path}/{name}")
+
+
+@lru_cache(maxsize=8)
+def _name(operations: tuple[Operation, ...]) -> str:
+    return digest(rows.encoded(operations))
 
 
 def digest(what: object) -> str:

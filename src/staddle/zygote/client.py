@@ -257,6 +257,8 @@ class _Drawing:
             if world is not None:
                 places = tuple(map(os.fsencode, self.layered.places))
                 made = made.replace(places=places, skeleton=os.fsencode(ahead or ""))
+            with _registry:  # one that is known already is found without being compared
+                made = next((known for known in _zygotes if known == made), made)
             self._blueprints[key] = made
         return self._blueprints[key]
 

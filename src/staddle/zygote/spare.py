@@ -146,12 +146,17 @@ def _await_workspace(line: _socket.socket, trees: Trees) -> list[int]:
     poll = select.poll()
     poll.register(line, select.POLLIN)
     poll.poll()
-    message, given = receive(line, LONGEST)
+    message, _ = receive(line, LONGEST)
     if not message:
         os._exit(0)  # nobody will
     request = decode_request(message)
-    if request.workspace:
-        trees.mount(request.operations(), given.pop(0))
+    operations = request.operations() if request.workspace else ()
+    poll.poll()
+    message, given = receive(line, 1)
+    if not message:
+        os._exit(0)  # there is nothing to mount, and they have been told why
+    if operations:
+        trees.mount(operations, given.pop(0))
     if request.trees:
         roots = [os.fsdecode(tree[0]) for tree in request.trees]
         others, given = given[: len(roots)], given[len(roots) :]

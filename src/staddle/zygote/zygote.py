@@ -103,7 +103,7 @@ class _Zygote:
 
     def _hand_out(self, message: bytes, lent: list[int]) -> None:
         """A sandbox with all that it is to show, or its trees alone, to the line that comes along."""
-        given, layer = None, b""
+        given, layer, is_told = None, b"", False
         trees: list[int] = []
         along: list[int] = []
         try:
@@ -121,16 +121,18 @@ class _Zygote:
                 return
             given, layer = self._next()
             is_late = given is None
+            if given is not None:  # it gets ready while we make what it waits for
+                is_told = True
+                _tell(given, message)
             try:
                 trees = workspace.take_all(request, self._old_root, lent)
             finally:
                 given = given or self._maker.made()
             taken, given = given, None
             try:
-                try:
-                    send(taken, message, [*trees, *along])
-                except BrokenPipeError:
-                    pass  # it could not be made, and whoever gets its line reads there why
+                if is_late:
+                    _tell(taken, message)
+                _tell(taken, TAKEN, [*trees, *along])
                 send(self._line, TAKEN + layer, [taken.fileno()])
                 layer = b""  # it is theirs
             finally:
@@ -148,9 +150,11 @@ class _Zygote:
         finally:
             for fd in (*trees, *lent, *along):
                 os.close(fd)
-            if given is not None:  # it was not what failed
+            if given is not None and not is_told:  # it was not what failed
                 self._spares.insert(0, (given, layer))
             else:
+                if given is not None:
+                    given.close()
                 ahead.take_back(self._blueprint, layer)
             self._tidy()
 
@@ -265,6 +269,13 @@ def _be_quiet() -> None:
         pass  # a kernel without keys
     os.umask(0o022)
     process.default_signals()
+
+
+def _tell(spare: _socket.socket, message: bytes, descriptors: list[int] | None = None) -> None:
+    try:
+        send(spare, message, descriptors or ())
+    except BrokenPipeError:
+        pass  # it could not be made, and whoever gets its line reads there why
 
 
 def _pass_on(lines: list[int], trees: list[int]) -> None:
