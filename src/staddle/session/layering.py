@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..layers.commit import Committed
     from ..layers.review import OnConflict
     from ..layout.operations import Operation
+    from ..zygote.client import Taken
     from .beside import Point
     from .memory import Remembered
     from .opening import Opened
@@ -60,7 +61,10 @@ class Layering:
         """Begin with `workspace` as it is (None: empty), or where `point` was left, with its `baseline`."""
         store = store_for(workspace) if point is None else point.store
         place = workspace or empty_directory(store)
-        self._start(place, Stack.new(store, [place]) if point is None else point.shallow().stack(), baseline)
+        if point is None:
+            self._start(place, Stack.new(store, [place]), baseline, fresh=True)
+            return
+        self._start(place, point.shallow().stack(), baseline)
         try:
             for root, other in (beside or {}).items():
                 self.beside[root] = Beside(root, other.places, other.frozen.shallow().stack())
@@ -68,10 +72,15 @@ class Layering:
             self.close()
             raise
 
-    def _start(self, workspace: str, stack: Stack, baseline: Baseline | None) -> None:
+    def _start(self, workspace: str, stack: Stack, baseline: Baseline | None, *, fresh: bool = False) -> None:
         self.workspace, self.stack = workspace, stack
         self.beside: dict[str, Beside] = {}
         self.baseline = baseline or Baseline()
+        self._is_fresh = fresh
+        if not fresh:  # else when it is mounted
+            self._begin_watch()
+
+    def _begin_watch(self) -> None:
         self._watch = Watch(self.stack.view(), baseline=self.baseline, at=PLACE, most=MOST_ENTRIES)
         self._watching = threading.Lock()
 
@@ -117,10 +126,26 @@ class Layering:
         known = self.beside.get(WORLD)
         return World(skeleton, None if known is None else layers_of(known.stack))
 
-    def adopt(self, layer: str) -> None:
-        """The sandbox has come with this layer, made ahead for a fresh world."""
-        if not layer:
-            return
+    def look(self) -> bytes:
+        """What the workspace looks like, as long as there is nothing of its own in its layers; empty else."""
+        return _look_of(self.workspace) if self._is_fresh else b""
+
+    def come(self, taken: Taken) -> None:
+        """The sandbox has come, with layers that were made ahead if it has some."""
+        if taken.instead is not None:
+            removal.in_background(self.stack.close)
+            store, name = self.stack.store, os.path.basename(os.path.dirname(taken.instead.upper))
+            self.stack = Stack(store, self.stack.bases, (), store.adopted(name))
+        if self._is_fresh:
+            self._begin_watch()
+            if taken.is_usual:
+                removal.in_background(partial(_make_next, taken, self.stack))
+            self._is_fresh = False
+        if taken.layer:
+            self._adopt(taken.layer)
+
+    def _adopt(self, layer: str) -> None:
+        """Take over the layer that was made ahead for a fresh world."""
         places, skeleton = self._fresh_world
         store = self.stack.store
         ahead = Stack(store, [skeleton or ""], (), store.adopted(layer))
@@ -281,6 +306,27 @@ class Layering:
     def close(self) -> None:
         """Let the layers go."""
         _tidy_up(self.stacks().values(), self.stack.store)
+
+
+def _look_of(directory: str) -> bytes:
+    status = os.stat(directory)
+    return b"%d %d %d %d" % (status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns)
+
+
+def _make_next(taken: Taken, stack: Stack) -> None:
+    """Have the next sandbox for the same directory made ahead."""
+    place = stack.bases[0]
+    if not taken.is_usual:
+        return
+    try:
+        look = _look_of(place)
+        layer = stack.store.layer(like=place).hold()
+        if look == _look_of(place):
+            taken.make_next(Layers(layer.upper, layer.work), look, layer.drop)
+        else:
+            layer.drop()
+    except (OSError, LayerError):
+        pass  # the next one is told
 
 
 def _tidy_up(stacks: Iterable[Stack], store: Store) -> None:

@@ -226,6 +226,7 @@ def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: O
             plan,
             bash,
             layers.mounted() if layers else None,
+            look=layers.look() if layers else b"",
             world=layers.world(*client.world_of(plan, bash)) if layers else None,
             trees=layers.system() if layers else None,
             along=limiting.along() if limiting else (),
@@ -252,7 +253,7 @@ def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: O
             shell = link.announced()
         finally:
             if layers:  # not sooner: it may have been in the making
-                layers.adopt(taken.layer)
+                layers.come(taken)
         if limiting and (group := taken.groups_of(shell.outside)):
             limiting.hold(group)
         reach.attach(link)

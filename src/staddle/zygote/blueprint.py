@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 #: the layer that was made ahead for it, or the trees that were asked for; it cannot be had from
 #: here, but from a new zygote it may; it cannot be had.
 READY, TAKEN, STALE, REFUSED = b"r", b"t", b"s", b"x"
-#: And: the doors to its control groups are missing.
-WANTING = b"w"
+#: And: the doors to its control groups are missing; its workspace has to be lent; as TAKEN, but it shows what
+#: was made ahead in place of the layers that were asked for. To a sandbox made ahead: now.
+WANTING, UNLENT, PREPARED, GO = b"w", b"l", b"p", b"g"
 #: Of root's, while it starts: write my maps. And that it was done.
 MAP, MAPPED = b"map", b"mapped"
 #: As long as a message may be, and as many descriptors as may come with one.
@@ -102,6 +103,16 @@ class Request(Value):
     #: Whether the trees alone are asked for, that of the workspace first, for a sandbox that is there; a
     #: line to its agent comes along.
     alone: int = 0
+    #: What the workspace looks like from outside, if nothing has been changed in it yet: one that was
+    #: made ahead, and looks the same, will do as well.
+    look: bytes = b""
+    #: Whether it is only to be made ahead: for the next request that shows the same.
+    ahead: int = 0
+
+    @property
+    def shows(self) -> object:
+        """What requests have in common for which the same sandbox will do; None: it is only for this one."""
+        return (self.workspace, self.device, self.inode, self.view, self.look) if self.look else None
 
     def operations(self) -> tuple[Operation, ...]:
         """The operations of `view`, or Malformed."""
@@ -145,6 +156,8 @@ _SHAPES: dict[type, dict[str, Shape]] = {
         "along": int,
         "trees": [(bytes, bytes, bytes, bytes)],
         "alone": int,
+        "look": bytes,
+        "ahead": int,
     },
 }
 

@@ -22,18 +22,19 @@ from ..network.arrangement import arrange
 from ..policy.workspace import PLACE
 from . import blueprint as records
 from . import sharing
-from .handle import Zygote, taken_as_root
+from .handle import Promise, Unlent, Zygote, taken_as_root
 from .network import encoded as encoded_network
 from .trees import WORLD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..layout.operations import Operation
     from ..layout.rows import Row
     from ..limits.group import Group
     from ..policy.plan import Plan
+    from .handle import Found
 
 #: The places that are of the world where there is one, and the home.
 _LAYERED = ("/tmp", "/var/tmp")
@@ -67,16 +68,17 @@ class Taken:
     """A sandbox that is ours: the line to its agent, and who its processes are on the host, if not we.
 
     `layer` is the name of the one that was made ahead for it, in the directory of the skeleton:
-    the taker's, to be used or to be removed. It ends when the line is closed; `close` is to be
+    the taker's, to be used or to be removed. `instead` are the layers of its workspace if they are
+    not those that were asked for, see `make_next`. It ends when the line is closed; `close` is to be
     called after that.
     """
 
-    def __init__(
-        self, line: int, layer: str, owner: Zygote, blueprint: records.Blueprint, place: Bind | None
-    ) -> None:
-        self.line, self.layer = line, layer
+    def __init__(self, found: Found, owner: Zygote, blueprint: records.Blueprint, place: Bind | None) -> None:
+        self.line, self.layer = found.descriptors[0], found.layer
+        self.instead = found.promise.layers if found.promise else None
         self.uid = blueprint.base + blueprint.whose if blueprint.base >= 0 else None
-        self._owner: Zygote | None = owner
+        self._zygote, self._number = owner, owner.taken
+        self._owner: Zygote | None = owner  # until it is closed
         self._blueprint, self._place = blueprint, place
 
     def make_trees(self, layers: Mapping[str, Layers], line: int) -> None:
@@ -89,7 +91,8 @@ class Taken:
             raise LaunchFailed("there is nothing to be shown", why="the sandbox has ended")
         view = () if workspace is None or self._place is None else (self._place,)
         others = {root: layer for root, layer in layers.items() if root != PLACE}
-        request, given = _request(view, workspace, others, self._blueprint)
+        request = _request(view, workspace, others)
+        given = _lent(view, self._blueprint)
         try:
             found = self._owner.take(request.replace(alone=1, along=1), [*given, line])
         finally:
@@ -101,6 +104,37 @@ class Taken:
                 why="something else is mounted there since the sandbox was made",
                 fix="commit what is to be kept, and open another sandbox",
             )
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the next one may well show the same, and nothing is made ahead for that yet.
+
+        Not any more when another one has been taken since.
+        """
+        zygote, spares = self._zygote, self._blueprint.spares
+        return bool(spares) and zygote.is_repeated and zygote.promise is None and zygote.taken == self._number
+
+    def make_next(self, layers: Layers, look: bytes, drop: Callable[[], object]) -> None:
+        """Have the next sandbox made ahead, if it shows the same, which looks like this, in these layers.
+
+        Its taker finds them as `instead`; if nobody ever takes it, `drop` is called. Never raises, and may
+        be called when this one has ended.
+        """
+        place = self._place
+        if place is None or self._zygote.ended:
+            drop()
+            return
+        given: list[int] = []
+        try:
+            request = _request((place,), layers, {}).replace(look=look, ahead=1)
+            given = _lent((place,), self._blueprint)
+            if self._zygote.take(request, given, Promise(request.shows, layers, drop)) is None:
+                drop()
+        except (LaunchFailed, OSError, Unlent):
+            drop()  # whoever asks for it without that is told
+        finally:
+            for tree in given:
+                os.close(tree)
 
     def groups_of(self, pid: int) -> Group | None:
         """The sandbox's control groups, if it has any; `pid` is one of its processes, on the host."""
@@ -152,6 +186,7 @@ def open_sandbox(
     bash: str,
     layers: Layers | None = None,
     *,
+    look: bytes = b"",
     world: World | None = None,
     trees: Mapping[str, Layers] | None = None,
     along: Sequence[int] = (),
@@ -159,6 +194,7 @@ def open_sandbox(
 ) -> Taken:
     """A sandbox for `plan`, the changes to whose workspace go to `layers`, if not to the host.
 
+    `look` is what the workspace looks like, if nothing was changed in it yet: see `Taken.instead`.
     What it writes elsewhere goes to `world`, or is gone with it; `trees` are of directories of the
     system, by their paths, if those can be written, too. `along` are descriptors for its
     agent (see `Request`), which stay the caller's; with `grouped` it is in control groups.
@@ -174,17 +210,25 @@ def open_sandbox(
         blueprint = blueprint.replace(doors=len(here.means().places))
     others = {WORLD: world.layers} if world is not None and world.layers is not None else {}
     others |= trees or {}
-    request, given = _request(view, layers, others, blueprint)
-    request = request.replace(along=len(along))
+    request = _request(view, layers, others).replace(along=len(along), look=b"" if others else look)
+    given: list[int] = []
     try:
         for _ in range(2):
             zygote = _zygote(blueprint)
-            found = zygote.take(request, [*given, *along])
+            promise = zygote.promise
+            if not given and (promise is None or promise.shows != request.shows):
+                given = _lent(view, blueprint)
+            try:
+                found = zygote.take(request, [*given, *along])
+            except Unlent:
+                given = _lent(view, blueprint)
+                found = zygote.take(request, [*given, *along])
             if found is not None:
                 with _registry:
                     zygote.live += 1
+                    zygote.note(request.shows)
                 place = view[0] if view and isinstance(view[0], Bind) else None
-                return Taken(found[0][0], found[1], zygote, blueprint, place)
+                return Taken(found, zygote, blueprint, place)
             _forget(blueprint, zygote)
     finally:
         for tree in given:
@@ -333,9 +377,8 @@ def _request(
     view: Sequence[Operation],
     layers: Layers | None,
     others: Mapping[str, Layers],
-    blueprint: records.Blueprint,
-) -> tuple[records.Request, list[int]]:
-    """What is asked for, and the descriptors that must come with it, which are the caller's to close."""
+) -> records.Request:
+    """What is asked for."""
     trees = tuple(
         (
             os.fsencode(root),
@@ -346,13 +389,12 @@ def _request(
         for root, tree in others.items()
     )
     if not view:
-        return records.Request(b"", 0, 0, b"", b"", (), (), trees=trees), []
+        return records.Request(b"", 0, 0, b"", b"", (), (), trees=trees)
     place = view[0]
     if not isinstance(place, Bind):
         raise TypeError("a workspace begins with what is shown")
-    lent = taken_as_root(place, blueprint) if blueprint.base >= 0 else None
-    device, inode = (0, 0) if lent is not None else _found(place.outside)
-    request = records.Request(
+    device, inode = _found(place.outside)
+    return records.Request(
         os.fsencode(place.outside),
         device,
         inode,
@@ -362,7 +404,14 @@ def _request(
         _rows(tuple(view), layers is not None),
         trees=trees,
     )
-    return request, [] if lent is None else [lent]
+
+
+def _lent(view: Sequence[Operation], blueprint: records.Blueprint) -> list[int]:
+    """The descriptors that must come with it, to be closed: root's zygote is a stranger to the workspace."""
+    if blueprint.base < 0 or not view or not isinstance(view[0], Bind):
+        return []
+    lent = taken_as_root(view[0], blueprint)
+    return [] if lent is None else [lent]
 
 
 def _found(path: str) -> tuple[int, int]:

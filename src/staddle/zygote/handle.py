@@ -19,10 +19,11 @@ from .descriptors import receive, send
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ..limits.ahead import Ahead
     from ..limits.group import Group
+    from .client import Layers
 
 #: To a request: a letter and a name, or a sentence. There is no room to be made for more.
 _LONGEST_ANSWER = 4096
@@ -34,11 +35,33 @@ class _Wanting(Exception):
     """It has no control groups for another sandbox."""
 
 
+class Unlent(Exception):
+    """It has nothing ready, and cannot make it without a workspace that is lent."""
+
+
+class Promise:
+    """The layers of the next sandbox that shows the same; `drop` is called if there is none."""
+
+    def __init__(self, shows: object, layers: Layers, drop: Callable[[], object]) -> None:
+        self.shows, self.layers, self.drop = shows, layers, drop
+
+
+class Found:
+    """What was asked for: the line to a sandbox, its layer made ahead, and the promise that is kept so."""
+
+    def __init__(self, descriptors: list[int], layer: str, promise: Promise | None) -> None:
+        self.descriptors, self.layer, self.promise = descriptors, layer, promise
+
+
 class Zygote:
     """One fork server, and the right to talk to it."""
 
     def __init__(self, blueprint: records.Blueprint) -> None:
         self.live = 0  # sandboxes; whoever keeps us counts
+        self.promise: Promise | None = None
+        self.taken = 0  # sandboxes, in all
+        self.is_repeated = False  # whether the last two showed the same
+        self._last: object = None
         self._lock = threading.Lock()
         self._deaf = False
         before, around = scope.asked() if blueprint.doors else ((), {})
@@ -59,15 +82,17 @@ class Zygote:
                 raise _failed(last_words, error) from error
             raise
 
-    def take(self, request: records.Request, given: Sequence[int]) -> tuple[list[int], str] | None:
-        """What is asked for: the line to a new sandbox and its layer made ahead, or nothing but the trees.
+    def take(
+        self, request: records.Request, given: Sequence[int], promise: Promise | None = None
+    ) -> Found | None:
+        """What is asked for: a new sandbox, or trees for one, or one that is made ahead, as a `promise`.
 
         `given` are the descriptors that go with it: see `Request`. None when the host's mounts have
         changed since we were started, or the zygote has ended.
         """
         try:
-            if self._ahead is None or request.alone:
-                return self._take(request, given)
+            if self._ahead is None or request.alone or request.ahead:
+                return self._take(request, given, promise)
             return self._take_with_groups(self._ahead, request, given)
         except (BrokenPipeError, ConnectionResetError):
             return None
@@ -76,9 +101,7 @@ class Zygote:
             self._deaf = True
             raise _failed(b"", error) from error
 
-    def _take_with_groups(
-        self, ahead: Ahead, request: records.Request, given: Sequence[int]
-    ) -> tuple[list[int], str] | None:
+    def _take_with_groups(self, ahead: Ahead, request: records.Request, given: Sequence[int]) -> Found | None:
         for wanting in (False, True):
             doors = ahead.doors(wanting=wanting)
             try:
@@ -86,7 +109,7 @@ class Zygote:
                 return self._take(asked, [*given, *doors])
             except _Wanting:
                 continue
-            except LaunchFailed:
+            except (LaunchFailed, Unlent):
                 ahead.not_taken()
                 raise
             finally:
@@ -94,18 +117,33 @@ class Zygote:
                     os.close(door)
         raise LaunchFailed("the sandbox could not be made", why="its control groups were lost, twice")
 
-    def _take(self, request: records.Request, given: Sequence[int]) -> tuple[list[int], str] | None:
+    def _take(
+        self, request: records.Request, given: Sequence[int], promise: Promise | None = None
+    ) -> Found | None:
         with self._lock:
             send(self._line, records.encode(request), given)
             answer, descriptors = receive(self._line, _LONGEST_ANSWER)
+            before = self.promise
+            if request.shows is not None and answer != records.UNLENT:  # it has been kept, or never will be
+                self.promise = promise if answer == records.TAKEN else None
+        kept = before if answer[:1] == records.PREPARED else None
+        if before is not None and before not in (kept, self.promise):
+            before.drop()
         if answer in (records.STALE, b""):
             return None
         if answer == records.WANTING:
             raise _Wanting
-        expected = 0 if request.alone else 1
-        if answer[:1] != records.TAKEN or len(descriptors) != expected:
+        if answer == records.UNLENT:
+            raise Unlent
+        expected = 0 if request.alone or request.ahead else 1
+        if (answer[:1] != records.TAKEN and kept is None) or len(descriptors) != expected:
             raise _failed(answer)
-        return descriptors, os.fsdecode(answer[1:])
+        return Found(descriptors, os.fsdecode(answer[1:]), kept)
+
+    def note(self, shows: object) -> None:
+        """A sandbox that shows this was taken."""
+        self.taken += 1
+        self.is_repeated, self._last = shows is not None and shows == self._last, shows
 
     def groups_of(self, pid: int) -> Group | None:
         """The control groups of a sandbox that was taken, one of whose processes is `pid` on the host."""
@@ -126,6 +164,9 @@ class Zygote:
     def close(self) -> None:
         """End it, and every sandbox of it."""
         self._line.close()
+        if self.promise is not None:
+            self.promise.drop()
+            self.promise = None
         if self._deaf:
             self._process.kill()
         self._process.wait()

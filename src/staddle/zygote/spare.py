@@ -33,6 +33,7 @@ from .trees import Trees
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import NoReturn
 
     from .blueprint import Blueprint
@@ -118,11 +119,10 @@ def _live(draft: Draft, layer: bytes, doors: tuple[int, ...], line: _socket.sock
         agent.confirm()
         rehearse()
         doing = "while its workspace was mounted"
-        along = _await_workspace(line, trees)
+        along = _await_workspace(line, trees, lambda: os.write(shell[1][1], _THERE % blueprint.directory))
         doing = "while its limits were put on"
         if blueprint.memory or blueprint.processes:
             agent.watch = Watch(_supervisor(blueprint, agent), along.pop(0))
-        os.write(shell[1][1], _THERE % blueprint.directory)
         agent.announce(*shell)
         agent.serve()
     except BaseException as error:
@@ -141,20 +141,14 @@ def _supervisor(blueprint: Blueprint, agent: Agent) -> Supervisor:
     )
 
 
-def _await_workspace(line: _socket.socket, trees: Trees) -> list[int]:
-    """Wait until somebody takes us; mount what we are for. Returns what came along for the agent."""
-    poll = select.poll()
-    poll.register(line, select.POLLIN)
-    poll.poll()
-    message, _ = receive(line, LONGEST)
-    if not message:
-        os._exit(0)  # nobody will
-    request = decode_request(message)
+def _await_workspace(line: _socket.socket, trees: Trees, there: Callable[[], object]) -> list[int]:
+    """Wait until somebody takes us; mount what we are for. Returns what came along for the agent.
+
+    `there` is called when all of it is in its place.
+    """
+    request = decode_request(_heard(line)[0])
     operations = request.operations() if request.workspace else ()
-    poll.poll()
-    message, given = receive(line, 1)
-    if not message:
-        os._exit(0)  # there is nothing to mount, and they have been told why
+    _, given = _heard(line)
     if operations:
         trees.mount(operations, given.pop(0))
     if request.trees:
@@ -163,4 +157,15 @@ def _await_workspace(line: _socket.socket, trees: Trees) -> list[int]:
         for fd in (*trees.swap(roots, False, lambda: dict(zip(roots, others, strict=True))), *others):
             os.close(fd)
         trees.tidy()
-    return given
+    there()
+    return _heard(line)[1] if request.ahead else given
+
+
+def _heard(line: _socket.socket) -> tuple[bytes, list[int]]:
+    poll = select.poll()
+    poll.register(line, select.POLLIN)
+    poll.poll()
+    message, descriptors = receive(line, LONGEST)
+    if not message:
+        os._exit(0)  # nobody will, or there is nothing to mount, and they have been told why
+    return message, descriptors

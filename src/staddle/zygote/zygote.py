@@ -19,18 +19,31 @@ from ..helper.wire import Malformed
 from ..linux import process
 from ..linux.openat2 import open_beneath
 from . import ahead, last_look, template, workspace
-from .blueprint import LONGEST, READY, REFUSED, STALE, TAKEN, WANTING, decode_blueprint, decode_request
+from .blueprint import (
+    GO,
+    LONGEST,
+    PREPARED,
+    READY,
+    REFUSED,
+    STALE,
+    TAKEN,
+    UNLENT,
+    WANTING,
+    decode_blueprint,
+    decode_request,
+)
 from .descriptors import receive, send
 from .maker import Maker
 from .reasons import reason
 from .rehearsal import rehearse_all
 from .sharing import OLD_ROOT
+from .spares import Spare, Spares, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from .blueprint import Blueprint
+    from .blueprint import Blueprint, Request
 
 #: A spare is made again only when nothing was asked for this long, as long as one was ready: the
 #: processor is the first command's.
@@ -70,7 +83,7 @@ class _Zygote:
     def __init__(self, blueprint: Blueprint, maker: Maker, line: _socket.socket, old_root: int) -> None:
         self._blueprint, self._maker = blueprint, maker
         self._line, self._old_root = line, old_root
-        self._spares: list[tuple[_socket.socket, bytes]] = []  # the line of each, and its layer
+        self._spares = Spares(blueprint)
         self._coming: list[bytes] = []  # the layers of those that the maker was asked for, in that order
         self._stores: set[bytes] = {ahead.store_of(blueprint)} if blueprint.skeleton else set()
         self._held: dict[bytes, int] = {}
@@ -103,15 +116,24 @@ class _Zygote:
 
     def _hand_out(self, message: bytes, lent: list[int]) -> None:
         """A sandbox with all that it is to show, or its trees alone, to the line that comes along."""
-        given, layer, is_told = None, b"", False
+        given: Spare | None = None
+        layer, is_told = b"", True
         trees: list[int] = []
         along: list[int] = []
         try:
             request = decode_request(message)
             while lent and len(along) < request.along:
                 along.insert(0, lent.pop())
+            given = self._prepared(request)
+            if given is None and request.workspace and not lent and self._blueprint.base >= 0:
+                _answer(self._line, UNLENT)
+                return
             if not request.alone:
                 self._put_by(along)
+            if given is not None:
+                tell(given.line, GO, along)
+                send(self._line, PREPARED + given.layer, [given.line.fileno()])
+                return
             for upper in (*filter(None, (request.upper,)), *(tree[1] for tree in request.trees)):
                 self._use(os.path.dirname(os.path.dirname(upper)))
             if request.alone:
@@ -119,24 +141,29 @@ class _Zygote:
                 _pass_on(along, trees)
                 send(self._line, TAKEN)
                 return
-            given, layer = self._next()
+            if request.ahead:
+                self._spares.forget()
+                trees = workspace.take_all(request, self._old_root, lent)
+                self._spares.prepare(request.shows, message, trees)
+                trees = []
+                send(self._line, TAKEN)
+                return
+            given = self._spares.take()
             is_late = given is None
+            layer = self._next_layer() if given is None else given.layer
             if given is not None:  # it gets ready while we make what it waits for
-                is_told = True
-                _tell(given, message)
+                tell(given.line, message)
             try:
                 trees = workspace.take_all(request, self._old_root, lent)
             finally:
-                given = given or self._maker.made()
-            taken, given = given, None
-            try:
-                if is_late:
-                    _tell(taken, message)
-                _tell(taken, TAKEN, [*trees, *along])
-                send(self._line, TAKEN + layer, [taken.fileno()])
-                layer = b""  # it is theirs
-            finally:
-                taken.close()
+                if given is None:
+                    given, is_told = Spare(self._maker.made(), layer), False
+            if is_late:
+                is_told = True
+                tell(given.line, message)
+            tell(given.line, TAKEN, [*trees, *along])
+            send(self._line, TAKEN + layer, [given.line.fileno()])
+            layer = b""  # it is theirs
             if is_late:  # they are asked for faster than we make them: then without a pause
                 self._refill()
         except ConnectionError:
@@ -151,12 +178,21 @@ class _Zygote:
             for fd in (*trees, *lent, *along):
                 os.close(fd)
             if given is not None and not is_told:  # it was not what failed
-                self._spares.insert(0, (given, layer))
+                self._spares.add(given, first=True)
             else:
                 if given is not None:
-                    given.close()
+                    given.line.close()
                 ahead.take_back(self._blueprint, layer)
             self._tidy()
+
+    def _prepared(self, request: Request) -> Spare | None:
+        """The one that was made ready for such a request."""
+        if request.shows is None or request.alone or request.ahead:
+            return None
+        found = self._spares.take(request.shows)
+        if found is None:
+            self._spares.forget()  # something else is wanted now
+        return found
 
     def _tidy(self) -> None:
         """Now that who asked has an answer."""
@@ -213,21 +249,16 @@ class _Zygote:
         """Take what the maker has begun."""
         try:
             line = self._maker.made()
-            self._spares.append((line, self._coming.pop(0)))
+            self._spares.add(Spare(line, self._coming.pop(0)))
         except ConnectionError:
             self._end()
         except OSError:
             self._coming.pop(0)  # too many processes, for now; who asks is told
 
-    def _next(self) -> tuple[_socket.socket | None, bytes]:
-        """One that waits, or None: a new one is asked for, and is made while we go on."""
-        while self._spares:
-            line, layer = self._spares.pop(0)
-            if not _has_spoken(line):
-                return line, layer
-            line.close()  # something went wrong, and that may be over
-            ahead.take_back(self._blueprint, layer)
-        return None, self._coming.pop(0) if self._coming else self._ask()
+    def _next_layer(self) -> bytes:
+        """None waits: the layer of one that is being made already, or is asked for now, while we go on."""
+        self._spares.forget()  # there is no room for one that waits for somebody else
+        return self._coming.pop(0) if self._coming else self._ask()
 
     def _ask(self) -> bytes:
         """Have one begun; the name of its layer."""
@@ -245,7 +276,7 @@ class _Zygote:
     def _end(self) -> NoReturn:
         """The host program has hung up. If that was its end, the layers of its sandboxes go, too."""
         self._maker.end()
-        for layer in (*(layer for _, layer in self._spares), *self._coming):
+        for layer in (*self._spares.layers, *self._coming):
             ahead.take_back(self._blueprint, layer)
         for store in self._stores:
             try:
@@ -271,13 +302,6 @@ def _be_quiet() -> None:
     process.default_signals()
 
 
-def _tell(spare: _socket.socket, message: bytes, descriptors: list[int] | None = None) -> None:
-    try:
-        send(spare, message, descriptors or ())
-    except BrokenPipeError:
-        pass  # it could not be made, and whoever gets its line reads there why
-
-
 def _pass_on(lines: list[int], trees: list[int]) -> None:
     """Give trees to the agent that waits for them at the other end."""
     for fd in lines:
@@ -288,13 +312,6 @@ def _pass_on(lines: list[int], trees: list[int]) -> None:
             pass  # it does not wait any more, and says why
         finally:
             line.detach()
-
-
-def _has_spoken(line: _socket.socket) -> bool:
-    """Whether a spare could not be made: those that wait for somebody say nothing."""
-    poll = select.poll()
-    poll.register(line, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _answer(line: _socket.socket, message: bytes) -> None:
