@@ -11,7 +11,7 @@ import os
 from .._value import Value
 from ..layers.stack import Stack
 from ..policy.paths import covers
-from ..zygote.client import Layers
+from ..zygote.asking import Layers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,8 +19,10 @@ from ..layers.scan import Watch
 from ..layers.stack import Frozen, Stack
 from ..layers.store import Store, home_for, sweep
 from ..policy.workspace import PLACE
-from ..zygote.client import Layers, World, in_order, mounter
+from ..zygote.asking import Layers, in_order
+from ..zygote.client import World, mounter
 from ..zygote.trees import WORLD
+from . import ahead
 from .beside import Beside, by_tree, layers_of
 from .skeleton import made
 
@@ -128,7 +130,7 @@ class Layering:
 
     def look(self) -> bytes:
         """What the workspace looks like, as long as there is nothing of its own in its layers; empty else."""
-        return _look_of(self.workspace) if self._is_fresh else b""
+        return ahead.look_of(self.workspace) if self._is_fresh else b""
 
     def come(self, taken: Taken) -> None:
         """The sandbox has come, with layers that were made ahead if it has some."""
@@ -139,7 +141,7 @@ class Layering:
         if self._is_fresh:
             self._begin_watch()
             if taken.is_usual:
-                removal.in_background(partial(_make_next, taken, self.stack))
+                removal.in_background(partial(ahead.make_next, taken, self.stack))
             self._is_fresh = False
         if taken.layer:
             self._adopt(taken.layer)
@@ -306,27 +308,6 @@ class Layering:
     def close(self) -> None:
         """Let the layers go."""
         _tidy_up(self.stacks().values(), self.stack.store)
-
-
-def _look_of(directory: str) -> bytes:
-    status = os.stat(directory)
-    return b"%d %d %d %d" % (status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns)
-
-
-def _make_next(taken: Taken, stack: Stack) -> None:
-    """Have the next sandbox for the same directory made ahead."""
-    place = stack.bases[0]
-    if not taken.is_usual:
-        return
-    try:
-        look = _look_of(place)
-        layer = stack.store.layer(like=place).hold()
-        if look == _look_of(place):
-            taken.make_next(Layers(layer.upper, layer.work), look, layer.drop)
-        else:
-            layer.drop()
-    except (OSError, LayerError):
-        pass  # the next one is told
 
 
 def _tidy_up(stacks: Iterable[Stack], store: Store) -> None:

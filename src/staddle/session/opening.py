@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..network.deciding import OnConnect
     from ..policy.limits import Limits
     from ..policy.plan import Plan
-    from ..zygote.client import Layers
+    from ..zygote.asking import Layers
     from .arguments import Settings
     from .layering import Layering
     from .limiting import Limiting

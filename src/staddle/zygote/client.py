@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-from functools import lru_cache
 
 from .._value import Value
 from ..errors import LaunchFailed
 from ..layout import rows
 from ..layout.from_plan import lay_out
-from ..layout.host import Host, open_named
+from ..layout.host import Host
 from ..layout.operations import Bind
 from ..linux import idmaps, landlock
 from ..linux.seccomp import program
@@ -22,16 +21,17 @@ from ..network.arrangement import arrange
 from ..policy.workspace import PLACE
 from . import blueprint as records
 from . import sharing
-from .handle import Promise, Unlent, Zygote, taken_as_root
+from .asking import Layers, lent
+from .asking import request as request_for
+from .handle import Promise, Unlent, Zygote
 from .network import encoded as encoded_network
 from .trees import WORLD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..layout.operations import Operation
-    from ..layout.rows import Row
     from ..limits.group import Group
     from ..policy.plan import Plan
     from .handle import Found
@@ -41,17 +41,6 @@ _LAYERED = ("/tmp", "/var/tmp")
 _SPARES = 2
 #: Zygotes without a session that are kept for the next one.
 _MOST_IDLE = 4
-
-
-class Layers(Value):
-    """Where the changes to a tree go: paths of the host, the layers below topmost first.
-
-    Of a workspace the lowest layer, the directory itself, is not among them.
-    """
-
-    upper: str
-    work: str
-    lowers: tuple[str, ...] = ()
 
 
 class World(Value):
@@ -91,8 +80,8 @@ class Taken:
             raise LaunchFailed("there is nothing to be shown", why="the sandbox has ended")
         view = () if workspace is None or self._place is None else (self._place,)
         others = {root: layer for root, layer in layers.items() if root != PLACE}
-        request = _request(view, workspace, others)
-        given = _lent(view, self._blueprint)
+        request = request_for(view, workspace, others)
+        given = lent(view, self._blueprint)
         try:
             found = self._owner.take(request.replace(alone=1, along=1), [*given, line])
         finally:
@@ -126,8 +115,8 @@ class Taken:
             return
         given: list[int] = []
         try:
-            request = _request((place,), layers, {}).replace(look=look, ahead=1)
-            given = _lent((place,), self._blueprint)
+            request = request_for((place,), layers, {}).replace(look=look, ahead=1)
+            given = lent((place,), self._blueprint)
             if self._zygote.take(request, given, Promise(request.shows, layers, drop)) is None:
                 drop()
         except (LaunchFailed, OSError, Unlent):
@@ -151,11 +140,6 @@ class Taken:
 
 _zygotes: dict[records.Blueprint, Zygote] = {}
 _registry = threading.Lock()
-
-
-def in_order(roots: Iterable[str]) -> tuple[str, ...]:
-    """The roots of trees in the order in which a zygote makes them."""
-    return tuple(sorted(roots, key=lambda root: root != PLACE))
 
 
 def mounter() -> tuple[int, int] | None:
@@ -210,18 +194,18 @@ def open_sandbox(
         blueprint = blueprint.replace(doors=len(here.means().places))
     others = {WORLD: world.layers} if world is not None and world.layers is not None else {}
     others |= trees or {}
-    request = _request(view, layers, others).replace(along=len(along), look=b"" if others else look)
+    request = request_for(view, layers, others).replace(along=len(along), look=b"" if others else look)
     given: list[int] = []
     try:
         for _ in range(2):
             zygote = _zygote(blueprint)
             promise = zygote.promise
             if not given and (promise is None or promise.shows != request.shows):
-                given = _lent(view, blueprint)
+                given = lent(view, blueprint)
             try:
                 found = zygote.take(request, [*given, *along])
             except Unlent:
-                given = _lent(view, blueprint)
+                given = lent(view, blueprint)
                 found = zygote.take(request, [*given, *along])
             if found is not None:
                 with _registry:
@@ -301,8 +285,9 @@ class _Drawing:
             if world is not None:
                 places = tuple(map(os.fsencode, self.layered.places))
                 made = made.replace(places=places, skeleton=os.fsencode(ahead or ""))
-            with _registry:  # one that is known already is found without being compared
-                made = next((known for known in _zygotes if known == made), made)
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()
+            made = _known.setdefault(made, made)  # then it is found without being compared
             self._blueprints[key] = made
         return self._blueprints[key]
 
@@ -310,6 +295,9 @@ class _Drawing:
 #: What was drawn last. Plans are compared by identity: who opens many sandboxes uses one plan.
 _drawings: list[_Drawing] = []
 _MOST_DRAWINGS = 8
+#: Every blueprint once: those of two plans may well be the same.
+_known: dict[records.Blueprint, records.Blueprint] = {}
+_MOST_KNOWN = 64
 
 
 def _drawn(plan: Plan, bash: str) -> _Drawing:
@@ -371,67 +359,3 @@ def _ids() -> tuple[int, int]:
 def _quoted(path: bytes) -> bytes:
     """A path as one word of a shell."""
     return b"'" + path.replace(b"'", b"'\\''") + b"'"
-
-
-def _request(
-    view: Sequence[Operation],
-    layers: Layers | None,
-    others: Mapping[str, Layers],
-) -> records.Request:
-    """What is asked for."""
-    trees = tuple(
-        (
-            os.fsencode(root),
-            os.fsencode(tree.upper),
-            os.fsencode(tree.work),
-            b"\0".join(_encoded(tree.lowers)),
-        )
-        for root, tree in others.items()
-    )
-    if not view:
-        return records.Request(b"", 0, 0, b"", b"", (), (), trees=trees)
-    place = view[0]
-    if not isinstance(place, Bind):
-        raise TypeError("a workspace begins with what is shown")
-    device, inode = _found(place.outside)
-    return records.Request(
-        os.fsencode(place.outside),
-        device,
-        inode,
-        os.fsencode(layers.upper) if layers else b"",
-        os.fsencode(layers.work) if layers else b"",
-        _encoded(layers.lowers) if layers else (),
-        _rows(tuple(view), layers is not None),
-        trees=trees,
-    )
-
-
-def _lent(view: Sequence[Operation], blueprint: records.Blueprint) -> list[int]:
-    """The descriptors that must come with it, to be closed: root's zygote is a stranger to the workspace."""
-    if blueprint.base < 0 or not view or not isinstance(view[0], Bind):
-        return []
-    lent = taken_as_root(view[0], blueprint)
-    return [] if lent is None else [lent]
-
-
-def _found(path: str) -> tuple[int, int]:
-    """What is there: its device and its inode."""
-    source = open_named(path)
-    try:
-        status = os.fstat(source)
-        return status.st_dev, status.st_ino
-    finally:
-        os.close(source)
-
-
-@lru_cache(maxsize=64)
-def _rows(view: tuple[Operation, ...], writable: bool) -> tuple[Row, ...]:
-    """The operations of a workspace, the first of which shows it: in layers that can be `writable`."""
-    place, *rest = view
-    if writable:
-        place = place.replace(writable=True)
-    return rows.encoded((place, *rest))
-
-
-def _encoded(paths: Sequence[str]) -> tuple[bytes, ...]:
-    return tuple(map(os.fsencode, paths))

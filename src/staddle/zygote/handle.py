@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..limits.ahead import Ahead
     from ..limits.group import Group
-    from .client import Layers
+    from .asking import Layers
 
 #: To a request: a letter and a name, or a sentence. There is no room to be made for more.
 _LONGEST_ANSWER = 4096
