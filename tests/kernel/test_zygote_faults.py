@@ -118,6 +118,8 @@ def test_a_zygote_that_does_not_answer_is_not_waited_for(waiting: list[int]) -> 
         close(sandbox)
         assert found._process.returncode is not None, "it is still there"
     finally:
+        if found._process.poll() is None:
+            os.kill(found._process.pid, signal.SIGCONT)
         found.close()
 
 

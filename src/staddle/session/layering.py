@@ -307,14 +307,14 @@ class Layering:
 
     def close(self) -> None:
         """Let the layers go."""
-        _tidy_up(self.stacks().values(), self.stack.store)
+        _tidy_up(self.stacks().values(), self.stack.store if self.swaps else None)
 
 
-def _tidy_up(stacks: Iterable[Stack], store: Store) -> None:
+def _tidy_up(stacks: Iterable[Stack], store: Store | None) -> None:
     """After these were replaced, and before others are."""
     for stack in stacks:
         stack.close()
-    if not store.stays:
+    if store is not None and not store.stays:
         removal.in_background(store.make_ahead)
 
 

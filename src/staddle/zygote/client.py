@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 
 from .._value import Value
 from ..errors import LaunchFailed
@@ -23,7 +24,7 @@ from . import blueprint as records
 from . import sharing
 from .asking import Layers, lent
 from .asking import request as request_for
-from .handle import Promise, Unlent, Zygote
+from .handle import Promise, Zygote
 from .network import encoded as encoded_network
 from .trees import WORLD
 
@@ -119,7 +120,7 @@ class Taken:
             given = lent((place,), self._blueprint)
             if self._zygote.take(request, given, Promise(request.shows, layers, drop)) is None:
                 drop()
-        except (LaunchFailed, OSError, Unlent):
+        except (LaunchFailed, OSError):
             drop()  # whoever asks for it without that is told
         finally:
             for tree in given:
@@ -202,11 +203,7 @@ def open_sandbox(
             promise = zygote.promise
             if not given and (promise is None or promise.shows != request.shows):
                 given = lent(view, blueprint)
-            try:
-                found = zygote.take(request, [*given, *along])
-            except Unlent:
-                given = lent(view, blueprint)
-                found = zygote.take(request, [*given, *along])
+            found = zygote.take(request, [*given, *along], lend=partial(lent, view, blueprint))
             if found is not None:
                 with _registry:
                     zygote.live += 1

@@ -35,10 +35,6 @@ class _Wanting(Exception):
     """It has no control groups for another sandbox."""
 
 
-class Unlent(Exception):
-    """It has nothing ready, and cannot make it without a workspace that is lent."""
-
-
 class Promise:
     """The layers of the next sandbox that shows the same; `drop` is called if there is none."""
 
@@ -83,17 +79,22 @@ class Zygote:
             raise
 
     def take(
-        self, request: records.Request, given: Sequence[int], promise: Promise | None = None
+        self,
+        request: records.Request,
+        given: Sequence[int],
+        promise: Promise | None = None,
+        lend: Callable[[], Sequence[int]] = tuple,
     ) -> Found | None:
         """What is asked for: a new sandbox, or trees for one, or one that is made ahead, as a `promise`.
 
+        If it turns out that the workspace has to be lent, `lend` does that.
         `given` are the descriptors that go with it: see `Request`. None when the host's mounts have
         changed since we were started, or the zygote has ended.
         """
         try:
             if self._ahead is None or request.alone or request.ahead:
-                return self._take(request, given, promise)
-            return self._take_with_groups(self._ahead, request, given)
+                return self._take(request, given, promise, lend)
+            return self._take_with_groups(self._ahead, request, given, lend)
         except (BrokenPipeError, ConnectionResetError):
             return None
         except OSError as error:
@@ -101,15 +102,17 @@ class Zygote:
             self._deaf = True
             raise _failed(b"", error) from error
 
-    def _take_with_groups(self, ahead: Ahead, request: records.Request, given: Sequence[int]) -> Found | None:
+    def _take_with_groups(
+        self, ahead: Ahead, request: records.Request, given: Sequence[int], lend: Callable[[], Sequence[int]]
+    ) -> Found | None:
         for wanting in (False, True):
             doors = ahead.doors(wanting=wanting)
             try:
                 asked = request.replace(along=request.along + len(doors))
-                return self._take(asked, [*given, *doors])
+                return self._take(asked, [*given, *doors], lend=lend)
             except _Wanting:
                 continue
-            except (LaunchFailed, Unlent):
+            except LaunchFailed:
                 ahead.not_taken()
                 raise
             finally:
@@ -118,7 +121,11 @@ class Zygote:
         raise LaunchFailed("the sandbox could not be made", why="its control groups were lost, twice")
 
     def _take(
-        self, request: records.Request, given: Sequence[int], promise: Promise | None = None
+        self,
+        request: records.Request,
+        given: Sequence[int],
+        promise: Promise | None = None,
+        lend: Callable[[], Sequence[int]] = tuple,
     ) -> Found | None:
         with self._lock:
             send(self._line, records.encode(request), given)
@@ -134,7 +141,14 @@ class Zygote:
         if answer == records.WANTING:
             raise _Wanting
         if answer == records.UNLENT:
-            raise Unlent
+            lent = lend()
+            if not lent:
+                raise _failed(b"")
+            try:
+                return self._take(request, [*lent, *given], promise)
+            finally:
+                for tree in lent:
+                    os.close(tree)
         expected = 0 if request.alone or request.ahead else 1
         if (answer[:1] != records.TAKEN and kept is None) or len(descriptors) != expected:
             raise _failed(answer)

@@ -16,18 +16,22 @@ from .descriptors import send
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .blueprint import Blueprint
 
 
 class Spare:
-    """One that waits: the line to it, its layer, and what it shows already, if anything."""
+    """One that waits: the line to it, its layer, and what it shows already, if anything.
 
-    __slots__ = ("layer", "line", "shows")
+    `doors` lead to its control groups, for another one if nobody takes it.
+    """
 
-    def __init__(self, line: _socket.socket, layer: bytes, shows: object = None) -> None:
-        self.line, self.layer, self.shows = line, layer, shows
+    __slots__ = ("doors", "layer", "line", "shows")
+
+    def __init__(self, line: _socket.socket, layer: bytes, doors: Sequence[int] = ()) -> None:
+        self.line, self.layer, self.doors = line, layer, tuple(doors)
+        self.shows: object = None
 
     @property
     def has_failed(self) -> bool:
@@ -36,12 +40,17 @@ class Spare:
         poll.register(self.line, select.POLLIN)
         return bool(poll.poll(0))
 
+    def close(self) -> None:
+        """It is somebody else's."""
+        self.line.close()
+        close_all(self.doors)
+
 
 class Spares:
-    """All of them."""
+    """All of them. `give_back` is called with the doors of one that nobody took."""
 
-    def __init__(self, blueprint: Blueprint) -> None:
-        self._blueprint = blueprint
+    def __init__(self, blueprint: Blueprint, give_back: Callable[[tuple[int, ...]], object]) -> None:
+        self._blueprint, self._give_back = blueprint, give_back
         self._waiting: list[Spare] = []
         self._wish: tuple[object, bytes, list[int]] | None = None  # for the next that has nothing to show
 
@@ -64,7 +73,7 @@ class Spares:
             self._waiting.remove(spare)
             if not spare.has_failed:
                 return spare
-            self._discard(spare)  # something went wrong, and that may be over
+            self.discard(spare)  # something went wrong, and that may be over
         return None
 
     def prepare(self, shows: object, message: bytes, trees: Sequence[int]) -> None:
@@ -75,11 +84,11 @@ class Spares:
     def forget(self) -> None:
         """Nobody comes for what one was told to show."""
         if self._wish is not None:
-            _close(self._wish[2])
+            close_all(self._wish[2])
             self._wish = None
         for spare in [spare for spare in self._waiting if spare.shows is not None]:
             self._waiting.remove(spare)
-            self._discard(spare)
+            self.discard(spare)
 
     def _fulfil(self) -> None:
         if self._wish is None or (spare := self.take()) is None:
@@ -87,12 +96,15 @@ class Spares:
         (spare.shows, message, trees), self._wish = self._wish, None
         tell(spare.line, message)
         tell(spare.line, TAKEN, trees)
-        _close(trees)
+        close_all(trees)
         self._waiting.append(spare)
 
-    def _discard(self, spare: Spare) -> None:
+    def discard(self, spare: Spare) -> None:
+        """End one that nobody will take."""
         spare.line.close()
         ahead.take_back(self._blueprint, spare.layer)
+        if spare.doors:
+            self._give_back(spare.doors)
 
 
 def tell(line: _socket.socket, message: bytes, descriptors: Sequence[int] = ()) -> None:
@@ -103,6 +115,7 @@ def tell(line: _socket.socket, message: bytes, descriptors: Sequence[int] = ()) 
         pass  # it could not be made, and whoever gets its line reads there why
 
 
-def _close(descriptors: Sequence[int]) -> None:
+def close_all(descriptors: Sequence[int]) -> None:
+    """Close them."""
     for fd in descriptors:
         os.close(fd)

@@ -37,7 +37,7 @@ from .maker import Maker
 from .reasons import reason
 from .rehearsal import rehearse_all
 from .sharing import OLD_ROOT
-from .spares import Spare, Spares, tell
+from .spares import Spare, Spares, close_all, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,11 +83,11 @@ class _Zygote:
     def __init__(self, blueprint: Blueprint, maker: Maker, line: _socket.socket, old_root: int) -> None:
         self._blueprint, self._maker = blueprint, maker
         self._line, self._old_root = line, old_root
-        self._spares = Spares(blueprint)
-        self._coming: list[bytes] = []  # the layers of those that the maker was asked for, in that order
+        self._coming: list[tuple[bytes, tuple[int, ...]]] = []  # layer and doors of those that are being made
         self._stores: set[bytes] = {ahead.store_of(blueprint)} if blueprint.skeleton else set()
         self._held: dict[bytes, int] = {}
         self._doors: list[tuple[int, ...]] = []  # to the control groups of sandboxes that are to be made
+        self._spares = Spares(blueprint, self._doors.append)
 
     def serve(self) -> NoReturn:
         poll = select.poll()
@@ -117,7 +117,7 @@ class _Zygote:
     def _hand_out(self, message: bytes, lent: list[int]) -> None:
         """A sandbox with all that it is to show, or its trees alone, to the line that comes along."""
         given: Spare | None = None
-        layer, is_told = b"", True
+        is_told, is_theirs = True, False
         trees: list[int] = []
         along: list[int] = []
         try:
@@ -133,6 +133,7 @@ class _Zygote:
             if given is not None:
                 tell(given.line, GO, along)
                 send(self._line, PREPARED + given.layer, [given.line.fileno()])
+                is_theirs = True
                 return
             for upper in (*filter(None, (request.upper,)), *(tree[1] for tree in request.trees)):
                 self._use(os.path.dirname(os.path.dirname(upper)))
@@ -150,20 +151,21 @@ class _Zygote:
                 return
             given = self._spares.take()
             is_late = given is None
-            layer = self._next_layer() if given is None else given.layer
             if given is not None:  # it gets ready while we make what it waits for
                 tell(given.line, message)
+            else:
+                self._begin_one()
             try:
                 trees = workspace.take_all(request, self._old_root, lent)
             finally:
                 if given is None:
-                    given, is_told = Spare(self._maker.made(), layer), False
+                    given, is_told = self._made(), False
             if is_late:
                 is_told = True
                 tell(given.line, message)
             tell(given.line, TAKEN, [*trees, *along])
-            send(self._line, TAKEN + layer, [given.line.fileno()])
-            layer = b""  # it is theirs
+            send(self._line, TAKEN + given.layer, [given.line.fileno()])
+            is_theirs = True
             if is_late:  # they are asked for faster than we make them: then without a pause
                 self._refill()
         except ConnectionError:
@@ -175,14 +177,14 @@ class _Zygote:
         except (Malformed, OSError) as error:
             _answer(self._line, REFUSED + reason(error))
         finally:
-            for fd in (*trees, *lent, *along):
-                os.close(fd)
-            if given is not None and not is_told:  # it was not what failed
-                self._spares.add(given, first=True)
-            else:
-                if given is not None:
-                    given.line.close()
-                ahead.take_back(self._blueprint, layer)
+            close_all((*trees, *lent, *along))
+            if given is not None:
+                if is_theirs:
+                    given.close()
+                elif is_told:
+                    self._spares.discard(given)
+                else:  # it was not what failed
+                    self._spares.add(given, first=True)
             self._tidy()
 
     def _prepared(self, request: Request) -> Spare | None:
@@ -202,8 +204,7 @@ class _Zygote:
             pass  # done again before the next
         missing = max(0, self._blueprint.spares - len(self._spares) - len(self._coming))
         while len(self._doors) > missing:  # of a request that was not granted
-            for door in self._doors.pop():
-                os.close(door)
+            close_all(self._doors.pop())
 
     def _use(self, store: bytes) -> None:
         """Layers go to this directory. If they are there to stay, whoever has them next waits for our end."""
@@ -239,7 +240,7 @@ class _Zygote:
         """Have one more begun, if one is missing."""
         try:
             if self._is_short:
-                self._coming.append(self._ask())
+                self._ask()
         except ConnectionError:
             self._end()
         except OSError:
@@ -248,35 +249,44 @@ class _Zygote:
     def _collect(self) -> None:
         """Take what the maker has begun."""
         try:
-            line = self._maker.made()
-            self._spares.add(Spare(line, self._coming.pop(0)))
+            self._spares.add(self._made())
         except ConnectionError:
             self._end()
         except OSError:
-            self._coming.pop(0)  # too many processes, for now; who asks is told
+            pass  # too many processes, for now; who asks is told
 
-    def _next_layer(self) -> bytes:
-        """None waits: the layer of one that is being made already, or is asked for now, while we go on."""
+    def _begin_one(self) -> None:
+        """None waits: have one begun while we go on, unless one is being made already."""
         self._spares.forget()  # there is no room for one that waits for somebody else
-        return self._coming.pop(0) if self._coming else self._ask()
+        if not self._coming:
+            self._ask()
 
-    def _ask(self) -> bytes:
-        """Have one begun; the name of its layer."""
+    def _ask(self) -> None:
+        """Have one begun; `_made` follows."""
         layer = ahead.new_name(self._blueprint)
         if self._blueprint.doors and not self._doors:
             raise _Wanting
         doors = self._doors.pop(0) if self._doors else ()
         try:
             self._maker.ask(layer, doors)
-            return layer
-        finally:
-            for door in doors:
-                os.close(door)
+        except BaseException:
+            close_all(doors)
+            raise
+        self._coming.append((layer, doors))
+
+    def _made(self) -> Spare:
+        """The one that was asked for first, of those that are being made."""
+        layer, doors = self._coming.pop(0)
+        try:
+            return Spare(self._maker.made(), layer, doors)
+        except BaseException:
+            close_all(doors)
+            raise
 
     def _end(self) -> NoReturn:
         """The host program has hung up. If that was its end, the layers of its sandboxes go, too."""
         self._maker.end()
-        for layer in (*self._spares.layers, *self._coming):
+        for layer in (*self._spares.layers, *(layer for layer, _ in self._coming)):
             ahead.take_back(self._blueprint, layer)
         for store in self._stores:
             try:
