@@ -75,8 +75,8 @@ def test_ports_inside_can_be_reached_from_the_host() -> None:
         line = inside.descriptors.fileno()
         with pytest.raises(forward.ForwardFailed, match="nothing listens"):
             forward.connect(line, 8000)
-        code = "exec python3 -I -m http.server --bind 127.0.0.1 8000 --directory /usr/share/common-licenses"
-        inside.run("bash", "-c", f"{code} >/dev/null 2>&1 &")
+        server = "python3 -I -m http.server --bind 127.0.0.1 8000 --directory /usr/share/common-licenses"
+        inside.run("bash", "-c", f"exec timeout 20 {server} >/dev/null 2>&1 &")
         assert until(lambda: _answers(line, 8000))
         port = forward.exposed(inside.gateway, line, 8000)
         for _ in range(40):  # more than were handed out at first
