@@ -115,59 +115,29 @@ class _Zygote:
                 self._refill()
 
     def _hand_out(self, message: bytes, lent: list[int]) -> None:
-        """A sandbox with all that it is to show, or its trees alone, to the line that comes along."""
-        given: Spare | None = None
-        is_told, is_theirs = True, False
-        trees: list[int] = []
+        """What is asked for: a sandbox, trees for one, or one that is made ready for whoever asks next."""
         along: list[int] = []
         try:
             request = decode_request(message)
             while lent and len(along) < request.along:
                 along.insert(0, lent.pop())
-            given = self._prepared(request)
-            if given is None and request.workspace and not lent and self._blueprint.base >= 0:
+            prepared = self._prepared(request)
+            if prepared is None and request.workspace and not lent and self._blueprint.base >= 0:
                 _answer(self._line, UNLENT)
                 return
             if not request.alone:
                 self._put_by(along)
-            if given is not None:
-                tell(given.line, GO, along)
-                send(self._line, PREPARED + given.layer, [given.line.fileno()])
-                is_theirs = True
+            if prepared is not None:
+                self._give(prepared, GO, along, PREPARED)
                 return
             for upper in (*filter(None, (request.upper,)), *(tree[1] for tree in request.trees)):
                 self._use(os.path.dirname(os.path.dirname(upper)))
             if request.alone:
-                trees = workspace.take_all(request, self._old_root, lent)
-                _pass_on(along, trees)
-                send(self._line, TAKEN)
-                return
-            if request.ahead:
-                self._spares.forget()
-                trees = workspace.take_all(request, self._old_root, lent)
-                self._spares.prepare(request.shows, message, trees)
-                trees = []
-                send(self._line, TAKEN)
-                return
-            given = self._spares.take()
-            is_late = given is None
-            if given is not None:  # it gets ready while we make what it waits for
-                tell(given.line, message)
+                self._send_trees(request, lent, along)
+            elif request.ahead:
+                self._prepare(request, message, lent)
             else:
-                self._begin_one()
-            try:
-                trees = workspace.take_all(request, self._old_root, lent)
-            finally:
-                if given is None:
-                    given, is_told = self._made(), False
-            if is_late:
-                is_told = True
-                tell(given.line, message)
-            tell(given.line, TAKEN, [*trees, *along])
-            send(self._line, TAKEN + given.layer, [given.line.fileno()])
-            is_theirs = True
-            if is_late:  # they are asked for faster than we make them: then without a pause
-                self._refill()
+                self._give_one(request, message, lent, along)
         except ConnectionError:
             self._end()  # there is nobody to make one, or nobody who wants it
         except workspace.Moved:
@@ -177,15 +147,61 @@ class _Zygote:
         except (Malformed, OSError) as error:
             _answer(self._line, REFUSED + reason(error))
         finally:
-            close_all((*trees, *lent, *along))
-            if given is not None:
-                if is_theirs:
-                    given.close()
-                elif is_told:
-                    self._spares.discard(given)
-                else:  # it was not what failed
-                    self._spares.add(given, first=True)
+            close_all((*lent, *along))
             self._tidy()
+
+    def _send_trees(self, request: Request, lent: list[int], lines: list[int]) -> None:
+        trees = workspace.take_all(request, self._old_root, lent)
+        try:
+            _pass_on(lines, trees)
+        finally:
+            close_all(trees)
+        send(self._line, TAKEN)
+
+    def _prepare(self, request: Request, message: bytes, lent: list[int]) -> None:
+        self._spares.forget()
+        trees = workspace.take_all(request, self._old_root, lent)
+        self._spares.prepare(request.shows, message, trees)
+        send(self._line, TAKEN)
+
+    def _give_one(self, request: Request, message: bytes, lent: list[int], along: list[int]) -> None:
+        spare = self._spares.take()
+        is_late = spare is None
+        if spare is None:
+            self._begin_one()
+        else:  # it gets ready while we make what it waits for
+            tell(spare.line, message)
+        trees: list[int] = []
+        try:
+            try:
+                trees = workspace.take_all(request, self._old_root, lent)
+            finally:
+                spare = spare or self._made()
+        except BaseException:
+            close_all(trees)
+            if spare is not None and is_late:  # it has heard of nothing yet
+                self._spares.add(spare, first=True)
+            elif spare is not None:
+                self._spares.discard(spare)
+            raise
+        try:
+            if is_late:
+                tell(spare.line, message)
+            self._give(spare, TAKEN, [*trees, *along], TAKEN)
+        finally:
+            close_all(trees)
+        if is_late:  # they are asked for faster than we make them: then without a pause
+            self._refill()
+
+    def _give(self, spare: Spare, word: bytes, descriptors: list[int], answer: bytes) -> None:
+        """Hand one over, with the last thing that it waits for."""
+        try:
+            tell(spare.line, word, descriptors)
+            send(self._line, answer + spare.layer, [spare.line.fileno()])
+        except BaseException:
+            self._spares.discard(spare)
+            raise
+        spare.close()
 
     def _prepared(self, request: Request) -> Spare | None:
         """The one that was made ready for such a request."""
