@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from staddle import Network, Policy, Sandbox
 from staddle.errors import InvalidCall
 from staddle.linux.tree import descendants
+from staddle.network.ahead import AHEAD
 from tests.cli.staddle_command import environment
 from tests.kernel.waiting import until
 from tests.kernel.web import serving
@@ -143,9 +145,11 @@ def test_the_next_sandbox_finds_a_gateway_that_waits(server: int) -> None:
         assert until(lambda: len(_gateways()) == 2)
         assert len({*before, *_gateways()}) == 3
         assert until(lambda: len(_gateways()) == 2)
-        for gateway in {*_gateways()} - {*before}:
-            os.kill(gateway, signal.SIGKILL)
-            assert until(lambda gateway=gateway: not _command(gateway))
+        assert until(lambda: AHEAD._waiting is not None)
+        assert AHEAD._waiting is not None
+        line, pid = AHEAD._waiting
+        os.kill(pid, signal.SIGKILL)
+        assert until(lambda: select.select([line], [], [], 0)[0])
         with sandbox_with(Network.loopback(ports=[server])) as third:
             assert fetch(third, url) == ("hello from outside\n", 0)
 

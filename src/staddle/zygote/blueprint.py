@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 #: here, but from a new zygote it may; it cannot be had.
 READY, TAKEN, STALE, REFUSED = b"r", b"t", b"s", b"x"
 #: And: the doors to its control groups are missing; its workspace has to be lent; as TAKEN, but it shows what
-#: was made ahead in place of the layers that were asked for. To a sandbox made ahead: now.
-WANTING, UNLENT, PREPARED, GO = b"w", b"l", b"p", b"g"
+#: was made ahead in place of the layers that were asked for; as TAKEN, but it did not wait for anybody: it
+#: was made for this. To a sandbox made ahead: now.
+WANTING, UNLENT, PREPARED, MADE, GO = b"w", b"l", b"p", b"m", b"g"
 #: Of root's, while it starts: write my maps. And that it was done.
 MAP, MAPPED = b"map", b"mapped"
 #: As long as a message may be, and as many descriptors as may come with one.

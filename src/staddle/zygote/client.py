@@ -12,6 +12,7 @@ from functools import partial
 
 from .._value import Value
 from ..errors import LaunchFailed
+from ..helper.scratch import remove
 from ..layout import rows
 from ..layout.from_plan import lay_out
 from ..layout.host import Host
@@ -197,23 +198,35 @@ def open_sandbox(
     others |= trees or {}
     request = request_for(view, layers, others).replace(along=len(along), look=b"" if others else look)
     given: list[int] = []
+    killed = failed = 0
     try:
-        for _ in range(2):
+        for _ in range(2 + _SPARES):
             zygote = _zygote(blueprint)
             promise = zygote.promise
             if not given and (promise is None or promise.shows != request.shows):
                 given = lent(view, blueprint)
             found = zygote.take(request, [*given, *along], lend=partial(lent, view, blueprint))
-            if found is not None:
+            if found is not None and not found.has_been_killed:
                 with _registry:
                     zygote.live += 1
                     zygote.note(request.shows)
                 place = view[0] if view and isinstance(view[0], Bind) else None
                 return Taken(found, zygote, blueprint, place)
-            _forget(blueprint, zygote)
+            while given:
+                os.close(given.pop())
+            if found is not None:  # those that wait may have been killed while they did
+                _remove(found, world)
+                killed += 1
+            else:
+                _forget(blueprint, zygote)
+                failed += 1
+                if failed == 2:
+                    break
     finally:
         for tree in given:
             os.close(tree)
+    if killed > _SPARES:
+        raise LaunchFailed("the sandbox could not be made", why="its first process is killed")
     if zygote.ended:
         raise LaunchFailed("the sandbox could not be made", why="the zygote has ended, twice")
     raise LaunchFailed(
@@ -221,6 +234,13 @@ def open_sandbox(
         why="what is mounted there changes while the sandbox is made",
         fix="try again when nothing is being mounted",
     )
+
+
+def _remove(found: Found, world: World | None) -> None:
+    """Nobody has what was made ahead for a sandbox that has ended."""
+    found.close()
+    if found.layer and world is not None and world.skeleton is not None:
+        remove((os.fsencode(f"{os.path.dirname(world.skeleton)}/{found.layer}"),))
 
 
 def _zygote(blueprint: records.Blueprint) -> Zygote:

@@ -45,8 +45,32 @@ class Promise:
 class Found:
     """What was asked for: the line to a sandbox, its layer made ahead, and the promise that is kept so."""
 
-    def __init__(self, descriptors: list[int], layer: str, promise: Promise | None) -> None:
+    def __init__(self, descriptors: list[int], layer: str, promise: Promise | None, *, waited: bool) -> None:
         self.descriptors, self.layer, self.promise = descriptors, layer, promise
+        self._waited = waited
+
+    @property
+    def has_been_killed(self) -> bool:
+        """Whether it has ended without a word, while it waited for somebody: another one will not."""
+        if not self._waited:
+            return False
+        line = _socket.socket(fileno=self.descriptors[0])
+        try:
+            line.settimeout(_PATIENCE)
+            return not line.recv(1, _socket.MSG_PEEK)
+        except ConnectionResetError:
+            return True
+        except OSError:
+            return False  # whoever asks is told
+        finally:
+            line.detach()
+
+    def close(self) -> None:
+        """It is for nobody."""
+        for fd in self.descriptors:
+            os.close(fd)
+        if self.promise is not None:
+            self.promise.drop()
 
 
 class Zygote:
@@ -150,9 +174,10 @@ class Zygote:
                 for tree in lent:
                     os.close(tree)
         expected = 0 if request.alone or request.ahead else 1
-        if (answer[:1] != records.TAKEN and kept is None) or len(descriptors) != expected:
+        is_given = answer[:1] in (records.TAKEN, records.MADE) or kept is not None
+        if not is_given or len(descriptors) != expected:
             raise _failed(answer)
-        return Found(descriptors, os.fsdecode(answer[1:]), kept)
+        return Found(descriptors, os.fsdecode(answer[1:]), kept, waited=answer[:1] != records.MADE)
 
     def note(self, shows: object) -> None:
         """A sandbox that shows this was taken."""

@@ -22,6 +22,7 @@ from . import ahead, last_look, template, workspace
 from .blueprint import (
     GO,
     LONGEST,
+    MADE,
     PREPARED,
     READY,
     REFUSED,
@@ -187,7 +188,7 @@ class _Zygote:
         try:
             if is_late:
                 tell(spare.line, message)
-            self._give(spare, TAKEN, [*trees, *along], TAKEN)
+            self._give(spare, TAKEN, [*trees, *along], MADE if is_late else TAKEN)
         finally:
             close_all(trees)
         if is_late:  # they are asked for faster than we make them: then without a pause
