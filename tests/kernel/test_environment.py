@@ -383,7 +383,7 @@ def test_a_link_planted_where_commands_may_write_is_refused(
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(PathEscape):
         env.exec_command("touch", ["docs/x"])
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     assert list((place.parent / "outside").iterdir()) == []
 
 

@@ -553,4 +553,4 @@ def test_no_descriptors_left_is_a_sentence_and_leaves_none_open(tmp_path: Path) 
             SANDBOX.prepare(system(grants=(write(str(tmp_path)),)), ("/bin/true",))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

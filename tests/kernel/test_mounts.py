@@ -177,7 +177,7 @@ class TestWorkApart:
         assert (refused.value.what, refused.value.why, refused.value.fix) == ("what", "why", "fix")
         with pytest.raises(Exception, match="ZeroDivisionError"):
             with_own_mounts(lambda: 1 / 0 and None)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
     def test_from_a_process_with_threads(self) -> None:
         stop = threading.Event()

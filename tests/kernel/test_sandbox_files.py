@@ -524,7 +524,7 @@ def test_nothing_is_left_when_it_is_closed(tmp_path: Path) -> None:
         with opened(habitat, tmp_path) as sandbox:
             sandbox.files.write("a", "x")
     assert until(lambda: not children() - before)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def test_the_same_awaited(tmp_path: Path) -> None:

@@ -224,7 +224,11 @@ class Layering:
             else:
                 self.beside[root] = Beside(root, (root,), stack)
         self._replaced()
-        removal.in_background(partial(_tidy_up, before, self.stack.store))
+        tidy_up = partial(_tidy_up, before, self.stack.store)
+        if self.stack.store.stays:
+            tidy_up()  # whoever opens it next must not wait for that
+        else:
+            removal.in_background(tidy_up)
         if PLACE in stacks:
             with self._watching:
                 self._watch.follow(self.stack.view())
