@@ -28,18 +28,21 @@ class Value:
 
     _fields: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[dict[str, Any]] = {}
+    _can_be_wrong: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         own = cls.__dict__.get("__annotations__", {})  # noqa: RUF063 - inspect is what this file avoids
         names = [name for name in own if not name.startswith("_")]
         cls._fields = (*cls._fields, *(name for name in names if name not in cls._fields))
+        cls._can_be_wrong = cls.__post_init__ is not Value.__post_init__
         cls._defaults = {**cls._defaults, **{n: cls.__dict__[n] for n in names if n in cls.__dict__}}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         fields = self._fields
         if len(args) == len(fields) and not kwargs:  # a large plan has thousands of these
-            self.__dict__.update(zip(fields, args, strict=True))
-            self.__post_init__()
+            self.__dict__.update(zip(fields, args))  # noqa: B905 - they are as many
+            if self._can_be_wrong:
+                self.__post_init__()
             return
         if len(args) > len(fields):
             raise TypeError(f"{type(self).__name__} takes {len(fields)} values, not {len(args)}")

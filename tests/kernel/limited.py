@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Limits
+from staddle.layers import removal
 from staddle.limits import here, host, where
 from staddle.limits.family import Family
 from staddle.limits.group import Group
@@ -99,8 +100,9 @@ def ran(group: Group, code: str, timeout: float = 30) -> tuple[str, int]:
 
 def groups_in_use() -> list[str]:
     """The groups of sandboxes of ours, which are two levels below what we are in; but those that wait."""
-    zygotes = [zygote for zygote in client._zygotes.values() if zygote._ahead is not None]
-    waiting = {tail for zygote in zygotes for group in zygote._ahead._waiting for tail in group.tails}
+    removal.wait()  # some may be in the making
+    ahead = [zygote._ahead for zygote in client._zygotes.values() if zygote._ahead is not None]
+    waiting = {tail for one in ahead for group in (*one._waiting, *one._stock) for tail in group.tails}
     found = [path for own in leftovers() for path in Path(own).iterdir() if path.is_dir()]
     return [str(path) for path in found if f"{path.parent.name}/{path.name}" not in waiting]
 

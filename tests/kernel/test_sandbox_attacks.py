@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Policy, Reason, Sandbox
+from staddle.layers import removal
 from staddle.limits.standing_in import usable
 from staddle.zygote import client
 from tests.kernel.limited import leftovers, no_groups_left  # noqa: F401 - a fixture for all
@@ -207,6 +208,7 @@ def test_sandboxes_with_all_limits_leave_nothing() -> None:
 
     cycle()
     assert until(lambda: all(not zygote.live for zygote in client._zygotes.values()))
+    removal.wait()  # what is made ahead for the next is there
     before = left()
     for _ in range(40):
         cycle()

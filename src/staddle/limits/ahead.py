@@ -29,6 +29,8 @@ class Ahead:
         self._missing = spares  # beside the one that comes with each request
         self._turn = _thread.allocate_lock()
         self._waiting: list[Group] = []
+        self._stock: list[Group] = []  # that no request has brought yet
+        self._closed = False
 
     @property
     def gone(self) -> bool:
@@ -46,7 +48,9 @@ class Ahead:
         found: list[int] = []
         try:
             for _ in range(count):
-                group = self._family.group(_NONE)
+                with self._turn:
+                    group = self._stock.pop() if self._stock else None
+                group = group or self._family.group(_NONE)
                 with self._turn:
                     self._waiting.append(group)
                 found += group.doors()
@@ -57,6 +61,22 @@ class Ahead:
                 raise LaunchFailed("a control group could not be used", why=str(error)) from error
             raise
         return found
+
+    def restock(self) -> None:
+        """Have the groups ready that the next request brings; never raises. For when nobody waits."""
+        with self._turn:
+            if self._stock or self._closed or self.gone:
+                return
+        try:
+            group = self._family.group(_NONE)
+        except (LaunchFailed, OSError):
+            return  # who needs them is told
+        with self._turn:
+            closed = self._closed
+            if not closed:
+                self._stock.append(group)
+        if closed:
+            group.close()
 
     def not_taken(self) -> None:
         """A request has failed: what came with it is there for the next one, as far as we know."""
@@ -89,10 +109,13 @@ class Ahead:
 
     def close(self) -> None:
         """Nobody takes any more of them."""
+        with self._turn:
+            self._closed = True
         if self._owned:
             self._family.close()
             return
         with self._turn:
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting = [*self._waiting, *self._stock], []
+            self._stock.clear()
         for group in waiting:
             group.close()

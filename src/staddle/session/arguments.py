@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from .. import backends
 from .._value import Value
@@ -94,7 +95,7 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     if workspace is not None:
         if not isinstance(workspace, str | os.PathLike):
             raise InvalidCall(f"workspace is {workspace!r}", why="it is not a path")
-        workspace = os.path.realpath(os.path.expanduser(os.fsdecode(workspace)))
+        workspace = _real(os.path.expanduser(os.fsdecode(workspace)))
         if not os.path.isdir(workspace):
             raise InvalidCall(
                 f"the workspace {workspace!r} is not a directory", fix="make it first, or leave it out"
@@ -102,6 +103,23 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     variables = checked({} if env is None else env)
     decider, asks = _decider(on_connect, on_connect_timeout, awaited)
     return Settings(workspace, policy, str(backend), str(mode), best_effort, variables, name, decider, asks)
+
+
+def _real(path: str) -> str:
+    """The path without links: mostly there are none in it, and the kernel says so at once."""
+    if sys.platform == "linux" and path.startswith("/"):
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            return os.path.realpath(path)
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}") == path:
+                return path
+        except OSError:
+            pass  # there is no /proc
+        finally:
+            os.close(fd)
+    return os.path.realpath(path)
 
 
 def _decider(on_connect: object, timeout: object, awaited: bool) -> tuple[OnConnect | None, int]:

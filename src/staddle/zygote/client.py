@@ -189,11 +189,12 @@ def open_sandbox(
     announces it, or says why there is no sandbox.
     """
     drawing = _drawn(plan, bash)
-    blueprint, view = drawing.blueprint(world), drawing.plain.workspace
+    doors = 0
     if grouped:
         from ..limits import here
 
-        blueprint = blueprint.replace(doors=len(here.means().places))
+        doors = len(here.means().places)
+    blueprint, view = drawing.blueprint(world, doors), drawing.plain.workspace
     others = {WORLD: world.layers} if world is not None and world.layers is not None else {}
     others |= trees or {}
     request = request_for(view, layers, others).replace(along=len(along), look=b"" if others else look)
@@ -291,14 +292,15 @@ class _Drawing:
         self.plan, self.bash = plan, bash
         self.plain = sharing.share(operations)
         self.layered = sharing.share(operations, (*_LAYERED, plan.identity.home))
-        self._blueprints: dict[tuple[bool, str | None], records.Blueprint] = {}
+        self._blueprints: dict[tuple[bool, str | None, int], records.Blueprint] = {}
 
-    def blueprint(self, world: World | None) -> records.Blueprint:
+    def blueprint(self, world: World | None, doors: int) -> records.Blueprint:
         """All sandboxes of the plan; those whose world is made ahead over one skeleton."""
         ahead = None if world is None else world.skeleton
-        key = (world is not None, ahead)
+        key = (world is not None, ahead, doors)
         if key not in self._blueprints:
             made = _blueprint(self.plan, self.plain if ahead is None else self.layered, self.bash)
+            made = made.replace(doors=doors)
             if world is not None:
                 places = tuple(map(os.fsencode, self.layered.places))
                 made = made.replace(places=places, skeleton=os.fsencode(ahead or ""))

@@ -8,6 +8,7 @@ import threading
 
 from ..errors import LaunchFailed
 from ..helper import starting
+from ..layers import removal
 from ..layout.building import not_built, take
 from ..layout.operations import Bind
 from ..layout.rows import decoded
@@ -133,7 +134,9 @@ class Zygote:
             doors = ahead.doors(wanting=wanting)
             try:
                 asked = request.replace(along=request.along + len(doors))
-                return self._take(asked, [*given, *doors], lend=lend)
+                found = self._take(asked, [*given, *doors], lend=lend)
+                removal.in_background(ahead.restock)
+                return found
             except _Wanting:
                 continue
             except LaunchFailed:
