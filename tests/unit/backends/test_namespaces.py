@@ -103,7 +103,7 @@ def test_a_launch_can_be_given_up() -> None:
     os.close(launch.status)
     with pytest.raises(ValueError, match="no command"):
         orders.launch(plan(), lay_out(plan(), DictHost()), None, [])
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_launch_with_a_gateway_can_be_given_up() -> None:
     launch.told.finish()
     assert launch.told.events() == ()
     os.close(launch.status or -1)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def printed(made: Plan, stranger: int | None = None) -> list[str]:

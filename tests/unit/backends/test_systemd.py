@@ -144,7 +144,7 @@ def test_a_launch_can_be_given_up() -> None:
     launch.close()
     assert launch.status is not None
     os.close(launch.status)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 # What is missing.

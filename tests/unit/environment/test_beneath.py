@@ -129,7 +129,7 @@ def test_a_failure_leaves_neither_a_half_file_nor_a_descriptor(anchor: Path) -> 
     with pytest.raises(OSError, match="too long"):
         write(anchor, "x" * 300)
     assert (tree(anchor), (anchor / "kept").read_text()) == (before, "old")
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def test_until_it_is_whole_a_file_has_no_name(anchor: Path) -> None:

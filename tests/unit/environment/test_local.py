@@ -165,7 +165,7 @@ def test_a_closed_environment_says_so_and_holds_nothing(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with LocalEnvironment(tmp_path) as env:
         env.write_file("a", "x")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     for attempt in (env.read_file, env.remove_file, env.glob, env.exec_command):
         with pytest.raises(ValueError, match="closed"):
             attempt("a")

@@ -228,7 +228,7 @@ class TestBounds:
         diff(ground.view)
         before = len(os.listdir("/proc/self/fd"))
         diff(ground.view)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
     def test_a_layer_that_is_not_there_is_an_error(self, ground: Ground) -> None:
         with pytest.raises(FileNotFoundError):

@@ -539,4 +539,4 @@ class TestRefusals:
         with pytest.raises(InvalidCall):
             commit(ground.view, paths=["nothing"])
         removal.wait()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before

@@ -72,7 +72,7 @@ def test_nothing_is_left_open(root: int) -> None:
             os.close(open_beneath(root, path, os.O_PATH))
         except OSError:
             pass
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_where_the_call_is_there_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ def test_where_pipes_are_tiny_bytes_are_copied(
     assert budget.pipes.take() is None
     data = os.urandom(1 << 16) * 64
     assert through(line, data) == data
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_pipe_with_bytes_for_a_reader_that_is_gone_is_nobodys_again(line: Line, budget: Budget) -> None:

@@ -126,7 +126,7 @@ def test_no_descriptor_is_left_open() -> None:
         for _ in range(3):
             with pytest.raises(FileNotFoundError):
                 made.ask(filing.LIST, b"/")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     os.close(fd)
 
 

@@ -78,4 +78,4 @@ def test_nothing_stays_open(channel: Channel) -> None:
     for _ in range(3):
         files.renew()
     files.close()
-    assert os.listdir("/proc/self/fd") == before
+    assert {*os.listdir("/proc/self/fd")} <= {*before}

@@ -10,4 +10,4 @@ from staddle.zygote.rehearsal import rehearse
 def test_no_descriptor_is_left() -> None:
     before = os.listdir("/proc/self/fd")
     rehearse()
-    assert os.listdir("/proc/self/fd") == before
+    assert {*os.listdir("/proc/self/fd")} <= {*before}

@@ -88,7 +88,7 @@ def test_descriptors_arrive_and_are_closed_when_they_do_not_belong() -> None:
     requests.say(ours, requests.encode(requests.POKE, 1), (read,))
     with pytest.raises(Malformed):
         requests.hear(theirs)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     requests.say(ours, requests.encode(requests.STARTED, 1), (read,))
     message = requests.hear(theirs)
     assert message is not None
