@@ -57,7 +57,7 @@ def edited(backend: str, name: str) -> Path:
 
 @functools.cache
 def _copies() -> tempfile.TemporaryDirectory[str]:
-    made = tempfile.TemporaryDirectory(prefix="staddle-mutated-")
+    made = tempfile.TemporaryDirectory(prefix="mutated-")
     os.chmod(made.name, 0o755)
     return made
 

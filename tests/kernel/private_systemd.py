@@ -234,7 +234,7 @@ def keep(source: str, uid: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     group = Path(_cgroup2_mount()) / f"staddle-test-{os.getpid()}"
-    base = Path(tempfile.mkdtemp(prefix="staddle-systemd-"))
+    base = Path(tempfile.mkdtemp(prefix="private-systemd-"))
     init = 0
     try:
         group.mkdir()

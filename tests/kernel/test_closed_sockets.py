@@ -33,7 +33,7 @@ REFUSED = ("ConnectionRefusedError", "PermissionError", "FileNotFoundError")
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A directory with two servers in it, at `a.sock` and `sub/named.sock`. Such a path may not be long."""
-    with tempfile.TemporaryDirectory(prefix="staddle-", dir="/tmp") as made:
+    with tempfile.TemporaryDirectory(prefix="sockets-", dir="/tmp") as made:
         Path(made, "sub").mkdir(mode=0o755)
         Path(made).chmod(0o755)
         servers = [_server(Path(made, name)) for name in ("a.sock", "sub/named.sock")]

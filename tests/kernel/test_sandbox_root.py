@@ -183,7 +183,7 @@ with Sandbox(keep="of-root", backend="namespaces", identity=identity) as sb:
 @pytest.fixture
 def state() -> Iterator[str]:
     """Where sessions are kept: also somebody who is not root can pass through."""
-    place = tempfile.mkdtemp(prefix="staddle-kept-", dir="/dev/shm")
+    place = tempfile.mkdtemp(prefix="kept-", dir="/dev/shm")
     os.chmod(place, 0o711)
     yield place
     remove((os.fsencode(place),))
