@@ -7,8 +7,10 @@ import socket
 import time
 from pathlib import Path
 
+from staddle.network.orders import Attempt
 from tests.kernel.network_servers import http_server, nameserver
 from tests.kernel.network_world import OTHER, PUBLIC, in_a_world, sandbox
+from tests.kernel.waiting import until
 
 HOSTS = {"api.example.com": PUBLIC}
 
@@ -98,10 +100,14 @@ def test_noise_is_told_within_bounds() -> None:
             "    try: socket.gethostbyname(f'x{n}.evil.com')\n"
             "    except OSError: pass"
         )
-        time.sleep(1.2)
-        told = inside.attempts()
+        told: list[Attempt] = []
+
+        def is_told() -> bool:
+            told.extend(inside.attempts())
+            return any(a.outcome == "note" and "not told" in a.why for a in told)
+
+        assert until(is_told)
         assert 100 < len(told) < 2500
-        assert any(a.outcome == "note" and "not told" in a.why for a in told)
         for _ in range(3):
             inside.run("getent", "ahostsv4", "again.evil.com")
         time.sleep(1.2)
