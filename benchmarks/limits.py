@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from measure import Claim, ms, timed
+from measure import Claim, first_result, ms, timed
 from staddle import Limits, Policy, Sandbox
 from staddle.limits import here
 
@@ -29,12 +29,7 @@ def start() -> list[Claim]:
     took: dict[str, list[float]] = {"plain": [], "limited": []}
     for number in range(41):
         for name, policy in (("plain", _PLAIN), ("limited", _LIMITED)):
-            time.sleep(0.15)
-            began = time.perf_counter()
-            sandbox = Sandbox(policy=policy)
-            sandbox.run("true")
-            seconds = time.perf_counter() - began
-            sandbox.close()
+            seconds = first_result(0.15, policy=policy)
             if number:
                 took[name].append(seconds)
     plain, limited = (statistics.median(took[name]) for name in ("plain", "limited"))

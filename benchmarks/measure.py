@@ -7,6 +7,9 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from staddle import Sandbox
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,18 @@ def timed(job: Callable[[], object]) -> float:
     began = time.perf_counter()
     job()
     return time.perf_counter() - began
+
+
+def first_result(pause: float, **settings: Any) -> float:
+    """The seconds that a Sandbox with these settings takes to the end of its first command.
+
+    There is a `pause` before, in which a spare can be made.
+    """
+    time.sleep(pause)
+    began = time.perf_counter()
+    with Sandbox(**settings) as sandbox:
+        sandbox.run("true")
+        return time.perf_counter() - began
 
 
 def spawn(argv: list[str], env: dict[str, str] | None = None) -> None:

@@ -15,13 +15,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from measure import Claim, interleaved, ms
+from measure import Claim, first_result, interleaved, ms
 from staddle import Network, Policy, Sandbox
 from staddle.network import starting
 
@@ -217,16 +216,9 @@ def setting_up() -> list[Claim]:
     networks = {"deny": Network.deny(), "allow": Network.allow("api.example.com:443", "*.github.com")}
     times: dict[str, list[float]] = {name: [] for name in networks}
 
-    def first_result(network: Network) -> float:
-        time.sleep(0.06)
-        began = time.perf_counter()
-        with Sandbox(policy=Policy.agent().with_network(network)) as sandbox:
-            sandbox.run("true")
-            return time.perf_counter() - began
-
     for number in range(41):
         for name, network in networks.items():
-            seconds = first_result(network)
+            seconds = first_result(0.06, policy=Policy.agent().with_network(network))
             if number:
                 times[name].append(seconds)
     took = {name: statistics.median(values) for name, values in times.items()}

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from measure import Claim, ms, timed
+from measure import Claim, first_result, ms, timed
 from staddle import Pool, Sandbox
 
 _BASH = ["bash", "-c", "true"]
@@ -71,11 +71,6 @@ def commands() -> list[Claim]:
     ]
 
 
-def _first_result(**kwargs: object) -> None:
-    with Sandbox(**kwargs) as sandbox:  # type: ignore[arg-type]
-        sandbox.run("true")
-
-
 def _without_pause(
     jobs: dict[str, Callable[[], object]], rounds: int = 6, block: int = 16, first: int = 4
 ) -> dict[str, float]:
@@ -97,19 +92,14 @@ def creation() -> list[Claim]:
         made: list[float] = []
         bwrap: list[float] = []
         for number in range(41):
-            time.sleep(0.06)
-            began = time.perf_counter()
-            sandbox = Sandbox(workspace=place)
-            sandbox.run("true")
-            seconds = time.perf_counter() - began
-            sandbox.close()
+            seconds = first_result(0.06, workspace=place)
             peer = timed(lambda: subprocess.run(_BWRAP, check=True))
             if number:
                 made.append(seconds)
                 bwrap.append(peer)
         took = _without_pause(
             {
-                "ours": lambda: _first_result(workspace=place),
+                "ours": lambda: first_result(0, workspace=place),
                 "bwrap": lambda: subprocess.run(_BWRAP, check=True),
             }
         )

@@ -122,6 +122,28 @@ def test_who_wants_something_else_does_not_get_it(
     assert take(None, "ls -A; pwd") == "/workspace\n"
 
 
+def test_what_is_denied_and_comes_later_is_hidden(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    policy = Policy.agent().with_deny(tmp_path / "sub" / "secret")
+    take(tmp_path, policy=policy)
+    take(tmp_path, policy=policy)
+    time.sleep(0.3)
+    (tmp_path / "sub" / "secret").write_text("hush")  # the directory itself looks as before
+    assert "hush" not in take(tmp_path, "cat sub/secret; cat sub/*", policy=policy)
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", 'quo"te', "new\nline", "é文", "\udcff"])
+def test_any_name_can_be_prepared(name: str, tmp_path: Path, kept: list[bool]) -> None:
+    place = tmp_path / name
+    place.mkdir()
+    (place / "file").write_text("here")
+    take(place)
+    take(place)
+    kept.clear()
+    assert until(lambda: take(place, "cat file; echo new > new") == "here" and kept[-1], 5)
+    assert sorted(os.listdir(place)) == ["file"]
+
+
 def test_limits_are_put_on_it(tmp_path: Path, kept: list[bool]) -> None:
     policy = Policy.agent().with_limits(processes=20, memory=200 << 20, disk=1 << 20)
     ready(tmp_path, policy=policy)

@@ -8,13 +8,15 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from staddle import Policy, Sandbox
-from staddle.errors import CommitRefused, InvalidCall, LayerError
+from staddle.errors import CommitRefused, InvalidCall, LaunchFailed, LayerError
+from staddle.zygote.asking import Layers
+from staddle.zygote.client import Taken
 from tests.kernel.in_a_child import SRC
 from tests.kernel.waiting import until
 
@@ -198,6 +200,43 @@ def test_snapshots_are_a_tree_that_can_be_listed_and_thinned_out(sandbox: Sandbo
     assert sandbox.snapshots() == [first]
     sandbox.restore(first)
     assert not sandbox.files.exists("one")
+
+
+def test_snapshots_leave_no_mounts_behind(sandbox: Sandbox) -> None:
+    def mounts() -> int:
+        return int(sandbox.run("wc -l < /proc/self/mountinfo").stdout)
+
+    sandbox.run("echo 1 > x")
+    sandbox.snapshot()
+    before = mounts()
+    for number in range(3):
+        sandbox.run(f"echo {number} > x; echo {number} > ~/x; echo {number} > /tmp/x")
+        sandbox.restore(sandbox.snapshot())
+    assert until(lambda: mounts() == before)
+
+
+def test_when_no_trees_can_be_made_it_goes_on_as_before(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, can = Taken.make_trees, False
+
+    def make(self: Taken, layers: Mapping[str, Layers], line: int) -> None:
+        if not can:
+            raise LaunchFailed("no trees")
+        made(self, layers, line)
+
+    monkeypatch.setattr(Taken, "make_trees", make)
+    with Sandbox(project, backend="namespaces") as sandbox:
+        sandbox.run("echo 1 > x")
+        with pytest.raises(LaunchFailed, match="no trees"):
+            sandbox.snapshot()
+        assert sandbox.run("echo 2 >> x; cat x").stdout == "1\n2\n"
+        can = True
+        point = sandbox.snapshot()
+        sandbox.run("rm x")
+        sandbox.restore(point)
+        assert sandbox.run("cat x; pwd").stdout == "1\n2\n/workspace\n"
+        assert kinds(sandbox) == {"/workspace/x": "added"}
 
 
 def test_a_snapshot_is_not_changed_by_what_comes_after(sandbox: Sandbox) -> None:

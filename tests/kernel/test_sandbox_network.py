@@ -16,6 +16,7 @@ import pytest
 from staddle import Network, Policy, Sandbox
 from staddle.errors import InvalidCall
 from staddle.linux.tree import descendants
+from staddle.network import ahead
 from staddle.network.ahead import AHEAD
 from tests.cli.staddle_command import environment
 from tests.kernel.waiting import until
@@ -152,6 +153,28 @@ def test_the_next_sandbox_finds_a_gateway_that_waits(server: int) -> None:
         assert until(lambda: select.select([line], [], [], 0)[0])
         with sandbox_with(Network.loopback(ports=[server])) as third:
             assert fetch(third, url) == ("hello from outside\n", 0)
+
+
+def test_a_gateway_that_waits_is_confined_and_for_nobody_else(
+    server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sandbox_with(Network.loopback(ports=[server])) as first:
+        assert fetch(first, f"http://127.0.0.1:{server}/")[1] == 0
+        assert until(lambda: AHEAD._waiting is not None)
+        assert AHEAD._waiting is not None
+        _, waiting = AHEAD._waiting
+
+        def status() -> str:
+            with open(f"/proc/{waiting}/status") as file:
+                return file.read()
+
+        assert until(lambda: "Seccomp:\t2\n" in status())  # it may have been started just now
+        assert "NoNewPrivs:\t1\n" in status()
+        assert "CapEff:\t0000000000000000\n" in status()
+        monkeypatch.setattr(ahead, "_surroundings", lambda: "elsewhere")
+        with sandbox_with(Network.loopback(ports=[server])) as second:
+            assert fetch(second, f"http://127.0.0.1:{server}/")[1] == 0
+            assert waiting not in _gateways()
 
 
 HOST_PROGRAM = """

@@ -7,9 +7,7 @@ the rights of the sandbox's user. Commands are programs of the sandbox.
 from __future__ import annotations
 
 import os
-import select
 import threading
-import time
 
 from ..backends.base import Gap
 from ..display import shown
@@ -31,7 +29,7 @@ from ..policy.paths import several
 from ..policy.workspace import PLACE
 from ..redaction import RedactedTail, Secrets, secret_values
 from ..session import calls, files
-from ..session.execution import Execution
+from ..session.execution import Execution, drive
 from ..zygote import filing
 from . import commands, writable
 from .beneath import relative
@@ -50,8 +48,6 @@ if TYPE_CHECKING:
     from .beneath import AnyPath
     from .rules import CommandRules
 
-#: How often a cancellation is looked for, in seconds.
-_LOOK_EVERY = 0.05
 #: Reasons of an end that nothing in a CommandResult has room for but an event.
 _LIMITS = ("memory", "processes", "disk")
 
@@ -224,7 +220,7 @@ class SandboxEnvironment:
             whole=True,
             account=inside.account(),
         )
-        outcome = _seen_through(running, cancel)
+        outcome = drive(running, cancel)
         if running.failure:
             if outcome.exit_code == 127:
                 raise CommandNotFound(f"there is no program {argv[0]!r}")
@@ -264,27 +260,6 @@ class SandboxEnvironment:
                 )
         if self._sandbox._settings.mode != "overlay":  # else commit looks at it, before the host has it
             writable.refuse_protected(name, self._sandbox.policy.unprotect)
-
-
-def _seen_through(running: Execution, cancel: threading.Event | None) -> Outcome:
-    """Drive it to its end, or to ours."""
-    poll = select.poll()
-    poll.register(running.fileno(), select.POLLIN)
-    try:
-        while not running.step():
-            left = None if running.deadline is None else max(0.0, running.deadline - time.monotonic())
-            if cancel is not None:
-                if cancel.is_set():
-                    running.interrupt()
-                left = _LOOK_EVERY if left is None else min(left, _LOOK_EVERY)
-            poll.poll(None if left is None else left * 1000 + 1)
-    except BaseException:
-        running.interrupt()
-        while not running.step():
-            poll.poll(50)
-        running.finish()
-        raise
-    return running.finish()
 
 
 def _result(outcome: Outcome, out: Tail, err: Tail) -> CommandResult:

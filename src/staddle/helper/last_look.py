@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from ..linux.reading import whole
 from .status import CONFINEMENT, NotStarted
 
 TYPE_CHECKING = False
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def around(asked: Surroundings, kept: int = 0) -> None:
     """NotStarted when anything is missing; the capabilities in `kept` are still there, on purpose."""
     missing = wrong(
-        asked, {name: contents(f"/proc/self/{name}") for name in ("status", "uid_map", "mountinfo")}, kept
+        asked, {name: whole(f"/proc/self/{name}") for name in ("status", "uid_map", "mountinfo")}, kept
     )
     missing += shared(asked.foreign)
     if os.fsencode(os.uname().nodename) != asked.host:
@@ -66,14 +67,3 @@ def shared(foreign: Iterable[tuple[bytes, int]]) -> list[str]:
         for kind, inode in foreign
         if os.stat(b"/proc/self/ns/" + kind).st_ino == inode
     ]
-
-
-def contents(path: str) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        data = b""
-        while chunk := os.read(fd, 65536):
-            data += chunk
-        return data
-    finally:
-        os.close(fd)

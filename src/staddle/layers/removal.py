@@ -35,19 +35,22 @@ class _Worker:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._bell = threading.Condition()
+        self._lock = threading.RLock()  # held itself: a signal can come into the `with` of a Condition
+        self._bell = threading.Condition(self._lock)
         self._waiting: list[Callable[[], object]] = []
         self._busy = self._is_there = False
         self._hurries = self._done = 0
         atexit.register(self.wait)
 
     def add(self, job: Callable[[], object]) -> None:
-        with self._bell:
+        with self._lock:
             self._waiting.append(job)
             if self._is_there:
                 self._bell.notify_all()
                 return
-            self._is_there = True
+        self._start()
+
+    def _start(self) -> None:
         try:
             # It does not keep the interpreter from ending: `wait` does, at the end.
             threading.Thread(target=self._work, name="staddle-removal", daemon=True).start()
@@ -56,7 +59,9 @@ class _Worker:
 
     def wait(self) -> None:
         if self.pid == os.getpid():
-            with self._bell:
+            if self._waiting and not self._is_there:
+                self._start()  # whoever was about to has been interrupted
+            with self._lock:
                 self._hurries += 1
                 self._bell.wait_for(lambda: not self._waiting and not self._busy)
                 self._hurries -= 1
@@ -68,8 +73,12 @@ class _Worker:
             time.sleep(_RESTS)
 
     def _work(self, lingers: float = _LINGERS) -> None:
+        with self._lock:
+            if self._is_there:
+                return  # two were started at once
+            self._is_there = True
         while True:
-            with self._bell:
+            with self._lock:
                 self._busy = False
                 self._bell.notify_all()
                 if not self._waiting and not self._bell.wait_for(lambda: bool(self._waiting), lingers):

@@ -101,10 +101,10 @@ class Store:
 
     def layer(self, *, like: str | None = None) -> Layer:
         """A new, empty layer. What is mounted from it looks like the directory `like` from outside."""
+        found = os.stat(like) if like else None
         with self._lock:
             blank, self._blank = self._blank, None
         layer = self._new() if blank is None else blank
-        found = os.stat(like) if like else None
         mode = stat.S_IMODE(found.st_mode) & 0o777 | 0o700 if found else 0o755
         if self.owner is not None and found is not None and abs(found.st_uid - self.owner[0]) < _IDS:
             os.chown(layer.upper, found.st_uid, found.st_gid)  # another id of who mounts it
@@ -115,15 +115,16 @@ class Store:
 
     def make_ahead(self) -> None:
         """Have the directories of the next layer ready; never raises. For when nobody waits."""
-        if self._blank is None:
-            try:
-                made = self._new()
-            except (OSError, LayerError):
-                return  # whoever needs it is told
-            with self._lock:
-                self._blank, left_over = self._blank or made, self._blank and made
-            if left_over:
-                self._bury(left_over)
+        if self._blank is not None:
+            return
+        try:
+            made = self._new()
+        except (OSError, LayerError):
+            return  # whoever needs it is told
+        with self._lock:
+            left_over, self._blank = self._blank, made
+        if left_over is not None:  # another thread has made one, too
+            self._bury(left_over)
 
     def _new(self) -> Layer:
         with self._lock:

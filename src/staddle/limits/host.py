@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ..linux import cgroups
+from ..linux.reading import whole
 from .where import Facts, Hierarchy
 
 TYPE_CHECKING = False
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 def observe(pid: int | str = "self", uid: int | None = None, root: str = "") -> Facts:
     """The facts for a process, ourselves if not said. `root` is put before every path, for tests."""
     try:
-        own = cgroups.memberships(_contents(f"{root}/proc/{pid}/cgroup"))
-        mounted = cgroups.mounts(_contents(f"{root}/proc/self/mountinfo"))
+        own = cgroups.memberships(whole(f"{root}/proc/{pid}/cgroup"))
+        mounted = cgroups.mounts(whole(f"{root}/proc/self/mountinfo"))
     except OSError:
         return Facts(())
     uid = os.geteuid() if uid is None else uid
@@ -77,8 +78,3 @@ def _manager(uid: int, root: str) -> tuple[Literal["user", "system", ""], str, f
     if not isinstance(found, Manager):
         return "", found.why, frozenset()
     return found.scope, "", controllers(found.scope, uid, f"{root}/sys/fs/cgroup")
-
-
-def _contents(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()

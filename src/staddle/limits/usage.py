@@ -192,9 +192,8 @@ class ProcessMeter:
         if not self.pid:
             return None
         try:
-            if not self._open:
-                for name in ("stat", "io"):
-                    self._open.append(os.open(f"/proc/{self.pid}/{name}", os.O_RDONLY | os.O_CLOEXEC))
+            for name in ("stat", "io")[len(self._open) :]:
+                self._open.append(os.open(f"/proc/{self.pid}/{name}", os.O_RDONLY | os.O_CLOEXEC))
             # The name in parentheses is the process's own choice and may hold anything.
             words = os.pread(self._open[0], 1024, 0).rpartition(b")")[2].split(None, 20)
             moved = os.pread(self._open[1], 1024, 0).split(None, 4)

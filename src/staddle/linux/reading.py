@@ -1,4 +1,4 @@
-"""Small files that somebody else may have written, or may be writing."""
+"""Files, read without a file object: small ones that somebody else may have written, and those of /proc."""
 
 from __future__ import annotations
 
@@ -20,3 +20,15 @@ def text(path: str, most: int, flags: int = 0) -> str:
         return ""
     finally:
         os.close(fd)
+
+
+def whole(path: str) -> bytes:
+    """All that is in a file of our own, or of the kernel."""
+    data = bytearray()
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while chunk := os.read(fd, 1 << 16):
+            data += chunk
+    finally:
+        os.close(fd)
+    return bytes(data)

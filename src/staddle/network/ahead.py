@@ -24,7 +24,8 @@ class Ahead:
     """The gateways of this process. Thread-safe."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # held itself: a signal can come into the `with` of a Condition
+        self._changed = threading.Condition(self._lock)
         self._waiting: tuple[_socket.socket, int] | None = None
         self._where: object = None  # it was made, or is wanted
         self._in_use = 0
@@ -33,7 +34,7 @@ class Ahead:
     def take(self) -> tuple[_socket.socket, int]:
         """A gateway that was told nothing yet: our end of its line, and its pid. `release` follows."""
         here = _surroundings()
-        with self._changed:
+        with self._lock:
             found, self._waiting = self._waiting, None
             is_alike, self._where = here == self._where, here
             self._in_use += 1
@@ -54,13 +55,14 @@ class Ahead:
 
     def release(self) -> None:
         """One that was taken has ended."""
-        with self._changed:
-            self._in_use -= 1
+        with self._lock:
+            self._in_use = max(0, self._in_use - 1)  # in a fork, one that its parent has taken
             self._changed.notify()
 
     def forsake(self) -> None:
         """In a fork of the program: what there is is its parent's."""
-        self._changed = threading.Condition()  # a thread that had it is not here
+        self._lock = threading.RLock()  # a thread that had it is not here
+        self._changed = threading.Condition(self._lock)
         waiting, self._waiting = self._waiting, None
         self._in_use, self._is_wanted, self._is_working = 0, False, False
         if waiting is not None:
@@ -68,7 +70,7 @@ class Ahead:
 
     def _work(self) -> None:
         """Have one wait as long as they are needed."""
-        with self._changed:
+        with self._lock:
             while True:
                 patience = _QUIET if self._is_wanted else None if self._in_use else _KEPT
                 if self._changed.wait(patience):

@@ -11,6 +11,7 @@ import os
 import stat
 
 from ..errors import PolicyNotEnforceable
+from ..linux.reading import whole
 from .paths import covers
 from .plan import Closed
 
@@ -65,21 +66,10 @@ def _seen(plan: Plan, grants: list[Grant], outside: str) -> Iterator[str]:
                 yield path
 
 
-def _contents(path: str) -> bytes:
-    found = bytearray()
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        while data := os.read(fd, 1 << 16):
-            found += data
-    finally:
-        os.close(fd)
-    return bytes(found)
-
-
 def _sockets(table: str) -> Iterator[tuple[str, str]]:
     """The real paths of bound sockets that are still there, and which they are."""
     try:
-        rows = _contents(table).split(b"\n")
+        rows = whole(table).split(b"\n")
     except OSError:
         return
     directories: dict[str, str] = {}

@@ -13,6 +13,7 @@ from ..errors import LaunchFailed
 from ..helper.wire import Malformed
 from ..zygote import requests
 from .link import PATIENCE, ShellFiles, lost, opened_shell, shell_files
+from .protocol import ASK_AGAIN, question
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -133,7 +134,10 @@ class Bash:
             pass  # the line is down, which wakes it up too
 
     def ask_step(self, step: int, began: float, newest_job: int) -> None:
-        """Have the agent do a step of ending the run that began then."""
+        """Take a step of ending the run that began then."""
+        if step == ASK_AGAIN:
+            self.more(question(self.files.places, self._run.nonce))
+            return
         age = time.monotonic() - began
         since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - age) * _TICKS)
         try:
@@ -147,13 +151,6 @@ class Bash:
         """Wait until the agent has done all that it was asked: a late step would hit the next run."""
         while self._ask(requests.POKE, requests.POKED, 0).fields[0]:
             pass  # the answer to an interrupt that came too late
-
-    def stop(self) -> None:
-        """Have it end what it does as soon as the program that it waits for has ended."""
-        try:
-            requests.say(self._line, requests.encode(requests.SIGNAL, requests.BRAKE_SIGNAL, 0))
-        except OSError:
-            pass  # the line is down, and says so itself
 
     def again(self) -> Bash:
         """Another shell, started as this one was."""
@@ -221,10 +218,11 @@ class Bash:
         """Put the text, and what else the lines will refer to, where the shell finds it."""
         files = self.files
         try:
-            length = _put(files.text, text)
-            if length < self._length:
-                os.ftruncate(files.text, length)
-            self._length = length
+            before, self._length = self._length, max(self._length, len(text))
+            _put(files.text, text)
+            if len(text) < before:
+                os.ftruncate(files.text, len(text))
+            self._length = len(text)
             if status:
                 os.pwrite(files.status, b"%-16b %-3d\n" % (give_back, status), 0)
             if stdin is not None:
@@ -237,16 +235,28 @@ class Bash:
 
     def begin(self, run: Run, out: Sink, err: Sink, *, listen: bool = False) -> None:
         """Drive `run` from now on. With `listen`, what the shell says by itself is kept in `said`."""
-        self._run, self._out, self._err = run, out, err
         self._readable = {}
         self._grown: set[int] = set()
         self.said = b"" if listen else None
         self._waits_for_room = False
         self._sent = 0
+        self._run, self._out, self._err = run, out, err
         if self.ended is None:
             self._write()
         else:
             run.shell_ended(self.ended)
+
+    def has_begun(self, run: Run) -> bool:
+        """Whether something of this run may have been said to the shell."""
+        return self._run is run
+
+    def say_instead(self, run: Run, line: bytes) -> bool:
+        """Say this to the shell, which has all lines of `run`, or none; False if it may have a part."""
+        if len(run.unwritten) > select.PIPE_BUF:
+            return False
+        run.unwritten = memoryview(line)
+        self._write()
+        return True
 
     def wait_briefly(self) -> None:
         """Wait a millisecond for the answer alone: what is printed need not wake us up before that."""
@@ -381,12 +391,11 @@ class Bash:
             self._epoll.unregister(self._control)
 
 
-def _put(fd: int, data: bytes) -> int:
-    """Write the whole of `data` at the beginning of a file; its length."""
+def _put(fd: int, data: bytes) -> None:
+    """Write the whole of `data` at the beginning of a file."""
     done = os.pwrite(fd, data, 0)
     while done < len(data):
         done += os.pwrite(fd, data[done : done + (1 << 20)], done)
-    return done
 
 
 def _resize(fd: int, size: int) -> None:

@@ -87,16 +87,29 @@ class Command:
         """Give it to a shell that was revived."""
         self._memory = memory
         memory.prepare(self._text, comes_back=self._cwd is not None)
+        unsaid = memory.unsaid
         try:
             self._start()
-        except KeyboardInterrupt:
-            memory.abandon(self.run)
+        except BaseException:
+            if not memory.bash.has_begun(self.run):
+                memory.unsaid = unsaid
+            elif not self.is_given:
+                memory.ask_again(self.run, unsaid)
             raise
 
     def _start(self) -> None:
         memory = self._memory
         self.run = memory.give(self._text, self._timeout, stdin=self._stdin, env=self._env, cwd=self._cwd)
         memory.bash.begin(self.run, self._give_out, self._give_err, listen=memory.guarded)
+
+    def prints_to(self, out: Callable[[bytes], None]) -> bool:
+        """Whether that is where its output goes."""
+        return self._out is out
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the shell has all of it."""
+        return self.run is not _NOT_BEGUN and not self.run.unwritten
 
     @property
     def is_answered(self) -> bool:
@@ -119,11 +132,9 @@ class Command:
     def _end(self, step: int) -> None:
         """Take a step of ending the run, and see first that the shell does not go on."""
         run, bash = self.run, self._memory.bash
-        if step == protocol.INTERRUPT:
-            if self._memory.braked:
-                bash.stop()
-            else:
-                bash.ask_step(protocol.HOLD, run.began, self._memory.newest_job)
+        if step == protocol.BRAKE and not self._memory.braked:
+            bash.ask_step(protocol.HOLD, run.began, self._memory.newest_job)
+            step = protocol.INTERRUPT
         bash.ask_step(step, run.began, self._memory.newest_job)
 
     def _run_elsewhere(self) -> bool:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         def pending(self) -> bool: ...
         def step(self) -> bool: ...
         def fileno(self) -> int: ...
+        def interrupt(self) -> object: ...
         def finish(self) -> Outcome: ...
 
 
@@ -50,17 +51,39 @@ _LADDER = (SIGINT, SIGTERM, SIGKILL)
 _GRACE = 0.15
 #: What does not die of the last one is waited for no longer.
 _PATIENCE = 2.0
+#: How often we look whether to go on, if somebody may say so; and how long nothing may happen.
+_LOOK_EVERY = 0.05
+_LONGEST = 3600.0
 
 
-def drive(machine: Machine) -> Outcome:
-    """See it through in this thread."""
+def drive(machine: Machine, cancel: threading.Event | None = None) -> Outcome:
+    """See it through in this thread; it ends sooner once `cancel` is set.
+
+    It also does when a signal's handler raises something, which comes out when it has ended.
+    """
     waiting = select.poll()
     waiting.register(machine.fileno(), select.POLLIN)
-    while not machine.step():
-        if not machine.pending:
-            left = None if machine.deadline is None else max(0.0, machine.deadline - time.monotonic())
-            waiting.poll(None if left is None else left * 1000 + 1)
-    return machine.finish()
+    raised: BaseException | None = None
+    while True:
+        try:
+            if machine.step():
+                break
+            if not machine.pending:
+                left = _LONGEST if machine.deadline is None else max(0.0, machine.deadline - time.monotonic())
+                if cancel is not None:
+                    if cancel.is_set():
+                        machine.interrupt()
+                    left = min(left, _LOOK_EVERY)
+                waiting.poll(left * 1000 + 1)
+        except BaseException as error:
+            if raised is not None and not isinstance(error, KeyboardInterrupt):
+                break  # it cannot be waited for
+            raised = raised or error
+            machine.interrupt()
+    outcome = machine.finish()
+    if raised is not None:
+        raise raised
+    return outcome
 
 
 class Streams:
@@ -79,10 +102,10 @@ class Streams:
             else:
                 self._theirs.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             self.stdout, self.stderr = self._readable(), self._readable()
+            give_pipes(uid, self._theirs)
         except BaseException:
             self.close()
             raise
-        give_pipes(uid, self._theirs)
 
     def _readable(self) -> int:
         ours, theirs = os.pipe2(os.O_CLOEXEC)
@@ -135,7 +158,7 @@ class Execution:
         timeout: float | None,
         out: Sink,
         err: Sink,
-        known: set[Execution] | None = None,
+        known: set[Execution],
         whole: bool = False,
         root: bool = False,
         account: Account | None = None,
@@ -148,7 +171,7 @@ class Execution:
         self._account = account
         if account is not None:
             account.begin()
-        self._known, self._directory, self._err = set() if known is None else known, directory, err
+        self._known, self._directory, self._err = known, directory, err
         self._unsent = memoryview(stdin or b"")
         self._began = time.monotonic()
         self.deadline: float | None = None if timeout is None else self._began + timeout
@@ -168,17 +191,17 @@ class Execution:
             )
             self._streams.started()
             self._epoll = select.epoll()
+            self._sinks = {self._streams.stdout: out, self._streams.stderr: err}
+            for fd in (self._spawned.fileno(), self._bell, *self._sinks):
+                self._epoll.register(fd, select.EPOLLIN)
+            if self._unsent:
+                self._epoll.register(self._streams.stdin, select.EPOLLOUT)
+            else:
+                self._streams.close_stdin()
         except BaseException:
             self._leave()
             self._streams.close()
             raise
-        self._sinks = {self._streams.stdout: out, self._streams.stderr: err}
-        for fd in (self._spawned.fileno(), self._bell, *self._sinks):
-            self._epoll.register(fd, select.EPOLLIN)
-        if self._unsent:
-            self._epoll.register(self._streams.stdin, select.EPOLLOUT)
-        else:
-            self._streams.close_stdin()
 
     def fileno(self) -> int:
         """Readable when step() has something to do."""

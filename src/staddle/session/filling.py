@@ -114,28 +114,33 @@ def _used(path: str) -> tuple[int, int]:
 class _Watch:
     def __init__(self) -> None:
         self._several: list[Filling] = []
-        self._changed = threading.Condition()
+        self._renew()
         self._begin = threading.Lock()
         self._process = 0
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()  # held itself: a signal can come into the `with` of a Condition
+        self._changed = threading.Condition(self._lock)
 
     def add(self, filling: Filling) -> None:
         with self._begin:
             if self._process != os.getpid():  # the first one, or a fork, which has no thread of ours
-                self._several, self._changed = [], threading.Condition()
-                self._process = os.getpid()
+                self._several = []
+                self._renew()
                 threading.Thread(target=self._work, name="staddle-disk", daemon=True).start()
-        with self._changed:
+                self._process = os.getpid()
+        with self._lock:
             self._several.append(filling)
             self._changed.notify()
 
     def remove(self, filling: Filling) -> None:
         if self._process == os.getpid():
-            with self._changed:
+            with self._lock:
                 self._several = [item for item in self._several if item is not filling]
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._several:
                     self._changed.wait()
                 several = list(self._several)

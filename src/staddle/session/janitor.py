@@ -31,10 +31,10 @@ class Janitor:
         with self._turn:
             self._waiting[shell] = when
             if self._process != os.getpid():  # the first one, or a forked child, which has no thread of it
-                self._process = os.getpid()
                 self._bell = _thread.allocate_lock()
                 self._bell.acquire()
                 _thread.start_new_thread(self._work, ())
+                self._process = os.getpid()
             if self._bell.locked():
                 self._bell.release()
 

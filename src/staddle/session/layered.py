@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 
 from ..errors import InvalidCall
 from ..policy.workspace import PLACE
 from . import snapshots
+from .uninterrupted import holding
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+    from contextlib import AbstractContextManager
     from os import PathLike
-    from typing import Any, Protocol, Self
+    from typing import Any, Protocol, Self, TypeVar
 
     from ..layers.changes import Change
     from ..layers.commit import Committed
@@ -25,9 +28,7 @@ if TYPE_CHECKING:
     from .session import Session
     from .snapshots import Snapshot
 
-    class _Turn(Protocol):
-        def acquire(self) -> bool: ...
-        def release(self) -> None: ...
+    T = TypeVar("T")
 
     class _Inside(Protocol):
         opened: Opened
@@ -56,9 +57,12 @@ class Layered:
         the home or in /tmp. With `everything`, the changes there are told, too, after those of the
         workspace. Waits for commands that run; what runs in the background may change more meanwhile.
         """
-        with self._at_rest() as (opened, sessions):
+
+        def found(opened: Opened, sessions: list[Session]) -> list[Change]:
             layering = snapshots.layering_of(opened)
             return layering.diff(_by_tree(layering, paths, sessions), everything=everything)
+
+        return self._at_rest(found)
 
     def packages(self) -> tuple[Package, ...]:
         """What pip, apt and npm have installed in it, by what they have left in its layers."""
@@ -102,32 +106,37 @@ class Layered:
         protected names and new programs (`allow_protected` takes them). `progress` is called with
         how many of how many files are done.
         """
-        with self._at_rest() as (opened, sessions):
+
+        def committed(opened: Opened, sessions: list[Session]) -> Committed:
             layering = snapshots.layering_of(opened)
             # The shell is asked where it is: it must be able to answer.
             chosen = _below(layering, paths, sessions)
             with _stopped(opened):
                 return layering.commit(chosen, on_conflict, allow_protected, progress)
 
+        return self._at_rest(committed)
+
     def discard(self, paths: Collection[str] | None = None) -> None:
         """Drop the changes, or those of `paths`: the workspace is there as the host has it now.
 
         The home and /tmp stay as they are, unless a path is named there.
         """
-        with self._at_rest() as (opened, sessions):
+
+        def discarded(opened: Opened, sessions: list[Session]) -> None:
             layering = snapshots.layering_of(opened)
             chosen = _by_tree(layering, paths, sessions)
             following = {PLACE: layering.fresh()} if chosen is None else layering.without(chosen)
-            snapshots.change(opened, layering, following)
-            snapshots.come_back(sessions, at_once=True)
+            come_back = partial(snapshots.come_back, sessions, at_once=True)
+            snapshots.change(opened, layering, following, come_back)
+
+        self._at_rest(discarded)
 
     def snapshot(self, label: str = "") -> Snapshot:
         """This moment, to come back to: the workspace, the home, /tmp, and the state of every session.
 
         Waits for commands that run.
         """
-        with self._at_rest() as (opened, sessions):
-            return snapshots.take(opened, sessions, label)
+        return self._at_rest(partial(snapshots.take, label=label))
 
     def snapshots(self) -> list[Snapshot]:
         """The snapshots of it that somebody has, the oldest first; each one's `parent` makes them a tree.
@@ -142,8 +151,7 @@ class Layered:
         Waits for commands that run. Programs in the background go on, in directories that are no
         longer those that others see.
         """
-        with self._at_rest() as (opened, sessions):
-            snapshots.restore(opened, sessions, snapshot)
+        self._at_rest(partial(snapshots.restore, snapshot=snapshot))
 
     @classmethod
     def from_snapshot(
@@ -189,31 +197,15 @@ class Layered:
             point.close()
         return made
 
-    def _at_rest(self) -> _AtRest:
-        return _AtRest(self._now())
-
-
-class _AtRest:
-    """For `with`: no command runs in any session, and none begins; nor does anybody look after files."""
-
-    def __init__(self, inside: _Inside) -> None:
-        self._opened, self._sessions = inside.opened, inside.every_session()
-        self._turns: list[_Turn] = [*(session.shell.held() for session in self._sessions), inside.clerk.turn]
-        self._taken: list[_Turn] = []
-
-    def __enter__(self) -> tuple[Opened, list[Session]]:
-        try:
-            for turn in self._turns:
-                turn.acquire()
-                self._taken.append(turn)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self._opened, self._sessions
-
-    def __exit__(self, *_: object) -> None:
-        while self._taken:
-            self._taken.pop().release()
+    def _at_rest(self, work: Callable[[Opened, list[Session]], T]) -> T:
+        """Do it while no command runs in any session, and none begins; nor does anybody look after files."""
+        inside = self._now()
+        sessions = inside.every_session()
+        turns: list[AbstractContextManager[object]] = [
+            *(session.shell.held() for session in sessions),
+            inside.clerk.turn,
+        ]
+        return holding(turns, partial(work, inside.opened, sessions))
 
 
 @contextmanager

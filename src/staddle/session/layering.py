@@ -150,11 +150,11 @@ class Layering:
         """Take over the layer that was made ahead for a fresh world."""
         places, skeleton = self._fresh_world
         store = self.stack.store
-        ahead = Stack(store, [skeleton or ""], (), store.adopted(layer))
+        fresh = Stack(store, [skeleton or ""], (), store.adopted(layer))
         if WORLD in self.beside:
-            ahead.close()  # it goes on with another one
+            fresh.close()  # it goes on with another one
         else:
-            self.beside[WORLD] = Beside(WORLD, places, ahead)
+            self.beside[WORLD] = Beside(WORLD, places, fresh)
 
     def system(self) -> dict[str, Layers]:
         """What has to be mounted for directories of the system, those that have layers."""

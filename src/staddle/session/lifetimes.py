@@ -50,9 +50,13 @@ class Lifetimes:
 
     def __init__(self) -> None:
         self._lives: list[_Life] = []
-        self._changed = threading.Condition()
+        self._renew()
         self._begin = threading.Lock()
         self._process = 0
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()  # held itself: a signal can come into the `with` of a Condition
+        self._changed = threading.Condition(self._lock)
 
     def watch(self, sandbox: Sandbox, limits: Limits) -> None:
         """Close `sandbox` when `limits` say so."""
@@ -60,16 +64,17 @@ class Lifetimes:
             return
         with self._begin:
             if self._process != os.getpid():  # the first one, or a fork, which has no thread of ours
-                self._lives, self._changed = [], threading.Condition()
-                self._process = os.getpid()
+                self._lives = []
+                self._renew()
                 threading.Thread(target=self._work, name="staddle-lifetimes", daemon=True).start()
-        with self._changed:
+                self._process = os.getpid()
+        with self._lock:
             self._lives.append(_Life(sandbox, limits))
             self._changed.notify()
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 over, wait = self._look()
                 if not over:
                     self._changed.wait(wait)

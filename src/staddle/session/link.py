@@ -13,11 +13,13 @@ import os
 import select
 import stat
 import time
+from contextlib import suppress
 
 from .._value import Value
 from ..errors import LaunchFailed, SandboxClosed, SandboxLost, StaddleError
 from ..helper.wire import Malformed
 from ..zygote import requests
+from ..zygote.descriptors import close_all
 from .protocol import Places
 
 TYPE_CHECKING = False
@@ -58,6 +60,10 @@ class OpenedShell(Value):
     #: Its number on the host, 0 when that is not known.
     outside: int = 0
 
+    def close(self) -> None:
+        """It is for nobody: it ends."""
+        close_all((self.line, self.control, *self.files.descriptors()))
+
 
 class AgentLink:
     """Requests to one agent. Thread-safe."""
@@ -75,6 +81,7 @@ class AgentLink:
         self._turn = _thread.allocate_lock()
         self._close = close
         self._closed = False
+        self._is_behind, self._serial = False, 0  # whether an answer may come that nobody waits for
 
     def announced(self) -> OpenedShell:
         """The shell that was started ahead: the first thing that an agent says."""
@@ -191,12 +198,9 @@ class AgentLink:
                 theirs.close()
                 try:
                     make(ours.fileno())
-                except BaseException:
+                finally:  # if nothing was sent, it says so, or why it does not wait
                     ours.close()
-                    self._hear().close()  # it says that nothing has come, or why it does not wait
-                    raise
-                ours.close()
-                message = self._hear()
+                    message = self._hear()
         finally:
             ours.close()
             theirs.close()
@@ -228,19 +232,47 @@ class AgentLink:
     def _ask(self, said: bytes, descriptors: Sequence[int] = ()) -> requests.Message:
         with self._turn:
             self._say(said, descriptors)
-            return self._hear()
+            try:
+                return self._hear()
+            except StaddleError:
+                raise
+            except BaseException:  # of a signal's handler: what was asked for is for nobody
+                with suppress(StaddleError):
+                    self._catch_up()
+                raise
 
-    def _say(self, said: bytes, descriptors: Sequence[int]) -> None:
+    def _say(self, said: bytes, descriptors: Sequence[int] = ()) -> None:
         if self._closed:
             raise SandboxClosed("the sandbox is closed", fix="open another one")
+        if self._is_behind:
+            self._catch_up()
+        self._is_behind = True  # from before it is said: whoever is interrupted now does not know
         try:
             requests.say(self._line, said, descriptors)
         except OSError as error:
             if error.errno == 7:  # E2BIG
+                self._is_behind = False
                 raise LaunchFailed("the program could not be started", why=str(error)) from None
             raise lost() from error
 
+    def _catch_up(self) -> None:
+        """Let go of the answer to somebody who was interrupted while they waited for it, if there is one."""
+        self._serial += 1
+        self._is_behind = False
+        self._say(requests.encode(requests.POKE, self._serial))
+        while True:
+            message = self._heard()
+            if (message.kind, message.fields) == (requests.POKED, (self._serial,)):
+                break
+            message.close()
+        self._is_behind = False
+
     def _hear(self) -> requests.Message:
+        message = self._heard()
+        self._is_behind = False
+        return message
+
+    def _heard(self) -> requests.Message:
         try:
             message = requests.hear(self._line)
         except (Malformed, OSError) as error:
@@ -351,19 +383,21 @@ def opened_shell(message: requests.Message, what: str = "a shell could not be st
     """The shell that a message announces, or the error that it is instead: `what`, and why."""
     if message.kind != requests.OPENED:
         raise _refused(message, what)
-    pid, places = message.fields
-    line, control, *files = message.descriptors[:8]
-    modes = os.fstat(line).st_mode, os.fstat(control).st_mode
-    if not stat.S_ISSOCK(modes[0]) or not stat.S_ISFIFO(modes[1]):
+    try:
+        pid, places = message.fields
+        line, control, *files = message.descriptors[:8]
+        if not stat.S_ISSOCK(os.fstat(line).st_mode) or not stat.S_ISFIFO(os.fstat(control).st_mode):
+            raise lost("its agent handed out something else than a line and a pipe")
+        made = shell_files(message, places, files)
+        os.set_blocking(control, False)
+        outside = 0
+        for handle in message.descriptors[8:]:
+            outside = _meant_by(handle)
+            os.close(message.descriptors.pop())
+        return OpenedShell(pid, line, control, made, outside)
+    except BaseException:
         message.close()
-        raise lost("its agent handed out something else than a line and a pipe")
-    made = shell_files(message, places, files)
-    os.set_blocking(control, False)
-    outside = 0
-    for handle in message.descriptors[8:]:
-        outside = _meant_by(handle)
-        os.close(handle)
-    return OpenedShell(pid, line, control, made, outside)
+        raise
 
 
 def _meant_by(handle: int) -> int:

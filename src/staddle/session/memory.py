@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 from .._value import Value
 from ..errors import BackendUnavailable, LaunchFailed
@@ -18,6 +19,7 @@ from . import protocol, risks, state
 from .bash import Bash
 from .link import exit_code
 from .quoting import quoted
+from .uninterrupted import to_its_end, uninterrupted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class Memory:
         self._is_compared = False  # with what it was
         self._words: tuple[protocol.Places | None, protocol.Way | None, bytes] = None, None, b""
         self._forget()
-        self._before = b""
+        self.unsaid = b""
 
     def _forget(self) -> None:
         """Know nothing but that it has just started."""
@@ -73,9 +75,10 @@ class Memory:
         self.braked, self._brake_is_theirs = True, False
         self.status, self.newest_job, self._flags = 0, 0, b""
         self.cwd, self._oldpwd = b"", b""
-        self._before = b""
+        #: What has to be said to it before the next text.
+        self.unsaid = b""
         if self._directory is not None:
-            self._before = b"\\builtin cd -- %b; \\unset OLDPWD\n" % quoted(os.fsencode(self._directory))
+            self.unsaid = b"\\builtin cd -- %b; \\unset OLDPWD\n" % quoted(os.fsencode(self._directory))
 
     # ---------------------------------------------------------------- before a text
 
@@ -87,7 +90,7 @@ class Memory:
         if self.bash.ended is not None or (look and not self.bash.idle()):
             self.replace()
         elif self.bash.stale:
-            self.bash.renew()
+            uninterrupted(self.bash.renew)
 
     def is_ready(self, text: bytes, *, comes_back: bool) -> bool:
         """Whether `revive` and `prepare` would have nothing to say to the shell."""
@@ -102,8 +105,8 @@ class Memory:
             self.learn()
         if may_end or not self.braked:
             self._set_traps(text)
-        if comes_back and not self.cwd:
-            self._do(b"")  # to know where
+        if comes_back:
+            self.directory()
 
     def _set_traps(self, text: bytes) -> None:
         """Have traps of ours in the shell, but not where `text` might see them."""
@@ -111,12 +114,12 @@ class Memory:
         if self.braked == listed and not self._brake_is_theirs:
             self.braked = not listed
             action = b"-" if listed else b"-- " + quoted(BRAKE)
-            self._before += b"%btrap %b SIGRTMAX\n" % (self._word, action)
+            self.unsaid += b"%btrap %b SIGRTMAX\n" % (self._word, action)
         if b"trap" not in text:
             self._guard(text)
         elif self._guarded:
             self._guarded = False
-            self._before += self._word + b"trap - EXIT\n"
+            self.unsaid += self._word + b"trap - EXIT\n"
 
     def _guard(self, text: bytes) -> None:
         """Have the shell tell its state once more when it leaves, where nobody would see that."""
@@ -128,7 +131,7 @@ class Memory:
         leaves = risks.may_leave(text) or self._tainted or _ERREXIT in self._flags
         if leaves and not trapped and not traced:
             asked = state.question(self._secret, self.bash.files.places.done, self._word)
-            self._before += b"%btrap -- %b EXIT\n" % (self._word, quoted(asked))
+            self.unsaid += b"%btrap -- %b EXIT\n" % (self._word, quoted(asked))
             self._guarded = True
 
     # ---------------------------------------------------------------- a text
@@ -143,11 +146,11 @@ class Memory:
         cwd: bytes | None = None,
     ) -> protocol.Run:
         """Lay a caller's text before the shell; the run that `bash.begin` takes."""
-        known, self._used = self._dump, True
+        known, self._used, self.dirty = self._dump, True, True
         if known is not None and known.debug_trap is not None and b"T" not in self._flags:
             # A script does not see the DEBUG trap, and puts it back at its end.
             text = b"%btrap -- %b DEBUG; %b" % (self._word, quoted(known.debug_trap), text)
-            self._before += self._word + b"trap - DEBUG\n"
+            self.unsaid += self._word + b"trap - DEBUG\n"
         self.bash.write(text, self.status, self.way.give_back, stdin)
         return self._run(timeout, status=self.status, env=env, cwd=cwd, has_input=stdin is not None)
 
@@ -167,7 +170,7 @@ class Memory:
     ) -> protocol.Run:
         self._serial += 1
         nonce = b"%b%d" % (self._secret, self._serial)
-        places, before, self._before = self.bash.files.places, self._before, b""
+        places, before, self.unsaid = self.bash.files.places, self.unsaid, b""
         if status or env or cwd is not None or has_input or before:
             said = protocol.lines(
                 places, nonce, self.way, status=status, env=env, cwd=cwd, has_input=has_input, before=before
@@ -184,10 +187,9 @@ class Memory:
         answer = run.answer
         if answer is not None:
             self.status, self._flags, self.newest_job = answer.status, answer.flags, answer.newest_job
-            self.dirty = True
             if came_back:
                 back = b"OLDPWD=" + quoted(self._oldpwd) if self._oldpwd else b"\\unset OLDPWD"
-                self._before += b"\\builtin cd -- %b; %b\n" % (quoted(self.cwd), back)
+                self.unsaid += b"\\builtin cd -- %b; %b\n" % (quoted(self.cwd), back)
             else:
                 self.cwd, self._oldpwd = answer.cwd, answer.oldpwd
         elif run.ended is not None:
@@ -210,7 +212,7 @@ class Memory:
         while not run.over:
             bash.step(max(0.0, (run.deadline or 0) - time.monotonic()))
             step = run.step(time.monotonic())
-            if step is not None:
+            if step not in (None, protocol.BRAKE):
                 bash.ask_step(step, run.began, self.newest_job)
         for stream in ("output", "errors"):
             bash.rest(stream)
@@ -222,6 +224,7 @@ class Memory:
         self.cwd, self._oldpwd = run.answer.cwd, run.answer.oldpwd
         return bash.said or b""
 
+    @to_its_end
     def learn(self) -> None:
         """Ask for the state, and how the shell is to be talked to; another shell if that ends it."""
         began = time.monotonic()
@@ -238,14 +241,14 @@ class Memory:
             self._serial += 1
             nonce = b"%bd%d" % (self._secret, self._serial)
             place = self.bash.files.places.done
-            self._before += state.debug_question(nonce, place, word)
+            self.unsaid += state.debug_question(nonce, place, word)
             found = state.Dump.found(nonce, self._do(state.question(nonce, place, word)))
             if found is not None:
                 break
         else:
             self.way = protocol.Way()
             if not desperate:  # perhaps there is no builtin left to read a file with
-                self._before += b"\\builtin enable . source return\n"
+                self.unsaid += b"\\builtin enable . source return\n"
                 self._learn(desperate=True)
             self.dirty = self._unsure = False  # before the next text there is nothing to be learned
             return
@@ -300,7 +303,7 @@ class Memory:
     def directory(self) -> str:
         """Where the shell is."""
         if not self.cwd:
-            self._do(b"")
+            uninterrupted(partial(self._do, b""))
         return os.fsdecode(self.cwd)
 
     def come_back(self) -> None:
@@ -308,17 +311,17 @@ class Memory:
 
         Before the next text, whoever it is from.
         """
-        if not self.cwd:
-            self._do(b"")
+        self.directory()
         where, back = quoted(self.cwd), quoted(self._oldpwd)
         said = b"\\builtin cd -- %b 2>/dev/null || \\builtin cd -- /\n" % where
         said += b"OLDPWD=%b\n" % back if self._oldpwd else b"\\unset OLDPWD\n"
-        if not self._before.endswith(said):
-            self._before += said
+        if not self.unsaid.endswith(said):
+            self.unsaid += said
 
+    @to_its_end
     def catch_up(self) -> None:
         """Say what waits for the next text."""
-        if self._before:
+        if self.unsaid:
             try:
                 self._do(b"")
             except Ended:
@@ -339,6 +342,15 @@ class Memory:
         self.bash.ask_step(protocol.KILL_SHELL, run.began, self.newest_job)
         self.bash.ended = SIGKILL
 
+    def ask_again(self, run: protocol.Run, unsaid: bytes) -> None:
+        """Nobody knows whether the shell was given `run`: have it answer, or end it, in any case.
+
+        `unsaid` is what would have been said before.
+        """
+        if not self.bash.say_instead(run, unsaid + protocol.question(self.bash.files.places, run.nonce)):
+            self.abandon(run)
+
+    @to_its_end
     def become(self, remembered: Remembered | None) -> None:
         """Be in the state that was remembered, in another bash if need be; without one, begin anew."""
         if remembered is not None and remembered.dump is not None and self.bash.idle():
@@ -373,12 +385,14 @@ class Memory:
         self.status = remembered.status
         return True
 
+    @to_its_end
     def restart(self) -> None:
         """Another bash, as at the beginning."""
         old, self.bash = self.bash, self.bash.again()
         old.close()
         self._forget()
 
+    @to_its_end
     def replace(self) -> None:
         """Another bash in place of the one that has ended, with the state that is known."""
         if not self._checked and self.bash.why:
@@ -388,7 +402,7 @@ class Memory:
         known, status, cwd = self._dump, self.status, self.cwd
         for careful in (False, True, None):
             self.restart()
-            self._before = b""
+            self.unsaid = b""
             try:
                 self._learn()
                 self._usual = self._dump

@@ -248,6 +248,7 @@ def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: O
 
     # Nothing may write to layers that somebody else goes on with when we have let go of them.
     link = AgentLink(taken.line, ended, stop_first=layering is not None and layering.stays)
+    shell = None
     try:
         try:
             shell = link.announced()
@@ -262,6 +263,8 @@ def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: O
     except BaseException as error:
         too_little = limiting.too_little() if limiting else ""
         link.close()
+        if shell is not None:
+            shell.close()
         if too_little and isinstance(error, StaddleError):
             raise LaunchFailed(
                 "a shell could not be started", why=too_little, fix="give limits.memory more"

@@ -46,7 +46,8 @@ class Pool:
             raise InvalidCall(f"idle is {idle!r}", why="it is not a positive number of seconds")
         self._idle = idle
         self._open = _opener(options)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # held itself: a signal can come into the `with` of a Condition
+        self._changed = threading.Condition(self._lock)
         self._warm: list[tuple[Sandbox, float]] = []  # the freshest last, with the time it became warm
         self._taken: set[Sandbox] = set()
         self._leaving: list[Sandbox] = []
@@ -66,7 +67,7 @@ class Pool:
         ):
             raise InvalidCall(f"timeout is {timeout!r}", why="it is not a number of seconds")
         until = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
+        with self._lock:
             while True:
                 self._refuse_closed()
                 if self._warm:
@@ -92,7 +93,7 @@ class Pool:
 
     def release(self, sandbox: Sandbox) -> None:
         """Give it back. It is closed, with all that was left in it; a fresh one takes its place."""
-        with self._changed:
+        with self._lock:
             if sandbox not in self._taken:
                 if self._closed:
                     return
@@ -109,7 +110,7 @@ class Pool:
 
     def close(self) -> None:
         """Close every sandbox of the pool, those in use too. A second time does nothing."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
@@ -163,11 +164,11 @@ class Pool:
         try:
             sandbox = self._open()
         except BaseException:
-            with self._changed:
+            with self._lock:
                 self._opening -= 1
                 self._changed.notify_all()
             raise
-        with self._changed:
+        with self._lock:
             self._opening -= 1
             if not self._closed:
                 self._take(sandbox)
@@ -180,7 +181,7 @@ class Pool:
 
     def _attend(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while not (self._leaving or self._closed or self._may_open() or self._stale()):
                     self._changed.wait(self._patience())
                 leaving = [*self._leaving, *self._evicted()]
@@ -199,12 +200,12 @@ class Pool:
             sandbox = self._open()
         except Exception:
             # Whoever asks next tries it in their own thread, and is told why it fails.
-            with self._changed:
+            with self._lock:
                 self._opening -= 1
                 self._not_before = time.monotonic() + _AFTER_FAILURE
                 self._changed.notify_all()
             return
-        with self._changed:
+        with self._lock:
             self._opening -= 1
             if self._closed:
                 self._leaving.append(sandbox)

@@ -20,9 +20,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Steps of ending a run, as the agent knows them, and how long each may take.
-HOLD, INTERRUPT, TERMINATE, KILL, KILL_SHELL, TIDY = range(6)
-LADDER = ((INTERRUPT, 0.15), (TERMINATE, 0.15), *((KILL, 0.05),) * 10, (KILL_SHELL, 2.0))
+#: Steps of ending a run, as the agent knows them; and one of ours: a shell that is interrupted while it
+#: reads forgets the line, which may have been the question.
+HOLD, BRAKE, INTERRUPT, TERMINATE, KILL, KILL_SHELL, TIDY = range(7)
+ASK_AGAIN = -1
+#: In this order, and how long each may take.
+LADDER = (
+    *((BRAKE, 0.02), (INTERRUPT, 0.02), (ASK_AGAIN, 0.11)),
+    *((TERMINATE, 0.02), (ASK_AGAIN, 0.13)),
+    *((KILL, 0.03), (ASK_AGAIN, 0.02)) * 10,
+    (KILL_SHELL, 2.0),
+)
 #: What the shell says by itself is kept up to here, to look for its answer in it.
 _LONGEST_NOISE = 64 << 10
 

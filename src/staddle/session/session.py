@@ -93,9 +93,10 @@ class Session:
             on_stderr=on_stderr,
             spill=spill,
         )
-        me = self._enter()
-        self.remember(command)
+        me = self._entering()
         try:
+            self._busy.add(me)
+            self.remember(command)
             outcome = self._shell.run(
                 text,
                 timeout=call.timeout,
@@ -135,9 +136,10 @@ class Session:
             spill=spill,
             streamed=True,
         )
-        me = self._enter()
-        self.remember(command)
+        me = self._entering()
         try:
+            self._busy.add(me)
+            self.remember(command)
             stream = Stream(self._shell, text, call, self.over, lambda: self._busy.discard(me))
             self._stream = ref(stream)
             return stream
@@ -163,8 +165,9 @@ class Session:
     @property
     def state(self) -> SessionState:
         """What the session remembers at this moment; waits for the command that runs."""
-        me = self._enter()
+        me = self._entering()
         try:
+            self._busy.add(me)
             state = self._shell.state()
         finally:
             self._busy.discard(me)
@@ -249,7 +252,8 @@ class Session:
         call.aftermath = self._aftermath
         return call.result(outcome)
 
-    def _enter(self) -> int:
+    def _entering(self) -> int:
+        """This thread, which is to be in `_busy`: SessionBusy, if it is."""
         self.refuse_closed()
         me = threading.get_ident()
         if me in self._busy:
@@ -258,5 +262,4 @@ class Session:
                 why="it would wait for itself",
                 fix="read the stream to its end or close it first, or use another sb.session()",
             )
-        self._busy.add(me)
         return me

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 import time
 
-from ..errors import SandboxClosed, SessionBusy
+from ..errors import SandboxClosed, SessionBusy, StaddleError
 from .bash import Bash
 from .command import Command, Outcome
 from .janitor import JANITOR, QUIET
@@ -80,19 +80,29 @@ class Shell:
     ) -> Outcome:
         """Run `text`. A sink that blocks slows it, one that raises ends it, and its error comes out."""
         me = _thread.get_ident()
-        if self._runner == me:
+        if self._runner == me and self._current is not None and self._turn.locked():
             raise SessionBusy(
                 "this session runs a command for this very thread",
                 why="its output is being passed on; a second command would wait for the first for ever",
                 fix="use sb.session(name) for another shell",
             )
-        self.begin(text, timeout=timeout, stdin=stdin, env=env, cwd=cwd, out=out, err=err)
-        self._runner = me
-        try:
-            self._drive()
-        finally:
-            outcome = self.finish()
-        return outcome
+        command = Command(text, timeout=timeout, stdin=stdin, env=env, cwd=cwd, out=out, err=err)
+        with self._turn:
+            try:
+                self._begin(command)
+                self._runner = me
+                self._drive(command)
+            except BaseException as error:
+                if isinstance(error, StaddleError) or not command.is_given:
+                    self._current = None
+                    raise
+                self._current, self._runner = command, me
+                command.fail(error)
+                self._drive(command)
+            finally:
+                if self._current is not None:
+                    outcome = self._finish(command)
+        return self._after(command, outcome)
 
     def begin(
         self,
@@ -116,29 +126,32 @@ class Shell:
             return False
         try:
             self._check_open()
-            if not wait and not self._memory.is_ready(text, comes_back=cwd is not None):
-                self._turn.release()
-                return False
-            PARKING.used(self)
-            self._memory.revive(look=False)
-            if self._account is not None:
-                self._account.begin(self._memory.bash.outside)
-            command.begin(self._memory)
-            self._current = command
-            if self._closed:  # close() may not have seen this one
-                self._memory.abandon(command.run)
-                self._check_open()
-            self.rest()  # of a command that takes no longer: it would have to wait for this afterwards
+            is_begun = wait or self._memory.is_ready(text, comes_back=cwd is not None)
+            if is_begun:
+                self._begin(command)
         except BaseException:
             self._current = None
             self._turn.release()
             raise
-        return True
+        if not is_begun:
+            self._turn.release()
+        return is_begun
 
-    def _drive(self) -> None:
+    def _begin(self, command: Command) -> None:
+        self._check_open()
+        PARKING.used(self)
+        self._memory.revive(look=False)
+        if self._account is not None:
+            self._account.begin(self._memory.bash.outside)
+        command.begin(self._memory)
+        self._current = command
+        if self._closed:  # close() may not have seen this one
+            self._memory.abandon(command.run)
+            self._check_open()
+        self.rest()  # of a command that takes no longer: it would have to wait for this afterwards
+
+    def _drive(self, command: Command) -> None:
         """Step until the run is over, whatever comes between."""
-        command = self._current
-        assert command is not None  # noqa: S101 - begin() has set it
         waited = False
         while True:
             try:
@@ -151,7 +164,9 @@ class Shell:
                 wait = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
                 if command.step(wait):
                     return
-            except KeyboardInterrupt as error:
+            except BaseException as error:  # of a signal's handler
+                if command.failure is not None and not isinstance(error, KeyboardInterrupt):
+                    raise
                 command.fail(error)
 
     def step(self) -> bool:
@@ -164,15 +179,27 @@ class Shell:
         if command is None:
             raise SessionBusy("no command was begun", fix="call begin() first")
         try:
+            outcome = self._finish(command)
+        finally:
+            self._turn.release()
+        return self._after(command, outcome)
+
+    def _finish(self, command: Command) -> Outcome:
+        try:
             outcome = command.finish()
             if self._account is not None:
                 self._account.end(outcome, self._memory.bash.used)
             if command.late is not None:
                 self._keep(command.late)
+        except BaseException:
+            self._memory.bash.stale = True  # there may be output left in the pipes
+            raise
         finally:
             self._current = None
             self._runner = 0
-            self._turn.release()
+        return outcome
+
+    def _after(self, command: Command, outcome: Outcome) -> Outcome:
         if outcome.duration > _MOMENT:
             self.rest()
         if command.failure is not None:
@@ -204,6 +231,11 @@ class Shell:
     def busy(self) -> bool:
         """Whether a command runs."""
         return self._current is not None
+
+    def runs_for(self, out: Callable[[bytes], None]) -> bool:
+        """Whether the command that runs prints to `out`."""
+        command = self._current
+        return command is not None and command.prints_to(out)
 
     def interrupt(self) -> None:
         """End the run in progress, if there is one, from any thread; its outcome is `cancelled`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
+from functools import partial
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from ..errors import InvalidCall, LayerError
@@ -19,6 +20,7 @@ from ..layers.stack import Stack
 from ..policy.workspace import PLACE
 from ..zygote.trees import WORLD
 from .beside import Point
+from .uninterrupted import uninterrupted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class Snapshot:
     `method` says how the files were taken: "swap", or "copy" because something ran.
     """
 
+    closed = True  # until there is something to close
     _parent: ReferenceType[Snapshot] | None = None
 
     def __init__(
@@ -54,10 +57,11 @@ class Snapshot:
     ) -> None:
         """`point` is of the workspace; those `beside` are of other trees, by their roots inside."""
         self.label, self.method = label, method
-        self.created, self.closed = time.time(), False
+        self.created = time.time()
         self.sessions = tuple(shells)
         self._point, self._baseline, self._shells = point, baseline, dict(shells)
         self._beside = dict(beside or {})
+        self.closed = False
 
     @property
     def parent(self) -> Snapshot | None:
@@ -134,7 +138,8 @@ class Snapshot:
             other.frozen.close()
 
     def __del__(self) -> None:
-        self.close()
+        if not self.closed:
+            self.close()
 
     def __repr__(self) -> str:
         return f"<Snapshot {self.label!r} ({self.method})>"
@@ -207,15 +212,14 @@ def take(opened: Opened, sessions: list[Session], label: str) -> Snapshot:
             else:
                 points[root] = stack.freeze()
                 following[root] = points[root].stack()
-        if following and layering.put(opened, following, alone=True):
-            mounted, following = following, {}
-            layering.replace(mounted)
-            layering.tidy()
-            come_back(sessions)
-        elif following or not layering.swaps:
+        if following:
+            _exchange(opened, layering, following, alone=True, then=partial(come_back, sessions))
+        if following or not layering.swaps:  # something was in the way
             _close(following)
             method = "copy"
             points.update(_copied(opened, layering, following or layering.stacks()))
+        else:
+            layering.tidy()
     except BaseException:
         _close(following)
         _close(points)
@@ -245,22 +249,49 @@ def restore(opened: Opened, sessions: list[Session], snapshot: Snapshot) -> None
     except BaseException:
         _close(following)
         raise
-    change(opened, layering, following)
-    layering.baseline = snapshot._baseline.with_commits_of(layering.baseline)
-    _history(layering).at = ref(given)
-    for session in sessions:
-        shell = snapshot._shells.get(session.name)
-        session.shell.become(layering.at_home(shell, snapshot._point) if shell else None)
+
+    def then() -> None:
+        layering.baseline = snapshot._baseline.with_commits_of(layering.baseline)
+        _history(layering).at = ref(given)
+        for session in sessions:
+            shell = snapshot._shells.get(session.name)
+            session.shell.become(layering.at_home(shell, snapshot._point) if shell else None)
+
+    change(opened, layering, following, then)
 
 
-def change(opened: Opened, layering: Layering, following: Mapping[str, Stack]) -> None:
-    """Go on with other layers, whoever is in the way."""
+def change(
+    opened: Opened, layering: Layering, following: dict[str, Stack], then: Callable[[], object] = tuple
+) -> None:
+    """Go on with other layers, whoever is in the way, and do what belongs to that `then`."""
     try:
-        layering.put(opened, following, alone=False)
+        _exchange(opened, layering, following, alone=False, then=then)
     except BaseException:
         _close(following)
         raise
-    layering.replace(following)
+
+
+def _exchange(
+    opened: Opened,
+    layering: Layering,
+    following: dict[str, Stack],
+    *,
+    alone: bool,
+    then: Callable[[], object],
+) -> None:
+    """Have these stacks in the place of the present ones; those are not in `following` any more that are.
+
+    With `alone`, none if something is in the way. What belongs to it is done `then` as well, whoever is
+    interrupted meanwhile: a shell must not be left in a directory that is no longer there.
+    """
+
+    def work() -> None:
+        if layering.put(opened, following, alone=alone):
+            layering.replace(following)
+            following.clear()
+            then()
+
+    uninterrupted(work)
 
 
 def extend(opened: Opened, bases: Mapping[str, Sequence[str]]) -> None:
@@ -277,13 +308,11 @@ def extend(opened: Opened, bases: Mapping[str, Sequence[str]]) -> None:
         for root, below in bases.items():
             if root not in layering.beside:
                 following[root] = Stack.new(layering.stack.store, below)
-        if following:
-            layering.put(opened, following, alone=False)
     except BaseException:
         _close(following)
         raise
     if following:
-        layering.replace(following)
+        change(opened, layering, following)
 
 
 def come_back(sessions: list[Session], *, at_once: bool = False) -> None:

@@ -9,6 +9,8 @@ import time
 from collections import deque
 
 from .._value import Value
+from .execution import drive
+from .uninterrupted import uninterrupted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,18 +101,25 @@ class Stream:
         self._shell, self._call, self._resulting = shell, call, result
         self._chunks = Chunks(call)
         self._result: Result | None = None
-        shell.begin(
-            text,
-            timeout=call.timeout,
-            stdin=call.stdin,
-            env=call.env,
-            cwd=call.cwd,
-            out=self._chunks.out,
-            err=self._chunks.err,
-        )
-        self._over = over
-        self._waiting = select.poll()
-        self._waiting.register(shell.fileno(), select.POLLIN)
+        try:
+            shell.begin(
+                text,
+                timeout=call.timeout,
+                stdin=call.stdin,
+                env=call.env,
+                cwd=call.cwd,
+                out=self._chunks.out,
+                err=self._chunks.err,
+            )
+            self._over = over
+            self._waiting = select.poll()
+            self._waiting.register(shell.fileno(), select.POLLIN)
+        except BaseException:  # of a signal's handler, when it has begun
+            if shell.runs_for(self._chunks.out):
+                shell.interrupt()
+                drive(shell)
+            self._over = None
+            raise
 
     @property
     def result(self) -> Result | None:
@@ -142,7 +151,7 @@ class Stream:
                 return
             shell = self._shell
             if shell.step():
-                self._finish()
+                uninterrupted(self._finish)
             elif self._chunks.empty and not shell.pending:
                 left = None if shell.deadline is None else max(0.0, shell.deadline - time.monotonic())
                 self._waiting.poll(None if left is None else left * 1000 + 1)

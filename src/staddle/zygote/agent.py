@@ -25,7 +25,7 @@ from ..helper.wire import Malformed
 from ..linux import process
 from . import counting, payload, requests, runs
 from .channel import Files
-from .descriptors import awaited
+from .descriptors import awaited, close_all
 from .greeting import SHELL_OPTIONS, greeting
 from .lines import Child, Line, available, terminal
 
@@ -231,6 +231,8 @@ class Agent:
         elif message.kind == requests.LOOK and self.watch is not None:
             self.watch.look(gone=1)  # the command that failed
             self._main.say(requests.encode(requests.LOOKED))
+        elif message.kind == requests.POKE:
+            self._main.say(requests.encode(requests.POKED, *message.fields))
         elif message.kind == requests.COUNT:
             spent = self._count.whole() if message.fields[0] else (0, 0, 0, 0, 0, self._count.started())
             self._main.say(requests.encode(requests.COUNTED, spent))
@@ -282,8 +284,7 @@ class Agent:
                 raise
             return requests.encode(requests.BUSY, b"a file is open for writing")
         finally:
-            for tree in trees:
-                os.close(tree)
+            close_all(trees)
         return requests.encode(requests.SWAPPED)
 
     def _spawn(self, message: requests.Message, become: Become) -> None:

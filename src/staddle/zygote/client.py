@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..layout.operations import Operation
     from ..limits.group import Group
     from ..policy.plan import Plan
-    from .handle import Found
+    from .handle import Found, Lend
 
 #: The places that are of the world where there is one, and the home.
 _LAYERED = ("/tmp", "/var/tmp")
@@ -82,14 +82,8 @@ class Taken:
             raise LaunchFailed("there is nothing to be shown", why="the sandbox has ended")
         view = () if workspace is None or self._place is None else (self._place,)
         others = {root: layer for root, layer in layers.items() if root != PLACE}
-        request = request_for(view, workspace, others)
-        given = lent(view, self._blueprint)
-        try:
-            found = self._owner.take(request.replace(alone=1, along=1), [*given, line])
-        finally:
-            for tree in given:
-                os.close(tree)
-        if found is None:
+        request = request_for(view, workspace, others).replace(alone=1, along=1)
+        if self._owner.take(request, [line], partial(lent, view, self._blueprint)) is None:
             raise LaunchFailed(
                 "the workspace could not be shown again",
                 why="something else is mounted there since the sandbox was made",
@@ -115,17 +109,13 @@ class Taken:
         if place is None or self._zygote.ended:
             drop()
             return
-        given: list[int] = []
         try:
             request = request_for((place,), layers, {}).replace(look=look, ahead=1)
-            given = lent((place,), self._blueprint)
-            if self._zygote.take(request, given, Promise(request.shows, layers, drop)) is None:
+            promise = Promise(request.shows, layers, drop)
+            if self._zygote.take(request, (), partial(lent, (place,), self._blueprint), promise) is None:
                 drop()
         except (LaunchFailed, OSError):
             drop()  # whoever asks for it without that is told
-        finally:
-            for tree in given:
-                os.close(tree)
 
     def groups_of(self, pid: int) -> Group | None:
         """The sandbox's control groups, if it has any; `pid` is one of its processes, on the host."""
@@ -198,36 +188,16 @@ def open_sandbox(
     others = {WORLD: world.layers} if world is not None and world.layers is not None else {}
     others |= trees or {}
     request = request_for(view, layers, others).replace(along=len(along), look=b"" if others else look)
-    given: list[int] = []
-    killed = failed = 0
-    try:
-        for _ in range(2 + _SPARES):
-            zygote = _zygote(blueprint)
-            promise = zygote.promise
-            if not given and (promise is None or promise.shows != request.shows):
-                given = lent(view, blueprint)
-            found = zygote.take(request, [*given, *along], lend=partial(lent, view, blueprint))
-            if found is not None and not found.has_been_killed:
-                with _registry:
-                    zygote.live += 1
-                    zygote.note(request.shows)
-                place = view[0] if view and isinstance(view[0], Bind) else None
-                return Taken(found, zygote, blueprint, place)
-            while given:
-                os.close(given.pop())
-            if found is not None:  # those that wait may have been killed while they did
-                _remove(found, world)
-                killed += 1
-            else:
-                _forget(blueprint, zygote)
-                failed += 1
-                if failed == 2:
-                    break
-    finally:
-        for tree in given:
-            os.close(tree)
-    if killed > _SPARES:
-        raise LaunchFailed("the sandbox could not be made", why="its first process is killed")
+    for _ in range(2):
+        zygote = _zygote(blueprint)
+        found = _taken(zygote, request, along, partial(lent, view, blueprint), world)
+        if found is not None:
+            with _registry:
+                zygote.live += 1
+                zygote.note(request.shows)
+            place = view[0] if view and isinstance(view[0], Bind) else None
+            return Taken(found, zygote, blueprint, place)
+        _forget(blueprint, zygote)
     if zygote.ended:
         raise LaunchFailed("the sandbox could not be made", why="the zygote has ended, twice")
     raise LaunchFailed(
@@ -237,11 +207,18 @@ def open_sandbox(
     )
 
 
-def _remove(found: Found, world: World | None) -> None:
-    """Nobody has what was made ahead for a sandbox that has ended."""
-    found.close()
-    if found.layer and world is not None and world.skeleton is not None:
-        remove((os.fsencode(f"{os.path.dirname(world.skeleton)}/{found.layer}"),))
+def _taken(
+    zygote: Zygote, request: records.Request, along: Sequence[int], lend: Lend, world: World | None
+) -> Found | None:
+    """One that lives: those that wait may have been killed while they did."""
+    for _ in range(_SPARES + 1):
+        found = zygote.take(request, along, lend)
+        if found is None or not found.has_been_killed:
+            return found
+        found.close()
+        if found.layer and world is not None and world.skeleton is not None:
+            remove((os.fsencode(f"{os.path.dirname(world.skeleton)}/{found.layer}"),))
+    raise LaunchFailed("the sandbox could not be made", why="its first process is killed")
 
 
 def _zygote(blueprint: records.Blueprint) -> Zygote:

@@ -8,7 +8,7 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 #: As many descriptors as a message may bring.
 _MOST = 64
@@ -33,8 +33,7 @@ def awaited(line: int, count: int) -> list[int]:
     finally:
         socket.detach()
     if len(found) != count:
-        for fd in found:
-            os.close(fd)
+        close_all(found)
         raise OSError(103, "what was to come did not come")  # ECONNABORTED
     return found
 
@@ -50,7 +49,12 @@ def receive(line: _socket.socket, longest: int) -> tuple[bytes, list[int]]:
         for fd in struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4])
     ]
     if flags & (_socket.MSG_TRUNC | _socket.MSG_CTRUNC):
-        for fd in descriptors:
-            os.close(fd)
+        close_all(descriptors)
         raise OSError(90, "a message is longer than it may be")  # EMSGSIZE
     return message, descriptors
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    """Close them."""
+    for fd in descriptors:
+        os.close(fd)

@@ -15,16 +15,20 @@ from ..layout.rows import decoded
 from ..limits import scope
 from ..linux import idmaps
 from . import blueprint as records
-from .descriptors import receive, send
+from .descriptors import close_all, receive, send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Sequence
+    from typing import TypeAlias
 
     from ..limits.ahead import Ahead
     from ..limits.group import Group
     from .asking import Layers
+
+    #: Opens what root's zygote cannot, if it is root's; to be closed.
+    Lend: TypeAlias = Callable[[], Sequence[int]]
 
 #: To a request: a letter and a name, or a sentence. There is no room to be made for more.
 _LONGEST_ANSWER = 4096
@@ -68,8 +72,7 @@ class Found:
 
     def close(self) -> None:
         """It is for nobody."""
-        for fd in self.descriptors:
-            os.close(fd)
+        close_all(self.descriptors)
         if self.promise is not None:
             self.promise.drop()
 
@@ -104,37 +107,31 @@ class Zygote:
             raise
 
     def take(
-        self,
-        request: records.Request,
-        given: Sequence[int],
-        promise: Promise | None = None,
-        lend: Callable[[], Sequence[int]] = tuple,
+        self, request: records.Request, along: Sequence[int], lend: Lend, promise: Promise | None = None
     ) -> Found | None:
         """What is asked for: a new sandbox, or trees for one, or one that is made ahead, as a `promise`.
 
-        If it turns out that the workspace has to be lent, `lend` does that.
-        `given` are the descriptors that go with it: see `Request`. None when the host's mounts have
-        changed since we were started, or the zygote has ended.
+        `along` are descriptors that go with it, see `Request`; before them goes what `lend` lends, where
+        that is needed. None when the host's mounts have changed since we were started, or the zygote
+        has ended.
         """
         try:
             if self._ahead is None or request.alone or request.ahead:
-                return self._take(request, given, promise, lend)
-            return self._take_with_groups(self._ahead, request, given, lend)
+                return self._take(request, along, lend, promise)
+            return self._take_with_groups(self._ahead, request, along, lend)
         except (BrokenPipeError, ConnectionResetError):
             return None
         except OSError as error:
-            # Its answer may come yet, and must not be taken for one to something else.
-            self._deaf = True
             raise _failed(b"", error) from error
 
     def _take_with_groups(
-        self, ahead: Ahead, request: records.Request, given: Sequence[int], lend: Callable[[], Sequence[int]]
+        self, ahead: Ahead, request: records.Request, along: Sequence[int], lend: Lend
     ) -> Found | None:
         for wanting in (False, True):
             doors = ahead.doors(wanting=wanting)
             try:
                 asked = request.replace(along=request.along + len(doors))
-                found = self._take(asked, [*given, *doors], lend=lend)
+                found = self._take(asked, [*along, *doors], lend)
                 removal.in_background(ahead.restock)
                 return found
             except _Wanting:
@@ -143,44 +140,53 @@ class Zygote:
                 ahead.not_taken()
                 raise
             finally:
-                for door in doors:
-                    os.close(door)
+                close_all(doors)
         raise LaunchFailed("the sandbox could not be made", why="its control groups were lost, twice")
 
     def _take(
-        self,
-        request: records.Request,
-        given: Sequence[int],
-        promise: Promise | None = None,
-        lend: Callable[[], Sequence[int]] = tuple,
+        self, request: records.Request, along: Sequence[int], lend: Lend, promise: Promise | None = None
     ) -> Found | None:
-        with self._lock:
-            send(self._line, records.encode(request), given)
-            answer, descriptors = receive(self._line, _LONGEST_ANSWER)
-            before = self.promise
-            if request.shows is not None and answer != records.UNLENT:  # it has been kept, or never will be
-                self.promise = promise if answer == records.TAKEN else None
-        kept = before if answer[:1] == records.PREPARED else None
-        if before is not None and before not in (kept, self.promise):
-            before.drop()
+        expected = self.promise
+        is_ready = expected is not None and expected.shows == request.shows and not request.ahead
+        answer, descriptors, kept = self._asked(request, along, () if is_ready else lend(), promise)
+        if answer == records.UNLENT:  # what was promised is not ready yet
+            answer, descriptors, kept = self._asked(request, along, lend(), promise)
         if answer in (records.STALE, b""):
             return None
         if answer == records.WANTING:
             raise _Wanting
-        if answer == records.UNLENT:
-            lent = lend()
-            if not lent:
-                raise _failed(b"")
-            try:
-                return self._take(request, [*lent, *given], promise)
-            finally:
-                for tree in lent:
-                    os.close(tree)
-        expected = 0 if request.alone or request.ahead else 1
+        count = 0 if request.alone or request.ahead else 1
         is_given = answer[:1] in (records.TAKEN, records.MADE) or kept is not None
-        if not is_given or len(descriptors) != expected:
+        if not is_given or len(descriptors) != count:
             raise _failed(answer)
         return Found(descriptors, os.fsdecode(answer[1:]), kept, waited=answer[:1] != records.MADE)
+
+    def _asked(
+        self, request: records.Request, along: Sequence[int], lent: Sequence[int], promise: Promise | None
+    ) -> tuple[bytes, list[int], Promise | None]:
+        """Its answer, with what came along, and the promise that it keeps; takes what is `lent`."""
+        try:
+            with self._lock:
+                answer, descriptors = self._answer(request, [*lent, *along])
+                before = after = self.promise
+                if request.shows is not None and answer != records.UNLENT:
+                    # It has been kept, or never will be.
+                    after = self.promise = promise if answer == records.TAKEN else None
+        finally:
+            close_all(lent)
+        kept = before if answer[:1] == records.PREPARED else None
+        if before is not None and before not in (kept, after):
+            before.drop()
+        return answer, descriptors, kept
+
+    def _answer(self, request: records.Request, given: Sequence[int]) -> tuple[bytes, list[int]]:
+        try:
+            send(self._line, records.encode(request), given)
+            return receive(self._line, _LONGEST_ANSWER)
+        except BaseException:
+            # Its answer may come yet, and must not be taken for one to something else.
+            self._deaf = True
+            raise
 
     def note(self, shows: object) -> None:
         """A sandbox that shows this was taken."""
@@ -195,7 +201,16 @@ class Zygote:
     def ended(self) -> bool:
         """Whether it has gone, or must not be asked any more."""
         without_groups = self._ahead is not None and self._ahead.gone
-        return self._deaf or without_groups or self._process.poll() is not None
+        return self._deaf or without_groups or self._has_exited
+
+    @property
+    def _has_exited(self) -> bool:
+        """Without Popen's lock, which Ctrl-C can leave locked for ever."""
+        try:
+            waits = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            return os.waitid(os.P_PID, self._process.pid, waits) is not None
+        except ChildProcessError:
+            return True
 
     def hang_up(self) -> None:
         """Leave it to whoever else has the line."""

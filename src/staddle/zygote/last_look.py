@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 
-from ..helper.last_look import contents, own_root, rights, shared
+from ..helper.last_look import own_root, rights, shared
 from ..helper.status import CONFINEMENT, NotStarted
 from ..helper.surroundings import foreign
+from ..linux.reading import whole
 from .sharing import ASIDE
 
 TYPE_CHECKING = False
@@ -38,7 +39,7 @@ def template() -> Outside:
 
 def around(blueprint: Blueprint, outside: Outside) -> None:
     """Run by who has made the view, a child of the first process. NotStarted when something is missing."""
-    mountinfo = contents("/proc/self/mountinfo")
+    mountinfo = whole("/proc/self/mountinfo")
     found = {
         "a first process above it": os.getppid() == 1,
         "its own host name": os.fsencode(os.uname().nodename) == blueprint.host,
@@ -63,13 +64,13 @@ def at_myself(uid: int, gid: int, maps: tuple[tuple[str, bytes], ...], outer: in
 
     `kept` are the capabilities that it may still have.
     """
-    status = contents("/proc/self/status")
+    status = whole("/proc/self/status")
     found = {
         **rights(status, kept),
         "a filter of system calls": b"\nSeccomp:\t2\n" in status,
         "a user namespace of its own": user_namespace() != outer,
         "a user of its own": os.getresuid() == (uid,) * 3 and os.getresgid() == (gid,) * 3,
-        "ids of its own": all(contents(f"/proc/self/{name}").split() == text.split() for name, text in maps),
+        "ids of its own": all(whole(f"/proc/self/{name}").split() == text.split() for name, text in maps),
     }
     _complain([what for what, is_there in found.items() if not is_there])
 

@@ -92,8 +92,9 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
 }
 
 #: What a shell does when it gets SIGRTMAX, once the program that it waits for has ended: interrupted
-#: while it waits, it would go on with the next one, unless the program died of the same signal.
-BRAKE, BRAKE_SIGNAL = b"\\builtin kill -INT $$", 64
+#: while it waits, it would go on with the next one, unless the program died of the same signal. Only
+#: while it reads a text: in a trap that comes while it waits for lines, an interrupt tears it apart.
+BRAKE, BRAKE_SIGNAL = b"((${#BASH_SOURCE[@]})) && \\builtin kill -INT $$", 64
 
 #: What fits on a line for sure; longer bodies come in a memory file, whose descriptor is the last.
 LONGEST = 32 << 10

@@ -20,14 +20,16 @@ import struct
 from ..linux import process
 from ..linux.syscalls import call
 from .channel import identity
+from .requests import BRAKE_SIGNAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 #: The steps, as the host program asks for them, in this order: HOLD for a shell without its brake,
-#: TIDY for a run that is over.
-HOLD, INTERRUPT, TERMINATE, KILL, KILL_SHELL, TIDY = range(6)
+#: TIDY for a run that is over. Not BRAKE and INTERRUPT at once: bash does not survive an interrupt
+#: while it is in a trap that came while it read.
+HOLD, BRAKE, INTERRUPT, TERMINATE, KILL, KILL_SHELL, TIDY = range(7)
 SIGCONT, SIGSTOP = 18, 19
 _RLIMIT_NPROC = 6
 #: Who starts others faster than they are found is ended by its limits, or with the sandbox.
@@ -153,6 +155,9 @@ class Ending:
         """Do one step. `run` gives the processes of the run as they are now."""
         if number == HOLD:
             self._hold()
+        elif number == BRAKE:
+            signal((self._shell,), BRAKE_SIGNAL)
+            signal(run(), process.SIGINT)
         elif number == INTERRUPT:
             signal((self._shell, *run()), process.SIGINT)
         elif number == TERMINATE:

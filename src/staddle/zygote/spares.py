@@ -6,12 +6,11 @@ the same directory takes one that is ready but for its name.
 
 from __future__ import annotations
 
-import os
 import select
 
 from . import ahead
 from .blueprint import TAKEN
-from .descriptors import send
+from .descriptors import close_all, send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,9 +112,3 @@ def tell(line: _socket.socket, message: bytes, descriptors: Sequence[int] = ()) 
         send(line, message, descriptors)
     except BrokenPipeError:
         pass  # it could not be made, and whoever gets its line reads there why
-
-
-def close_all(descriptors: Sequence[int]) -> None:
-    """Close them."""
-    for fd in descriptors:
-        os.close(fd)

@@ -14,6 +14,7 @@ import gc
 import os
 import select
 
+from ..helper.caller import contents
 from ..helper.scratch import remove
 from ..helper.wire import Malformed
 from ..linux import process
@@ -33,12 +34,12 @@ from .blueprint import (
     decode_blueprint,
     decode_request,
 )
-from .descriptors import receive, send
+from .descriptors import close_all, receive, send
 from .maker import Maker
 from .reasons import reason
 from .rehearsal import rehearse_all
 from .sharing import OLD_ROOT
-from .spares import Spare, Spares, close_all, tell
+from .spares import Spare, Spares, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def main(words: list[str]) -> NoReturn:
     os.set_inheritable(line.fileno(), False)
     doing = ""
     try:
-        blueprint = decode_blueprint(_contents(int(words[1])))
+        blueprint = decode_blueprint(contents(int(words[1])))
         outside = last_look.outside(blueprint)
         process.close_from(3, keep=(line.fileno(),))
         _be_quiet()
@@ -346,10 +347,3 @@ def _answer(line: _socket.socket, message: bytes) -> None:
         send(line, message)
     except OSError:
         os._exit(0)  # nobody is there any more
-
-
-def _contents(file: int) -> bytes:
-    data = bytearray()
-    while chunk := os.pread(file, 1 << 20, len(data)):
-        data += chunk
-    return bytes(data)

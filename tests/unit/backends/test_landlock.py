@@ -216,7 +216,7 @@ def test_a_socket_is_given_too_if_it_is_there(tmp_path: Path) -> None:
 
 
 def test_the_way_through_a_home_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:
-    modes = {"/": 0o40755, "/root": 0o40700, "/root/a": 0o40755, "/root/a/work": 0o40755}
+    modes = {"/": 0o40755, "/closed": 0o40700, "/closed/a": 0o40755, "/closed/a/here": 0o40755}
 
     def lstat(path: str) -> os.stat_result:
         if path not in modes:
@@ -224,10 +224,12 @@ def test_the_way_through_a_home_is_covered(monkeypatch: pytest.MonkeyPatch) -> N
         return os.stat_result((modes[path], 0, 0, 0, 0, 0, 0, 0, 0, 0))
 
     monkeypatch.setattr(os, "lstat", lstat)
-    assert "/root" in {path for path, _, _ in view(plan(grants=(write("/root/a/work"),)), 5000, "/").empty}
+    assert "/closed" in {
+        path for path, _, _ in view(plan(grants=(write("/closed/a/here"),)), 5000, "/").empty
+    }
     # The home itself granted: its owner is the stranger, who may pass.
-    whole = view(plan(grants=(read("/root"), write("/root/a/work"))), 5000, "/")
-    assert "/root" not in {path for path, _, _ in whole.empty}
+    whole = view(plan(grants=(read("/closed"), write("/closed/a/here"))), 5000, "/")
+    assert "/closed" not in {path for path, _, _ in whole.empty}
 
 
 def test_the_account_files_name_the_stranger() -> None:

@@ -129,7 +129,7 @@ class TestRules:
         assert empty.access("/usr/lib/dyld") == "read"
 
     def test_ancestors_of_a_grant_can_be_passed_but_not_listed(self) -> None:
-        made = profile(plan(grants=(grant("/Users/me/work"),)))
+        made = profile(plan(grants=(grant("/Users/me/project"),)))
         assert made.allows("file-read-metadata", "/Users/me")
         assert not made.allows("file-read-data", "/Users/me")
         assert not made.allows("file-read-metadata", "/Users/other")
@@ -164,10 +164,10 @@ class TestRules:
         assert profile(made).access(PRIVATE + "/tmp/x") == "write"
 
     def test_a_grant_of_the_system_is_no_grant_of_the_homes_mounted_below_it(self) -> None:
-        made = profile(plan(grants=(grant("/System"), grant("/Users/me/work", "write"))))
+        made = profile(plan(grants=(grant("/System"), grant("/Users/me/project", "write"))))
         assert made.access("/System/Library/x") == "read"
         assert made.access("/System/Volumes/Data/Users/me/.ssh/id") == "none"
-        assert made.access("/System/Volumes/Data/Users/me/work/x") == "write"
+        assert made.access("/System/Volumes/Data/Users/me/project/x") == "write"
 
     def test_a_link_may_be_looked_at_only(self) -> None:
         made = profile(plan(grants=(grant("/real"),), links=(Link("/w/link", "/real", "test"),)))

@@ -204,8 +204,8 @@ def test_the_steps_name_everything_and_no_secret() -> None:
 
 
 def test_as_root_it_says_whose_owner_is_translated() -> None:
-    made = plan(grants=(write("/root/w"), write("/opt/w"), read("/usr"), read("/home/u")))
-    for found, translated in ((USER, set()), (ROOT, {"/root/w", "/opt/w", "/home/u"})):
+    made = plan(grants=(write("/srv/w"), write("/opt/w"), read("/usr"), read("/home/u")))
+    for found, translated in ((USER, set()), (ROOT, {"/srv/w", "/opt/w", "/home/u"})):
         steps = description.steps(made, lay_out(made, DictHost()), found)
         told = {step.action.split()[1] for step in steps if "its owner shown as" in step.action}
         assert told == translated

@@ -15,6 +15,7 @@ from staddle.policy.paths import absolute, covers
 from staddle.policy.presets import denied
 from staddle.policy.toolchains import Found, find
 from staddle.policy.tools import Disk
+from tests.unit.policy.tree import make
 
 Look = Callable[..., Found]
 
@@ -63,18 +64,8 @@ def look(home: Path, tmp_path: Path) -> Look:
 
 
 def plant(root: Path, *names: str, text: str = "") -> None:
-    """Files, directories ("name/") and links ("name -> target")."""
-    for name in names:
-        where, _, target = name.partition(" -> ")
-        path = root / where
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if target:
-            path.symlink_to(target)
-        elif name.endswith("/"):
-            path.mkdir(parents=True, exist_ok=True)
-        else:
-            path.write_text(text)
-            path.chmod(0o755)
+    """Programs, and what `make` can make."""
+    make(root, *names, text=text, mode=0o755)
 
 
 def roots(found: Found, home: Path) -> set[str]:

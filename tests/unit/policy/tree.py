@@ -13,7 +13,7 @@ from staddle import Plan, Policy
 from staddle.policy.compiler import compile as compile_policy
 
 
-def make(root: Path, *names: str) -> Path:
+def make(root: Path, *names: str, text: str = "x", mode: int = 0o644) -> Path:
     """Directories (a name that ends in `/`), links (`name -> target`) and files below `root`."""
     for name in names:
         path, arrow, target = name.partition(" -> ")
@@ -24,7 +24,8 @@ def make(root: Path, *names: str) -> Path:
         elif path.endswith("/"):
             place.mkdir(parents=True, exist_ok=True)
         else:
-            place.write_text("x")
+            place.write_text(text)
+            place.chmod(mode)
     return root
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket
+import os
 
 import pytest
 
@@ -25,3 +26,26 @@ def test_a_sandbox_that_could_not_be_made_is_not_told_as_a_matter_of_its_shell()
         link.announced()
     assert caught.value.why == "while its own part of the view was made: mount: No space left on device"
     link.close()
+
+
+def test_an_answer_to_somebody_who_was_interrupted_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    link = AgentLink(ours.detach())
+    read, write = os.pipe()
+
+    def interrupt(line: _socket.socket) -> requests.Message:
+        monkeypatch.undo()
+        requests.say(theirs, requests.encode(requests.STARTED, 7), (write,))
+        os.close(write)
+        requests.say(theirs, requests.encode(requests.POKED, 1))
+        requests.say(theirs, requests.encode(requests.COUNTED, (0, 0, 0, 0, 0, 42)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(requests, "hear", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        link.spawn(["true"], {}, "/", stdio=(0, 1, 2))
+    assert os.read(read, 1) == b"", "the program's line is closed: it ends"
+    os.close(read)
+    assert link.count()[5] == 42
+    link.close()
+    theirs.close()

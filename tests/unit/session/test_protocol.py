@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from staddle.session.protocol import (
+    ASK_AGAIN,
+    BRAKE,
     INTERRUPT,
     KILL,
     KILL_SHELL,
@@ -156,7 +158,7 @@ def test_the_ladder_is_climbed_in_time() -> None:
         assert run.over or run.deadline > now
         now = max(now, run.deadline)
     assert steps == [step for step, _ in LADDER]
-    assert steps[:3] == [INTERRUPT, TERMINATE, KILL]
+    assert [step for step in steps if step != ASK_AGAIN][:4] == [BRAKE, INTERRUPT, TERMINATE, KILL]
     assert steps[-1] == KILL_SHELL
     assert run.reason == "timeout"
     assert run.lost
@@ -165,7 +167,7 @@ def test_the_ladder_is_climbed_in_time() -> None:
 
 def test_an_answer_ends_the_climb() -> None:
     run = Run(b"N1", b"", 0.0, 1.0)
-    assert run.step(1.0) == INTERRUPT
+    assert run.step(1.0) == BRAKE
     run.heard(said(130), PLACES)
     assert run.step(9.0) is None
     assert run.was_ended
@@ -177,7 +179,7 @@ def test_a_poke_is_for_one_run() -> None:
     assert run.reason is None
     run.poked(5, 0.5)
     assert run.reason == "cancelled"
-    assert run.step(0.5) == INTERRUPT
+    assert run.step(0.5) == BRAKE
 
 
 def test_closing_ends_the_shell_at_once() -> None:

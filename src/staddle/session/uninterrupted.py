@@ -1,0 +1,83 @@
+"""What must not be left half done because somebody pressed Ctrl-C."""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps costs ten times as much
+import threading
+from functools import partial, wraps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+    from typing import ParamSpec, TypeVar
+
+    P = ParamSpec("P")
+    T = TypeVar("T")
+
+_SIGNALS = range(1, _signal.NSIG)
+
+
+def uninterrupted(work: Callable[[], T]) -> T:
+    """What `work` returns, which is done to its end, if it is begun. What a signal brings comes then.
+
+    Python runs the handlers of signals in the main thread, between any two steps, and what they raise
+    comes out there. So they are put off: no thread, which would take longer than most of this work does.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    came: list[tuple[int, object]] = []
+    handlers: dict[int, Callable[[int, object], object]] = {}
+
+    def put_off(number: int, frame: object) -> None:
+        came.append((number, frame))
+
+    try:
+        for number in _SIGNALS:
+            handler = _signal.getsignal(number)
+            if callable(handler):
+                handlers[number] = handler
+                _signal.signal(number, put_off)
+        return work()
+    finally:
+        raised = _put_back(handlers)
+        for number, frame in came:
+            try:
+                handlers[number](number, frame)
+            except BaseException as error:
+                raised = raised or error
+        if raised is not None:
+            raise raised
+
+
+def _put_back(handlers: dict[int, Callable[[int, object], object]]) -> BaseException | None:
+    """Have these handlers again, all of them; what one of them has raised meanwhile."""
+    raised = None
+    while True:
+        try:
+            for number, handler in handlers.items():
+                _signal.signal(number, handler)
+            return raised
+        except BaseException as error:
+            raised = error
+
+
+def to_its_end(method: Callable[P, T]) -> Callable[P, T]:
+    """A method that is uninterrupted whenever it is called."""
+
+    @wraps(method)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        return uninterrupted(partial(method, *args, **kwargs))
+
+    return called
+
+
+def holding(locks: Sequence[AbstractContextManager[object]], work: Callable[[], T]) -> T:
+    """What `work` returns, done while all of these are held.
+
+    A `with` of a lock is the one way to hold it that nothing can come between.
+    """
+    if not locks:
+        return work()
+    with locks[0]:
+        return holding(locks[1:], work)

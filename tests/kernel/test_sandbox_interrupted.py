@@ -1,0 +1,187 @@
+"""Ctrl-C, or anything that a signal's handler raises, at any moment: nothing is lost, nothing goes on.
+
+Each in a process of its own, whose main thread it is that is interrupted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.in_a_child import python
+
+#: `interrupted(seconds, work)` does something, and raises Rung in it after so long.
+_PRELUDE = """
+import faulthandler, random, signal
+from staddle import Sandbox
+
+faulthandler.dump_traceback_later(80, exit=True)
+
+class Rung({kind}): pass
+
+def handler(number, frame): raise Rung
+
+hits = 0
+
+def interrupted(seconds, work):
+    global hits
+    signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        return work(), time.sleep(0.004)
+    except Rung:
+        hits += 1
+    finally:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+random.seed({seed})
+place = {place!r}
+"""
+
+
+def child(code: str, place: Path, kind: str = "KeyboardInterrupt", seed: int = 1) -> str:
+    prelude = _PRELUDE.format(kind=kind, seed=seed, place=str(place))
+    return python(prelude + code, timeout=100)
+
+
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "Exception", "TimeoutError"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "sb.run('x=kept; echo some; sleep 77')",
+        "(sb.run('x=kept', check=True), sb.exec(['sleep', '77']))",
+        "(sb.run('x=kept', check=True), list(sb.stream('sleep 77')))",
+        "(sb.run('x=kept', check=True), sb.environment().exec_command('sleep', ['77']))",
+    ],
+    ids=["run", "exec", "stream", "environment"],
+)
+def test_a_command_ends_and_the_session_is_whole(what: str, kind: str, tmp_path: Path) -> None:
+    told = child(
+        f"""
+with Sandbox(place) as sb:
+    interrupted(0.4, lambda: {what})
+    assert hits == 1
+    end = time.monotonic() + 5
+    while sb.run("pgrep -x sleep").ok and time.monotonic() < end:
+        time.sleep(0.05)
+    print(sb.run("pgrep -x sleep; echo $x").stdout)
+    print(sb.exec(["echo", "fine"]).stdout)
+""",
+        tmp_path,
+        kind,
+    )
+    assert told.split() == ["kept", "fine"]
+
+
+_AT_ANY_MOMENT = """
+import threading
+texts = [
+    "echo one; echo {i} >> log; y={i}",
+    "declare -A m{i}=([a]={i}); echo {i} >> log; y={i}",
+    "sleep 0.001; echo {i} >> log; y={i}",
+    "seq 200; echo {i} >> log; y={i}",
+    "for k in 1 2 3; do /bin/true; done; echo {i} >> log; y={i}",
+    "(exit 3); echo {i} >> log; y={i}; sleep 0.01 &",
+]
+sb = Sandbox(place)
+sb.run("touch log; y=none", check=True)
+shell, before, others = sb.main.shell.pid, "none", 0
+for i in range(1, 150):
+    text, done = random.choice(texts).format(i=i), None
+    wait = random.choice([random.uniform(0.00001, 0.0003), random.uniform(0.00001, 0.003)])
+    %s
+    printed = sb.run(f'echo "$y"; grep -cx {i} log; pwd').stdout
+    now, count, where, _ = (*printed.split("\\n"), "", "")[:4]
+    assert printed.count("\\n") == 3 and where == "/workspace", (i, text, printed)
+    assert count in ("0", "1") and now in (str(i), before), (i, text, printed, before)
+    assert done is None or done.reason != "exited" or (count, now) == ("1", str(i)), (i, text, printed)
+    before = now
+    if sb.main.shell.pid != shell:
+        shell, others = sb.main.shell.pid, others + 1
+sb.close()
+print(others)
+"""
+
+
+@pytest.mark.parametrize(
+    "interrupt",
+    [
+        "done, _ = interrupted(wait, lambda: sb.run(text)) or (None, None)",
+        "bell = threading.Timer(wait, sb.interrupt); bell.start(); done = sb.run(text); bell.join()",
+    ],
+    ids=["by-a-signal", "by-a-thread"],
+)
+def test_a_command_is_run_once_at_most_and_its_shell_is_not_lost(interrupt: str, tmp_path: Path) -> None:
+    """A signal to a shell that reads makes it forget a line; in a trap, it would tear it apart."""
+    assert int(child(_AT_ANY_MOMENT % interrupt, tmp_path)) <= 2
+
+
+def test_a_snapshot_is_taken_or_not(tmp_path: Path) -> None:
+    """What was written stays, and can be written, and is what a diff shows; a restore is whole, or is not."""
+    told = child(
+        """
+sb = Sandbox(place)
+sb.run("echo 0 > number")
+start = sb.snapshot()
+kept = []
+for number in range(1, 60):
+    sb.run(f"echo {number} > number; echo x > file{number}", check=True)
+    work = sb.snapshot if number % 3 else lambda: sb.restore(start)
+    kept[:1] = [interrupted(random.uniform(0.00002, 0.003), work)]
+    found = sb.run("cat number; ls").stdout.split()
+    whole = [str(number)] if number % 3 else [str(number), "0"]
+    assert found[0] in whole, (number, found)
+    assert (found[0] == str(number)) == (f"file{number}" in found), (number, found)
+    sb.run("echo more > more && cat more && rm more", check=True)
+    shown = {change.path for change in sb.diff()}
+    assert shown == {f"/workspace/{name}" for name in found[1:]}, (number, shown, found)
+sb.close()
+print(hits > 20)
+""",
+        tmp_path,
+    )
+    assert told == "True"
+
+
+def test_a_sandbox_is_the_one_that_was_asked_for(tmp_path: Path) -> None:
+    """An answer to who was interrupted is never taken for one to somebody else; and nothing piles up."""
+    told = child(
+        """
+places = []
+for number in range(3):
+    os.mkdir(f"{place}/{number}")
+    with open(f"{place}/{number}/who", "w") as file:
+        file.write(str(number))
+    places.append(f"{place}/{number}")
+Sandbox(places[0]).close()
+
+def check(sb, number):
+    assert sb.run("cat who; echo x > new; cat new").stdout == f"{number}x\\n"
+    assert [change.path for change in sb.diff()] == ["/workspace/new"]
+    assert sb.exec(["echo", "fine"]).stdout == "fine\\n"
+
+for turn in range(60):
+    number, sb = random.randrange(3), None
+
+    def work():
+        global sb
+        sb = Sandbox(places[number])
+        for _ in range(3):
+            sb.exec(["true"])
+
+    interrupted(random.uniform(0.00002, 0.006), work)
+    if sb is not None:
+        check(sb, number)
+        sb.close()
+    number = random.randrange(3)
+    with Sandbox(places[number]) as other:
+        check(other, number)
+sb = None
+time.sleep(0.5)
+print(hits > 20, len(os.listdir("/proc/self/fd")) < 60)
+""",
+        tmp_path,
+    )
+    assert told == "True True"
