@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from staddle import ExecutionEnvironment, LocalEnvironment, Policy, Sandbox, running
-from staddle.environment import AsyncLocalEnvironment, in_sandbox
+from staddle.environment import AsyncLocalEnvironment
 from staddle.errors import (
     CommandCancelled,
     CommandNotFound,
@@ -75,7 +75,7 @@ def time_is_up_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], b
 
     def up(ready: Callable[[], bool]) -> None:
         clock = JumpingClock(ready)
-        for module in (running, execution, in_sandbox):
+        for module in (running, execution):
             monkeypatch.setattr(module, "time", clock)
 
     return up

@@ -46,7 +46,7 @@ class Watch:
         """From now on the top layer of another view, as after a snapshot or a restore."""
         self._view = view.replace(layers=view.layers[:1], bases=(*view.layers[1:], *view.bases))
         self._host = view.bases[-1]
-        self._changed = os.stat(view.layers[0], follow_symlinks=False).st_mtime_ns
+        self._changed = -1
         # Mostly it is a new one.
         self._seen = _scan(view.layers[0], self._most) if os.listdir(view.layers[0]) else {}
 
@@ -88,9 +88,9 @@ class Watch:
         """Whether nothing has been put into a layer that was empty: then its own time has moved."""
         # Not the time of its content: overlayfs puts that back when it brings up a file from below.
         changed = os.stat(self._view.layers[0], follow_symlinks=False).st_ctime_ns
-        was, self._changed = self._changed, changed
-        # The clock of files stands still for some milliseconds: one so new may hide a change.
-        return changed == was and time.time_ns() - changed > _STANDSTILL
+        # The clock of files stands still for some milliseconds: one so new could hide a change to come.
+        was, self._changed = self._changed, changed if time.time_ns() - changed > _STANDSTILL else -1
+        return changed == was or not os.listdir(self._view.layers[0])
 
     def _compared(self, fresh: list[str], before: dict[str, Mark]) -> list[Change]:
         """What is new in the layer, against what lies below it."""

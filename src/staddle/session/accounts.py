@@ -68,6 +68,7 @@ class Account:
         self._shell = ProcessMeter(0)
         self._line: Line | None = None
         self._looked = 0.0
+        self._is_ahead = False  # whether it was looked for a command to come, and nothing ran since
         self._job: int | None = None
         self._memory: int | None = None
         self._before, self._filled = Events(), 0
@@ -75,6 +76,9 @@ class Account:
     def begin(self, shell: int = 0) -> None:
         """A command begins: in the shell with this number on the host, or as a program of its own."""
         now = time.monotonic()
+        if self._is_ahead:
+            self._is_ahead, self._looked = False, now
+            return
         if self._limiting is not None and self._limiting.roomy:
             self._limiting.take_room_back()
         if shell != self._shell.pid:
@@ -89,6 +93,11 @@ class Account:
             self._limiting.seen()
             self._before = self._events()
             self._filled = self._limiting.filled
+
+    def get_ready(self, shell: int) -> None:
+        """Look now for the first command of a shell, in which nothing has run and nothing will before."""
+        self.begin(shell)
+        self._is_ahead = True
 
     def end(self, outcome: Outcome, spent: Spent | None = None) -> None:
         """It is over: add to its outcome what it used and, if that made it fail, the limit it ran into.
@@ -124,7 +133,7 @@ class Account:
     def park(self) -> None:
         """Give back descriptors that are not needed between commands."""
         self._shell.park()
-        self._looked = 0.0
+        self._looked, self._is_ahead = 0.0, False
         if self._group is not None:
             self._group.park()
 

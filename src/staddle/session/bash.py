@@ -246,6 +246,11 @@ class Bash:
         else:
             run.shell_ended(self.ended)
 
+    def stir(self) -> None:
+        """Have it wake up, by an empty line, since somebody is about to use it."""
+        if self._control >= 0 and self.ended is None:
+            stir(self._control)
+
     def has_begun(self, run: Run) -> bool:
         """Whether something of this run may have been said to the shell."""
         return self._run is run
@@ -389,6 +394,14 @@ class Bash:
         if self._waits_for_room:
             self._waits_for_room = False
             self._epoll.unregister(self._control)
+
+
+def stir(control: int) -> None:
+    """Have the shell at the other end of this pipe wake up: it takes a moment to come round."""
+    try:
+        os.write(control, b"\n")
+    except OSError:
+        pass  # it is gone, or has enough to do
 
 
 def _put(fd: int, data: bytes) -> None:

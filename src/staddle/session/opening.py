@@ -209,6 +209,7 @@ def _opened(asked: Settings, layering: Layering | None) -> Opened:
 
 def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: OnConnect | None) -> Opened:
     from ..zygote import client
+    from .bash import stir
     from .link import AgentLink
     from .reach import Reach
 
@@ -252,6 +253,7 @@ def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: O
     try:
         try:
             shell = link.announced()
+            stir(shell.control)
         finally:
             if layers:  # not sooner: it may have been in the making
                 layers.come(taken)

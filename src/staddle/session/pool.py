@@ -77,6 +77,7 @@ class Pool:
                         self._changed.notify_all()
                         continue
                     self._take(sandbox)
+                    sandbox.main.shell.stir()
                     return sandbox
                 if self._all() < self._size:
                     self._opening += 1
@@ -198,6 +199,7 @@ class Pool:
     def _open_ahead(self) -> None:
         try:
             sandbox = self._open()
+            sandbox.main.shell.get_ready()
         except Exception:
             # Whoever asks next tries it in their own thread, and is told why it fails.
             with self._lock:

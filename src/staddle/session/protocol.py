@@ -138,18 +138,16 @@ def question(places: Places, nonce: bytes) -> bytes:
 
 def answer(nonce: bytes, noise: bytes) -> Answer | None:
     """The answer with this nonce, if it is in there. Everything in it comes from inside."""
-    mark = b"/%b." % nonce
-    start = noise.find(mark)
-    while start >= 0:  # `set -v` has the question itself in there, before the answer
-        middle = noise.find(mark, start + len(mark))
-        end = noise.find(mark[:-1], middle + len(mark)) if middle >= 0 else -1
-        if end < 0:
-            return None
-        status, flags, job, cwd = (noise[start + len(mark) : middle].split(b".", 3) + [b""] * 3)[:4]
-        if status.isdigit() and len(status) <= 3 and len(job) <= 9 and (job.isdigit() or not job):
-            oldpwd = noise[middle + len(mark) : end]
-            return Answer(int(status), flags[:64], int(job or 0), cwd[:4096], oldpwd[:4096])
-        start = noise.find(mark, start + len(mark))
+    parts = noise.split(b"/" + nonce)
+    for number in range(1, len(parts) - 2):  # `set -v` has the question itself in there, before the answer
+        words = parts[number].split(b".", 4)
+        if len(words) != 5:
+            continue
+        nothing, status, flags, job, cwd = words
+        is_job = not job or (job.isdigit() and len(job) <= 9)
+        if not nothing and status.isdigit() and len(status) <= 3 and is_job:
+            oldpwd = parts[number + 1][1:4097]
+            return Answer(int(status), flags[:64], int(job or 0), cwd[:4096], oldpwd)
     return None
 
 

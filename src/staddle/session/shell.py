@@ -295,6 +295,18 @@ class Shell:
         else:
             self.rest()
 
+    def get_ready(self) -> None:
+        """Do what can be done before its first command, when nobody waits."""
+        with self._turn:
+            if self._account is not None and not self._closed:
+                self._account.get_ready(self._memory.bash.outside)
+
+    def stir(self) -> None:
+        """Its first command is about to come."""
+        with self._turn:
+            if not self._closed:
+                self._memory.bash.stir()
+
     def restart(self) -> None:
         """A new bash as it was at the beginning, without the state; ends a run in progress."""
         self.interrupt()
