@@ -1,0 +1,56 @@
+"""What a watch on a layer notices."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from staddle.layers import scan
+from staddle.layers.merged import View
+from staddle.layers.scan import Watch
+
+
+@pytest.fixture
+def layer(tmp_path: Path) -> Path:
+    for name in ("layer", "host"):
+        (tmp_path / name).mkdir()
+    return tmp_path / "layer"
+
+
+def watch(layer: Path) -> Watch:
+    return Watch(View((str(layer),), (str(layer.parent / "host"),)), at="/workspace")
+
+
+def told(watch: Watch) -> list[str]:
+    found = watch.look()
+    assert found is not None
+    return [change.path for change in found]
+
+
+def test_what_comes_right_after_a_look_is_noticed_later(layer: Path) -> None:
+    """The clock of files stands still for some milliseconds, so the layer's time may not have moved."""
+    for number in range(5):
+        place = layer.parent / f"layer{number}"
+        place.mkdir()
+        watching = watch(place)
+        assert told(watching) == []
+        (place / "new").touch()
+        time.sleep(scan._STANDSTILL / 1e9 * 1.2)
+        assert told(watching) == ["/workspace/new"]
+
+
+def test_a_layer_that_nobody_touches_is_looked_at_once(layer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching = watch(layer)
+    time.sleep(scan._STANDSTILL / 1e9 * 1.2)
+    assert told(watching) == []
+    monkeypatch.setattr(scan.os, "listdir", lambda _: pytest.fail("there was no need to"))
+    assert told(watching) == []
+
+
+def test_an_empty_layer_is_not_scanned(layer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching = watch(layer)
+    monkeypatch.setattr(scan, "_scan", lambda *_: pytest.fail("there was no need to"))
+    layer.chmod(0o700)
+    assert told(watching) == []
