@@ -28,8 +28,8 @@ def test_a_timeout_stops_the_unit(prison: Prison) -> None:
     name = prison.create()
     done = prison.go(name, f'(setsid sh -c "{ENDLESS}" {mark} &); {ENDLESS}', "--timeout", "1")
     assert done.returncode == 124
-    assert prison.units() == []
     assert prison.processes(mark) == []
+    wait_for("the manager forgets the unit", lambda: prison.units() == [])
     assert prison.state(name) == "failed"
     assert prison.go(name, "true").returncode == 0
     assert prison.state(name) == "stopped"
