@@ -23,7 +23,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """As an ordinary user `make test` leaves out what needs root, and says so once."""
     if os.geteuid() == 0:
         return
-    kept = [item for item in items if item.get_closest_marker("needs_root") is None]
-    if len(kept) != len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        (kept if item.get_closest_marker("needs_root") is None else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
         items[:] = kept

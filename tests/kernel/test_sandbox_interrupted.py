@@ -46,7 +46,7 @@ def child(code: str, place: Path, kind: str = "KeyboardInterrupt", seed: int = 1
     return python(prelude + code, timeout=100)
 
 
-@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "Exception", "TimeoutError"])
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "TimeoutError"])
 @pytest.mark.parametrize(
     "what",
     [
@@ -162,7 +162,7 @@ def check(sb, number):
     assert [change.path for change in sb.diff()] == ["/workspace/new"]
     assert sb.exec(["echo", "fine"]).stdout == "fine\\n"
 
-for turn in range(60):
+for turn in range(40):
     number, sb = random.randrange(3), None
 
     def work():
@@ -180,7 +180,7 @@ for turn in range(60):
         check(other, number)
 sb = None
 time.sleep(0.5)
-print(hits > 20, len(os.listdir("/proc/self/fd")) < 60)
+print(hits > 15, len(os.listdir("/proc/self/fd")) < 60)
 """,
         tmp_path,
     )
