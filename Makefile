@@ -36,12 +36,18 @@ bench-packages:
 $(BIN)/python: | check-python
 	@$(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
 
+# pip writes a first line into our program that does not work where the path has spaces, or is long.
+MEND = $(BIN)/staddle --version >/dev/null 2>&1 || printf '\#!/bin/sh\nexec "%s" -m staddle "$$@"\n' \
+	"$(CURDIR)/$(BIN)/python" > $(BIN)/staddle
+
 $(VENV)/installed: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@$(MEND)
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(MEND)
 	@touch $@ $(VENV)/installed
 
 demo: demo-packages $(VENV)/installed
