@@ -7,8 +7,9 @@ VENV := .venv
 # Most tests wait for processes more than they compute. A file's tests stay together and in order.
 WORKERS ?= 3
 PARALLEL := -n $(WORKERS) --dist loadfile
-# Of tests/kernel, what is the same whoever runs it: once is enough.
-ALIKE := git_safety seccomp network_relay network_names
+# What is the same whoever runs it: once is enough.
+ALIKE := $(addprefix tests/,kernel/test_git_safety.py kernel/test_seccomp.py kernel/test_network_relay.py \
+	kernel/test_network_names.py containment/test_mutations.py)
 BIN := $(VENV)/bin
 
 .PHONY: help demo test lint bench docs filters clean check-python demo-packages test-packages bench-packages
@@ -55,7 +56,7 @@ demo: demo-packages $(VENV)/installed
 
 test: test-packages $(VENV)/installed-dev lint
 	$(BIN)/python -m pytest $(PARALLEL)
-	scripts/test-as-user $(PARALLEL) $(ALIKE:%=--ignore=tests/kernel/test_%.py) \
+	scripts/test-as-user $(PARALLEL) $(ALIKE:%=--ignore=%) \
 		tests/kernel tests/containment tests/cli tests/unit/layers
 
 lint: $(VENV)/installed-dev
