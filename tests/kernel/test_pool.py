@@ -175,3 +175,15 @@ def test_what_cannot_be_meant_is_refused_at_once(
 def test_a_timeout_must_be_one() -> None:
     with Pool(1, backend="native") as pool, pytest.raises(InvalidCall):
         pool.acquire(timeout=-1)
+
+
+def test_what_the_first_commands_use_is_told_of_each() -> None:
+    """The shell was looked at before anybody had it."""
+    with Pool(1, backend="namespaces") as pool, pool.sandbox() as sb:
+        first = sb.run("head -c 3000000 /dev/zero > x")
+        assert first.usage.written is not None
+        assert 3_000_000 <= first.usage.written < 4_000_000
+        assert sb.run("true").usage.processes == 0
+        later = sb.run("sleep 0.02")
+        assert later.usage.written is not None
+        assert later.usage.written < 1_000_000

@@ -1,6 +1,6 @@
 """Ctrl-C, or anything that a signal's handler raises, at any moment: nothing is lost, nothing goes on.
 
-Each in a process of its own, whose main thread it is that is interrupted.
+Mostly in a process of its own, whose main thread it is that is interrupted.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from staddle import Reason, Sandbox
+from staddle.session import protocol
 from tests.kernel.in_a_child import python
 
 #: `interrupted(seconds, work)` does something, and raises Rung in it after so long.
@@ -116,6 +118,19 @@ print(others)
 def test_a_command_is_run_once_at_most_and_its_shell_is_not_lost(interrupt: str, tmp_path: Path) -> None:
     """A signal to a shell that reads makes it forget a line; in a trap, it would tear it apart."""
     assert int(child(_AT_ANY_MOMENT % interrupt, tmp_path)) <= 2
+
+
+def test_a_question_that_the_shell_has_forgotten_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Sandbox(tmp_path, backend="namespaces") as sb:
+        shell = sb.main.shell.pid
+        with monkeypatch.context() as forgetting:
+            forgetting.setattr(protocol, "question", lambda *_: b"")
+            done = sb.run("y=kept; echo some", env={"x": "1"}, timeout=0.3)
+        assert (done.reason, done.stdout) == (Reason.timeout, "some\n")
+        assert sb.run("echo $y").stdout == "kept\n"
+        assert sb.main.shell.pid == shell
 
 
 def test_a_snapshot_is_taken_or_not(tmp_path: Path) -> None:

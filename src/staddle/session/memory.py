@@ -14,7 +14,7 @@ from functools import partial
 from .._value import Value
 from ..errors import BackendUnavailable, LaunchFailed
 from ..signals import SIGKILL
-from ..zygote.requests import BRAKE
+from ..zygote.requests import BRAKE, BRAKE_TRAP, KILL_SHELL
 from . import protocol, risks, state
 from .bash import Bash
 from .link import exit_code
@@ -113,7 +113,7 @@ class Memory:
         listed = risks.lists_traps(text)
         if self.braked == listed and not self._brake_is_theirs:
             self.braked = not listed
-            action = b"-" if listed else b"-- " + quoted(BRAKE)
+            action = b"-" if listed else b"-- " + quoted(BRAKE_TRAP)
             self.unsaid += b"%btrap %b SIGRTMAX\n" % (self._word, action)
         if b"trap" not in text:
             self._guard(text)
@@ -212,7 +212,7 @@ class Memory:
         while not run.over:
             bash.step(max(0.0, (run.deadline or 0) - time.monotonic()))
             step = run.step(time.monotonic())
-            if step not in (None, protocol.BRAKE):
+            if step not in (None, BRAKE):
                 bash.ask_step(step, run.began, self.newest_job)
         for stream in ("output", "errors"):
             bash.rest(stream)
@@ -263,7 +263,7 @@ class Memory:
     def _ours_left_out(self, found: state.Dump) -> state.Dump:
         """Without the brake, which every shell has from the beginning."""
         brake = found.trap(b"SIGRTMAX")
-        self.braked = brake == BRAKE
+        self.braked = brake == BRAKE_TRAP
         self._brake_is_theirs = brake is not None and not self.braked
         if self.braked:
             found.without_trap(b"SIGRTMAX")
@@ -339,7 +339,7 @@ class Memory:
 
     def abandon(self, run: protocol.Run) -> None:
         """Nobody will see `run` through: its shell ends with it, and the next text gets another one."""
-        self.bash.ask_step(protocol.KILL_SHELL, run.began, self.newest_job)
+        self.bash.ask_step(KILL_SHELL, run.began, self.newest_job)
         self.bash.ended = SIGKILL
 
     def ask_again(self, run: protocol.Run, unsaid: bytes) -> None:

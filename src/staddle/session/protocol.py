@@ -14,17 +14,17 @@ without this run's nonce is noise.
 from __future__ import annotations
 
 from .._value import Value
+from ..zygote.requests import BRAKE, INTERRUPT, KILL, KILL_SHELL, TERMINATE
 from .quoting import quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Steps of ending a run, as the agent knows them; and one of ours: a shell that is interrupted while it
-#: reads forgets the line, which may have been the question.
-HOLD, BRAKE, INTERRUPT, TERMINATE, KILL, KILL_SHELL, TIDY = range(7)
+#: A step of ours among those that the agent takes: a shell that is interrupted while it reads forgets
+#: the line, which may have been the question.
 ASK_AGAIN = -1
-#: In this order, and how long each may take.
+#: How a run is ended, and how long each step may take.
 LADDER = (
     *((BRAKE, 0.02), (INTERRUPT, 0.02), (ASK_AGAIN, 0.11)),
     *((TERMINATE, 0.02), (ASK_AGAIN, 0.13)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .requests import BRAKE
+from .requests import BRAKE_TRAP
 
 #: A shell that reads its commands from a pipe, and goes on after any error.
 SHELL_OPTIONS = (b"--norc", b"--noprofile", b"--noediting", b"-i")
@@ -25,4 +25,4 @@ def greeting(places: tuple[bytes, ...]) -> bytes:
     """
     _, _, done, _, output, errors, nowhere = places
     named = {b"done": done, b"output": output, b"errors": errors, b"nowhere": nowhere}
-    return _FIRST_WORDS % {**named, b"brake": BRAKE}
+    return _FIRST_WORDS % {**named, b"brake": BRAKE_TRAP}

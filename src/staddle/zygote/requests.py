@@ -91,10 +91,14 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     BUSY: ((bytes,), (0,)),
 }
 
+#: The steps of ending a run, in this order: HOLD for a shell without its brake, TIDY for a run that is
+#: over. Not BRAKE and INTERRUPT at once: bash does not survive an interrupt while it is in a trap that came
+#: while it read.
+HOLD, BRAKE, INTERRUPT, TERMINATE, KILL, KILL_SHELL, TIDY = range(7)
 #: What a shell does when it gets SIGRTMAX, once the program that it waits for has ended: interrupted
 #: while it waits, it would go on with the next one, unless the program died of the same signal. Only
 #: while it reads a text: in a trap that comes while it waits for lines, an interrupt tears it apart.
-BRAKE, BRAKE_SIGNAL = b"((${#BASH_SOURCE[@]})) && \\builtin kill -INT $$", 64
+BRAKE_TRAP, BRAKE_SIGNAL = b"((${#BASH_SOURCE[@]})) && \\builtin kill -INT $$", 64
 
 #: What fits on a line for sure; longer bodies come in a memory file, whose descriptor is the last.
 LONGEST = 32 << 10

@@ -20,16 +20,12 @@ import struct
 from ..linux import process
 from ..linux.syscalls import call
 from .channel import identity
-from .requests import BRAKE_SIGNAL
+from .requests import BRAKE, BRAKE_SIGNAL, HOLD, INTERRUPT, KILL, KILL_SHELL, TERMINATE, TIDY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: The steps, as the host program asks for them, in this order: HOLD for a shell without its brake,
-#: TIDY for a run that is over. Not BRAKE and INTERRUPT at once: bash does not survive an interrupt
-#: while it is in a trap that came while it read.
-HOLD, BRAKE, INTERRUPT, TERMINATE, KILL, KILL_SHELL, TIDY = range(7)
 SIGCONT, SIGSTOP = 18, 19
 _RLIMIT_NPROC = 6
 #: Who starts others faster than they are found is ended by its limits, or with the sandbox.

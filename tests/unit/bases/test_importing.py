@@ -295,7 +295,7 @@ def test_a_name_is_given_once_and_free_again_when_it_is_removed(tmp_path: Path, 
 
 
 def test_what_a_killed_import_has_left_goes_with_the_next_one(tmp_path: Path, bases: Path) -> None:
-    (bases / ".0123/root/etc").mkdir(parents=True)
+    (bases / ".0123" / "root" / "etc").mkdir(parents=True)
     import_image(str(docker_save(tmp_path / "image.tar", [BELOW])), "one")
     assert os.listdir(bases) == ["one"]
     (bases / "one/about.json").write_text("damaged")

@@ -8,14 +8,14 @@ from staddle.helper.unix_sockets import Rules
 
 RULES = Rules(
     (
-        (b"beneath", b"/work"),
-        (b"never", b"/work/secret"),
+        (b"beneath", b"/open"),
+        (b"never", b"/open/secret"),
         (b"beneath", b"/tmp/private"),
         (b"never", b"/tmp"),
         (b"beneath", b"/same"),
         (b"never", b"/same"),
         (b"exactly", b"/run/named.sock"),
-        (b"exactly", b"/work/secret/named.sock"),
+        (b"exactly", b"/open/secret/named.sock"),
     )
 )
 
@@ -23,20 +23,20 @@ RULES = Rules(
 @pytest.mark.parametrize(
     ("path", "allowed"),
     [
-        (b"/work/s", True),
-        (b"/work/a/b/s", True),
-        (b"/work", True),  # a directory: it is no socket, and is not connected to
-        (b"/workshop/s", False),
-        (b"/work/secret", False),
-        (b"/work/secret/s", False),
-        (b"/work/secrets", True),
+        (b"/open/s", True),
+        (b"/open/a/b/s", True),
+        (b"/open", True),  # a directory: it is no socket, and is not connected to
+        (b"/opening/s", False),
+        (b"/open/secret", False),
+        (b"/open/secret/s", False),
+        (b"/open/secrets", True),
         (b"/tmp/s", False),
         (b"/tmp/private/s", True),
         (b"/same/s", False),
         (b"/run/named.sock", True),
         (b"/run/named.sock/x", False),
         (b"/run/other.sock", False),
-        (b"/work/secret/named.sock", True),
+        (b"/open/secret/named.sock", True),
         (b"/", False),
         (b"", False),
         (b"work/s", False),

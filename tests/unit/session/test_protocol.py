@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from staddle.session.protocol import (
     ASK_AGAIN,
-    BRAKE,
-    INTERRUPT,
-    KILL,
-    KILL_SHELL,
     LADDER,
-    TERMINATE,
     Places,
     Run,
     Way,
@@ -17,6 +12,7 @@ from staddle.session.protocol import (
     lines,
     way,
 )
+from staddle.zygote.requests import BRAKE, INTERRUPT, KILL, KILL_SHELL, TERMINATE
 
 PLACES = Places(b"/s/text", b"/s/status", b"/s/done", b"/s/input", b"/s/output", b"/s/errors", b"/s/x")
 
@@ -160,6 +156,8 @@ def test_the_ladder_is_climbed_in_time() -> None:
     assert steps == [step for step, _ in LADDER]
     assert [step for step in steps if step != ASK_AGAIN][:4] == [BRAKE, INTERRUPT, TERMINATE, KILL]
     assert steps[-1] == KILL_SHELL
+    interrupting = [number for number, step in enumerate(steps) if step in (INTERRUPT, TERMINATE, KILL)]
+    assert all(steps[number + 1] == ASK_AGAIN for number in interrupting)
     assert run.reason == "timeout"
     assert run.lost
     assert now < 1 + 0.15 + 0.15 + 0.5 + 2.1
