@@ -9,6 +9,8 @@ from .process import SIGKILL, pidfd_open, pidfd_send_signal
 
 _SIGSTOP, _SIGCONT = 19, 18
 _STOPPED, _ZOMBIE = [b"T"], [b"Z"]
+#: Where, among what the kernel says of a process after its name, the time of its start stands.
+_STARTED = 19
 #: How long a process may take to stop: one that is in the kernel's hands is looked at as it runs.
 _PATIENCE = 1.0
 
@@ -79,6 +81,28 @@ class Children:
                 poll.unregister(fd)
                 self._left.remove(fd)
                 os.close(fd)
+
+
+class Process:
+    """A process by its number and the time it was started: no other one that is given the number is meant."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._started = _fields(pid)[_STARTED:][:1]
+
+    def kill(self) -> None:
+        """End it, if it is still there, even if it is stopped or traced."""
+        try:
+            descriptor = pidfd_open(self.pid)
+        except OSError:
+            return
+        try:
+            if self._started and _fields(self.pid)[_STARTED:][:1] == self._started:
+                pidfd_send_signal(descriptor, SIGKILL)
+        except OSError:
+            pass  # it ended, or is not ours to signal
+        finally:
+            os.close(descriptor)
 
 
 def parent_of(pid: int) -> int:

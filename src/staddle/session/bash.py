@@ -12,7 +12,7 @@ import time
 from ..errors import LaunchFailed
 from ..helper.wire import Malformed
 from ..zygote import requests
-from .link import PATIENCE, ShellFiles, lost, opened_shell, shell_files
+from .link import ShellFiles, lost, opened_shell, shell_files
 from .protocol import ASK_AGAIN, question
 
 TYPE_CHECKING = False
@@ -35,10 +35,22 @@ _LONGEST_DUMP = 32 << 20
 #: How often what it said since the last run is looked at: somebody may go on saying more.
 _MOST_NOISE = 16
 _TICKS = os.sysconf("SC_CLK_TCK")
+#: How long the agent may take for something that concerns a shell, and for the last thing of a run that was
+#: ended, in seconds. One that takes longer is stopped, or worse.
+_PATIENCE, _LAST_PATIENCE = 10.0, 5.0
+
+#: One descriptor of this process that is always readable, once there is a shell.
+_bells: list[int] = []
+
+
+def _bell() -> int:
+    if not _bells:
+        _bells.append(os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+    return _bells[0]
 
 
 class Bash:
-    """A shell process. Not thread-safe, but for `poke`."""
+    """A shell process. Not thread-safe, but for `wake` and `hang_up`."""
 
     def __init__(self, opened: OpenedShell) -> None:
         self.pid, self.outside = opened.pid, opened.outside
@@ -74,6 +86,7 @@ class Bash:
         self._files = files
         self._length = _LONGEST_DUMP  # nobody knows what is in it
         self._epoll = select.epoll()
+        self._bell = _bell()
         self._quick = select.poll()
         for fd in (files.done, self._line.fileno()):
             self._epoll.register(fd, select.EPOLLIN)
@@ -126,12 +139,22 @@ class Bash:
 
     # ---------------------------------------------------------------- the line
 
-    def poke(self, serial: int) -> None:
-        """Wake up whoever drives a run. From any thread."""
+    def wake(self) -> None:
+        """Have `step` return at once, now or when it is called next. From any thread; needs no agent."""
         try:
-            requests.say(self._line, requests.encode(requests.POKE, serial))
+            self._epoll.register(self._bell, select.EPOLLIN)
+        except (OSError, ValueError):
+            pass  # it rings already, or no run is waited for: the files were given back
+
+    def hang_up(self) -> None:
+        """End the process and everything below it, and wake up whoever waits for its line. From any thread.
+
+        The descriptors stay open: another thread may be using them.
+        """
+        try:
+            self._line.shutdown(_socket.SHUT_RDWR)
         except OSError:
-            pass  # the line is down, which wakes it up too
+            pass  # it is closed, or the agent is gone
 
     def ask_step(self, step: int, began: float, newest_job: int) -> None:
         """Take a step of ending the run that began then."""
@@ -149,8 +172,7 @@ class Bash:
 
     def settle(self) -> None:
         """Wait until the agent has done all that it was asked: a late step would hit the next run."""
-        while self._ask(requests.POKE, requests.POKED, 0).fields[0]:
-            pass  # the answer to an interrupt that came too late
+        self._ask(requests.POKE, requests.POKED, 0, patience=_LAST_PATIENCE)
 
     def again(self) -> Bash:
         """Another shell, started as this one was."""
@@ -161,16 +183,18 @@ class Bash:
         message = self._ask(kind, requests.FILES)
         return shell_files(message, message.fields[0], message.descriptors)
 
-    def _ask(self, kind: bytes, expected: bytes, *fields: int) -> requests.Message:
+    def _ask(
+        self, kind: bytes, expected: bytes, *fields: int, patience: float = _PATIENCE
+    ) -> requests.Message:
         try:
             requests.say(self._line, requests.encode(kind, *fields))
         except OSError:
             raise lost() from None
         poll = select.poll()
         poll.register(self._line.fileno(), select.POLLIN)
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            poll.poll(1000)
+        end = time.monotonic() + patience
+        while (left := end - time.monotonic()) > 0:
+            poll.poll(left * 1000 + 1)
             for message in self._messages():
                 if message.kind == expected:
                     return message
@@ -336,6 +360,8 @@ class Bash:
                 self._readable[fd] = self._err
             elif fd == self._control:
                 self._write()
+            elif fd == self._bell:
+                self._epoll.unregister(fd)
             else:
                 self._hear()
 
@@ -347,8 +373,6 @@ class Bash:
                 while said := self._said():
                     run.heard(said, files.places)
                 run.shell_ended(message.fields[0])
-            elif message.kind == requests.POKED:
-                run.poked(message.fields[0], time.monotonic())
             else:
                 message.close()
 

@@ -81,7 +81,10 @@ class Command:
         self._held = b""
         self._retried = False
         self.run = _NOT_BEGUN
+        self._asked = ""  # why it is to end, if somebody has said so
         self.failure: BaseException | None = None
+        #: The sandbox was lost with it: there is nothing to ask about how it ended.
+        self.is_lost = False
         self.late: LateOutput | None = None
 
     def begin(self, memory: Memory) -> None:
@@ -117,11 +120,24 @@ class Command:
         """Whether there is nothing more to do but to finish: the usual end."""
         return self.run.answer is not None and not self.run.refused
 
-    def step(self, wait: float) -> bool:
-        """Do what can be done, after waiting so long (-1: as long as it takes); whether it is over."""
+    def interrupt(self, reason: str) -> None:
+        """Have it end because of `reason`, "cancelled" or "closed". From any thread; `Bash.wake` comes next.
+
+        The request stays with the command, whichever shell it is given to: it cannot be lost on the way.
+        """
+        if self._asked != "closed":
+            self._asked = reason
+
+    def step(self, *, wait: bool = False) -> bool:
+        """Do what can be done, after waiting until there is something if `wait`; whether it is over."""
         run, bash = self.run, self._memory.bash
         if not run.over:
-            bash.step(wait)
+            self._heed()
+            patience = 0.0
+            if wait:
+                patience = -1.0 if run.deadline is None else max(0.0, run.deadline - time.monotonic())
+            bash.step(patience)
+            self._heed()
         if run.over:
             return self._retried or not self._run_elsewhere()
         if run.deadline is not None:
@@ -129,6 +145,11 @@ class Command:
             if step is not None:
                 self._end(step)
         return run.over
+
+    def _heed(self) -> None:
+        """Pass on to the run what was asked of the command."""
+        if self._asked:
+            self.run.interrupt(self._asked, time.monotonic())
 
     def _end(self, step: int) -> None:
         """Take a step of ending the run, and see first that the shell does not go on."""
@@ -152,6 +173,8 @@ class Command:
 
     def finish(self) -> Outcome:
         """Its outcome, once it is over."""
+        if self.is_lost and self.failure is not None:
+            raise self.failure
         run, memory, bash = self.run, self._memory, self._memory.bash
         duration = time.monotonic() - run.began
         run.lost = run.lost or not run.over
@@ -206,6 +229,11 @@ class Command:
                 sink(data)
             except BaseException as error:
                 self.fail(error)
+
+    def lose(self, error: BaseException) -> None:
+        """Give it up: there is no agent any more. `finish` raises `error`."""
+        self.run.lost = self.is_lost = True
+        self.failure = error
 
     def fail(self, error: BaseException) -> None:
         """End it; `error` is why."""

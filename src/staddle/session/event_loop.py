@@ -67,14 +67,22 @@ async def in_thread(
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        while not work.done():
-            try:
-                await asyncio.wait({work})
-            except asyncio.CancelledError:
-                continue
+        await _done(work)
         if work.exception() is None and undo is not None:
-            await asyncio.to_thread(undo, work.result())
+            # A task can be cancelled again at every await. Work that a thread has not begun would be dropped.
+            undoing = asyncio.ensure_future(asyncio.to_thread(undo, work.result()))
+            await _done(undoing)
+            undoing.exception()  # the caller is told of the cancellation, and of nothing else
         raise
+
+
+async def _done(work: asyncio.Future[T]) -> None:
+    """Wait until it is done, however often the task is cancelled meanwhile."""
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            continue
 
 
 class OnTheLoop:

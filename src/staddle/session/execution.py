@@ -12,6 +12,7 @@ import select
 import threading
 import time
 
+from ..errors import StaddleError
 from ..limits.usage import of_process
 from ..running import give_pipes
 from ..signals import SIGINT, SIGKILL, SIGTERM
@@ -168,7 +169,7 @@ class Execution:
         `account` is for what it uses. It is in `known` from before it starts to its end: whoever
         sees something of it can interrupt it.
         """
-        self._account = account
+        self._link, self._account = link, account
         if account is not None:
             account.begin()
         self._known, self._directory, self._err = known, directory, err
@@ -302,6 +303,10 @@ class Execution:
             self._spawned.signal(self._ladder.pop(0), everything=True)
             self.deadline = time.monotonic() + (_GRACE if self._ladder else _PATIENCE)
         else:
+            try:
+                self._link.confirm()  # the kernel may take its time; but an agent must have heard of it
+            except StaddleError as error:
+                self._error = self._error or error
             return 128 + SIGKILL
         return None
 

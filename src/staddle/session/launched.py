@@ -15,6 +15,7 @@ import threading
 from .. import running
 from ..errors import LaunchFailed, StaddleError
 from ..lifeline import Lifeline
+from ..linux import tree
 from ..zygote import plain
 from .link import AgentLink
 
@@ -70,7 +71,7 @@ def launch_agent(
     try:
         plain.send_code(ours)
         reach = _reach(backend, launch, plan, on_connect)
-        link = AgentLink(ours.detach(), lambda: _end(started, reach, after))
+        link = AgentLink(ours.detach(), lambda: _end(started, reach, after), kill=started.kill)
         # As the agent was started: only the backend knows where home and /tmp ended up.
         return link, link.shell({}, "", bash), launch.uid, reach
     except BaseException as error:
@@ -127,9 +128,19 @@ class _Started:
         try:
             self.process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
-            running.end(self.process)
+            self.kill()
         if self._lifeline is not None:
             self._lifeline.close()
+
+    def kill(self) -> None:
+        """End the launcher, and with it everything inside, without the agent's help.
+
+        On native nothing but the agent ties what it started to its end.
+        """
+        started = [tree.Process(pid) for pid in tree.descendants(self.process.pid)]
+        running.end(self.process)
+        for process in started:
+            process.kill()
 
 
 def _diagnosis(launch: Launch, started: _Started, said: int) -> LaunchFailed:

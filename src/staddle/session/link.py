@@ -21,6 +21,7 @@ from ..helper.wire import Malformed
 from ..zygote import requests
 from ..zygote.descriptors import close_all
 from .protocol import Places
+from .uninterrupted import free_within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 #: An agent does nothing that takes long. One that does not answer is stopped, or worse.
 PATIENCE = 30.0
+#: When the sandbox ends anyway, it is not waited for so long.
+_LAST_PATIENCE = 3.0
 #: What the paths of a shell's files may be made of: they are put into its command lines as they are.
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-")
 #: Of which kind the files of a shell are, in the order in which they come.
@@ -69,13 +72,19 @@ class AgentLink:
     """Requests to one agent. Thread-safe."""
 
     def __init__(
-        self, main_line: int, close: Callable[[], None] = lambda: None, *, stop_first: bool = False
+        self,
+        main_line: int,
+        close: Callable[[], None] = lambda: None,
+        *,
+        kill: Callable[[], None] = lambda: None,
+        stop_first: bool = False,
     ) -> None:
         """Takes `main_line`; `close` is called once, after the line is closed.
 
-        With `stop_first` nothing in the sandbox runs any more at that moment.
+        `kill` ends the agent, and everything in the sandbox with it, without its help. With
+        `stop_first` nothing in the sandbox runs any more when `close` is called.
         """
-        self._stop_first = stop_first
+        self._stop_first, self._kill = stop_first, kill
         self._line = _socket.socket(fileno=main_line)
         self._line.settimeout(PATIENCE)
         self._turn = _thread.allocate_lock()
@@ -179,8 +188,8 @@ class AgentLink:
         if message.kind != requests.ALL_ENDED:
             raise _refused(message, "what runs in the sandbox could not be ended")
 
-    def _pause(self, stop: bool) -> None:
-        message = self._ask(requests.encode(requests.PAUSE, int(stop)))
+    def _pause(self, stop: bool, patience: float = PATIENCE) -> None:
+        message = self._ask(requests.encode(requests.PAUSE, int(stop)), patience=patience)
         if message.kind != requests.PAUSED:
             raise _refused(message, "the sandbox could not be stopped")
 
@@ -212,11 +221,13 @@ class AgentLink:
 
     def close(self) -> None:
         """End the sandbox and everything in it."""
-        if self._stop_first and not self._closed:
+        if not free_within(_LAST_PATIENCE, self._turn):
+            self._hang_up()  # it does not answer whoever has the turn, and will not answer us
+        elif self._stop_first and not self._closed:
             try:
-                self.pause()
+                self._pause(True, _LAST_PATIENCE)
             except StaddleError:
-                pass  # it has ended by itself
+                self._kill()  # it has ended by itself, or was stopped
         with self._turn:
             if self._closed:
                 return
@@ -224,16 +235,39 @@ class AgentLink:
             self._line.close()
         self._close()
 
+    def kill(self) -> None:
+        """End the sandbox, whose agent does not answer any more. From any thread; `close` is to follow."""
+        self._kill()
+        self._hang_up()
+
+    def confirm(self) -> None:
+        """See that the agent answers; if it does not, the sandbox is killed, and that is the error."""
+        try:
+            with self._turn:
+                self._catch_up(_LAST_PATIENCE)
+        except SandboxLost:
+            self.kill()
+            raise
+
+    def _hang_up(self) -> None:
+        """Wake up who waits for an answer."""
+        try:
+            self._line.shutdown(_socket.SHUT_RDWR)
+        except OSError:
+            pass  # nobody is there any more
+
     def forsake(self) -> None:
         """In a fork of the program: the sandbox is its parent's, and must not outlive that because of us."""
         self._closed = True  # without the turn: a thread that had it is not here
         self._line.close()
 
-    def _ask(self, said: bytes, descriptors: Sequence[int] = ()) -> requests.Message:
+    def _ask(
+        self, said: bytes, descriptors: Sequence[int] = (), *, patience: float = PATIENCE
+    ) -> requests.Message:
         with self._turn:
             self._say(said, descriptors)
             try:
-                return self._hear()
+                return self._hear(patience)
             except StaddleError:
                 raise
             except BaseException:  # of a signal's handler: what was asked for is for nobody
@@ -255,26 +289,34 @@ class AgentLink:
                 raise LaunchFailed("the program could not be started", why=str(error)) from None
             raise lost() from error
 
-    def _catch_up(self) -> None:
+    def _catch_up(self, patience: float = PATIENCE) -> None:
         """Let go of the answer to somebody who was interrupted while they waited for it, if there is one."""
         self._serial += 1
         self._is_behind = False
         self._say(requests.encode(requests.POKE, self._serial))
         while True:
-            message = self._heard()
+            message = self._heard(patience)
             if (message.kind, message.fields) == (requests.POKED, (self._serial,)):
                 break
             message.close()
         self._is_behind = False
 
-    def _hear(self) -> requests.Message:
-        message = self._heard()
+    def _hear(self, patience: float = PATIENCE) -> requests.Message:
+        message = self._heard(patience)
         self._is_behind = False
         return message
 
-    def _heard(self) -> requests.Message:
+    def _heard(self, patience: float = PATIENCE) -> requests.Message:
         try:
-            message = requests.hear(self._line)
+            if patience != PATIENCE:
+                self._line.settimeout(patience)
+            try:
+                message = requests.hear(self._line)
+            finally:
+                if patience != PATIENCE:
+                    self._line.settimeout(PATIENCE)
+        except TimeoutError:
+            raise lost("its agent does not answer") from None
         except (Malformed, OSError) as error:
             raise lost(str(error)) from error
         if message is None:

@@ -179,7 +179,7 @@ class Memory:
             if self._words[:2] != (places, self.way):
                 self._words = places, self.way, protocol.lines(places, b"%b", self.way)
             said = self._words[2] % (nonce, nonce, nonce)
-        return protocol.Run(nonce, said, time.monotonic(), timeout, self._serial)
+        return protocol.Run(nonce, said, time.monotonic(), timeout)
 
     def note(self, run: protocol.Run, text: bytes, *, came_back: bool) -> None:
         """Remember how a caller's run has ended. With `came_back` the shell is where it was before."""

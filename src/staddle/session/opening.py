@@ -14,6 +14,7 @@ from .._value import Value
 from ..backends.base import Gap
 from ..backends.shortfalls import NEED_MORE
 from ..errors import LaunchFailed, PolicyNotEnforceable, StaddleError
+from ..linux import tree
 from ..policy import Policy
 from ..policy.listening import closed
 from ..policy.workspace import PLACE, compile_session
@@ -239,7 +240,14 @@ def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: O
             limiting.close()
         raise
 
+    first: list[tree.Process] = []
+
+    def kill() -> None:
+        for process in first:
+            process.kill()
+
     def ended() -> None:
+        kill()  # it hears that the line is closed, unless it was stopped
         reach.close()
         if limiting:
             limiting.close()
@@ -248,12 +256,14 @@ def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: O
             layering.close()
 
     # Nothing may write to layers that somebody else goes on with when we have let go of them.
-    link = AgentLink(taken.line, ended, stop_first=layering is not None and layering.stays)
+    link = AgentLink(taken.line, ended, kill=kill, stop_first=layering is not None and layering.stays)
     shell = None
     try:
         try:
             shell = link.announced()
             stir(shell.control)
+            if agent := tree.parent_of(shell.outside):
+                first.append(tree.Process(agent))
         finally:
             if layers:  # not sooner: it may have been in the making
                 layers.come(taken)

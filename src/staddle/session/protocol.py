@@ -29,8 +29,10 @@ LADDER = (
     *((BRAKE, 0.02), (INTERRUPT, 0.02), (ASK_AGAIN, 0.11)),
     *((TERMINATE, 0.02), (ASK_AGAIN, 0.13)),
     *((KILL, 0.03), (ASK_AGAIN, 0.02)) * 10,
-    (KILL_SHELL, 2.0),
+    *((KILL_SHELL, 0.5),) * 4,
 )
+#: Where the ladder begins when the shell is to end as well.
+_LAST_STEPS = next(number for number, (step, _) in enumerate(LADDER) if step == KILL_SHELL)
 #: What the shell says by itself is kept up to here, to look for its answer in it.
 _LONGEST_NOISE = 64 << 10
 
@@ -158,10 +160,8 @@ class Run:
     ladder to ask the agent for, and when to look again.
     """
 
-    def __init__(
-        self, nonce: bytes, unwritten: bytes, now: float, timeout: float | None, serial: int = 0
-    ) -> None:
-        self.nonce, self.serial = nonce, serial
+    def __init__(self, nonce: bytes, unwritten: bytes, now: float, timeout: float | None) -> None:
+        self.nonce = nonce
         self.unwritten = memoryview(unwritten)
         self.began = now
         self.deadline = None if timeout is None else now + timeout
@@ -207,18 +207,12 @@ class Run:
         self.ended = status
 
     def interrupt(self, reason: str, now: float) -> None:
-        """Somebody wants it to be over."""
-        if self.reason is None:
-            self.reason = reason
-            self.deadline = now
-
-    def poked(self, serial: int, now: float) -> None:
-        """Somebody pokes: at this run, or at one before it; with a negative number, to end its shell, too."""
-        if serial == self.serial:
-            self.interrupt("cancelled", now)
-        elif serial == -self.serial:
-            self.reason, self.deadline = "closed", now
-            self._rung = len(LADDER) - 1
+        """Begin to end it, because of `reason`. With "closed" its shell ends, too, at once."""
+        if reason == "closed" and self.reason != "closed":
+            self.reason, self.deadline = reason, now
+            self._rung = max(self._rung, _LAST_STEPS)
+        elif self.reason is None:
+            self.reason, self.deadline = reason, now
 
     def step(self, now: float) -> int | None:
         """The step to ask the agent for now, if the time has come for one."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import _thread
-import time
 
-from ..errors import SandboxClosed, SessionBusy, StaddleError
+from ..errors import SandboxClosed, SandboxLost, SessionBusy, StaddleError
 from .bash import Bash
 from .command import Command, Outcome
 from .janitor import JANITOR, QUIET
 from .memory import OLDEST, Memory
 from .parking import PARKING
+from .uninterrupted import free_within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ __all__ = ["OLDEST", "Outcome", "Shell"]
 _MOST_LOGS = 64
 #: A command that took no longer has left the time to look after its shell that was asked for when it began.
 _MOMENT = QUIET / 2
+#: How long a run that was told to end is waited for, in seconds: longer than all steps of ending it take. And
+#: how long whoever drives it may take to notice that its shell is gone.
+_PATIENCE, _LAST_PATIENCE = 8.0, 1.0
 
 
 class Shell:
@@ -160,9 +163,7 @@ class Shell:
                     self._memory.bash.wait_briefly()
                     if command.is_answered:
                         return
-                deadline = command.run.deadline  # not sooner: somebody may have poked meanwhile
-                wait = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-                if command.step(wait):
+                if command.step(wait=True):
                     return
             except BaseException as error:  # of a signal's handler
                 if command.failure is not None and not isinstance(error, KeyboardInterrupt):
@@ -170,8 +171,18 @@ class Shell:
                 command.fail(error)
 
     def step(self) -> bool:
-        """Do what can be done without waiting; whether the run is over."""
-        return self._current is None or self._current.step(0)
+        """Do what can be done without waiting; whether the run is over. What goes wrong `finish` raises."""
+        command = self._current
+        if command is None:
+            return True
+        try:
+            return command.step()
+        except StaddleError as error:
+            command.lose(error)
+            return True
+        except BaseException as error:  # of a signal's handler
+            command.fail(error)
+            return False
 
     def finish(self) -> Outcome:
         """The outcome of a run that is over; the next one may begin. Raises what a sink raised."""
@@ -191,8 +202,10 @@ class Shell:
                 self._account.end(outcome, self._memory.bash.used)
             if command.late is not None:
                 self._keep(command.late)
-        except BaseException:
+        except BaseException as error:
             self._memory.bash.stale = True  # there may be output left in the pipes
+            if isinstance(error, SandboxLost):  # or it only does not answer: then what was run may go on
+                self._link.kill()
             raise
         finally:
             self._current = None
@@ -239,9 +252,23 @@ class Shell:
 
     def interrupt(self) -> None:
         """End the run in progress, if there is one, from any thread; its outcome is `cancelled`."""
+        self._interrupt("cancelled")
+
+    def _interrupt(self, reason: str) -> None:
         command = self._current
         if command is not None:
-            self._memory.bash.poke(command.run.serial)
+            command.interrupt(reason)
+            self._memory.bash.wake()
+
+    def _is_released(self) -> bool:
+        """Wait for the end of a run that was told to end. False when nobody gives the turn back.
+
+        A run that is not driven any more would never end. Its shell is hung up on, which kills it.
+        """
+        if free_within(_PATIENCE, self._turn):
+            return True
+        self._memory.bash.hang_up()
+        return free_within(_LAST_PATIENCE, self._turn)
 
     def state(self) -> State:
         """Variables, functions, aliases, options and so on, as they are now; waits for the turn."""
@@ -310,6 +337,12 @@ class Shell:
     def restart(self) -> None:
         """A new bash as it was at the beginning, without the state; ends a run in progress."""
         self.interrupt()
+        if not self._is_released():
+            raise SessionBusy(
+                "the command that runs does not end",
+                why="nobody drives it any more: its stream was left, or its event loop was stopped",
+                fix="close() the session, and open another one",
+            )
         with self._turn:
             self._check_open()
             self._memory.restart()
@@ -319,13 +352,12 @@ class Shell:
         if self._closed:
             return
         self._closed = True
-        command = self._current
-        if command is not None:
-            self._memory.bash.poke(-command.run.serial)
-        with self._turn:
-            self._memory.bash.close()
-            if self._account is not None:
-                self._account.park()
+        self._interrupt("closed")
+        if self._is_released():
+            with self._turn:
+                self._memory.bash.close()
+                if self._account is not None:
+                    self._account.park()
         JANITOR.forget(self)
         PARKING.forget(self)
         for late in self._late:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps costs ten times as much
 import threading
+import time
 from functools import partial, wraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _thread
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
     from typing import ParamSpec, TypeVar
@@ -70,6 +72,16 @@ def to_its_end(method: Callable[P, T]) -> Callable[P, T]:
         return uninterrupted(partial(method, *args, **kwargs))
 
     return called
+
+
+def free_within(seconds: float, lock: _thread.LockType) -> bool:
+    """Wait until `lock` is not held, for so long at most; whether it is not. It is not taken."""
+    end = time.monotonic() + seconds
+    while lock.locked():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def holding(locks: Sequence[AbstractContextManager[object]], work: Callable[[], T]) -> T:

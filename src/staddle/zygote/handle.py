@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _LONGEST_ANSWER = 4096
 #: How long a zygote may take to start on a loaded machine, in seconds.
 _PATIENCE = 60.0
+#: And to end, when nobody is at the other end of its line any more.
+_LAST_PATIENCE = 5.0
 
 
 class _Wanting(Exception):
@@ -224,9 +226,13 @@ class Zygote:
         if self.promise is not None:
             self.promise.drop()
             self.promise = None
-        if self._deaf:
-            self._process.kill()
-        self._process.wait()
+        import subprocess
+
+        try:
+            self._process.wait(0 if self._deaf else _LAST_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # it does not listen, or was stopped
+            self._process.wait()
         if self._ahead is not None:
             self._ahead.close()
 

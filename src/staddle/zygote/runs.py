@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import time
 
 from ..linux import process
 from ..linux.syscalls import call
@@ -30,6 +31,8 @@ SIGCONT, SIGSTOP = 18, 19
 _RLIMIT_NPROC = 6
 #: Who starts others faster than they are found is ended by its limits, or with the sandbox.
 _MOST_TURNS = 20
+#: How often it is looked whether those that were killed are dead, at intervals of 2 ms.
+_MOST_WAITS = 100
 #: The unit of start times is 10 ms: one that looks as old as the run may be older or its own.
 _TICK = 1
 
@@ -226,14 +229,21 @@ def _send(pid: int, number: int, before: Entry) -> None:
 
 
 def kill_all(run: Callable[[], Iterable[int]]) -> None:
-    """Kill the processes of a run, and those that they started while that was done."""
+    """Kill the processes of a run, and those that they started while that was done.
+
+    Returns when they are dead, so that the next command does not see them; the kernel may keep one.
+    """
     done: set[int] = set()
     for _ in range(_MOST_TURNS):
         found = set(run()) - done
         if not found:
-            return
+            break
         signal(found, process.SIGKILL)
         done |= found
+    for _ in range(_MOST_WAITS if done else 0):
+        if not done.intersection(run()):
+            return
+        time.sleep(0.002)
 
 
 class Pause:

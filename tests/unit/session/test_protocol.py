@@ -171,20 +171,21 @@ def test_an_answer_ends_the_climb() -> None:
     assert run.was_ended
 
 
-def test_a_poke_is_for_one_run() -> None:
-    run = Run(b"N1", b"", 0.0, None, serial=5)
-    run.poked(4, 0.5)
-    assert run.reason is None
-    run.poked(5, 0.5)
-    assert run.reason == "cancelled"
-    assert run.step(0.5) == BRAKE
-
-
 def test_closing_ends_the_shell_at_once() -> None:
-    run = Run(b"N1", b"", 0.0, None, serial=5)
-    run.poked(-5, 0.5)
+    run = Run(b"N1", b"", 0.0, None)
+    run.interrupt("closed", 0.5)
     assert run.reason == "closed"
     assert run.step(0.5) == KILL_SHELL
+
+
+def test_closing_comes_after_any_other_reason() -> None:
+    run = Run(b"N1", b"", 0.0, None)
+    run.interrupt("cancelled", 0.5)
+    assert run.step(0.5) == BRAKE
+    run.interrupt("closed", 0.6)
+    assert run.step(0.6) == KILL_SHELL
+    run.interrupt("cancelled", 0.6)
+    assert run.reason == "closed"
 
 
 def test_the_first_reason_stays() -> None:

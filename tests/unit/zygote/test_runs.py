@@ -64,9 +64,10 @@ def test_a_table_that_goes_in_circles_ends() -> None:
 def test_what_is_started_while_a_run_is_ended_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
     signalled: list[set[int]] = []
     monkeypatch.setattr(runs, "signal", lambda pids, _: signalled.append(set(pids)))
-    there = iter([[5, 6], [5, 6, 7], [7]])
+    there = iter([[5, 6], [5, 6, 7], [7], [7], []])
     runs.kill_all(lambda: next(there))
     assert signalled == [{5, 6}, {7}]
+    assert next(there, None) is None, "it has not waited until they were dead"
 
 
 def test_nobody_is_chased_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,263 @@
+"""Nothing waits without a bound: a second cancellation, a stopped agent, a run that is not driven."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from staddle import AsyncSandbox, Sandbox
+from staddle.errors import SandboxLost, StaddleError
+from staddle.linux.tree import parent_of
+from staddle.session import bash, launched, link, shell
+from staddle.session.event_loop import in_thread
+from tests.kernel.sandboxes import within
+from tests.kernel.waiting import with_argument
+
+#: Its own launcher, others' launchers, one without namespaces, and none at all.
+everywhere = pytest.mark.parametrize("backend", ["namespaces", "bwrap", "landlock", "native"])
+#: On native nothing ties what an agent has started to its end but the agent itself.
+confined = pytest.mark.parametrize("backend", ["namespaces", "bwrap", "landlock"])
+#: What "in seconds" means here: far more than the steps of an end take, far less than a wait for ever.
+BOUND = 40.0
+
+
+def bounded(work: Callable[[], object]) -> None:
+    """`work` in a thread of its own, which must end: a test that hangs would tell nothing."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(BOUND)
+    assert not thread.is_alive(), "it waits without a bound"
+    if raised:
+        raise raised[0]
+
+
+def awaited(work: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await work()
+
+    bounded(lambda: asyncio.run(main()))
+
+
+@contextmanager
+def stopped_agent(sb: Sandbox) -> Iterator[int]:
+    """The agent of a sandbox, stopped: it neither answers nor hears that its socket was closed."""
+    agent = parent_of(sb._inside.opened.shell.outside)
+    assert agent > 1
+    assert agent != os.getpid()
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        yield agent
+    finally:
+        if parent_of(agent):
+            os.kill(agent, signal.SIGCONT)
+
+
+@pytest.fixture
+def in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that is stopped need not be waited for as long as one on a busy machine."""
+    for module, name in ((shell, "_PATIENCE"), (bash, "_LAST_PATIENCE"), (link, "_LAST_PATIENCE")):
+        monkeypatch.setattr(module, name, 1.0)
+    monkeypatch.setattr(launched, "_PATIENCE", 1.0)
+
+
+stopped = pytest.mark.usefixtures("in_haste")
+
+
+def test_what_a_thread_has_not_begun_is_undone_all_the_same() -> None:
+    """A task that is cancelled a second time, while the thread that undoes its work has yet to begin."""
+    undone = threading.Event()
+    made, hold, begin = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> int:
+        made.set()
+        assert begin.wait(10)
+        return 1
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        task = asyncio.create_task(in_thread(work, undo=lambda _: undone.set()))
+        assert await asyncio.sleep(0, True)
+        while not made.is_set():
+            await asyncio.sleep(0.001)
+        loop.run_in_executor(None, hold.wait, 10)  # the one thread is taken before the work can be undone
+        task.cancel()
+        begin.set()
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.sleep(0.01)
+        hold.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert undone.is_set()
+
+    awaited(main)
+
+
+@everywhere
+def test_cancelled_again_and_again_at_any_moment(backend: str) -> None:
+    """The pipes of the shell are new for each command, because of the job: it begins in a thread."""
+    chosen = random.Random(7)  # noqa: S311 - moments, not secrets
+
+    async def main() -> None:
+        async with AsyncSandbox(backend=backend) as sb:
+            await sb.run("x=0")
+            for turn in range(25):
+                await sb.run("sleep 1251.3 &")
+                task = asyncio.create_task(sb.run("x=1; sleep 1251.4"))
+                for _ in range(chosen.randrange(1, 4)):
+                    await asyncio.sleep(chosen.choice([0, 0, 0.001, 0.003, 0.01]))
+                    task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert (await sb.run("echo fine")).stdout == "fine\n", turn
+            assert await asyncio.to_thread(within, 10, lambda: not with_argument("1251.4"))
+
+    awaited(main)
+
+
+@stopped
+@everywhere
+def test_an_agent_that_does_not_answer_ends_with_its_sandbox(backend: str) -> None:
+    def main() -> None:
+        with Sandbox(backend=backend) as sb:
+            sb.run("x=1")
+            with stopped_agent(sb) as agent:
+                with pytest.raises(SandboxLost, match="answer"):
+                    sb.run("sleep 1251.5", timeout=0.3)
+                assert within(10, lambda: not with_argument("1251.5"))
+                assert within(10, lambda: not parent_of(agent) or _is_dead(agent))
+            assert not sb.alive
+
+    bounded(main)
+
+
+@stopped
+@everywhere
+def test_a_program_whose_agent_does_not_answer(backend: str) -> None:
+    def main() -> None:
+        with Sandbox(backend=backend) as sb:
+            errors: list[BaseException] = []
+
+            def run() -> None:
+                try:
+                    sb.exec(["sleep", "1251.6"], timeout=2)
+                except StaddleError as error:
+                    errors.append(error)
+
+            thread = threading.Thread(target=run, daemon=True)
+            thread.start()
+            assert within(10, lambda: with_argument("1251.6"))
+            with stopped_agent(sb):
+                thread.join()
+                assert isinstance(errors[0], SandboxLost)
+                assert within(10, lambda: not with_argument("1251.6"))
+
+    bounded(main)
+
+
+@stopped
+@everywhere
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_a_close_ends_though_the_agent_is_stopped(backend: str, busy: bool) -> None:
+    def main() -> None:
+        sb = Sandbox(backend=backend)
+        sb.start("sleep 1251.7")
+        assert within(10, lambda: with_argument("1251.7"))
+        thread = threading.Thread(target=_tried, args=(lambda: sb.run("sleep 1251.8"),), daemon=True)
+        if busy:
+            thread.start()
+            assert within(10, lambda: with_argument("1251.8"))
+        with stopped_agent(sb):
+            sb.close()
+            assert within(10, lambda: not with_argument("1251.7") and not with_argument("1251.8"))
+        if busy:
+            thread.join()
+
+    bounded(main)
+
+
+@stopped
+@everywhere
+def test_a_task_is_cancelled_though_the_agent_is_stopped(backend: str) -> None:
+    async def main() -> None:
+        async with AsyncSandbox(backend=backend) as sb:
+            task = asyncio.create_task(sb.run("sleep 1251.9"))
+            assert await asyncio.to_thread(within, 10, lambda: with_argument("1251.9"))
+            with stopped_agent(sb._sandbox):
+                task.cancel()
+                with pytest.raises((asyncio.CancelledError, SandboxLost)):
+                    await task
+            assert await asyncio.to_thread(within, 10, lambda: not with_argument("1251.9"))
+
+    awaited(main)
+
+
+@confined
+def test_an_agent_that_is_killed_gives_the_turn_back(backend: str) -> None:
+    async def main() -> None:
+        async with AsyncSandbox(backend=backend) as sb:
+            for begin in (lambda: sb.run("sleep 1252.1"), lambda: _read(sb, "sleep 1252.1")):
+                task = asyncio.create_task(begin())
+                assert await asyncio.to_thread(within, 10, lambda: with_argument("1252.1"))
+                os.kill(parent_of(sb._sandbox._inside.opened.shell.outside), signal.SIGKILL)
+                with pytest.raises(SandboxLost):
+                    await task
+                assert not sb.alive
+                await sb.reset()
+
+    awaited(main)
+
+
+@stopped
+@everywhere
+def test_a_run_that_is_not_driven_does_not_keep_its_session_from_closing(backend: str) -> None:
+    def main() -> None:
+        with Sandbox(backend=backend) as sb:
+            other = sb.session("other")
+            other.shell.begin(b"sleep 1252.2", out=lambda _: None, err=lambda _: None)
+            assert within(10, lambda: with_argument("1252.2"))
+            began = time.monotonic()
+            other.close()
+            assert time.monotonic() - began < BOUND / 2
+            assert within(10, lambda: not with_argument("1252.2"))
+            assert sb.run("echo fine").stdout == "fine\n"
+
+    bounded(main)
+
+
+async def _read(sb: AsyncSandbox, command: str) -> None:
+    async for _ in sb.stream(command):
+        pass
+
+
+def _tried(work: Callable[[], object]) -> None:
+    try:
+        work()
+    except StaddleError:
+        pass
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except OSError:
+        return True
