@@ -106,6 +106,7 @@ class Inside:
     def pause(self) -> None:
         """Stop everything: by the groups it is in, else by signals."""
         limiting = self.opened.limiting
+        self.opened.link.is_paused = True
         if limiting is None or not limiting.freeze():
             self.opened.link.pause()
 
@@ -114,6 +115,7 @@ class Inside:
         if self.opened.limiting is not None:
             self.opened.limiting.thaw()
         self.opened.link.resume()
+        self.opened.link.is_paused = False
 
     def usage(self) -> Usage:
         """What was used until now."""
@@ -129,6 +131,7 @@ class Inside:
 
     def close(self) -> None:
         """End it. What runs at this moment finds out by itself."""
+        self.opened.link.is_paused = False  # it will not be resumed
         if not self.in_use:
             # All at once. An agent that hears of its shell's end first tidies up after that, for nobody.
             self.opened.link.close()

@@ -27,8 +27,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-#: An agent does nothing that takes long. One that does not answer is stopped, or worse.
-PATIENCE = 30.0
+#: An agent does nothing that takes long, once it has started. One that does not answer is stopped, or worse.
+PATIENCE = 10.0
+_STARTING_PATIENCE = 60.0
 #: When the sandbox ends anyway, it is not waited for so long.
 _LAST_PATIENCE = 3.0
 #: What the paths of a shell's files may be made of: they are put into its command lines as they are.
@@ -90,12 +91,14 @@ class AgentLink:
         self._turn = _thread.allocate_lock()
         self._close = close
         self._closed = False
+        #: Whether everything in the sandbox, the agent as well, may be stopped because we want it so.
+        self.is_paused = False
         self._is_behind, self._serial = False, 0  # whether an answer may come that nobody waits for
 
     def announced(self) -> OpenedShell:
         """The shell that was started ahead: the first thing that an agent says."""
         with self._turn:
-            return opened_shell(self._hear(), "the sandbox could not be made")
+            return opened_shell(self._hear(_STARTING_PATIENCE), "the sandbox could not be made")
 
     def shell(
         self, environment: Mapping[str, str], directory: str, program: str = "/bin/bash"
@@ -104,7 +107,7 @@ class AgentLink:
         said = requests.encode(
             requests.SHELL, os.fsencode(program), _environment(environment), os.fsencode(directory)
         )
-        return opened_shell(self._ask(said))
+        return opened_shell(self._ask(said, patience=_STARTING_PATIENCE))
 
     def spawn(
         self,
@@ -209,7 +212,7 @@ class AgentLink:
                     make(ours.fileno())
                 finally:  # if nothing was sent, it says so, or why it does not wait
                     ours.close()
-                    message = self._hear()
+                    message = self._hear(_STARTING_PATIENCE)
         finally:
             ours.close()
             theirs.close()
@@ -236,18 +239,18 @@ class AgentLink:
         self._close()
 
     def kill(self) -> None:
-        """End the sandbox, whose agent does not answer any more. From any thread; `close` is to follow."""
-        self._kill()
-        self._hang_up()
+        """End the sandbox, whose agent does not answer any more. From any thread; `close` is to follow.
+
+        One that was paused cannot answer, and may be resumed: it is spared.
+        """
+        if not self.is_paused:
+            self._kill()
+            self._hang_up()
 
     def confirm(self) -> None:
         """See that the agent answers; if it does not, the sandbox is killed, and that is the error."""
-        try:
-            with self._turn:
-                self._catch_up(_LAST_PATIENCE)
-        except SandboxLost:
-            self.kill()
-            raise
+        with self._turn:
+            self._catch_up(_LAST_PATIENCE)
 
     def _hang_up(self) -> None:
         """Wake up who waits for an answer."""
@@ -316,6 +319,7 @@ class AgentLink:
                 if patience != PATIENCE:
                     self._line.settimeout(PATIENCE)
         except TimeoutError:
+            self.kill()
             raise lost("its agent does not answer") from None
         except (Malformed, OSError) as error:
             raise lost(str(error)) from error
