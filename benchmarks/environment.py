@@ -7,7 +7,7 @@ import tempfile
 
 from measure import Claim, interleaved, ms, timed
 from staddle import LocalEnvironment, Policy, wrap
-from staddle.environment.globs import Glob, GlobSet
+from staddle.files.globs import Glob, GlobSet
 
 
 def file_tools() -> list[Claim]:

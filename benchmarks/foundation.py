@@ -10,8 +10,8 @@ from statistics import median
 
 from measure import Claim, interleaved, ms, spawn, timed
 from staddle import Policy, wrap
-from staddle.helper.instructions import Instructions
 from staddle.helper.starting import launch
+from staddle.ipc.exec_spec import Instructions
 from staddle.linux.landlock import FILES, READ, bits
 from staddle.linux.seccomp import program
 from staddle.policy.compiler import compile

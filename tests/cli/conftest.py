@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.helper.scratch import remove
+from staddle.files.remove_tree import remove
 from tests.cli.kept_sessions import Run
 from tests.cli.staddle_command import environment, staddle
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from staddle.helper import starting
-from staddle.helper.instructions import Instructions
+from staddle.ipc.exec_spec import Instructions
 from staddle.linux import landlock, seccomp
 from staddle.linux.idmaps import FIRST_UNUSED
 

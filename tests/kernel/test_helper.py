@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from staddle.helper import starting
-from staddle.helper.instructions import encode
+from staddle.ipc.exec_spec import encode
 from staddle.linux import seccomp
 from tests.kernel.helper_runs import READ, ROOT, Started, marked, order, run, soon
 

@@ -260,7 +260,7 @@ class TestWhatASandboxCannotFake:
         assert len(diff(point.view())) == 41
         commit(stack.view())
         assert diff(stack.view()) == []
-        from staddle.helper.scratch import remove
+        from staddle.files.remove_tree import remove
 
         remove((os.fsencode(host),))  # deeper than pytest can delete
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import CommitFailed
-from staddle.helper.scratch import remove
+from staddle.files.remove_tree import remove
 from staddle.layers import journal, place, removal, staging
 from staddle.layers.baseline import Baseline
 from staddle.layers.commit import commit

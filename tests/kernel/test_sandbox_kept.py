@@ -15,7 +15,7 @@ import pytest
 
 from staddle import Policy, Sandbox
 from staddle.errors import InvalidCall, LayerError, PolicyNotEnforceable
-from staddle.helper.scratch import remove
+from staddle.files.remove_tree import remove
 from staddle.layers import keeping, kept, removal
 from staddle.session.kept import Kept
 from tests.kernel.in_a_child import SRC

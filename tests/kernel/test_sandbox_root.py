@@ -16,7 +16,7 @@ import pytest
 
 from staddle import AsyncSandbox, Identity, Policy, Reason, Sandbox
 from staddle.errors import InvalidCall, RootUnavailable
-from staddle.helper.scratch import remove
+from staddle.files.remove_tree import remove
 from tests.kernel.in_a_child import SRC
 from tests.kernel.waiting import until
 

@@ -11,7 +11,7 @@ import pytest
 
 from staddle import Policy, Sandbox
 from staddle.errors import LaunchFailed
-from staddle.helper.scratch import remove
+from staddle.files.remove_tree import remove
 from staddle.layers import removal
 from staddle.session import snapshots
 from staddle.session.kept import Kept

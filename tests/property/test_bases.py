@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from staddle.bases import store
 from staddle.bases.importing import import_image
 from staddle.errors import ArchiveRefused
-from staddle.layers.unpacking import Bounds
+from staddle.files.unpack import Bounds
 from tests.unit.bases.images import directory, docker_save, file, layer, link, oci, plain, symlink
 
 SMALL = Bounds(bytes=1 << 16, entries=64, depth=8)

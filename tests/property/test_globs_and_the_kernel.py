@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from staddle import LocalEnvironment
 from staddle.environment import shell
-from staddle.environment.globs import Glob
 from staddle.environment.writable import parse
 from staddle.errors import PathNotAllowed
+from staddle.files.globs import Glob
 from tests.property.reference_globs import Glob as Tokens
 from tests.property.reference_globs import globs, reference, text_of
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from staddle import Sandbox, Snapshot
-from staddle.helper.scratch import remove
+from staddle.files.remove_tree import remove
 from staddle.layers import removal
 from tests.kernel.layers_overlay import Picture, naive_changes, picture
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staddle import LocalEnvironment
-from staddle.environment.globs import Glob, GlobSet
 from staddle.errors import PathEscape, PathNotAllowed, PolicyError
+from staddle.files.globs import Glob, GlobSet
 from staddle.output import Tail
 from tests.property.reference_globs import Glob as Tokens
 from tests.property.reference_globs import globs, names, reference, text_of

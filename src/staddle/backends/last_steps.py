@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..helper.instructions import Instructions
+from ..ipc.exec_spec import Instructions
 from ..linux import landlock, process
 from ..linux.seccomp import program
 from .filters import filter_profile

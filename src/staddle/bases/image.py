@@ -10,7 +10,7 @@ import os
 
 from .._value import Value
 from ..errors import ArchiveRefused
-from ..layers.tar import members
+from ..files.tar import members
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

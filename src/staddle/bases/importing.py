@@ -12,7 +12,7 @@ import os
 import time
 
 from ..errors import BaseError
-from ..layers.unpacking import Bounds
+from ..files.unpack import Bounds
 from . import store
 from .image import Archive, refused
 from .layer import Layers

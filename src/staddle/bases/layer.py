@@ -12,15 +12,15 @@ import errno
 import os
 import stat
 
-from ..helper.scratch import remove
-from ..layers.tar import members
-from ..layers.unpacking import Bounds
+from ..files.remove_tree import remove
+from ..files.tar import members
+from ..files.unpack import Bounds
 from ..linux.openat2 import open_in_root
 from .image import refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..layers.tar import Content, Member, Reads
+    from ..files.tar import Content, Member, Reads
 
 #: A name with this in front takes the rest of it away; the second one everything that was in its directory.
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"

@@ -107,6 +107,6 @@ def remove(name: str) -> None:
 
 def delete(path: str) -> None:
     """A tree of ours, with directories in it that nobody may enter."""
-    from ..helper.scratch import remove as remove_tree
+    from ..files.remove_tree import remove as remove_tree
 
     remove_tree((os.fsencode(path),))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .anchored import open_for_write, safe_mkdir_all, safe_remove
-from .beneath import PendingFile
+from ..files.anchored import open_for_write, safe_mkdir_all, safe_remove
+from ..files.beneath import PendingFile
 from .contract import CommandResult, ExecutionEnvironment
 from .jail import probe_landlock, run_jail_exec, wrap_bash_command
 from .local import LocalEnvironment

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ..backends.base import Gap
     from ..errors import LaunchFailed
     from ..events import Event
+    from ..files.globs import GlobSet
     from ..policy import Policy
     from ..policy.plan import Plan
-    from .globs import GlobSet
     from .layer import CommandLayer, Layers
 
 #: The backend that has layers.

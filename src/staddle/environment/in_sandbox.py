@@ -23,6 +23,9 @@ from ..errors import (
     StaddleError,
 )
 from ..events import Event
+from ..files.beneath import relative
+from ..files.globs import Glob
+from ..ipc import file_messages
 from ..output import Tail
 from ..policy.environment import checked_name
 from ..policy.paths import several
@@ -30,11 +33,8 @@ from ..policy.workspace import PLACE
 from ..redaction import RedactedTail, Secrets, secret_values
 from ..session import calls, files
 from ..session.execution import Execution, drive
-from ..zygote import filing
 from . import commands, writable
-from .beneath import relative
 from .contract import CommandResult
-from .globs import Glob
 from .keeping import Keeping
 
 TYPE_CHECKING = False
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Literal
 
+    from ..files.beneath import AnyPath
     from ..session.inside import Inside
     from ..session.sandbox import Sandbox
     from ..session.shell import Outcome
-    from .beneath import AnyPath
     from .rules import CommandRules
 
 #: Reasons of an end that nothing in a CommandResult has room for but an event.
@@ -78,7 +78,7 @@ class SandboxEnvironment:
         self._secrets = frozenset(checked_name(name, "secrets") for name in several(secrets, "secrets"))
         self._globs = None if writable_paths is None else writable.parse(writable_paths)
         inside, name = sandbox.files._at(path)
-        (row,) = inside.clerk.ask(filing.REAL, name).rows
+        (row,) = inside.clerk.ask(file_messages.REAL, name).rows
         self._path = os.fsdecode(row[0])
         self._keeping = None if self._globs is None else Keeping(sandbox, self._path, self._globs)
         gaps = self.limits()
@@ -111,7 +111,7 @@ class SandboxEnvironment:
         """The content of a file. Bytes that are not UTF-8 survive a read and a write (surrogateescape)."""
         name = relative(path)
         with files.named(name):
-            fd = self._inside().clerk.open(filing.OPEN_BENEATH, *self._words(name))
+            fd = self._inside().clerk.open(file_messages.OPEN_BENEATH, *self._words(name))
             with open(fd, "rb") as file:
                 return files.within(file, limit, name).decode("utf-8", "surrogateescape")
 
@@ -120,20 +120,20 @@ class SandboxEnvironment:
         name = relative(path)
         self._refuse_unwritable(name)
         with files.named(name):
-            files.put(self._inside(), content, filing.WRITE_BENEATH, *self._words(name))
+            files.put(self._inside(), content, file_messages.WRITE_BENEATH, *self._words(name))
 
     def remove_file(self, path: AnyPath) -> None:
         """Remove a file; a link is removed itself."""
         name = relative(path)
         self._refuse_unwritable(name)
         with files.named(name):
-            self._inside().clerk.ask(filing.REMOVE_BENEATH, *self._words(name))
+            self._inside().clerk.ask(file_messages.REMOVE_BENEATH, *self._words(name))
 
     def glob(self, pattern: str) -> list[str]:
         """The files and directories that `pattern` names, sorted. The grammar is that of writable_paths."""
         Glob(pattern)
         with files.named(pattern):
-            rows = self._inside().clerk.ask(filing.GLOB_BENEATH, *self._words(pattern)).rows
+            rows = self._inside().clerk.ask(file_messages.GLOB_BENEATH, *self._words(pattern)).rows
         return files.checked_names(rows)
 
     # ------------------------------------------------------------ commands

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .beneath import AnyPath
+    from ..files.beneath import AnyPath
 
 #: Truncating and moving between directories are held from here on (Linux 6.2).
 OLDEST_ABI = 3

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
     from typing import Self
 
+    from ..files.globs import GlobSet
     from ..layers.changes import Change
     from ..session.sandbox import Sandbox
     from .allowed import Touched
-    from .globs import GlobSet
 
 _RULE = "no glob of writable_paths names it"
 

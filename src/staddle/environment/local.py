@@ -6,6 +6,9 @@ import errno
 import os
 
 from ..errors import CommandCancelled, LaunchFailed, PathNotAllowed, PolicyError, StaddleError
+from ..files import beneath
+from ..files.beneath import relative
+from ..files.globs import Glob
 from ..linux.openat2 import open_without_symlinks
 from ..policy import Policy
 from ..policy.compiler import compile
@@ -13,11 +16,9 @@ from ..policy.environment import checked_name
 from ..policy.paths import several
 from ..redaction import Secrets, secret_values
 from ..running import within_lifetime
-from . import beneath, commands, writable
-from .beneath import relative
+from . import commands, writable
 from .confining import Confinement
 from .contract import CommandResult
-from .globs import Glob
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from typing import IO, Literal, Self
 
     from ..backends.base import Enforcement, Gap
+    from ..files.beneath import AnyPath, PendingFile
     from ..wrapping import WrappedCommand
-    from .beneath import AnyPath, PendingFile
     from .rules import CommandRules
 
 #: The largest file that read_file returns: what an agent made may be a terabyte of holes.

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from .._value import Value
 from ..errors import CommandNotUnderstood, CommandRefused, PolicyError
+from ..files.segments import Segment
 from ..policy.paths import several
 from . import scripts
 from .scripts import UNKNOWN
-from .segments import Segment
 from .unfolding import Run, Text, Unclear, name_of, unfold
 
 TYPE_CHECKING = False

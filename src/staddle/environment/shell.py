@@ -15,8 +15,8 @@ import stat
 
 from ..backends.base import Gap
 from ..errors import PathEscape
+from ..files import beneath
 from ..linux.openat2 import open_beneath, open_without_symlinks
-from . import beneath
 from .allowed import parents
 
 TYPE_CHECKING = False
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Literal
 
+    from ..files.globs import Glob, GlobSet
     from ..policy.plan import Plan
-    from .globs import Glob, GlobSet
 
 
 def division(root: int, globs: GlobSet) -> tuple[list[str], bool]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from ..errors import PathEscape, PathNotAllowed, PolicyError
+from ..files.globs import Glob, GlobSet
 from ..policy.paths import covers, several
 from ..policy.protected import protected_name
-from .globs import Glob, GlobSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

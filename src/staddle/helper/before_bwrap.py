@@ -13,18 +13,19 @@ from __future__ import annotations
 import os
 
 from .._value import Value
+from ..ipc import wire
+from ..ipc.status import ARGUMENTS, EXEC, NotStarted, not_started, tell
 from ..linux import process, userns
 from ..linux.syscalls import call
-from . import caller, wire
+from . import caller
 from .gateway import Gateway
-from .status import ARGUMENTS, EXEC, NotStarted, not_started, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from ..ipc.wire import Shape
     from ..zygote.network import Row
-    from .wire import Shape
 
 MAGIC = b"staddle-before-bwrap-1\n"
 

@@ -6,9 +6,9 @@ import errno
 import os
 import select
 
+from ..ipc.status import CONFINEMENT, NotStarted
+from ..ipc.wire import Malformed
 from ..linux import process
-from .status import CONFINEMENT, NotStarted
-from .wire import Malformed
 
 #: More than a thousand paths of the longest kind need; a larger file is not ours.
 _LONGEST = 64 << 20

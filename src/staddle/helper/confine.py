@@ -11,19 +11,19 @@ import fcntl
 import os
 import stat
 
+from ..ipc.status import CONFINEMENT, NotStarted
 from ..linux import process
 from ..linux.landlock import RIGHTS, Ruleset
 from ..linux.openat2 import open_without_symlinks
 from ..linux.seccomp import NEW_LISTENER, WAIT_KILLABLE, load
 from .executing import execute
-from .status import CONFINEMENT, NotStarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-    from .instructions import Instructions
+    from ..ipc.exec_spec import Instructions
 
 
 def build_ruleset(instructions: Instructions) -> Ruleset | None:

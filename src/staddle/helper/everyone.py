@@ -13,13 +13,13 @@ from __future__ import annotations
 import os
 import time
 
+from ..ipc.status import CONFINEMENT, NotStarted
 from ..linux import process
 from ..linux.landlock import RIGHTS, Ruleset
-from .status import CONFINEMENT, NotStarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .instructions import Instructions
+    from ..ipc.exec_spec import Instructions
 
 _SIGNAL, _REFER = RIGHTS["scope"]["signal"][0], RIGHTS["fs"]["refer"][0]
 #: A process that does not die of SIGKILL for this long is held by the kernel, not by us.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from .status import EXEC, NotStarted
+from ..ipc.status import EXEC, NotStarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 
 from ..errors import StaddleError
+from ..ipc.status import CONFINEMENT, NotStarted
 from ..layout.building import Builder, place_for
 from ..layout.operations import Bind
 from ..layout.owners import needs_translation
 from ..linux import mounts
 from ..linux.syscalls import call
-from .status import CONFINEMENT, NotStarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import _socket
 import os
 import select
 
+from ..ipc.status import CONFINEMENT, NotStarted
 from ..network.spawning import end, spawn
-from .status import CONFINEMENT, NotStarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

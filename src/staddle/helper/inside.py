@@ -19,23 +19,23 @@ import gc
 import os
 import select
 
+from ..ipc.exec_spec import decode
+from ..ipc.status import CONFINEMENT, NotStarted, not_started, written
 from ..linux import cgroups, loopback, mounts, process, userns
 from ..linux.syscalls import call
 from . import confine, fresh_root, last_look
-from .instructions import decode
-from .status import CONFINEMENT, NotStarted, not_started, written
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn
 
+    from ..ipc.exec_spec import Instructions
+    from ..ipc.namespace_spec import Surroundings
     from ..layout.operations import Operation
     from ..limits.telling import Watch
     from ..linux.landlock import Ruleset
     from .gateway import Gateway
-    from .instructions import Instructions
-    from .surroundings import Surroundings
 
 _RLIMIT_NPROC, _CAP_SYS_PTRACE = 6, 19
 PASSED_ON = (process.SIGHUP, process.SIGINT, process.SIGQUIT, process.SIGTERM)

@@ -6,10 +6,11 @@ import errno
 import fcntl
 import os
 
+from ..files import remove_tree
+from ..ipc.exec_spec import Instructions, decode
+from ..ipc.status import ARGUMENTS, CONFINEMENT, NotStarted, tell
 from ..linux import process
-from . import caller, confine, scratch, supervise
-from .instructions import Instructions, decode
-from .status import ARGUMENTS, CONFINEMENT, NotStarted, tell
+from . import caller, confine, supervise
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def _start(instructions: Instructions, status: int) -> NoReturn:
         from . import unix_sockets, view  # noqa: F401
 
         view.build(instructions)
-    scratch.make(instructions.scratch, instructions.uid, instructions.gid)
+    remove_tree.make(instructions.scratch, instructions.uid, instructions.gid)
     try:
         ruleset = confine.build_ruleset(instructions)
         _become(instructions)
@@ -56,7 +57,7 @@ def _start(instructions: Instructions, status: int) -> NoReturn:
             supervise.launch(instructions, ruleset, status, parent)
         confine.become_command(instructions, ruleset, status, guardian=0)
     except BaseException:
-        scratch.remove(instructions.scratch)
+        remove_tree.remove(instructions.scratch)
         raise
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 
+from ..ipc.status import CONFINEMENT, NotStarted
 from ..linux.reading import whole
-from .status import CONFINEMENT, NotStarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .surroundings import Surroundings
+    from ..ipc.namespace_spec import Surroundings
 
 
 def around(asked: Surroundings, kept: int = 0) -> None:

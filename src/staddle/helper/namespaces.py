@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import select
 
+from ..ipc import namespace_spec
+from ..ipc.status import ARGUMENTS, NotStarted, not_started, tell
 from ..linux import process
-from . import caller, inside, surroundings
-from .status import ARGUMENTS, NotStarted, not_started, tell
+from . import caller, inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,16 +38,16 @@ def main(words: list[str]) -> NoReturn:
     os._exit(code)
 
 
-def _asked(words: list[str]) -> surroundings.Surroundings:
+def _asked(words: list[str]) -> namespace_spec.Surroundings:
     if len(words) != 1 or not words[0].isdecimal():
         raise NotStarted(ARGUMENTS, "usage: namespaces DESCRIPTOR")
     try:
-        return surroundings.decode(caller.contents(int(words[0])))
+        return namespace_spec.decode(caller.contents(int(words[0])))
     except (OSError, ValueError) as error:
         raise NotStarted(ARGUMENTS, f"nothing is asked for in descriptor {words[0]}: {error}") from None
 
 
-def _launch(asked: surroundings.Surroundings) -> int:
+def _launch(asked: namespace_spec.Surroundings) -> int:
     given = (asked.status, *asked.gateway, *asked.doors, *(() if asked.tally < 0 else (asked.tally,)))
     process.close_from(3, keep=given)
     for fd in given:
@@ -65,7 +66,7 @@ def _launch(asked: surroundings.Surroundings) -> int:
             gateway.end()
 
 
-def _gateway(asked: surroundings.Surroundings) -> Gateway | None:
+def _gateway(asked: namespace_spec.Surroundings) -> Gateway | None:
     """Started in the host's network, while we are there."""
     if not asked.gateway:
         return None

@@ -7,8 +7,8 @@ import sys
 
 from ..backends.base import Launch
 from ..errors import LaunchFailed
-from .instructions import Instructions, encode
-from .status import sentence
+from ..ipc.exec_spec import Instructions, encode
+from ..ipc.status import sentence
 
 #: The helper itself starts with this and nothing of the caller's: it can be read in /proc.
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}

@@ -17,18 +17,19 @@ import gc
 import os
 import select
 
+from ..files import remove_tree
+from ..ipc.status import CONFINEMENT, NotStarted, tell
 from ..linux import process
-from . import confine, scratch
+from . import confine
 from .everyone import Everyone, share_scope
-from .status import CONFINEMENT, NotStarted, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
+    from ..ipc.exec_spec import Instructions
     from ..linux.landlock import Ruleset
-    from .instructions import Instructions
     from .unix_sockets import Broker
 
 PASSED_ON = (process.SIGHUP, process.SIGINT, process.SIGQUIT, process.SIGTERM)
@@ -67,7 +68,7 @@ def launch(instructions: Instructions, ruleset: Ruleset | None, status: int, par
     if ended < 0:
         # Killed from outside. The command died with it; what else there is, is our child now.
         Everyone().end()
-        scratch.remove(instructions.scratch)
+        remove_tree.remove(instructions.scratch)
     os._exit(_exit_status(ended))
 
 
@@ -82,7 +83,7 @@ def _watch(instructions: Instructions, ruleset: Ruleset | None, status: int, lif
         return _exit_status(_attend(command, broker, everyone, lifeline))
     finally:
         everyone.end()
-        scratch.remove(instructions.scratch)
+        remove_tree.remove(instructions.scratch)
 
 
 def _start(instructions: Instructions, ruleset: Ruleset | None, status: int) -> tuple[int, Broker | None]:

@@ -15,10 +15,11 @@ import select
 import struct
 import time
 
+from ..ipc import systemd_spec
+from ..ipc.status import ARGUMENTS, CONFINEMENT, NotStarted, tell
 from ..linux import process
-from . import caller, unit_orders
+from . import caller
 from .inside import PASSED_ON
-from .status import ARGUMENTS, CONFINEMENT, NotStarted, tell
 from .systemd_unit import ENDED, FAILED, LONGEST, ORDERS, SIGNAL, STARTED
 
 TYPE_CHECKING = False
@@ -62,7 +63,7 @@ def main(words: list[str]) -> NoReturn:
     os._exit(code)
 
 
-def _run(orders: unit_orders.Orders, file: int) -> int:
+def _run(orders: systemd_spec.Orders, file: int) -> int:
     if not orders.gateway:
         return _Client(orders, file).run()
     from .gateway import Gateway  # only for a policy that names something to reach
@@ -81,9 +82,9 @@ def _descriptor(words: list[str]) -> int:
     return int(words[0])
 
 
-def _orders(file: int) -> unit_orders.Orders:
+def _orders(file: int) -> systemd_spec.Orders:
     try:
-        return unit_orders.decode(caller.contents(os.dup(file)))
+        return systemd_spec.decode(caller.contents(os.dup(file)))
     except (OSError, ValueError) as error:
         raise NotStarted(ARGUMENTS, f"there are no orders in descriptor {file}: {error}") from None
 
@@ -91,7 +92,7 @@ def _orders(file: int) -> unit_orders.Orders:
 class _Client:
     """One unit, from its start to its end."""
 
-    def __init__(self, orders: unit_orders.Orders, file: int, gateway: tuple[int, ...] = ()) -> None:
+    def __init__(self, orders: systemd_spec.Orders, file: int, gateway: tuple[int, ...] = ()) -> None:
         """`gateway` are the descriptors that lead to the network gateway, if there is one."""
         self._orders = orders
         self._said = b""

@@ -18,11 +18,12 @@ import os
 import select
 import struct
 
+from ..ipc import systemd_spec
+from ..ipc.status import CONFINEMENT, NotStarted, written
+from ..ipc.wire import Malformed
 from ..linux import process
-from . import caller, inside, unit_orders
+from . import caller, inside
 from .inside import PASSED_ON
-from .status import CONFINEMENT, NotStarted, written
-from .wire import Malformed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _unit(control: _socket.socket) -> int:
     return _attend(control, first, told)
 
 
-def _receive(control: _socket.socket) -> tuple[tuple[int, ...], unit_orders.Orders, Gateway | None]:
+def _receive(control: _socket.socket) -> tuple[tuple[int, ...], systemd_spec.Orders, Gateway | None]:
     """The command's descriptors, the orders, and the gateway. Only the client holds the other end."""
     message, extra, flags, _ = control.recvmsg(16, _socket.CMSG_SPACE(6 * 4))
     if message != ORDERS or len(extra) != 1 or flags & _socket.MSG_CTRUNC:
@@ -69,7 +70,7 @@ def _receive(control: _socket.socket) -> tuple[tuple[int, ...], unit_orders.Orde
     outward = struct.unpack(f"{count}i", extra[0][2])[4:]
     for fd in (*received, *outward):
         os.set_inheritable(fd, False)
-    orders = unit_orders.decode(caller.contents(file))
+    orders = systemd_spec.decode(caller.contents(file))
     if len(outward) != len(orders.gateway):
         raise NotStarted(CONFINEMENT, "the network gateway is missing")
     if not outward:
@@ -79,7 +80,7 @@ def _receive(control: _socket.socket) -> tuple[tuple[int, ...], unit_orders.Orde
     return tuple(stdio), orders, Gateway.elsewhere(*outward)
 
 
-def _check_unit(orders: unit_orders.Orders) -> None:
+def _check_unit(orders: systemd_spec.Orders) -> None:
     """See that the properties did what they say: some mean nothing in some managers."""
     if b"\nNoNewPrivs:\t1\n" not in _contents("/proc/self/status"):
         raise NotStarted(CONFINEMENT, "systemd ignored NoNewPrivileges=yes")

@@ -26,7 +26,7 @@ from .destinations import Destinations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .instructions import Instructions
+    from ..ipc.exec_spec import Instructions
 
 AF_UNSPEC, AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 0, 1, 2, 10, 16
 

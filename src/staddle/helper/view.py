@@ -11,13 +11,13 @@ import errno
 import os
 import stat
 
+from ..ipc.status import CONFINEMENT, NotStarted
 from ..linux import mounts
 from ..linux.openat2 import open_without_symlinks
-from .status import CONFINEMENT, NotStarted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .instructions import Instructions
+    from ..ipc.exec_spec import Instructions
 
 _QUIET = mounts.MS_NOSUID | mounts.MS_NODEV
 #: What a new /proc still tells about the whole machine, and who needs it is not confined.

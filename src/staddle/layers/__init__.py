@@ -1,12 +1,11 @@
 """The layered filesystem: what a sandbox changed, kept apart from the host until somebody wants it.
 
-tree        one layer, opened: directories and files by descriptor, links never followed
 differences what layers say against what lies below them
 changes     the same for people: `Change`, renames, the text of a change
 scan        what one command changed, from two looks at a layer
 store       where layers lie, and how they go when their process is gone
 stack       layers in their order: freeze, continue, fork, copy, drop, squash
-copying     one file copied; merging: whole layers copied, linked, laid flat
+merging     whole layers copied, linked, laid flat
 exchanging  what is in one directory put in place of what is in another
 condensing  a copy that was worked in, as the layer that it would have been
 review      what a commit would do: conflicts, protected names, new executables

@@ -14,8 +14,8 @@ import os
 import stat
 
 from ..errors import LayerError
-from .tar import END, Member, padding, write
-from .tree import MARKS, OPAQUE, Tree, opacity
+from ..files.tar import END, Member, padding, write
+from ..files.tree import MARKS, OPAQUE, Tree, opacity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def save(
 
     `progress` is called with the number of entries written.
     """
-    from ..environment.anchored import open_for_write
+    from ..files.anchored import open_for_write
 
     directory, name = os.path.split(os.fspath(path))
     # Without a name until it is whole, where the file system can: a kill leaves nothing.

@@ -15,7 +15,7 @@ import os
 import stat
 import time
 
-from .tree import LastDirectory
+from ..files.tree import LastDirectory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

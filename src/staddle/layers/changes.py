@@ -23,9 +23,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from ..files.tree import Tree
     from .baseline import Baseline
     from .differences import Kind
-    from .tree import Tree
 
 #: As much is read, in all, to find out what was renamed.
 RENAME_BYTES = 256 << 20

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import stat
 
-from .copying import copy_file, unchanged
+from ..files.copy import copy_file, unchanged
+from ..files.tree import LastDirectory, open_deep
 from .merged import Opened
-from .tree import LastDirectory, open_deep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

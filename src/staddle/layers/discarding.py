@@ -6,11 +6,11 @@ import os
 import stat
 
 from ..errors import LayerError
-from .copying import copy_file
+from ..files.copy import copy_file
+from ..files.tree import OPAQUE, Tree, open_deep
 from .differences import Difference, Selection, differences
 from .merged import Opened, View
 from .merging import copy_of, merge
-from .tree import OPAQUE, Tree, open_deep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import stat
 
 from .._value import Value
 from ..errors import CommitRefused
+from ..files.tree import LastDirectory, open_deep
 from ..linux.renaming import exchange_names, rename_new
-from .tree import LastDirectory, open_deep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ import time
 import weakref
 
 from ..errors import LayerError
-from ..helper.scratch import remove as remove_directory
+from ..files.remove_tree import remove as remove_directory
+from ..files.tree import Tree
 from . import removal
 from .kept import CLAIM, LAYERS, RECORD, directory_of, home, read
 from .store import Layer, Store
-from .tree import Tree
 
 #: So often somebody else's look at a claim is taken for what it is.
 _ATTEMPTS = 5

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 from ..errors import ArchiveRefused
+from ..files.tar import Content, Member, members
+from ..files.unpack import Bounds, Unpacking
 from .archive import END_MARK, FORMAT, MANIFEST, zstd_module
 from .merging import prune
-from .tar import Content, Member, members
-from .unpacking import Bounds, Unpacking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

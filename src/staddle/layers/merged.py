@@ -8,7 +8,7 @@ import os
 import stat
 
 from .._value import Value
-from .tree import Tree, is_whiteout, opacity
+from ..files.tree import Tree, is_whiteout, opacity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

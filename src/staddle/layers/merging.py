@@ -10,9 +10,9 @@ import errno
 import os
 import stat
 
-from .copying import copy_attributes, copy_content, unchanged
+from ..files.copy import copy_attributes, copy_content, unchanged
+from ..files.tree import MARKS, OPAQUE, Tree, is_whiteout, opacity, open_deep
 from .merged import Opened, Side, View
-from .tree import MARKS, OPAQUE, Tree, is_whiteout, opacity, open_deep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

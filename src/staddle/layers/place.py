@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 
 from ..errors import CommitFailed, LayerError
-from ..helper.scratch import remove
+from ..files.remove_tree import remove
 from ..linux.renaming import sync_file_system
 from . import removal
 from .journal import Steps, rows

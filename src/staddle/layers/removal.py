@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-from ..helper.scratch import remove
+from ..files.remove_tree import remove
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

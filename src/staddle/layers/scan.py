@@ -12,10 +12,10 @@ import os
 import stat
 import time
 
+from ..files.tree import Tree, is_whiteout, opacity
 from .changes import Change, change_of, type_of
 from .differences import Selection, differences
 from .merged import Opened, View
-from .tree import Tree, is_whiteout, opacity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

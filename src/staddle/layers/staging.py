@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import stat
 
-from .copying import copy_content, unchanged
+from ..files.copy import copy_content, unchanged
+from ..files.tree import LastDirectory, Tree, open_deep
 from .differences import Difference
 from .journal import Clear, Permit, Put, Remove, Step
 from .merged import Opened
-from .tree import LastDirectory, Tree, open_deep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

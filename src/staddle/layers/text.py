@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from .tree import Tree
+from ..files.tree import Tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

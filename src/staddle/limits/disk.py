@@ -67,7 +67,7 @@ def occupied(path: str, most: int | None = None) -> Occupied:
 
     The sandbox may be changing it: nothing is followed, and what goes away meanwhile is not counted.
     """
-    from ..layers.tree import Tree
+    from ..files.tree import Tree
 
     total = count = 0
     several: set[tuple[int, int]] = set()

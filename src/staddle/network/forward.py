@@ -15,7 +15,7 @@ import os
 import struct
 
 from ..errors import StaddleError
-from ..helper import wire
+from ..ipc import wire
 from ..policy.hosts import checked_port
 from .handing import CONNECT, STOCK, STOCKED, WISH
 from .orders import LONGEST, MOST_DESCRIPTORS

@@ -12,7 +12,7 @@ import array
 import errno
 import os
 
-from ..helper.wire import Malformed
+from ..ipc.wire import Malformed
 from ..policy.network import Network
 from . import synthetic
 from .answering import Resolving

@@ -16,7 +16,7 @@ import os
 import struct
 
 from .._value import Value
-from ..helper import wire
+from ..ipc import wire
 from .orders import MOST_DESCRIPTORS, Sockets, encode_sockets
 
 TYPE_CHECKING = False

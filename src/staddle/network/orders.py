@@ -8,8 +8,8 @@ sandbox's first process (`Sockets`, with descriptors); from the gateway, what ha
 from __future__ import annotations
 
 from .._value import Value
-from ..helper import wire
-from ..helper.wire import Malformed
+from ..ipc import wire
+from ..ipc.wire import Malformed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import sys
 from .._value import Value
 from ..errors import LaunchFailed, PolicyError
 from ..events import Event
-from ..helper.wire import Malformed
+from ..ipc.wire import Malformed
 from .orders import (
     LONGEST,
     Attempt,

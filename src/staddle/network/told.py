@@ -11,7 +11,7 @@ import select
 import time
 
 from ..events import Event
-from ..helper.wire import Malformed
+from ..ipc.wire import Malformed
 from .orders import LONGEST, decode_attempt, decode_question, encode_decision
 
 TYPE_CHECKING = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from ..environment import beneath
+from ..files import beneath
 from ..layers.text import content
 
 TYPE_CHECKING = False

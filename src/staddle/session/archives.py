@@ -11,8 +11,8 @@ import errno
 import os
 
 from ..errors import ArchiveRefused, InvalidCall
-from ..layers.tar import END, Member, members, padding, write
-from ..zygote import filing
+from ..files.tar import END, Member, members, padding, write
+from ..ipc import file_messages
 from .files import Files
 
 TYPE_CHECKING = False
@@ -38,7 +38,7 @@ def upload(sandbox: Owner, file: Source, path: AnyPath) -> None:
     files.mkdir(path, parents=True)
     inside, name = files._at(path)
     with inside.clerk.turn:
-        sending = inside.clerk.send(filing.UNPACK, name)
+        sending = inside.clerk.send(file_messages.UNPACK, name)
         try:
             while data := source.read(_CHUNK):
                 sending.write(data)
@@ -54,7 +54,7 @@ def download(sandbox: Owner, file: IO[bytes], path: AnyPath, limit: int | None) 
         raise InvalidCall(f"the tar is {file!r}", why="it is not a file", fix='give open("x.tar", "wb")')
     inside, name = Files(sandbox)._at(path)
     with inside.clerk.turn:
-        receiving = inside.clerk.receive(filing.PACK, name)
+        receiving = inside.clerk.receive(file_messages.PACK, name)
         try:
             relay(receiving, _bounded(file.write, limit))
         finally:

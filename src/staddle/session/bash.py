@@ -10,8 +10,8 @@ import struct
 import time
 
 from ..errors import LaunchFailed
-from ..helper.wire import Malformed
-from ..zygote import requests
+from ..ipc import agent_messages
+from ..ipc.wire import Malformed
 from .link import ShellFiles, lost, opened_shell, shell_files
 from .protocol import ASK_AGAIN, question
 
@@ -75,7 +75,7 @@ class Bash:
     @property
     def files(self) -> ShellFiles:
         """Its files, asked for again when they were given back."""
-        return self._files or self._use(self._ask_files(requests.ATTACH))
+        return self._files or self._use(self._ask_files(agent_messages.ATTACH))
 
     @property
     def parked(self) -> bool:
@@ -104,7 +104,7 @@ class Bash:
     def renew(self) -> None:
         """New pipes in place of those that were left to background jobs."""
         self._drop_files()
-        self._use(self._ask_files(requests.RENEW))
+        self._use(self._ask_files(agent_messages.RENEW))
 
     def leave(self, stream: str) -> int:
         """Give up one of the pipes; it is the taker's from now on."""
@@ -164,7 +164,9 @@ class Bash:
         age = time.monotonic() - began
         since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - age) * _TICKS)
         try:
-            requests.say(self._line, requests.encode(requests.END_RUN, step, since, newest_job))
+            agent_messages.say(
+                self._line, agent_messages.encode(agent_messages.END_RUN, step, since, newest_job)
+            )
         except BlockingIOError:
             pass  # it will be asked again
         except OSError:
@@ -172,22 +174,22 @@ class Bash:
 
     def settle(self) -> None:
         """Wait until the agent has done all that it was asked: a late step would hit the next run."""
-        self._ask(requests.POKE, requests.POKED, 0, patience=_LAST_PATIENCE)
+        self._ask(agent_messages.POKE, agent_messages.POKED, 0, patience=_LAST_PATIENCE)
 
     def again(self) -> Bash:
         """Another shell, started as this one was."""
-        message = self._ask(requests.AGAIN, requests.OPENED)
+        message = self._ask(agent_messages.AGAIN, agent_messages.OPENED)
         return Bash(opened_shell(message))
 
     def _ask_files(self, kind: bytes) -> ShellFiles:
-        message = self._ask(kind, requests.FILES)
+        message = self._ask(kind, agent_messages.FILES)
         return shell_files(message, message.fields[0], message.descriptors)
 
     def _ask(
         self, kind: bytes, expected: bytes, *fields: int, patience: float = _PATIENCE
-    ) -> requests.Message:
+    ) -> agent_messages.Message:
         try:
-            requests.say(self._line, requests.encode(kind, *fields))
+            agent_messages.say(self._line, agent_messages.encode(kind, *fields))
         except OSError:
             raise lost() from None
         poll = select.poll()
@@ -199,27 +201,27 @@ class Bash:
                 if message.kind == expected:
                     return message
                 message.close()
-                if message.kind == requests.REFUSED:
+                if message.kind == agent_messages.REFUSED:
                     raise lost(message.fields[0].decode("utf-8", "replace"))
         raise lost("its agent does not answer")
 
-    def _messages(self) -> list[requests.Message]:
+    def _messages(self) -> list[agent_messages.Message]:
         """What came on the line; the end of the process is noted."""
-        found: list[requests.Message] = []
+        found: list[agent_messages.Message] = []
         while True:
             try:
-                message = requests.hear(self._line)
+                message = agent_messages.hear(self._line)
             except BlockingIOError:
                 return found
             except (Malformed, OSError) as error:
                 raise lost(str(error)) from error
             if message is None:
                 raise lost()
-            if message.kind == requests.ENDED:
+            if message.kind == agent_messages.ENDED:
                 self.ended, self.why = message.fields[0], message.fields[1].decode("utf-8", "replace")
                 self.used = message.fields[2]
             found.append(message)
-            if message.kind in (requests.FILES, requests.OPENED):
+            if message.kind in (agent_messages.FILES, agent_messages.OPENED):
                 return found
 
     # ---------------------------------------------------------------- a run
@@ -368,7 +370,7 @@ class Bash:
     def _hear(self) -> None:
         files, run = self.files, self._run
         for message in self._messages():
-            if message.kind == requests.ENDED:
+            if message.kind == agent_messages.ENDED:
                 # It may have answered with its last breath.
                 while said := self._said():
                     run.heard(said, files.places)

@@ -17,8 +17,8 @@ import threading
 from .. import errors
 from ..display import shown
 from ..errors import SandboxClosed, SessionError
-from ..helper.wire import Malformed
-from ..zygote import filing
+from ..ipc import file_messages
+from ..ipc.wire import Malformed
 from .link import PATIENCE, lost
 
 TYPE_CHECKING = False
@@ -68,7 +68,7 @@ class Clerk:
                     return self._answer()
                 except _Killed as killed:
                     # It is safe to ask another one when nothing can have been done.
-                    if not killed.unheard and operation not in filing.LOOKS:
+                    if not killed.unheard and operation not in file_messages.LOOKS:
                         raise
                     last = killed
             raise last
@@ -122,12 +122,12 @@ class Clerk:
         self, operation: bytes, words: tuple[bytes, ...], numbers: tuple[int, ...], descriptor: int = -1
     ) -> None:
         handed = () if descriptor < 0 else (descriptor,)
-        if sum(map(len, words)) > filing.LONGEST - 4096:
+        if sum(map(len, words)) > file_messages.LONGEST - 4096:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         for attempt in range(3):
             line = self._line or self._started()
             try:
-                filing.say(line, filing.QUESTION, operation, words, numbers, descriptors=handed)
+                file_messages.say(line, file_messages.QUESTION, operation, words, numbers, descriptors=handed)
                 return
             except OSError as error:
                 # It was killed since: another one can still be asked, for nothing has been done.
@@ -139,7 +139,7 @@ class Clerk:
         """Say how it ended to the one that was asked, never to another, and wait for its answer."""
         try:
             if self._line is not None:
-                filing.say(self._line, filing.QUESTION, operation, (), ())
+                file_messages.say(self._line, file_messages.QUESTION, operation, (), ())
         except OSError:
             pass  # it has ended; what it said before is still there
         self._answer()
@@ -148,20 +148,20 @@ class Clerk:
         """All of an answer."""
         answer, room = Answer(), MOST_BYTES
         for said in self._messages():
-            if said.letter == filing.ERROR:
-                raise filing.error_of(said)
+            if said.letter == file_messages.ERROR:
+                raise file_messages.error_of(said)
             rows: Any = said.fields[0]
             room -= sum(len(row[0]) + 64 for row in rows)
             if len(answer.rows) + len(rows) > MOST_ROWS or room < 0:
                 self._let_go()
                 raise OSError(errno.EOVERFLOW, f"it holds more than {MOST_ROWS:,} names")
             answer.rows += rows
-            if said.letter == filing.LAST:
+            if said.letter == file_messages.LAST:
                 fd, said.descriptor = said.descriptor, -1  # ours to close, whatever it is
                 answer.file = self._checked(fd)
         return answer
 
-    def _messages(self) -> Iterator[filing.Said]:
+    def _messages(self) -> Iterator[file_messages.Said]:
         """The messages of one answer, the last one included."""
         while True:
             said = self.heard(PATIENCE)
@@ -171,10 +171,10 @@ class Clerk:
                 yield said
             finally:
                 said.close()
-            if said.letter != filing.MORE:
+            if said.letter != file_messages.MORE:
                 return
 
-    def heard(self, patience: float) -> filing.Said | None:
+    def heard(self, patience: float) -> file_messages.Said | None:
         """The next message, or None when none comes within so many seconds."""
         line = self._line
         if line is None:
@@ -184,14 +184,14 @@ class Clerk:
         if not self.wait(poll, patience):
             return None
         try:
-            said = filing.hear(line)
+            said = file_messages.hear(line)
         except ConnectionResetError:
             raise self._killed(unheard=True) from None
         except (Malformed, OSError) as error:
             raise self._lost(str(error)) from error
         if said is None:
             raise self._killed(unheard=False)
-        if said.letter == filing.QUESTION:
+        if said.letter == file_messages.QUESTION:
             said.close()
             raise self._lost("it asks instead of answering")
         return said
@@ -330,17 +330,17 @@ class Sending:
         if said is None:
             raise self._clerk._lost("it has let go of its pipe")
         said.close()
-        if said.letter == filing.MORE:
+        if said.letter == file_messages.MORE:
             return
         self._close()
-        if said.letter == filing.ERROR:
-            raise filing.error_of(said)
+        if said.letter == file_messages.ERROR:
+            raise file_messages.error_of(said)
         raise self._clerk._lost("it is done before it has everything")
 
     def finish(self) -> None:
         """That was all: wait until it is done."""
         self._close()
-        self._clerk._conclude(filing.ALL)
+        self._clerk._conclude(file_messages.ALL)
 
     def drop(self) -> None:
         """It is not to be. After an error of its own, nothing more to do."""
@@ -348,7 +348,7 @@ class Sending:
             return
         self._close()
         try:
-            self._clerk._conclude(filing.DROP)
+            self._clerk._conclude(file_messages.DROP)
         except (OSError, errors.StaddleError):
             pass
 

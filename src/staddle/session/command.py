@@ -6,7 +6,7 @@ import os
 import time
 
 from ..errors import InvalidCall
-from ..zygote import requests
+from ..ipc import agent_messages
 from . import protocol
 from .capture import Flooded
 from .retired import LateOutput
@@ -154,9 +154,9 @@ class Command:
     def _end(self, step: int) -> None:
         """Take a step of ending the run, and see first that the shell does not go on."""
         run, bash = self.run, self._memory.bash
-        if step == requests.BRAKE and not self._memory.braked:
-            bash.ask_step(requests.HOLD, run.began, self._memory.newest_job)
-            step = requests.INTERRUPT
+        if step == agent_messages.BRAKE and not self._memory.braked:
+            bash.ask_step(agent_messages.HOLD, run.began, self._memory.newest_job)
+            step = agent_messages.INTERRUPT
         bash.ask_step(step, run.began, self._memory.newest_job)
 
     def _run_elsewhere(self) -> bool:
@@ -179,7 +179,7 @@ class Command:
         duration = time.monotonic() - run.began
         run.lost = run.lost or not run.over
         if run.was_ended and run.ended is None:
-            bash.ask_step(requests.TIDY, run.began, memory.newest_job)
+            bash.ask_step(agent_messages.TIDY, run.began, memory.newest_job)
             bash.settle()
         if run.lost:
             memory.abandon(run)

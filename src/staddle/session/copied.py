@@ -16,6 +16,7 @@ import stat
 import threading
 
 from ..errors import LayerError
+from ..files.tree import LastDirectory, Tree, walk
 from ..layers import removal
 from ..layers.baseline import Baseline
 from ..layers.condensing import condense
@@ -29,7 +30,6 @@ from ..layers.recovery import recover
 from ..layers.scan import Watch
 from ..layers.stack import Frozen, Stack
 from ..layers.store import Store, home_for_copies, sweep
-from ..layers.tree import LastDirectory, Tree, walk
 from ..policy.paths import covers
 from ..policy.plan import COPY, Grant
 from ..policy.workspace import PLACE, compile_session

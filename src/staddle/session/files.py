@@ -17,7 +17,7 @@ import stat
 
 from .._value import Value
 from ..errors import InvalidCall
-from ..zygote import filing
+from ..ipc import file_messages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Files:
         """The file, to be read piece by piece, however large it is. Pipes and devices are refused."""
         inside, name = self._at(path)
         with named(path):
-            return open(inside.clerk.open(filing.OPEN, name), "rb")
+            return open(inside.clerk.open(file_messages.OPEN, name), "rb")
 
     def write(self, path: AnyPath, content: Content, *, parents: bool = False) -> None:
         """Put `content` (text, bytes, or a binary file that is read to its end) at `path`.
@@ -98,7 +98,7 @@ class Files:
         """
         inside, name = self._at(path)
         with named(path):
-            put(inside, content, filing.WRITE, name, numbers=(int(parents),))
+            put(inside, content, file_messages.WRITE, name, numbers=(int(parents),))
         inside.pass_over()
 
     # ------------------------------------------------------------ what is there
@@ -107,7 +107,7 @@ class Files:
         """What is in a directory, sorted by name. Links are listed as links."""
         inside, name = self._at(path)
         with named(path):
-            rows = inside.clerk.ask(filing.LIST, name).rows
+            rows = inside.clerk.ask(file_messages.LIST, name).rows
         found = [_info(row) for row in rows if row[0] and b"/" not in row[0] and row[0] not in (b".", b"..")]
         return sorted(found, key=lambda each: each.name)
 
@@ -127,7 +127,7 @@ class Files:
         """What is known about a file."""
         inside, name = self._at(path)
         with named(path):
-            rows = inside.clerk.ask(filing.STATUS, name, numbers=(int(follow_symlinks),)).rows
+            rows = inside.clerk.ask(file_messages.STATUS, name, numbers=(int(follow_symlinks),)).rows
         if len(rows) != 1:
             raise OSError(errno.EIO, os.strerror(errno.EIO), os.fsdecode(path))
         return _info((os.path.basename(name.rstrip(b"/")) or b"/", *rows[0][1:]))
@@ -143,7 +143,7 @@ class Files:
         absolute = pattern.startswith("/")
         inside, directory = self._at("/" if absolute else ".")
         with named(pattern):
-            rows = inside.clerk.ask(filing.GLOB, directory, os.fsencode(pattern.lstrip("/"))).rows
+            rows = inside.clerk.ask(file_messages.GLOB, directory, os.fsencode(pattern.lstrip("/"))).rows
         return checked_names(rows, "/" if absolute else "")
 
     # ------------------------------------------------------------ changes
@@ -152,7 +152,7 @@ class Files:
         """Make a directory; with `parents` also those above, and it may be there already."""
         inside, name = self._at(path)
         with named(path):
-            inside.clerk.ask(filing.MAKE, name, numbers=(int(parents),))
+            inside.clerk.ask(file_messages.MAKE, name, numbers=(int(parents),))
         inside.pass_over()
 
     def rename(self, old: AnyPath, new: AnyPath, *, replace: bool = False) -> None:
@@ -160,14 +160,14 @@ class Files:
         inside, name = self._at(old)
         _, other = self._at(new)
         with named(old):
-            inside.clerk.ask(filing.RENAME, name, other, numbers=(int(replace),))
+            inside.clerk.ask(file_messages.RENAME, name, other, numbers=(int(replace),))
         inside.pass_over()
 
     def remove(self, path: AnyPath, *, recursive: bool = False) -> None:
         """Remove a file, or a link itself; with `recursive` also a directory with all that is in it."""
         inside, name = self._at(path)
         with named(path):
-            inside.clerk.ask(filing.REMOVE, name, numbers=(int(recursive),))
+            inside.clerk.ask(file_messages.REMOVE, name, numbers=(int(recursive),))
         inside.pass_over()
 
     def __repr__(self) -> str:
@@ -227,7 +227,7 @@ def put(
             raise InvalidCall(
                 f"the content is {type(content).__name__}", why="it is neither text, bytes nor a binary file"
             ) from None
-        if whole.nbytes <= filing.INLINE:
+        if whole.nbytes <= file_messages.INLINE:
             inside.clerk.ask(operation, *words, whole.tobytes(), numbers=numbers)
             return
         pieces: Iterator[bytes | memoryview] = (

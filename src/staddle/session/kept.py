@@ -10,12 +10,12 @@ import os
 import time
 
 from ..errors import InvalidCall, LayerError
+from ..files.tree import Tree
 from ..layers import keeping, kept
 from ..layers.baseline import Baseline
 from ..layers.differences import differences
 from ..layers.merged import Opened
 from ..layers.stack import Frozen, Stack
-from ..layers.tree import Tree
 from ..policy.workspace import PLACE
 from ..zygote.client import mounter
 from ..zygote.trees import WORLD

@@ -47,7 +47,7 @@ class Limiting:
         self.roomy = False
 
     def along(self) -> tuple[int, ...]:
-        """What the agent is to have: see zygote.blueprint.Request."""
+        """What the agent is to have: see ipc.forkserver_messages.Request."""
         return (self._tally,) if self._tally >= 0 else ()
 
     def hold(self, group: Group) -> None:

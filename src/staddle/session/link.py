@@ -17,9 +17,9 @@ from contextlib import suppress
 
 from .._value import Value
 from ..errors import LaunchFailed, SandboxClosed, SandboxLost, StaddleError
-from ..helper.wire import Malformed
-from ..zygote import requests
-from ..zygote.descriptors import close_all
+from ..ipc import agent_messages
+from ..ipc.descriptors import close_all
+from ..ipc.wire import Malformed
 from .protocol import Places
 from .uninterrupted import free_within
 
@@ -104,8 +104,8 @@ class AgentLink:
         self, environment: Mapping[str, str], directory: str, program: str = "/bin/bash"
     ) -> OpenedShell:
         """Start another shell."""
-        said = requests.encode(
-            requests.SHELL, os.fsencode(program), _environment(environment), os.fsencode(directory)
+        said = agent_messages.encode(
+            agent_messages.SHELL, os.fsencode(program), _environment(environment), os.fsencode(directory)
         )
         return opened_shell(self._ask(said, patience=_STARTING_PATIENCE))
 
@@ -125,9 +125,9 @@ class AgentLink:
         With `whole`, what it leaves behind is ended with it. With `root`, it is the sandbox's root.
         """
         rows, columns = terminal or (0, 0)
-        kind = requests.SPAWN_WHOLE if whole else requests.SPAWN
-        said = requests.encode(
-            requests.SPAWN_ROOT if root else kind,
+        kind = agent_messages.SPAWN_WHOLE if whole else agent_messages.SPAWN
+        said = agent_messages.encode(
+            agent_messages.SPAWN_ROOT if root else kind,
             tuple(os.fsencode(word) for word in argv),
             _environment(environment),
             os.fsencode(directory),
@@ -135,15 +135,15 @@ class AgentLink:
             columns,
         )
         message = self._ask(said, stdio or ())
-        if message.kind != requests.STARTED:
+        if message.kind != agent_messages.STARTED:
             raise _refused(message, f"{argv[0]!r} could not be started")
         line, *master = message.descriptors
         return Spawned(message.fields[0], line, master[0] if master else -1)
 
     def clerk(self, line: int, code: int) -> Spawned:
         """Start a clerk that serves on `line`, made of the memory file `code`; both stay the caller's."""
-        message = self._ask(requests.encode(requests.CLERK), (line, code))
-        if message.kind != requests.STARTED or len(message.descriptors) != 1:
+        message = self._ask(agent_messages.encode(agent_messages.CLERK), (line, code))
+        if message.kind != agent_messages.STARTED or len(message.descriptors) != 1:
             raise _refused(message, "the sandbox's files cannot be reached")
         return Spawned(message.fields[0], message.descriptors[0])
 
@@ -158,8 +158,8 @@ class AgentLink:
 
     def network(self) -> int:
         """A line for the sandbox's network, on which its sockets come; the taker's to close."""
-        message = self._ask(requests.encode(requests.NETWORK))
-        if message.kind != requests.LINE:
+        message = self._ask(agent_messages.encode(agent_messages.NETWORK))
+        if message.kind != agent_messages.LINE:
             raise _refused(message, "the sandbox's network cannot be used")
         return message.descriptors[0]
 
@@ -173,27 +173,27 @@ class AgentLink:
 
     def look(self) -> None:
         """Have the agent, where it holds limits, look now, and tell what it found."""
-        message = self._ask(requests.encode(requests.LOOK))
-        if message.kind != requests.LOOKED:
+        message = self._ask(agent_messages.encode(agent_messages.LOOK))
+        if message.kind != agent_messages.LOOKED:
             raise _refused(message, "the sandbox's limits could not be looked at")
 
     def count(self, *, whole: bool = False) -> tuple[int, int, int, int, int, int]:
         """What was used in the sandbox until now, as `counting.Count` has it; only with `whole` all of it."""
-        message = self._ask(requests.encode(requests.COUNT, int(whole)))
-        if message.kind != requests.COUNTED:
+        message = self._ask(agent_messages.encode(agent_messages.COUNT, int(whole)))
+        if message.kind != agent_messages.COUNTED:
             raise _refused(message, "what the sandbox uses could not be counted")
         spent: tuple[int, int, int, int, int, int] = message.fields[0]
         return spent
 
     def end_everything(self) -> None:
         """Kill everything in the sandbox but its agent; shells come back when they are needed."""
-        message = self._ask(requests.encode(requests.END_ALL))
-        if message.kind != requests.ALL_ENDED:
+        message = self._ask(agent_messages.encode(agent_messages.END_ALL))
+        if message.kind != agent_messages.ALL_ENDED:
             raise _refused(message, "what runs in the sandbox could not be ended")
 
     def _pause(self, stop: bool, patience: float = PATIENCE) -> None:
-        message = self._ask(requests.encode(requests.PAUSE, int(stop)), patience=patience)
-        if message.kind != requests.PAUSED:
+        message = self._ask(agent_messages.encode(agent_messages.PAUSE, int(stop)), patience=patience)
+        if message.kind != agent_messages.PAUSED:
             raise _refused(message, "the sandbox could not be stopped")
 
     def swap(self, roots: Sequence[str], make: Callable[[int], None], *, alone: bool) -> str:
@@ -202,7 +202,7 @@ class AgentLink:
         `make` has them sent on a line, at the other end of which the agent has got ready for them
         meanwhile. With `alone` nobody but shells may be in the sandbox, and no file open for writing.
         """
-        said = requests.encode(requests.SWAP, int(alone), tuple(map(os.fsencode, roots)))
+        said = agent_messages.encode(agent_messages.SWAP, int(alone), tuple(map(os.fsencode, roots)))
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
             with self._turn:
@@ -216,9 +216,9 @@ class AgentLink:
         finally:
             ours.close()
             theirs.close()
-        if message.kind == requests.BUSY:
+        if message.kind == agent_messages.BUSY:
             return str(message.fields[0].decode("utf-8", "replace"))
-        if message.kind != requests.SWAPPED:
+        if message.kind != agent_messages.SWAPPED:
             raise _refused(message, "the files could not be exchanged")
         return ""
 
@@ -266,7 +266,7 @@ class AgentLink:
 
     def _ask(
         self, said: bytes, descriptors: Sequence[int] = (), *, patience: float = PATIENCE
-    ) -> requests.Message:
+    ) -> agent_messages.Message:
         with self._turn:
             self._say(said, descriptors)
             try:
@@ -285,7 +285,7 @@ class AgentLink:
             self._catch_up()
         self._is_behind = True  # from before it is said: whoever is interrupted now does not know
         try:
-            requests.say(self._line, said, descriptors)
+            agent_messages.say(self._line, said, descriptors)
         except OSError as error:
             if error.errno == 7:  # E2BIG
                 self._is_behind = False
@@ -296,25 +296,25 @@ class AgentLink:
         """Let go of the answer to somebody who was interrupted while they waited for it, if there is one."""
         self._serial += 1
         self._is_behind = False
-        self._say(requests.encode(requests.POKE, self._serial))
+        self._say(agent_messages.encode(agent_messages.POKE, self._serial))
         while True:
             message = self._heard(patience)
-            if (message.kind, message.fields) == (requests.POKED, (self._serial,)):
+            if (message.kind, message.fields) == (agent_messages.POKED, (self._serial,)):
                 break
             message.close()
         self._is_behind = False
 
-    def _hear(self, patience: float = PATIENCE) -> requests.Message:
+    def _hear(self, patience: float = PATIENCE) -> agent_messages.Message:
         message = self._heard(patience)
         self._is_behind = False
         return message
 
-    def _heard(self, patience: float = PATIENCE) -> requests.Message:
+    def _heard(self, patience: float = PATIENCE) -> agent_messages.Message:
         try:
             if patience != PATIENCE:
                 self._line.settimeout(patience)
             try:
-                message = requests.hear(self._line)
+                message = agent_messages.hear(self._line)
             finally:
                 if patience != PATIENCE:
                     self._line.settimeout(PATIENCE)
@@ -351,14 +351,14 @@ class Spawned:
         with self._turn:
             while self._status is None and not self._closed:
                 try:
-                    message = requests.hear(self._line)
+                    message = agent_messages.hear(self._line)
                 except BlockingIOError:
                     break
                 except (Malformed, OSError):
                     message = None
                 if message is None:
                     self._status = 128 + 9  # the agent has ended, and everything with it
-                elif message.kind == requests.ENDED:
+                elif message.kind == agent_messages.ENDED:
                     self._status = exit_code(message.fields[0])
                     self.failure = message.fields[1].decode("utf-8", "replace")
                     self.used = message.fields[2]
@@ -386,7 +386,9 @@ class Spawned:
         with self._turn:
             if self._status is None and not self._closed:
                 try:
-                    requests.say(self._line, requests.encode(requests.SIGNAL, number, int(everything)))
+                    agent_messages.say(
+                        self._line, agent_messages.encode(agent_messages.SIGNAL, number, int(everything))
+                    )
                 except OSError:
                     pass  # it has ended; the next poll says so
 
@@ -413,7 +415,9 @@ def lost(why: str = "") -> SandboxLost:
     )
 
 
-def shell_files(message: requests.Message, places: tuple[bytes, ...], descriptors: list[int]) -> ShellFiles:
+def shell_files(
+    message: agent_messages.Message, places: tuple[bytes, ...], descriptors: list[int]
+) -> ShellFiles:
     """The files of a shell out of a message, looked at first."""
     plain = len(places) == 7 and all(place and _PLAIN.issuperset(place) for place in places)
     if not plain or not all(kind(os.fstat(fd).st_mode) for kind, fd in zip(_KINDS, descriptors, strict=True)):
@@ -425,9 +429,9 @@ def shell_files(message: requests.Message, places: tuple[bytes, ...], descriptor
     return ShellFiles(text, status, done, stdin, output, errors, Places(*places))
 
 
-def opened_shell(message: requests.Message, what: str = "a shell could not be started") -> OpenedShell:
+def opened_shell(message: agent_messages.Message, what: str = "a shell could not be started") -> OpenedShell:
     """The shell that a message announces, or the error that it is instead: `what`, and why."""
-    if message.kind != requests.OPENED:
+    if message.kind != agent_messages.OPENED:
         raise _refused(message, what)
     try:
         pid, places = message.fields
@@ -459,9 +463,9 @@ def _meant_by(handle: int) -> int:
     return int(number[0]) if number and number[0].isdigit() else 0
 
 
-def _refused(message: requests.Message, what: str) -> LaunchFailed | SandboxLost:
+def _refused(message: agent_messages.Message, what: str) -> LaunchFailed | SandboxLost:
     message.close()
-    if message.kind == requests.REFUSED:
+    if message.kind == agent_messages.REFUSED:
         return LaunchFailed(what, why=message.fields[0].decode("utf-8", "replace"))
     return lost("its agent answered something else than it was asked")
 

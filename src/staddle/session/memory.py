@@ -13,8 +13,8 @@ from functools import partial
 
 from .._value import Value
 from ..errors import BackendUnavailable, LaunchFailed
+from ..ipc.agent_messages import BRAKE, BRAKE_TRAP, KILL_SHELL
 from ..signals import SIGKILL
-from ..zygote.requests import BRAKE, BRAKE_TRAP, KILL_SHELL
 from . import protocol, risks, state
 from .bash import Bash
 from .link import exit_code

@@ -14,7 +14,7 @@ without this run's nonce is noise.
 from __future__ import annotations
 
 from .._value import Value
-from ..zygote.requests import BRAKE, INTERRUPT, KILL, KILL_SHELL, TERMINATE
+from ..ipc.agent_messages import BRAKE, INTERRUPT, KILL, KILL_SHELL, TERMINATE
 from .quoting import quoted
 
 TYPE_CHECKING = False

@@ -9,10 +9,10 @@ import threading
 from collections import deque
 
 from ..errors import LaunchFailed
+from ..ipc.descriptors import receive
 from ..network import forward, starting
 from ..network.arrangement import needs_gateway
 from ..policy.network import Network
-from ..zygote.descriptors import receive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import os
 
 from ..errors import ArchiveRefused
+from ..files.tree import Tree, walk
 from ..layers import archive, loading
 from ..layers.baseline import Baseline
 from ..layers.merging import merge, prune
 from ..layers.stack import Frozen
-from ..layers.tree import Tree, walk
 from ..policy.workspace import PLACE
 from ..zygote.client import mounter
 from .beside import Point

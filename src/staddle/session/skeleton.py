@@ -131,6 +131,6 @@ def _is_missing(operation: Bind) -> bool:
 
 
 def _remove(path: str) -> None:
-    from ..helper.scratch import remove
+    from ..files.remove_tree import remove
 
     remove((os.fsencode(path),))

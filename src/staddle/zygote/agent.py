@@ -20,12 +20,13 @@ import errno
 import os
 import select
 
-from ..helper.status import CONFINEMENT, NotStarted
-from ..helper.wire import Malformed
+from ..ipc import agent_messages
+from ..ipc.descriptors import awaited, close_all
+from ..ipc.status import CONFINEMENT, NotStarted
+from ..ipc.wire import Malformed
 from ..linux import process
-from . import counting, payload, requests, runs
+from . import counting, payload, runs
 from .channel import Files
-from .descriptors import awaited, close_all
 from .greeting import SHELL_OPTIONS, greeting
 from .lines import Child, Line, available, terminal
 
@@ -118,7 +119,7 @@ class Agent:
             self._count.leave_out_one()
             child, theirs = self._start(order, files, self._become)
             child.again = (program, environment, directory)
-            said = requests.encode(requests.OPENED, child.pid, files.places())
+            said = agent_messages.encode(agent_messages.OPENED, child.pid, files.places())
             return said, (theirs.detach(), commands, *files.descriptors(), *counting.handle(child.pid))
         except BaseException:
             files.close()
@@ -181,7 +182,7 @@ class Agent:
         if not events & ~select.POLLOUT:
             return
         try:
-            message = requests.hear(line.socket, bodies=child is None)
+            message = agent_messages.hear(line.socket, bodies=child is None)
         except BlockingIOError:
             return
         except (Malformed, OSError):
@@ -198,14 +199,18 @@ class Agent:
             else:
                 self._ask(message)
         except (OSError, Malformed, ValueError) as error:
-            line.say(requests.encode(requests.REFUSED, str(error).encode("utf-8", "backslashreplace")[:2048]))
+            line.say(
+                agent_messages.encode(
+                    agent_messages.REFUSED, str(error).encode("utf-8", "backslashreplace")[:2048]
+                )
+            )
         finally:
             message.close()
         self._watch(line)
 
     def _grant(self, line: _socket.socket) -> None:
         """What is wished for on the line of the network, which only the host program has."""
-        wish = line.recv(requests.LONGEST)
+        wish = line.recv(agent_messages.LONGEST)
         if not wish or self._network is None:
             self._poll.unregister(line.fileno())
             del self._wishes[line.fileno()]
@@ -218,44 +223,44 @@ class Agent:
 
     # ---------------------------------------------------------------- requests
 
-    def _ask(self, message: requests.Message) -> None:
+    def _ask(self, message: agent_messages.Message) -> None:
         """What is asked for on the main line."""
-        if message.kind == requests.SHELL:
+        if message.kind == agent_messages.SHELL:
             self.open_shell(*message.fields)
-        elif message.kind in (requests.SPAWN, requests.SPAWN_WHOLE):
+        elif message.kind in (agent_messages.SPAWN, agent_messages.SPAWN_WHOLE):
             self._spawn(message, self._become)
-        elif message.kind == requests.SPAWN_ROOT and self._become_root is not None:
+        elif message.kind == agent_messages.SPAWN_ROOT and self._become_root is not None:
             self._spawn(message, self._become_root)
-        elif message.kind == requests.CLERK and self._confine is not None:
+        elif message.kind == agent_messages.CLERK and self._confine is not None:
             self._start_clerk(self._confine, *message.descriptors)
-        elif message.kind == requests.LOOK and self.watch is not None:
+        elif message.kind == agent_messages.LOOK and self.watch is not None:
             self.watch.look(gone=1)  # the command that failed
-            self._main.say(requests.encode(requests.LOOKED))
-        elif message.kind == requests.POKE:
-            self._main.say(requests.encode(requests.POKED, *message.fields))
-        elif message.kind == requests.COUNT:
+            self._main.say(agent_messages.encode(agent_messages.LOOKED))
+        elif message.kind == agent_messages.POKE:
+            self._main.say(agent_messages.encode(agent_messages.POKED, *message.fields))
+        elif message.kind == agent_messages.COUNT:
             spent = self._count.whole() if message.fields[0] else (0, 0, 0, 0, 0, self._count.started())
-            self._main.say(requests.encode(requests.COUNTED, spent))
-        elif message.kind == requests.END_ALL and os.getpid() == 1:
+            self._main.say(agent_messages.encode(agent_messages.COUNTED, spent))
+        elif message.kind == agent_messages.END_ALL and os.getpid() == 1:
             try:
                 os.kill(-1, process.SIGKILL)  # all at once: nobody starts another in between
             except ProcessLookupError:
                 pass  # there is nobody
-            self._main.say(requests.encode(requests.ALL_ENDED))
-        elif message.kind == requests.PAUSE:
+            self._main.say(agent_messages.encode(agent_messages.ALL_ENDED))
+        elif message.kind == agent_messages.PAUSE:
             if message.fields[0]:
                 self._pause.begin()
             else:
                 self._pause.end()
-            self._main.say(requests.encode(requests.PAUSED))
-        elif message.kind == requests.NETWORK and self._network is not None:
+            self._main.say(agent_messages.encode(agent_messages.PAUSED))
+        elif message.kind == agent_messages.NETWORK and self._network is not None:
             ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
             self._network.hand_over(ours.fileno())
             self._wishes[ours.fileno()] = ours
             self._poll.register(ours.fileno(), select.POLLIN)
-            self._main.say(requests.encode(requests.LINE), (theirs.fileno(),))
+            self._main.say(agent_messages.encode(agent_messages.LINE), (theirs.fileno(),))
             theirs.close()
-        elif message.kind == requests.SWAP and self._swap is not None:
+        elif message.kind == agent_messages.SWAP and self._swap is not None:
             alone, roots = message.fields
             self._main.say(self._swapped(self._swap, alone, roots, *message.descriptors))
         else:
@@ -269,7 +274,9 @@ class Agent:
         shells = {pid for pid, child in self._children.items() if child.files is not None or child.is_clerk}
         others = {*runs.table(), *self._children} - {os.getpid(), *shells} if alone else ()
         if others:
-            return requests.encode(requests.BUSY, b"%d processes run in the sandbox" % len(others))
+            return agent_messages.encode(
+                agent_messages.BUSY, b"%d processes run in the sandbox" % len(others)
+            )
         trees: list[int] = []
 
         def come() -> dict[str, int]:
@@ -282,12 +289,12 @@ class Agent:
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
-            return requests.encode(requests.BUSY, b"a file is open for writing")
+            return agent_messages.encode(agent_messages.BUSY, b"a file is open for writing")
         finally:
             close_all(trees)
-        return requests.encode(requests.SWAPPED)
+        return agent_messages.encode(agent_messages.SWAPPED)
 
-    def _spawn(self, message: requests.Message, become: Become) -> None:
+    def _spawn(self, message: agent_messages.Message, become: Become) -> None:
         argv, environment, directory, rows, columns = message.fields
         if not argv:
             raise Malformed("no program")
@@ -300,12 +307,14 @@ class Agent:
                 master, other = terminal(rows, columns, self._user)
                 made = [*master, other]
                 stdin = stdout = stderr = other
-            whole = message.kind == requests.SPAWN_WHOLE
+            whole = message.kind == agent_messages.SPAWN_WHOLE
             stdio = (stdin, stdout, stderr)
             order = payload.Order(argv, environment, directory, stdio, terminal=bool(master), whole=whole)
             child, theirs = self._start(order, None, become)
             child.is_ours = whole
-            self._main.say(requests.encode(requests.STARTED, child.pid), (theirs.fileno(), *master))
+            self._main.say(
+                agent_messages.encode(agent_messages.STARTED, child.pid), (theirs.fileno(), *master)
+            )
             theirs.close()
         finally:
             for fd in made:
@@ -319,32 +328,32 @@ class Agent:
         finally:
             os.close(null)
         child.is_clerk = True
-        self._main.say(requests.encode(requests.STARTED, child.pid), (theirs.fileno(),))
+        self._main.say(agent_messages.encode(agent_messages.STARTED, child.pid), (theirs.fileno(),))
         theirs.close()
 
-    def _ask_child(self, child: Child, message: requests.Message) -> None:
+    def _ask_child(self, child: Child, message: agent_messages.Message) -> None:
         """What is asked for on the line of a process."""
         kind, fields = message.kind, message.fields
-        if kind == requests.POKE:
-            child.line.say(requests.encode(requests.POKED, *fields))
-        elif kind == requests.SIGNAL:
+        if kind == agent_messages.POKE:
+            child.line.say(agent_messages.encode(agent_messages.POKED, *fields))
+        elif kind == agent_messages.SIGNAL:
             number, everything = fields
             if not 0 <= number <= process.LAST_SIGNAL:
                 raise Malformed(f"there is no signal {number}")
             child.signal(number, everything=bool(everything))
         elif child.files is None:
             raise Malformed(f"{kind!r} is for a shell")
-        elif kind == requests.END_RUN:
+        elif kind == agent_messages.END_RUN:
             step, since, newest = fields
             holds = runs.holder(child.files.pipes(), child.files.former)
             if not child.ended:
                 child.ending.step(step, lambda: runs.of_run(child.pid, since, newest, runs.table(), holds))
-        elif kind == requests.AGAIN:
+        elif kind == agent_messages.AGAIN:
             self.announce(*self.start_shell(*child.again), child.line)
-        elif kind in (requests.ATTACH, requests.RENEW):
-            if kind == requests.RENEW:
+        elif kind in (agent_messages.ATTACH, agent_messages.RENEW):
+            if kind == agent_messages.RENEW:
                 child.files.renew()
-            said = requests.encode(requests.FILES, child.files.places())
+            said = agent_messages.encode(agent_messages.FILES, child.files.places())
             child.line.say(said, child.files.descriptors())
         else:
             raise Malformed(f"{kind!r} is not for the line of a process")
@@ -388,7 +397,7 @@ class Agent:
             for told in [fd for fd, whose in self._telling.items() if whose is child]:
                 self._heard_start(told)
             child.ended = True
-            child.line.say(requests.encode(requests.ENDED, status, child.why, spent))
+            child.line.say(agent_messages.encode(agent_messages.ENDED, status, child.why, spent))
             self._watch(child.line)
 
     def _let_go(self, child: Child) -> None:

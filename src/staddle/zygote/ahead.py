@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 
-from ..helper.scratch import remove
+from ..files.remove_tree import remove
 from ..linux import overlay
 from .sharing import LENT, OLD_ROOT
 from .trees import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .blueprint import Blueprint
+    from ..ipc.forkserver_messages import Blueprint
 
 
 def new_name(blueprint: Blueprint) -> bytes:

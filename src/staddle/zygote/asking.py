@@ -6,11 +6,11 @@ import os
 from functools import lru_cache
 
 from .._value import Value
+from ..ipc import forkserver_messages as records
 from ..layout import rows
 from ..layout.host import open_named
 from ..layout.operations import Bind
 from ..policy.workspace import PLACE
-from . import blueprint as records
 from .handle import taken_as_root
 
 TYPE_CHECKING = False

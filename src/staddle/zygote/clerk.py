@@ -15,12 +15,13 @@ import errno
 import os
 import stat
 
-from ..environment import beneath
-from ..environment.globs import Glob
 from ..errors import StaddleError
-from ..helper.wire import Malformed
+from ..files import beneath
+from ..files.globs import Glob
+from ..ipc import file_messages
+from ..ipc.wire import Malformed
 from ..linux.openat2 import allow_steps, open_without_symlinks
-from . import filing, packing
+from . import packing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def serve(line: _socket.socket) -> NoReturn:
     clerk = Clerk(line)
     while True:
         try:
-            said = filing.hear(line)
+            said = file_messages.hear(line)
         except (Malformed, OSError):
             said = None
         if said is None:
@@ -58,57 +59,59 @@ class Clerk:
     def __init__(self, line: _socket.socket) -> None:
         self._line = line
         self._does: dict[bytes, tuple[Callable[..., Any], int, int]] = {
-            filing.OPEN: (self._open, 1, 0),
-            filing.LIST: (self._list, 1, 0),
-            filing.STATUS: (self._status, 1, 1),
-            filing.MAKE: (self._make, 1, 1),
-            filing.RENAME: (self._rename, 2, 1),
-            filing.REMOVE: (self._remove, 1, 1),
-            filing.GLOB: (self._glob, 2, 0),
-            filing.REAL: (self._real, 1, 0),
-            filing.OPEN_BENEATH: (self._open_beneath, 2, 0),
-            filing.REMOVE_BENEATH: (self._remove_beneath, 2, 0),
-            filing.GLOB_BENEATH: (self._glob_beneath, 2, 0),
+            file_messages.OPEN: (self._open, 1, 0),
+            file_messages.LIST: (self._list, 1, 0),
+            file_messages.STATUS: (self._status, 1, 1),
+            file_messages.MAKE: (self._make, 1, 1),
+            file_messages.RENAME: (self._rename, 2, 1),
+            file_messages.REMOVE: (self._remove, 1, 1),
+            file_messages.GLOB: (self._glob, 2, 0),
+            file_messages.REAL: (self._real, 1, 0),
+            file_messages.OPEN_BENEATH: (self._open_beneath, 2, 0),
+            file_messages.REMOVE_BENEATH: (self._remove_beneath, 2, 0),
+            file_messages.GLOB_BENEATH: (self._glob_beneath, 2, 0),
         }
 
-    def answer(self, said: filing.Said) -> None:
+    def answer(self, said: file_messages.Said) -> None:
         """Do it, and say what came of it. OSError when nobody listens any more."""
         operation, words, numbers = said.fields
-        if said.letter != filing.QUESTION or operation in (filing.ALL, filing.DROP):
+        if said.letter != file_messages.QUESTION or operation in (file_messages.ALL, file_messages.DROP):
             return  # the end of something that has failed before its end
         try:
             rows, handed = self._done(operation, words, numbers, said)  # type: ignore[arg-type]
         except OSError as error:
             path = error.filename if isinstance(error.filename, str | bytes) else b""
             why = "" if error.strerror == os.strerror(error.errno or 0) else error.strerror or ""
-            self._failed(filing.OF_KERNEL, error.errno or errno.EIO, os.fsencode(path), why, "")
+            self._failed(file_messages.OF_KERNEL, error.errno or errno.EIO, os.fsencode(path), why, "")
         except StaddleError as error:
             kind = type(error).__name__.encode()
-            kind = kind if kind in filing.KINDS else b"PolicyError"
+            kind = kind if kind in file_messages.KINDS else b"PolicyError"
             self._failed(kind, 0, _bytes(error.what), error.why, error.fix)
         except (Malformed, ValueError, MemoryError, RecursionError) as error:
-            self._failed(filing.OF_KERNEL, errno.EINVAL, b"", str(error), "")
+            self._failed(file_messages.OF_KERNEL, errno.EINVAL, b"", str(error), "")
         else:
             try:
-                filing.say(self._line, filing.LAST, rows, descriptors=() if handed < 0 else (handed,))
+                file_messages.say(
+                    self._line, file_messages.LAST, rows, descriptors=() if handed < 0 else (handed,)
+                )
             finally:
                 if handed >= 0:
                     os.close(handed)
 
     def _done(
-        self, operation: bytes, words: tuple[bytes, ...], numbers: tuple[int, ...], said: filing.Said
+        self, operation: bytes, words: tuple[bytes, ...], numbers: tuple[int, ...], said: file_messages.Said
     ) -> tuple[tuple[object, ...], int]:
         """(the last rows, a descriptor to hand out or -1)"""
         if any(b"\0" in word for word in words[:1]):
             raise Malformed("a path has a NUL in it")
-        if operation in (filing.WRITE, filing.WRITE_BENEATH):
+        if operation in (file_messages.WRITE, file_messages.WRITE_BENEATH):
             self._write(operation, words, numbers, said)
             return (), -1
-        if operation == filing.PACK:
+        if operation == file_messages.PACK:
             pipe, said.descriptor = said.descriptor, -1
             packing.pack(words[0], pipe)
             return (), -1
-        if operation == filing.UNPACK:
+        if operation == file_messages.UNPACK:
             pipe, said.descriptor = said.descriptor, -1
             packing.unpack(words[0], pipe, self._confirmed, self._beat)
             return (), -1
@@ -121,7 +124,9 @@ class Clerk:
         return (tuple(result), -1) if result else ((), -1)
 
     def _failed(self, kind: bytes, number: int, what: bytes, why: str, fix: str) -> None:
-        filing.say(self._line, filing.ERROR, kind, number, what[:8192], _bytes(why), _bytes(fix))
+        file_messages.say(
+            self._line, file_messages.ERROR, kind, number, what[:8192], _bytes(why), _bytes(fix)
+        )
 
     def _say_rows(self, rows: Iterable[tuple[bytes, int, int, int]]) -> None:
         """Many rows, in messages of a good size."""
@@ -130,15 +135,15 @@ class Clerk:
         for row in rows:
             size += len(row[0]) + 40
             waiting.append(row)
-            if size > filing.ENOUGH:
-                filing.say(self._line, filing.MORE, tuple(waiting))
+            if size > file_messages.ENOUGH:
+                file_messages.say(self._line, file_messages.MORE, tuple(waiting))
                 waiting, size = [], 0
         if waiting:
-            filing.say(self._line, filing.MORE, tuple(waiting))
+            file_messages.say(self._line, file_messages.MORE, tuple(waiting))
 
     def _beat(self) -> None:
         """Say that we are still at it."""
-        filing.say(self._line, filing.MORE, ())
+        file_messages.say(self._line, file_messages.MORE, ())
 
     # ---------------------------------------------------------------- files, as any program sees them
 
@@ -253,13 +258,13 @@ class Clerk:
     # ---------------------------------------------------------------- writing
 
     def _write(
-        self, operation: bytes, words: tuple[bytes, ...], numbers: tuple[int, ...], said: filing.Said
+        self, operation: bytes, words: tuple[bytes, ...], numbers: tuple[int, ...], said: file_messages.Said
     ) -> None:
-        paths = 1 if operation == filing.WRITE else 2
+        paths = 1 if operation == file_messages.WRITE else 2
         by_pipe = said.descriptor >= 0
         if len(words) != paths + (not by_pipe) or len(numbers) != 1:
             raise Malformed("what is to be written is not said as it should be")
-        if operation == filing.WRITE:
+        if operation == file_messages.WRITE:
             target = _pending(words[0], make=bool(numbers[0]))
         else:
             root = _root(words[0])
@@ -277,10 +282,10 @@ class Clerk:
 
     def _confirmed(self) -> None:
         """The pipe has ended. That it was all has to be said: whoever wrote may have died."""
-        said = filing.hear(self._line)
+        said = file_messages.hear(self._line)
         if said is not None:
             said.close()
-        if said is None or said.fields[0] != filing.ALL:
+        if said is None or said.fields[0] != file_messages.ALL:
             raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
 
 

@@ -12,7 +12,8 @@ from functools import partial
 
 from .._value import Value
 from ..errors import LaunchFailed
-from ..helper.scratch import remove
+from ..files.remove_tree import remove
+from ..ipc import forkserver_messages as records
 from ..layout import rows
 from ..layout.from_plan import lay_out
 from ..layout.host import Host
@@ -21,7 +22,6 @@ from ..linux import idmaps, landlock
 from ..linux.seccomp import program
 from ..network.arrangement import arrange
 from ..policy.workspace import PLACE
-from . import blueprint as records
 from . import sharing
 from .asking import Layers, lent
 from .asking import request as request_for

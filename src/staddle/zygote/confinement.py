@@ -11,7 +11,7 @@ import errno
 import os
 
 from ..helper.confine import become_command, confine
-from ..helper.instructions import Instructions
+from ..ipc.exec_spec import Instructions
 from ..limits import victims
 from ..linux import cgroups, process, userns
 from ..linux.syscalls import call

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .requests import BRAKE_TRAP
+from ..ipc.agent_messages import BRAKE_TRAP
 
 #: A shell that reads its commands from a pipe, and goes on after any error.
 SHELL_OPTIONS = (b"--norc", b"--noprofile", b"--noediting", b"-i")

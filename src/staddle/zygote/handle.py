@@ -8,14 +8,14 @@ import threading
 
 from ..errors import LaunchFailed
 from ..helper import starting
+from ..ipc import forkserver_messages as records
+from ..ipc.descriptors import close_all, receive, send
 from ..layers import removal
 from ..layout.building import not_built, take
 from ..layout.operations import Bind
 from ..layout.rows import decoded
 from ..limits import scope
 from ..linux import idmaps
-from . import blueprint as records
-from .descriptors import close_all, receive, send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 
 from ..helper.last_look import own_root, rights, shared
-from ..helper.status import CONFINEMENT, NotStarted
-from ..helper.surroundings import foreign
+from ..ipc.namespace_spec import foreign
+from ..ipc.status import CONFINEMENT, NotStarted
 from ..linux.reading import whole
 from .sharing import ASIDE
 
@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from .blueprint import Blueprint
+    from ..ipc.forkserver_messages import Blueprint
 
     #: (name, inode) of the namespaces that no sandbox may be in.
     Outside: TypeAlias = tuple[tuple[bytes, int], ...]

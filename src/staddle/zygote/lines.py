@@ -7,8 +7,9 @@ import fcntl
 import os
 import struct
 
+from ..ipc import agent_messages
 from ..linux import process
-from . import requests, runs
+from . import runs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Line:
     def _said(self, data: bytes, descriptors: Sequence[int]) -> bool:
         """Whether there was room for it."""
         try:
-            requests.say(self.socket, data, descriptors)
+            agent_messages.say(self.socket, data, descriptors)
         except BlockingIOError:
             return False
         except OSError:

@@ -12,17 +12,17 @@ import _socket
 import os
 import select
 
+from ..ipc.descriptors import receive, send
 from ..linux import process
 from . import spare
-from .descriptors import receive, send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
+    from ..ipc.forkserver_messages import Blueprint
     from . import last_look
-    from .blueprint import Blueprint
 
 #: To it: one is wanted, with this layer. From it: here is its line; or the number of what went wrong.
 _MAKE, _MADE, _FAILED = b"m", b"d", b"x"

@@ -11,20 +11,20 @@ import _socket
 import os
 
 from ..errors import LaunchFailed
+from ..ipc.descriptors import receive, send
+from ..ipc.reasons import reason
 from ..layout.building import Builder, mount_processes
 from ..layout.rows import decoded
 from ..linux import mounts
 from ..linux.syscalls import call
 from . import ahead, last_look
-from .descriptors import receive, send
-from .reasons import reason
 from .sharing import ASIDE, CONTROL, OLD_PROCESSES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from .blueprint import Blueprint
+    from ..ipc.forkserver_messages import Blueprint
 
 _DONE = b"!"
 _LONGEST = 4096

@@ -1,7 +1,7 @@
 """Directories as tar, and tar as directories, by the clerk: inside, with the rights that it has there.
 
 What is unpacked is first made aside, beside its place, by the same strict reader as layers are
-(layers/unpacking.py). Only when all of it is there, and nothing stands in its way, is it moved
+(files/unpack.py). Only when all of it is there, and nothing stands in its way, is it moved
 into its place. So an archive that is refused, or ends early, changes nothing.
 """
 
@@ -12,9 +12,9 @@ import os
 import stat
 
 from ..errors import ArchiveRefused
-from ..layers.tar import END, Member, members, padding, write
-from ..layers.tree import open_deep
-from ..layers.unpacking import Bounds, Unpacking
+from ..files.tar import END, Member, members, padding, write
+from ..files.tree import open_deep
+from ..files.unpack import Bounds, Unpacking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import os
 import sys
 
 from ..helper import executing
-from ..helper.status import EXEC, NotStarted
+from ..ipc.status import EXEC, NotStarted
 from ..linux import process
 from . import runs
 

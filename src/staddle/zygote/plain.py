@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 #: What the agent is made of, in the order of import.
-_PACKAGES = ("staddle", "staddle.helper", "staddle.linux", "staddle.network", "staddle.zygote")
+_PACKAGES = ("staddle", "staddle.helper", "staddle.ipc", "staddle.linux", "staddle.network", "staddle.zygote")
 _MODULES = (
-    *("staddle.linux.syscalls", "staddle.linux.process", "staddle.helper.wire", "staddle.helper.status"),
+    *("staddle.linux.syscalls", "staddle.linux.process", "staddle.ipc.wire", "staddle.ipc.status"),
     "staddle.helper.executing",
-    *("staddle.zygote.descriptors", "staddle.zygote.requests", "staddle.zygote.channel"),
+    *("staddle.ipc.descriptors", "staddle.ipc.agent_messages", "staddle.zygote.channel"),
     *("staddle.zygote.runs", "staddle.zygote.payload", "staddle.zygote.lines", "staddle.zygote.counting"),
     *("staddle._value", "staddle.network.orders", "staddle.network.handing"),
     *("staddle.zygote.greeting", "staddle.zygote.agent", "staddle.zygote.plain"),
 )
 
 #: What a clerk needs besides.
-_CLERK_PACKAGES = (*_PACKAGES, "staddle.environment", "staddle.layers")
+_CLERK_PACKAGES = (*_PACKAGES, "staddle.files")
 _CLERK_MODULES = (
     *("staddle._value", "staddle.errors", "staddle.linux.syscalls", "staddle.linux.openat2"),
-    *("staddle.helper.wire", "staddle.zygote.descriptors", "staddle.zygote.filing"),
-    *("staddle.environment.segments", "staddle.environment.automaton", "staddle.environment.globs"),
-    *("staddle.environment.beneath", "staddle.layers.tar", "staddle.layers.tree"),
-    *("staddle.layers.unpacking", "staddle.zygote.packing", "staddle.zygote.clerk"),
+    *("staddle.ipc.wire", "staddle.ipc.descriptors", "staddle.ipc.file_messages"),
+    *("staddle.files.segments", "staddle.files.automaton", "staddle.files.globs"),
+    *("staddle.files.beneath", "staddle.files.tar", "staddle.files.tree"),
+    *("staddle.files.unpack", "staddle.zygote.packing", "staddle.zygote.clerk"),
 )
 
 #: Runs inside. Everything is read before anything is run; the memory file is gone afterwards.
@@ -95,7 +95,7 @@ def clerk_code() -> bytes:
 
 def send_code(line: _socket.socket) -> None:
     """Give the loader at the other end of `line` its code."""
-    from .descriptors import send
+    from ..ipc.descriptors import send
 
     file = os.memfd_create("staddle", os.MFD_CLOEXEC)
     try:

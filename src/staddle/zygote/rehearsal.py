@@ -13,21 +13,22 @@ from __future__ import annotations
 import _socket
 import os
 
-from ..helper.status import NotStarted
+from ..ipc import agent_messages
+from ..ipc.descriptors import receive, send
+from ..ipc.forkserver_messages import LONGEST, Request, decode_request, encode
+from ..ipc.status import NotStarted
 from ..layout.operations import Bind
 from ..layout.rows import decoded, encoded
 from ..linux import process
-from . import last_look, requests
-from .blueprint import LONGEST, Request, decode_request, encode
+from . import last_look
 from .channel import Files, InDirectory
-from .descriptors import receive, send
 from .greeting import greeting
 from .lines import Line
 from .sharing import ASIDE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .blueprint import Blueprint
+    from ..ipc.forkserver_messages import Blueprint
 
 #: As most requests are.
 _VIEW = encoded((Bind("/workspace", True, "workspace", source="/w"),))
@@ -67,7 +68,7 @@ def _say(channel: InDirectory) -> None:
     try:
         files.pipes()
         greeting(files.places())
-        Line(ours).say(requests.encode(requests.OPENED, 2, files.places()), files.descriptors())
+        Line(ours).say(agent_messages.encode(agent_messages.OPENED, 2, files.places()), files.descriptors())
     finally:
         files.close()
         ours.close()

@@ -6,7 +6,7 @@ apart, from sure to likely: the pipes they print to, when they began, and their 
 
 Ending goes in steps, the host program's clock between them. A shell that waits for a program goes
 on with the next one of the list when that is killed, or makes nothing of the interruption. Its
-brake (requests.py) keeps it from that; where that is not there, it may start no more processes,
+brake (agent_messages.py) keeps it from that; where that is not there, it may start no more processes,
 and a fork that fails takes it back to its prompt. Only root is not bound by that limit, and a
 filter around the agent may forbid to set it.
 """
@@ -18,10 +18,10 @@ import os
 import struct
 import time
 
+from ..ipc.agent_messages import BRAKE, BRAKE_SIGNAL, HOLD, INTERRUPT, KILL, KILL_SHELL, TERMINATE, TIDY
 from ..linux import process
 from ..linux.syscalls import call
 from .channel import identity
-from .requests import BRAKE, BRAKE_SIGNAL, HOLD, INTERRUPT, KILL, KILL_SHELL, TERMINATE, TIDY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

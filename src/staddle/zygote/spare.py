@@ -11,6 +11,10 @@ import _socket
 import os
 import select
 
+from ..ipc import agent_messages
+from ..ipc.descriptors import receive, send
+from ..ipc.forkserver_messages import LONGEST, decode_request
+from ..ipc.reasons import reason
 from ..layout.operations import Empty
 from ..layout.rows import decoded
 from ..limits import processors
@@ -19,14 +23,11 @@ from ..limits.telling import Watch
 from ..linux import mounts, process, userns
 from ..linux.landlock import Ruleset
 from ..linux.syscalls import call
-from . import as_root, last_look, own_view, requests
+from . import as_root, last_look, own_view
 from .agent import Agent
-from .blueprint import LONGEST, decode_request
 from .channel import InDirectory
 from .confinement import Confinement
-from .descriptors import receive, send
 from .network import Network
-from .reasons import reason
 from .rehearsal import rehearse
 from .sharing import CONTROL
 from .trees import Trees
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-    from .blueprint import Blueprint
+    from ..ipc.forkserver_messages import Blueprint
 
 _NAMESPACES = (
     mounts.CLONE_NEWNS
@@ -127,7 +128,7 @@ def _live(draft: Draft, layer: bytes, doors: tuple[int, ...], line: _socket.sock
         agent.serve()
     except BaseException as error:
         try:
-            send(line, requests.encode(requests.REFUSED, reason(error, doing)))
+            send(line, agent_messages.encode(agent_messages.REFUSED, reason(error, doing)))
         except OSError:
             pass
     os._exit(1)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import select
 
+from ..ipc.descriptors import close_all, send
+from ..ipc.forkserver_messages import TAKEN
 from . import ahead
-from .blueprint import TAKEN
-from .descriptors import close_all, send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
     from collections.abc import Callable, Sequence
 
-    from .blueprint import Blueprint
+    from ..ipc.forkserver_messages import Blueprint
 
 
 class Spare:

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import os
 
+from ..ipc.descriptors import receive, send
+from ..ipc.forkserver_messages import MAP, MAPPED, MOST_DESCRIPTORS
 from ..layout.building import Builder, place_for
 from ..layout.operations import Bind
 from ..layout.rows import decoded
 from ..linux import mounts, process, userns
 from ..linux.syscalls import call
-from .blueprint import MAP, MAPPED, MOST_DESCRIPTORS
-from .descriptors import receive, send
 from .sharing import OLD_ROOT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
 
-    from .blueprint import Blueprint
+    from ..ipc.forkserver_messages import Blueprint
 
 
 def make(blueprint: Blueprint, line: _socket.socket) -> None:

@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .blueprint import Request
+    from ..ipc.forkserver_messages import Request
 
 
 class Moved(Exception):

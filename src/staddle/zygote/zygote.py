@@ -14,13 +14,10 @@ import gc
 import os
 import select
 
+from ..files.remove_tree import remove
 from ..helper.caller import contents
-from ..helper.scratch import remove
-from ..helper.wire import Malformed
-from ..linux import process
-from ..linux.openat2 import open_beneath
-from . import ahead, last_look, template, workspace
-from .blueprint import (
+from ..ipc.descriptors import close_all, receive, send
+from ..ipc.forkserver_messages import (
     GO,
     LONGEST,
     MADE,
@@ -34,9 +31,12 @@ from .blueprint import (
     decode_blueprint,
     decode_request,
 )
-from .descriptors import close_all, receive, send
+from ..ipc.reasons import reason
+from ..ipc.wire import Malformed
+from ..linux import process
+from ..linux.openat2 import open_beneath
+from . import ahead, last_look, template, workspace
 from .maker import Maker
-from .reasons import reason
 from .rehearsal import rehearse_all
 from .sharing import OLD_ROOT
 from .spares import Spare, Spares, tell
@@ -45,7 +45,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from .blueprint import Blueprint, Request
+    from ..ipc.forkserver_messages import Blueprint, Request
 
 #: A spare is made again only when nothing was asked for this long, as long as one was ready: the
 #: processor is the first command's.

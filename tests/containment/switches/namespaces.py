@@ -58,10 +58,10 @@ def _without_namespace(flag: int) -> Patch:
 
 def _command(change: Callable[[Any], Any]) -> Patch:
     """Change what the command's own process does last."""
-    from staddle.helper import instructions
+    from staddle.ipc import exec_spec
 
     return _asked(
-        lambda asked: asked.replace(command=instructions.encode(change(instructions.decode(asked.command))))
+        lambda asked: asked.replace(command=exec_spec.encode(change(exec_spec.decode(asked.command))))
     )
 
 

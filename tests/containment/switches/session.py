@@ -187,7 +187,7 @@ SWITCHES: dict[str, Switch] = {
     "closing of descriptors": Switch(
         nothing,
         ("find-open-descriptors",),
-        edits=(Edit("zygote/descriptors.py", "_CLOSE_ON_EXEC = 0x40000000", "_CLOSE_ON_EXEC = 0"),),
+        edits=(Edit("ipc/descriptors.py", "_CLOSE_ON_EXEC = 0x40000000", "_CLOSE_ON_EXEC = 0"),),
     ),
     "another user than root, and the last look": Switch(
         _ids_of_the_host, ("uids",), only="root", edits=(_NOBODY_ELSE, _NO_LOOK_AT_ITSELF)

@@ -14,7 +14,7 @@ from staddle.backends.landlock.layout import Layout, parent_for_private
 from staddle.backends.landlock.probing import stranger
 from staddle.backends.landlock.root import as_user, view
 from staddle.errors import BackendUnavailable, PolicyNotEnforceable
-from staddle.helper.instructions import Instructions, decode
+from staddle.ipc.exec_spec import Instructions, decode
 from staddle.linux import landlock as kernel
 from staddle.linux import seccomp
 from staddle.linux.idmaps import FIRST_UNUSED

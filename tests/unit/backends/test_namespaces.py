@@ -10,8 +10,8 @@ from staddle.backends import gateways
 from staddle.backends import shortfalls as common
 from staddle.backends.namespaces import Namespaces, description, orders, shortfalls
 from staddle.backends.namespaces.orders import NAMESPACES
-from staddle.helper import surroundings
-from staddle.helper.instructions import decode
+from staddle.ipc import namespace_spec
+from staddle.ipc.exec_spec import decode
 from staddle.layout.from_plan import lay_out
 from staddle.limits import here, where
 from staddle.linux.landlock import RIGHTS
@@ -30,7 +30,7 @@ ODD = '/w/a b:c"d\\e%h$HOME\n'
 
 def asked(
     made: Plan, stranger: int | None = None, command: tuple[str, ...] = ("true",)
-) -> surroundings.Surroundings:
+) -> namespace_spec.Surroundings:
     return orders.orders(made, lay_out(made, DictHost()), stranger, command, status=9)
 
 
@@ -58,7 +58,7 @@ def test_what_is_asked_survives_the_way() -> None:
         grants=(write(ODD + "\udcff"),), guards=(guard(ODD + "\udcff/.git"),), scratch=(scratch("/tmp"),)
     )
     said = asked(made, STRANGER)
-    assert surroundings.decode(surroundings.encode(said)) == said
+    assert namespace_spec.decode(namespace_spec.encode(said)) == said
     assert any(row[1] == os.fsencode(ODD + "\udcff") for row in said.view)
     assert said.stranger == STRANGER
     assert asked(made).stranger == -1
@@ -117,8 +117,8 @@ def test_a_launch_can_be_given_up() -> None:
     ],
 )
 def test_nobody_is_asked_to_be_root_and_nonsense_is_not_sent(wrong: dict[str, object]) -> None:
-    with pytest.raises(surroundings.Malformed):
-        surroundings.encode(asked(plan()).replace(**wrong))
+    with pytest.raises(namespace_spec.Malformed):
+        namespace_spec.encode(asked(plan()).replace(**wrong))
 
 
 # What is said about it.
@@ -170,11 +170,11 @@ def test_the_network_and_both_ends_of_its_line_are_in_the_orders() -> None:
     said = orders.orders(
         plan(network=network), lay_out(plan(), DictHost()), None, ["true"], status=7, gateway=(8, 9)
     )
-    assert surroundings.decode(surroundings.encode(said)) == said
+    assert namespace_spec.decode(namespace_spec.encode(said)) == said
     assert said.gateway == (8, 9)
     assert decoded(said.network) == arrange(network).replace(unheld=())
-    with pytest.raises(surroundings.Malformed):
-        surroundings.encode(said.replace(gateway=(8,)))
+    with pytest.raises(namespace_spec.Malformed):
+        namespace_spec.encode(said.replace(gateway=(8,)))
 
 
 def test_a_launch_with_a_gateway_can_be_given_up() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from staddle.backends.systemd import delegation, description, orders, shortfalls, unit
 from staddle.backends.systemd.manager import Manager, Obstacle, find
-from staddle.helper import unit_orders
-from staddle.helper.instructions import decode
+from staddle.ipc import systemd_spec
+from staddle.ipc.exec_spec import decode
 from staddle.layout.from_plan import lay_out
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
@@ -86,7 +86,7 @@ def test_dollars_in_the_helpers_path_are_not_expanded_by_the_manager() -> None:
 # The orders.
 
 
-def asked(made: Plan, found: Manager = USER, command: tuple[str, ...] = ("true",)) -> unit_orders.Orders:
+def asked(made: Plan, found: Manager = USER, command: tuple[str, ...] = ("true",)) -> systemd_spec.Orders:
     return orders.orders(made, lay_out(made, DictHost()), found, command, status=9)
 
 
@@ -113,7 +113,7 @@ def test_orders_survive_the_way() -> None:
         grants=(write(ODD + "\udcff"),), guards=(guard(ODD + "\udcff/.git"),), scratch=(scratch("/tmp"),)
     )
     said = asked(made)
-    assert unit_orders.decode(unit_orders.encode(said)) == said
+    assert systemd_spec.decode(systemd_spec.encode(said)) == said
     assert any(row[1] == os.fsencode(ODD + "\udcff") for row in said.view)
 
 

@@ -13,7 +13,7 @@ import pytest
 from staddle.bases import store
 from staddle.bases.importing import import_image
 from staddle.errors import ArchiveRefused, BaseError
-from staddle.layers.unpacking import Bounds
+from staddle.files.unpack import Bounds
 from tests.unit.bases.images import (
     archive,
     digest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from staddle.helper.before_bwrap import Orders, decode, encode
-from staddle.helper.wire import Malformed
+from staddle.ipc.wire import Malformed
 
 ORDERS = Orders(3, 1234, ((b"gate", b"\0\0\0\0", 0, b""),), (4, 5), -1, 6, 70000)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from staddle.helper import last_look
-from staddle.helper.surroundings import Surroundings
+from staddle.ipc.namespace_spec import Surroundings
 
 ASKED = Surroundings(5, 1, (), 0, 1000, 1000, b"sandbox", -1, (), b"", (), (), ())
 NONE = b"".join(b"Cap%s:\t%016x\n" % (name, 0) for name in (b"Inh", b"Prm", b"Eff", b"Bnd", b"Amb"))

@@ -11,7 +11,7 @@ import pytest
 
 from staddle.errors import LaunchFailed
 from staddle.helper import starting
-from staddle.helper.instructions import Instructions, Malformed, decode
+from staddle.ipc.exec_spec import Instructions, Malformed, decode
 
 SRC = Path(starting.__file__).parents[2]
 SMALL = Instructions(argv=(b"true",), environment=(b"SECRET=hush",), directory=b"/")

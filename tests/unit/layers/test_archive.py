@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import ArchiveRefused
-from staddle.layers import archive, removal, store, tar
+from staddle.files import tar
+from staddle.files.tar import Member
+from staddle.files.unpack import Bounds
+from staddle.layers import archive, removal, store
 from staddle.layers.archive import save
 from staddle.layers.loading import load
 from staddle.layers.stack import Frozen, Stack
 from staddle.layers.store import Store, home_for
-from staddle.layers.tar import Member
-from staddle.layers.unpacking import Bounds
 from tests.kernel.layers_overlay import picture
 from tests.unit.layers.layer import whiteout, write
 

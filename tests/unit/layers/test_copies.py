@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import LayerError
+from staddle.files.tree import Tree, walk
 from staddle.layers import removal
 from staddle.layers.changes import diff
 from staddle.layers.condensing import condense
@@ -18,7 +19,6 @@ from staddle.layers.exchanging import exchange
 from staddle.layers.merged import Opened, View
 from staddle.layers.merging import copy_of, flatten
 from staddle.layers.store import home_for_copies
-from staddle.layers.tree import Tree, walk
 from tests.kernel.layers_overlay import picture
 from tests.unit.layers.layer import whiteout, write
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staddle.helper.wire import Malformed
+from staddle.ipc.wire import Malformed
 from staddle.network import orders
 from staddle.network.orders import Attempt, Settings, Sockets
 

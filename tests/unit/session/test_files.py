@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import ArchiveRefused, InvalidCall, PathEscape, SandboxLost, SessionError
-from staddle.helper.wire import Malformed
-from staddle.layers.tar import END, Member, padding, write
+from staddle.files.tar import END, Member, padding, write
+from staddle.ipc import file_messages
+from staddle.ipc.wire import Malformed
 from staddle.session import archives, clerk, files
 from staddle.session.clerk import Clerk
-from staddle.zygote import filing
 from staddle.zygote.packing import plain_name
 
-Answers = Callable[[_socket.socket, filing.Said], None]
+Answers = Callable[[_socket.socket, file_messages.Said], None]
 
 
 class Process:
@@ -60,7 +60,7 @@ class Link:
 
     def _serve(self, line: _socket.socket) -> None:
         try:
-            while (said := filing.hear(line)) is not None:
+            while (said := file_messages.hear(line)) is not None:
                 self._answers(line, said)
                 said.close()
         except (OSError, Malformed):
@@ -86,14 +86,14 @@ def row(name: bytes) -> tuple[bytes, int, int, int]:
 
 
 def test_an_answer_comes_in_as_many_messages_as_it_takes() -> None:
-    def answers(line: _socket.socket, said: filing.Said) -> None:
-        filing.say(line, filing.MORE, (row(b"a"), row(b"b")))
-        filing.say(line, filing.MORE, ())
-        filing.say(line, filing.LAST, (row(b"c"),))
+    def answers(line: _socket.socket, said: file_messages.Said) -> None:
+        file_messages.say(line, file_messages.MORE, (row(b"a"), row(b"b")))
+        file_messages.say(line, file_messages.MORE, ())
+        file_messages.say(line, file_messages.LAST, (row(b"c"),))
 
     with clerk_that(answers) as made:
-        assert [name for name, *_ in made.ask(filing.LIST, b"/").rows] == [b"a", b"b", b"c"]
-        assert [name for name, *_ in made.ask(filing.LIST, b"/").rows] == [b"a", b"b", b"c"]
+        assert [name for name, *_ in made.ask(file_messages.LIST, b"/").rows] == [b"a", b"b", b"c"]
+        assert [name for name, *_ in made.ask(file_messages.LIST, b"/").rows] == [b"a", b"b", b"c"]
 
 
 def test_only_a_regular_file_is_taken(tmp_path: Path) -> None:
@@ -101,31 +101,33 @@ def test_only_a_regular_file_is_taken(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "pipe", Path("/dev/null")):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
-        def answers(line: _socket.socket, said: filing.Said, fd: int = fd) -> None:
-            filing.say(line, filing.LAST, (), descriptors=(fd,))
+        def answers(line: _socket.socket, said: file_messages.Said, fd: int = fd) -> None:
+            file_messages.say(line, file_messages.LAST, (), descriptors=(fd,))
 
         try:
             with clerk_that(answers) as made, pytest.raises(SessionError, match="something else than a file"):
-                made.open(filing.OPEN, b"/x")
+                made.open(file_messages.OPEN, b"/x")
         finally:
             os.close(fd)
-    nothing: Answers = lambda line, said: filing.say(line, filing.LAST, ())  # noqa: E731
+    nothing: Answers = lambda line, said: file_messages.say(line, file_messages.LAST, ())  # noqa: E731
     with clerk_that(nothing) as made, pytest.raises(SessionError, match="none came"):
-        made.open(filing.OPEN, b"/x")
+        made.open(file_messages.OPEN, b"/x")
 
 
 def test_no_descriptor_is_left_open() -> None:
     fd = os.open("/dev/null", os.O_RDONLY)
 
-    def answers(line: _socket.socket, said: filing.Said) -> None:
-        filing.say(line, filing.MORE, (), descriptors=(fd,))
-        filing.say(line, filing.ERROR, filing.OF_KERNEL, 2, b"", b"", b"", descriptors=(fd,))
+    def answers(line: _socket.socket, said: file_messages.Said) -> None:
+        file_messages.say(line, file_messages.MORE, (), descriptors=(fd,))
+        file_messages.say(
+            line, file_messages.ERROR, file_messages.OF_KERNEL, 2, b"", b"", b"", descriptors=(fd,)
+        )
 
     before = len(os.listdir("/proc/self/fd"))
     with clerk_that(answers) as made:
         for _ in range(3):
             with pytest.raises(FileNotFoundError):
-                made.ask(filing.LIST, b"/")
+                made.ask(file_messages.LIST, b"/")
     assert len(os.listdir("/proc/self/fd")) <= before
     os.close(fd)
 
@@ -144,48 +146,48 @@ def test_no_descriptor_is_left_open() -> None:
 def test_what_is_no_answer_ends_it(data: bytes) -> None:
     with clerk_that(lambda line, said: line.sendall(data)) as made:
         with pytest.raises(SessionError):
-            made.ask(filing.LIST, b"/")
+            made.ask(file_messages.LIST, b"/")
         with pytest.raises(SessionError):  # another one was started, which is no better
-            made.ask(filing.LIST, b"/")
+            made.ask(file_messages.LIST, b"/")
 
 
 def test_a_question_for_an_answer_ends_it() -> None:
-    def answers(line: _socket.socket, said: filing.Said) -> None:
-        filing.say(line, filing.QUESTION, filing.LIST, (b"/",), ())
+    def answers(line: _socket.socket, said: file_messages.Said) -> None:
+        file_messages.say(line, file_messages.QUESTION, file_messages.LIST, (b"/",), ())
 
     with clerk_that(answers) as made, pytest.raises(SessionError, match="asks instead"):
-        made.ask(filing.LIST, b"/")
+        made.ask(file_messages.LIST, b"/")
 
 
 def test_no_answer_is_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clerk, "MOST_ROWS", 1000)
 
-    def answers(line: _socket.socket, said: filing.Said) -> None:
+    def answers(line: _socket.socket, said: file_messages.Said) -> None:
         while True:
-            filing.say(line, filing.MORE, tuple(row(b"x") for _ in range(100)))
+            file_messages.say(line, file_messages.MORE, tuple(row(b"x") for _ in range(100)))
 
     with clerk_that(answers) as made, pytest.raises(OSError, match="more than 1,000 names"):
-        made.ask(filing.LIST, b"/")
+        made.ask(file_messages.LIST, b"/")
 
 
 def test_silence_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clerk, "PATIENCE", 0.1)
     pipes: list[int] = []
 
-    def answers(line: _socket.socket, said: filing.Said) -> None:
+    def answers(line: _socket.socket, said: file_messages.Said) -> None:
         if said.descriptor >= 0:  # kept open, and nothing is done with it
             pipes.append(said.descriptor)
             said.descriptor = -1
 
     with clerk_that(answers) as made:
         with pytest.raises(SessionError, match="nothing for"):
-            made.ask(filing.LIST, b"/")
+            made.ask(file_messages.LIST, b"/")
         with made.turn:
-            sending = made.send(filing.WRITE, b"/x", numbers=(0,))
+            sending = made.send(file_messages.WRITE, b"/x", numbers=(0,))
             with pytest.raises(SessionError, match="does not take"):
                 sending.write(b"x" * (8 << 20))
             sending.drop()
-            receiving = made.receive(filing.PACK, b"/x")
+            receiving = made.receive(file_messages.PACK, b"/x")
             with pytest.raises(SessionError, match="sends nothing"):
                 receiving.read(1)
             receiving.close()
@@ -196,17 +198,17 @@ def test_silence_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_that_was_killed_while_it_waited_is_replaced() -> None:
     calls = []
 
-    def answers(line: _socket.socket, said: filing.Said) -> None:
+    def answers(line: _socket.socket, said: file_messages.Said) -> None:
         calls.append(said.fields[0])
-        filing.say(line, filing.LAST, ())
+        file_messages.say(line, file_messages.LAST, ())
         if len(calls) == 1:
             raise OSError  # it ends
 
     with clerk_that(answers) as made:
-        made.ask(filing.LIST, b"/")
+        made.ask(file_messages.LIST, b"/")
         made._link.threads[0].join(5)  # type: ignore[attr-defined]
         made._process.close()  # type: ignore[union-attr]
-        made.ask(filing.LIST, b"/")
+        made.ask(file_messages.LIST, b"/")
         assert made._link.started == 2  # type: ignore[attr-defined]
         made._link.alive = False  # type: ignore[misc]
         with pytest.raises(SandboxLost):
@@ -215,7 +217,12 @@ def test_one_that_was_killed_while_it_waited_is_replaced() -> None:
 
 @pytest.mark.parametrize(
     ("operation", "reads", "asked"),
-    [(filing.LIST, True, 2), (filing.LIST, False, 2), (filing.REMOVE, False, 2), (filing.REMOVE, True, 1)],
+    [
+        (file_messages.LIST, True, 2),
+        (file_messages.LIST, False, 2),
+        (file_messages.REMOVE, False, 2),
+        (file_messages.REMOVE, True, 1),
+    ],
 )
 def test_what_can_have_been_done_is_not_asked_twice(operation: bytes, reads: bool, asked: int) -> None:
     class Dying(Link):
@@ -224,7 +231,7 @@ def test_what_can_have_been_done_is_not_asked_twice(operation: bytes, reads: boo
 
             select.select([line], (), ())
             if reads:
-                filing.hear(line)
+                file_messages.hear(line)
             line.close()
 
     link = Dying(lambda line, said: None)
@@ -241,19 +248,19 @@ def test_what_can_have_been_done_is_not_asked_twice(operation: bytes, reads: boo
 
 def test_errors_are_built_here() -> None:
     said: list[tuple[bytes, int, bytes, bytes, bytes]] = []
-    with clerk_that(lambda line, _: filing.say(line, filing.ERROR, *said[0])) as made:
+    with clerk_that(lambda line, _: file_messages.say(line, file_messages.ERROR, *said[0])) as made:
         for error, kind in (
-            ((filing.OF_KERNEL, 13, b"/x", b"", b""), PermissionError),
-            ((filing.OF_KERNEL, 21, b"", b"why", b""), IsADirectoryError),
-            ((filing.OF_KERNEL, -5, b"", b"", b""), OSError),
-            ((filing.OF_KERNEL, 1 << 40, b"", b"", b""), OSError),
+            ((file_messages.OF_KERNEL, 13, b"/x", b"", b""), PermissionError),
+            ((file_messages.OF_KERNEL, 21, b"", b"why", b""), IsADirectoryError),
+            ((file_messages.OF_KERNEL, -5, b"", b"", b""), OSError),
+            ((file_messages.OF_KERNEL, 1 << 40, b"", b"", b""), OSError),
             ((b"PathEscape", 0, b"what\x1b[2J", b"why", b"fix"), PathEscape),
             ((b"ArchiveRefused", 0, b"what", b"", b""), ArchiveRefused),
             ((b"SystemExit", 1, b"", b"", b""), OSError),
         ):
             said[:] = [error]
             with pytest.raises(kind) as raised:
-                made.ask(filing.LIST, b"/")
+                made.ask(file_messages.LIST, b"/")
             assert "\x1b" not in str(raised.value)
 
 
@@ -270,13 +277,13 @@ def test_a_file_is_read_within_its_limit() -> None:
 
 
 def test_content_is_text_bytes_or_a_binary_file() -> None:
-    with clerk_that(lambda line, said: filing.say(line, filing.LAST, ())) as made:
+    with clerk_that(lambda line, said: file_messages.say(line, file_messages.LAST, ())) as made:
         inside = type("Inside", (), {"clerk": made})()
         for content in ("text", b"bytes", bytearray(b"x")):
-            files.put(inside, content, filing.WRITE, b"/x")
+            files.put(inside, content, file_messages.WRITE, b"/x")
         for content in (5, None, ["a"], "\ud800"):
             with pytest.raises(InvalidCall):
-                files.put(inside, content, filing.WRITE, b"/x")  # type: ignore[arg-type]
+                files.put(inside, content, file_messages.WRITE, b"/x")  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- tar

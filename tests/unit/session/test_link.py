@@ -8,14 +8,14 @@ import os
 import pytest
 
 from staddle.errors import LaunchFailed
+from staddle.ipc import agent_messages
 from staddle.session.link import AgentLink
-from staddle.zygote import requests
 
 
 def refusing(why: bytes) -> AgentLink:
     """A link whose agent has said only that."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    requests.say(theirs, requests.encode(requests.REFUSED, why))
+    agent_messages.say(theirs, agent_messages.encode(agent_messages.REFUSED, why))
     theirs.close()
     return AgentLink(ours.detach())
 
@@ -33,15 +33,15 @@ def test_an_answer_to_somebody_who_was_interrupted_is_let_go_of(monkeypatch: pyt
     link = AgentLink(ours.detach())
     read, write = os.pipe()
 
-    def interrupt(line: _socket.socket) -> requests.Message:
+    def interrupt(line: _socket.socket) -> agent_messages.Message:
         monkeypatch.undo()
-        requests.say(theirs, requests.encode(requests.STARTED, 7), (write,))
+        agent_messages.say(theirs, agent_messages.encode(agent_messages.STARTED, 7), (write,))
         os.close(write)
-        requests.say(theirs, requests.encode(requests.POKED, 1))
-        requests.say(theirs, requests.encode(requests.COUNTED, (0, 0, 0, 0, 0, 42)))
+        agent_messages.say(theirs, agent_messages.encode(agent_messages.POKED, 1))
+        agent_messages.say(theirs, agent_messages.encode(agent_messages.COUNTED, (0, 0, 0, 0, 0, 42)))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(requests, "hear", interrupt)
+    monkeypatch.setattr(agent_messages, "hear", interrupt)
     with pytest.raises(KeyboardInterrupt):
         link.spawn(["true"], {}, "/", stdio=(0, 1, 2))
     assert os.read(read, 1) == b"", "the program's line is closed: it ends"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from staddle.ipc.agent_messages import BRAKE, INTERRUPT, KILL, KILL_SHELL, TERMINATE
 from staddle.session.protocol import (
     ASK_AGAIN,
     LADDER,
@@ -12,7 +13,6 @@ from staddle.session.protocol import (
     lines,
     way,
 )
-from staddle.zygote.requests import BRAKE, INTERRUPT, KILL, KILL_SHELL, TERMINATE
 
 PLACES = Places(b"/s/text", b"/s/status", b"/s/done", b"/s/input", b"/s/output", b"/s/errors", b"/s/x")
 

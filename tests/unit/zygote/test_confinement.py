@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.zygote.blueprint import OWNER
+from staddle.ipc.forkserver_messages import OWNER
 from staddle.zygote.confinement import _everybody
 
 

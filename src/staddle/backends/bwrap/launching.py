@@ -18,7 +18,7 @@ import os
 
 from ..._value import Value
 from ...errors import LaunchFailed
-from ...helper.status import sentence
+from ...ipc.status import sentence
 from ...layout.operations import Bind, File, Mask
 from ...linux.seccomp import program
 from .. import gateways

@@ -26,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ...helper.instructions import Instructions
+    from ...ipc.exec_spec import Instructions
     from ...policy.plan import Plan
     from ..base import Gap, Probe
     from .root import View
@@ -69,7 +69,7 @@ class Landlock:
     def _arrange(
         self, plan: Plan, command: Sequence[str]
     ) -> tuple[Plan, list[rules.Rule], View | None, Instructions]:
-        from ...helper.instructions import Instructions
+        from ...ipc.exec_spec import Instructions
 
         found = self._findings()
         uid = stranger(found.uid)

@@ -12,7 +12,7 @@ from .rules import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...helper.instructions import Instructions
+    from ...ipc.exec_spec import Instructions
     from ...policy.plan import Plan
     from .root import View
     from .rules import Rule

@@ -17,7 +17,7 @@ from . import rules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...helper.instructions import Instructions
+    from ...ipc.exec_spec import Instructions
     from ..base import Launch
 
 #: What the shell says when something is possible that must not be, or has not been done.
@@ -127,7 +127,7 @@ def _attempt(abi: int, uid: int, hides: bool) -> str:
 
 
 def _instructions(abi: int, uid: int, hides: bool) -> Instructions:
-    from ...helper.instructions import Instructions
+    from ...ipc.exec_spec import Instructions
 
     kept, _ = kernel.weaken(kernel.EVERYTHING, abi)
     readable = {os.path.realpath(path) for path in _SYSTEM if os.path.exists(path)}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 from ...errors import LaunchFailed
-from ...helper import starting, surroundings
-from ...helper.instructions import encode as encode_instructions
-from ...helper.status import sentence
+from ...helper import starting
+from ...ipc import namespace_spec
+from ...ipc.exec_spec import encode as encode_instructions
+from ...ipc.status import sentence
 from ...layout import rows
 from ...linux import userns
 from .. import gateways
@@ -52,7 +53,7 @@ def launch(plan: Plan, layout: Layout, stranger: int | None, command: Sequence[s
                 doors=tuple(give.keep(door) for door in limited.doors()),
                 tally=give.keep(os.dup(limited.tally)) if limited.tally >= 0 else -1,
             )
-        file = give.holding(surroundings.encode(asked))
+        file = give.holding(namespace_spec.encode(asked))
         return Launch(
             argv=starting.command("namespaces", str(file)),
             env=dict(starting.ENVIRONMENT),
@@ -97,13 +98,13 @@ def _limited(plan: Plan) -> Alone | None:
     return alone(limits)
 
 
-def _start_here(asked: surroundings.Surroundings, prepare: Callable[[], None], told: Told | None) -> int:
+def _start_here(asked: namespace_spec.Surroundings, prepare: Callable[[], None], told: Told | None) -> int:
     from ...helper.inside import start_here
 
     if told is None:
         return start_here(asked, prepare)
     from ...helper.gateway import Gateway
-    from ...helper.status import NotStarted
+    from ...ipc.status import NotStarted
 
     try:
         gateway = Gateway(asked.gateway)
@@ -125,10 +126,10 @@ def orders(
     status: int,
     gateway: tuple[int, ...] = (),
     limited: Alone | None = None,
-) -> surroundings.Surroundings:
+) -> namespace_spec.Surroundings:
     """Everything that the helper needs to know."""
     who = plan.identity
-    return surroundings.Surroundings(
+    return namespace_spec.Surroundings(
         status=status,
         launcher=os.getpid(),
         view=rows.encoded(_view(plan, layout)),
@@ -137,7 +138,7 @@ def orders(
         gid=who.gid,
         host=os.fsencode(who.host),
         stranger=-1 if stranger is None else stranger,
-        foreign=surroundings.foreign((*_ALWAYS, *namespaces(plan))),
+        foreign=namespace_spec.foreign((*_ALWAYS, *namespaces(plan))),
         command=encode_instructions(
             instructions(plan, command, scopes(plan), () if limited is None else limited.rlimits)
         ),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 
 from ...errors import LaunchFailed
-from ...helper import starting, unit_orders
-from ...helper.instructions import encode as encode_instructions
-from ...helper.status import sentence
-from ...helper.surroundings import foreign
+from ...helper import starting
+from ...ipc import systemd_spec
+from ...ipc.exec_spec import encode as encode_instructions
+from ...ipc.namespace_spec import foreign
+from ...ipc.status import sentence
 from ...layout import rows
 from ...linux import userns
 from .. import gateways
@@ -35,7 +36,7 @@ def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -
         status = give.keep(write)
         told, ends = gateways.line(plan, give, command)
         asked = orders(plan, layout, found, command, status=status, gateway=ends)
-        file = give.holding(unit_orders.encode(asked))
+        file = give.holding(systemd_spec.encode(asked))
         return Launch(
             argv=starting.command("systemd-client", str(file)),
             env=dict(starting.ENVIRONMENT),
@@ -62,7 +63,7 @@ def orders(
     *,
     status: int,
     gateway: tuple[int, ...] = (),
-) -> unit_orders.Orders:
+) -> systemd_spec.Orders:
     """Everything for both ends of the line."""
     name = f"staddle-{os.urandom(8).hex()}"
     starter = unit.command_line(
@@ -78,7 +79,7 @@ def orders(
             fix="install them elsewhere",
         ) from None
     who = plan.identity
-    return unit_orders.Orders(
+    return systemd_spec.Orders(
         starter=encoded,
         starter_environment=tuple(os.fsencode(f"{key}={value}") for key, value in environment.items()),
         status=status,

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from staddle.environment import beneath, open_for_write, safe_mkdir_all, safe_remove
+from staddle.environment import open_for_write, safe_mkdir_all, safe_remove
 from staddle.errors import PathEscape, PathNotAllowed, PolicyError
+from staddle.files import beneath
 
 
 @pytest.fixture

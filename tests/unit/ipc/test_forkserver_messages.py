@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.helper.wire import Malformed
+from staddle.ipc.forkserver_messages import Blueprint, Request, decode_blueprint, decode_request, encode
+from staddle.ipc.wire import Malformed
 from staddle.layout import rows
 from staddle.layout.operations import Bind, Empty
-from staddle.zygote.blueprint import Blueprint, Request, decode_blueprint, decode_request, encode
 
 VIEW = rows.encoded((Empty("/", 0o755, 4096, ""), Bind("/a b\n", True, "", source="/x'\"é")))
 BLUEPRINT = Blueprint(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staddle.helper.wire import Malformed, check, decode, encode
+from staddle.ipc.wire import Malformed, check, decode, encode
 
 VALUE = st.binary(max_size=20) | st.integers(-(2**63), 2**63 - 1)
 FIELD = VALUE | st.lists(VALUE | st.tuples(VALUE, VALUE), max_size=3).map(tuple)

@@ -2,7 +2,7 @@
 
 Namespaces, the view of files, who the command is; `command` are the instructions for the last
 step, which confines and execs. Neither a path nor a variable of the policy is ever on a command
-line. What else a launcher needs to know, it adds to this record (see `unit_orders`).
+line. What else a launcher needs to know, it adds to this record (see `systemd_spec`).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import pytest
 
 from staddle.helper.systemd_client import _Client
 from staddle.helper.systemd_unit import _is_bounded
-from staddle.helper.unit_orders import MAGIC, Orders, decode, encode
-from staddle.helper.wire import Malformed
+from staddle.ipc.systemd_spec import MAGIC, Orders, decode, encode
+from staddle.ipc.wire import Malformed
 from staddle.layout.rows import BIND
 
 

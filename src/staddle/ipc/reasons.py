@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..errors import StaddleError
-from ..helper.status import not_started
-from ..helper.wire import Malformed
+from .status import not_started
+from .wire import Malformed
 
 
 def reason(error: BaseException, doing: str = "") -> bytes:

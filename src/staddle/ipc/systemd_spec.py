@@ -7,8 +7,8 @@ of the policy is ever in a unit property or on a command line.
 
 from __future__ import annotations
 
-from . import surroundings, wire
-from .surroundings import Surroundings
+from . import namespace_spec, wire
+from .namespace_spec import Surroundings
 from .wire import Malformed
 
 TYPE_CHECKING = False
@@ -29,7 +29,7 @@ class Orders(Surroundings):
 
 
 _SHAPES: dict[str, Shape] = {
-    **surroundings.SHAPES,
+    **namespace_spec.SHAPES,
     "starter": [bytes],
     "starter_environment": [bytes],
     "bounds": [(bytes, int)],
@@ -50,6 +50,6 @@ def decode(data: bytes) -> Orders:
 
 
 def _check(orders: Orders) -> None:
-    surroundings.check(orders, _SHAPES)
+    namespace_spec.check(orders, _SHAPES)
     if not orders.starter or not orders.starter[0].startswith(b"/"):
         raise Malformed("there is nothing to start the unit with")

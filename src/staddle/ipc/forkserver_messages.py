@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from .._value import Value
-from ..helper import wire
-from ..helper.wire import Malformed
 from ..layout.rows import decoded
+from . import wire
+from .wire import Malformed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..helper.wire import Shape
     from ..layout.operations import Operation
     from ..layout.rows import Row
+    from .wire import Shape
 
 #: Of a zygote. Ready to be asked; a sandbox, whose line comes along, and after the letter the name of
 #: the layer that was made ahead for it, or the trees that were asked for; it cannot be had from

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from staddle.environment import validate_writable_paths
-from staddle.environment.globs import Glob, GlobSet
 from staddle.errors import PathEscape, PolicyError
+from staddle.files.globs import Glob, GlobSet
 
 NAMED = [
     ("out.md", ["out.md"], ["out.mdx", "a/out.md", "out", "OUT.md"]),

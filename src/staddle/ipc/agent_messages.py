@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 
-from ..helper import wire
-from ..helper.wire import Malformed
+from . import wire
 from .descriptors import receive, send
+from .wire import Malformed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staddle.helper import wire
-from staddle.helper.instructions import _SHAPES, MAGIC, Instructions, Malformed, decode, encode
+from staddle.ipc import wire
+from staddle.ipc.exec_spec import _SHAPES, MAGIC, Instructions, Malformed, decode, encode
 
 PATH = st.binary(max_size=40).map(lambda tail: b"/" + tail.replace(b"\0", b""))
 WORD = st.binary(max_size=40).map(lambda word: word.replace(b"\0", b""))

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from staddle.helper import scratch
+from staddle.files import remove_tree
 
 
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
     directory = tmp_path / "private"
-    scratch.make([os.fsencode(directory), os.fsencode(directory / "0"), os.fsencode(directory / "1")])
+    remove_tree.make([os.fsencode(directory), os.fsencode(directory / "0"), os.fsencode(directory / "1")])
     return directory
 
 
 def removed(top: Path) -> bool:
-    scratch.remove([os.fsencode(top)])
+    remove_tree.remove([os.fsencode(top)])
     return not os.path.lexists(top)
 
 
@@ -31,19 +31,19 @@ def test_it_is_private(top: Path) -> None:
 def test_an_existing_directory_is_not_taken_over(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     with pytest.raises(FileExistsError):
-        scratch.make([os.fsencode(tmp_path)])
+        remove_tree.make([os.fsencode(tmp_path)])
     assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_a_failure_half_way_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        scratch.make([os.fsencode(tmp_path / "a"), os.fsencode(tmp_path / "a/missing/b")])
+        remove_tree.make([os.fsencode(tmp_path / "a"), os.fsencode(tmp_path / "a/missing/b")])
     assert not (tmp_path / "a").exists()
 
 
 def test_nothing_is_removed_that_is_not_there(tmp_path: Path) -> None:
-    scratch.remove([])
-    scratch.remove([os.fsencode(tmp_path / "never")])
+    remove_tree.remove([])
+    remove_tree.remove([os.fsencode(tmp_path / "never")])
 
 
 def test_links_are_removed_and_not_followed(top: Path, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_link_in_its_place_is_not_followed(top: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     top.rename(moved)
     top.symlink_to(outside)
-    scratch.remove([os.fsencode(top)])
+    remove_tree.remove([os.fsencode(top)])
     assert (outside / "file").read_text() == "kept"
     assert removed(moved)
 

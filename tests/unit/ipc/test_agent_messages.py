@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from staddle.helper.wire import Malformed
-from staddle.zygote import requests
+from staddle.ipc import agent_messages
+from staddle.ipc.wire import Malformed
 
 
 def example(shape: object) -> object:
@@ -20,7 +20,7 @@ def example(shape: object) -> object:
     return {bytes: b"abc", int: 7}[shape]  # type: ignore[index]
 
 
-EXAMPLES = {kind: tuple(map(example, shapes)) for kind, (shapes, _) in requests.SHAPES.items()}
+EXAMPLES = {kind: tuple(map(example, shapes)) for kind, (shapes, _) in agent_messages.SHAPES.items()}
 
 
 def pair() -> tuple[_socket.socket, _socket.socket]:
@@ -29,14 +29,17 @@ def pair() -> tuple[_socket.socket, _socket.socket]:
 
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_what_is_encoded_is_decoded(kind: bytes) -> None:
-    count = requests.SHAPES[kind][1][-1]
-    assert requests.decode(requests.encode(kind, *EXAMPLES[kind]), count) == (kind, EXAMPLES[kind])
+    count = agent_messages.SHAPES[kind][1][-1]
+    assert agent_messages.decode(agent_messages.encode(kind, *EXAMPLES[kind]), count) == (
+        kind,
+        EXAMPLES[kind],
+    )
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_a_wrong_number_of_descriptors_is_refused(kind: bytes) -> None:
     with pytest.raises(Malformed):
-        requests.decode(requests.encode(kind, *EXAMPLES[kind]), 99)
+        agent_messages.decode(agent_messages.encode(kind, *EXAMPLES[kind]), 99)
 
 
 @pytest.mark.parametrize(
@@ -45,31 +48,31 @@ def test_a_wrong_number_of_descriptors_is_refused(kind: bytes) -> None:
         b"",
         b"?",
         b"S",
-        requests.encode(requests.POKE, 1)[:-1],
-        requests.encode(requests.POKE, 1) + b"x",
-        b"i" + requests.encode(requests.SIGNAL, 1, 2)[1:],
-        b"k" + requests.encode(requests.REFUSED, b"x")[1:],
+        agent_messages.encode(agent_messages.POKE, 1)[:-1],
+        agent_messages.encode(agent_messages.POKE, 1) + b"x",
+        b"i" + agent_messages.encode(agent_messages.SIGNAL, 1, 2)[1:],
+        b"k" + agent_messages.encode(agent_messages.REFUSED, b"x")[1:],
     ],
 )
 def test_whatever_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(Malformed):
-        requests.decode(data)
+        agent_messages.decode(data)
 
 
 def test_fields_of_another_shape_are_refused() -> None:
     for fields in [(1,), (b"1", 2), (1, 2, 3)]:
         with pytest.raises(Malformed):
-            requests.encode(requests.SIGNAL, *fields)
+            agent_messages.encode(agent_messages.SIGNAL, *fields)
 
 
 def test_a_long_message_travels_in_a_file() -> None:
     ours, theirs = pair()
-    long = requests.encode(requests.SHELL, b"/bin/bash", (b"A=" + b"x" * 100_000,), b"/")
-    requests.say(ours, long)
+    long = agent_messages.encode(agent_messages.SHELL, b"/bin/bash", (b"A=" + b"x" * 100_000,), b"/")
+    agent_messages.say(ours, long)
     with pytest.raises(Malformed):
-        requests.hear(theirs)  # the host program takes no files
-    requests.say(ours, long)
-    message = requests.hear(theirs, bodies=True)
+        agent_messages.hear(theirs)  # the host program takes no files
+    agent_messages.say(ours, long)
+    message = agent_messages.hear(theirs, bodies=True)
     assert message is not None
     assert message.fields[1] == (b"A=" + b"x" * 100_000,)
     assert message.descriptors == []
@@ -78,19 +81,19 @@ def test_a_long_message_travels_in_a_file() -> None:
 def test_what_no_program_could_take_is_not_said() -> None:
     ours, _theirs = pair()
     with pytest.raises(OSError, match="longer than any program"):
-        requests.say(ours, bytes(requests.LONGEST_BODY + 1))
+        agent_messages.say(ours, bytes(agent_messages.LONGEST_BODY + 1))
 
 
 def test_descriptors_arrive_and_are_closed_when_they_do_not_belong() -> None:
     ours, theirs = pair()
     read, write = os.pipe()
     before = len(os.listdir("/proc/self/fd"))
-    requests.say(ours, requests.encode(requests.POKE, 1), (read,))
+    agent_messages.say(ours, agent_messages.encode(agent_messages.POKE, 1), (read,))
     with pytest.raises(Malformed):
-        requests.hear(theirs)
+        agent_messages.hear(theirs)
     assert len(os.listdir("/proc/self/fd")) <= before
-    requests.say(ours, requests.encode(requests.STARTED, 1), (read,))
-    message = requests.hear(theirs)
+    agent_messages.say(ours, agent_messages.encode(agent_messages.STARTED, 1), (read,))
+    message = agent_messages.hear(theirs)
     assert message is not None
     os.write(write, b"x")
     assert os.read(message.descriptors[0], 1) == b"x"
@@ -102,4 +105,4 @@ def test_descriptors_arrive_and_are_closed_when_they_do_not_belong() -> None:
 def test_the_end_of_a_line_is_heard() -> None:
     ours, theirs = pair()
     ours.close()
-    assert requests.hear(theirs) is None
+    assert agent_messages.hear(theirs) is None

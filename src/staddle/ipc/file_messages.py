@@ -11,9 +11,9 @@ from __future__ import annotations
 import errno
 import os
 
-from ..helper import wire
-from ..helper.wire import Malformed
+from . import wire
 from .descriptors import receive, send
+from .wire import Malformed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ GLOB = b"glob"  # directory, pattern
 PACK = b"pack"  # directory or file; a pipe for the tar
 UNPACK = b"unpack"  # directory; a pipe with the tar
 REAL = b"real"  # directory; its path without links
-# The same for tools that stay beneath a directory and follow no link (environment/beneath.py).
+# The same for tools that stay beneath a directory and follow no link (files/beneath.py).
 OPEN_BENEATH = b"open beneath"  # directory, file
 WRITE_BENEATH = b"write beneath"  # directory, file, (content); else by a pipe
 REMOVE_BENEATH = b"remove beneath"  # directory, file
