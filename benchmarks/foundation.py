@@ -10,12 +10,12 @@ from statistics import median
 
 from measure import Claim, interleaved, ms, spawn, timed
 from staddle import Policy, wrap
-from staddle.helper.starting import launch
 from staddle.ipc.exec_spec import Instructions
+from staddle.launch.helper import launch
+from staddle.launch.running import start
 from staddle.linux.landlock import FILES, READ, bits
 from staddle.linux.seccomp import program
 from staddle.policy.compiler import compile
-from staddle.running import start
 
 BARE = [sys.executable, "-I", "-S", "-c", "pass"]
 BWRAP = [

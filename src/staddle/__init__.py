@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .events import Event
     from .jail.jail import Jail, RunOpts, new_jail
     from .jail.workspace import Workspace
+    from .launch.wrap import WrappedCommand, wrap
     from .layers.changes import Change
     from .policy import Identity, Limits, Network, Plan, Policy
     from .session.asynchronous import AsyncSandbox
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from .session.result import Reason, Result
     from .session.sandbox import Sandbox
     from .session.snapshots import Snapshot
-    from .wrapping import WrappedCommand, wrap
 
 __version__ = "0.1.0"
 
@@ -86,10 +86,10 @@ _HOME = {
     "Snapshot": "session.snapshots",
     "StaddleError": "errors",
     "Workspace": "jail.workspace",
-    "WrappedCommand": "wrapping",
+    "WrappedCommand": "launch.wrap",
     "doctor": "diagnosis",
     "new_jail": "jail.jail",
-    "wrap": "wrapping",
+    "wrap": "launch.wrap",
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from .output import Tail
+from .launch.output import Tail
 from .policy.environment import is_secret
 
 TYPE_CHECKING = False

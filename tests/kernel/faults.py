@@ -35,7 +35,7 @@ from staddle.linux.syscalls import NUMBERS, architecture
 from staddle.policy.network import Network
 from staddle.policy.plan import Variable
 from tests.kernel.fresh_roots import system
-from tests.unit.layout.plans import WHY, guard, hidden, write
+from tests.unit.mounts.plans import WHY, guard, hidden, write
 
 #: Calls that the table of the filter does not need: (aarch64, x86_64).
 MORE = {

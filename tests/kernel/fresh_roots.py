@@ -12,7 +12,7 @@ from staddle.backends.bwrap import Bwrap
 from staddle.backends.namespaces import Namespaces
 from staddle.errors import LaunchFailed, PolicyNotEnforceable
 from staddle.policy.plan import Grant, Link, Plan, Scratch, Variable
-from tests.unit.layout.plans import WHY, plan
+from tests.unit.mounts.plans import WHY, plan
 
 BACKENDS = {"namespaces": Namespaces(), "bwrap": Bwrap()}
 #: Which of them, for a test that runs a program of its own too (see the fixture `fresh_root`).

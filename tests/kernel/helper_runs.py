@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from staddle.helper import starting
 from staddle.ipc.exec_spec import Instructions
+from staddle.launch import helper
 from staddle.linux import landlock, seccomp
 from staddle.linux.idmaps import FIRST_UNUSED
 
@@ -54,7 +54,7 @@ class Started:
     """A helper that was started. `said` is why the command did not start, when it did not."""
 
     def __init__(self, instructions: Instructions, **kwargs: Any) -> None:
-        launch = starting.launch(instructions)
+        launch = helper.launch(instructions)
         kwargs = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | kwargs
         try:
             self.process: subprocess.Popen[bytes] = subprocess.Popen(

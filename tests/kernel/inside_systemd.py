@@ -16,8 +16,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # where the sour
 from staddle import Identity, Network, Policy
 from staddle.backends.systemd import Systemd, unit
 from staddle.errors import StaddleError
+from staddle.launch.running import start
 from staddle.policy.compiler import compile
-from staddle.running import start
 
 
 def main() -> int:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from staddle.errors import LaunchFailed
-from staddle.layout.building import Builder
-from staddle.layout.operations import Bind, Devices, Directory, Empty, File, Mask, Seal, Symlink
 from staddle.linux.apart import with_own_mounts
+from staddle.mounts.building import Builder
+from staddle.mounts.operations import Bind, Devices, Directory, Empty, File, Mask, Seal, Symlink
 
 if TYPE_CHECKING:
-    from staddle.layout.operations import Operation
+    from staddle.mounts.operations import Operation
 
 ROOT = Empty("/", 0o755, 1 << 20, "")
 

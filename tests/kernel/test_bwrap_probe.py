@@ -18,7 +18,7 @@ from staddle.backends import canary, programs
 from staddle.backends.bwrap import Bwrap
 from staddle.errors import BackendUnavailable, LaunchFailed
 from tests.kernel.fresh_roots import Ran, system
-from tests.unit.layout.plans import read
+from tests.unit.mounts.plans import read
 
 HERE = Path(__file__).parent
 SRC = HERE.parents[1] / "src"

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from staddle import Policy, running, wrap
+from staddle import Policy, wrap
+from staddle.launch import running
 from tests.kernel.waiting import with_argument
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle import LocalEnvironment, Policy, backends, running
+from staddle import LocalEnvironment, Policy, backends
 from staddle.environment import (
     AsyncLocalEnvironment,
     open_for_write,
@@ -35,6 +35,7 @@ from staddle.errors import (
     PathNotAllowed,
     PolicyError,
 )
+from staddle.launch import running
 from staddle.linux import landlock
 from tests.kernel.waiting import JumpingClock, as_soon_as, until, with_argument
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from staddle import LocalEnvironment, Policy, running
+from staddle import LocalEnvironment, Policy
 from staddle.environment import commands
 from staddle.environment.layer import MOST_TOLD, CommandLayer
 from staddle.errors import CommandCancelled, CommandTimeout, LaunchFailed
 from staddle.events import Event
+from staddle.launch import running
 from staddle.layers import removal
 from staddle.policy.plan import Plan
 from tests.kernel.in_a_child import python

@@ -34,7 +34,7 @@ from tests.kernel.fresh_roots import (
     system,
     tree,
 )
-from tests.unit.layout.plans import guard, hidden, read, write
+from tests.unit.mounts.plans import guard, hidden, read, write
 
 pytestmark = pytest.mark.usefixtures("fresh_root")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel.fresh_roots import SANDBOX, run, shell, started, system, tree
-from tests.unit.layout.plans import read, write
+from tests.unit.mounts.plans import read, write
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.usefixtures("fresh_root")]
 
@@ -76,7 +76,7 @@ def test_what_is_mounted_below_a_grant_is_seen(tmp_path: Path) -> None:
     script = (
         "import ctypes, os\n"
         "from tests.kernel.fresh_roots import shell, system\n"
-        "from tests.unit.layout.plans import write\n"
+        "from tests.unit.mounts.plans import write\n"
         "from staddle.linux.mounts import mount, private_namespace\n"
         "private_namespace()\n"
         f"os.mkdir('{tmp_path}/m'); mount('tmpfs', '{tmp_path}/m', 'tmpfs')\n"
@@ -93,7 +93,7 @@ def test_a_filesystem_that_cannot_translate_owners_is_a_gap_and_refused(tmp_path
         "import os\n"
         "from staddle.linux.mounts import mount, private_namespace\n"
         "from tests.kernel.fresh_roots import SANDBOX, refused, system\n"
-        "from tests.unit.layout.plans import write\n"
+        "from tests.unit.mounts.plans import write\n"
         "private_namespace()\n"
         f"t = '{tmp_path}'\n"
         "mount('tmpfs', t, 'tmpfs')\n"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from staddle.layout.from_plan import lay_out
-from staddle.layout.host import Host
+from staddle.mounts.from_plan import lay_out
+from staddle.mounts.host import Host
 from staddle.policy.plan import Plan
 from tests.kernel.fresh_roots import PYTHON, run, system
-from tests.unit.layout.plans import guard, hidden, read, scratch, write
+from tests.unit.mounts.plans import guard, hidden, read, scratch, write
 
 pytestmark = pytest.mark.usefixtures("fresh_root")
 

@@ -10,7 +10,7 @@ import pytest
 
 from staddle.policy.plan import Plan
 from tests.kernel.fresh_roots import shell, system
-from tests.unit.layout.plans import hidden, read, write
+from tests.unit.mounts.plans import hidden, read, write
 
 pytestmark = pytest.mark.usefixtures("fresh_root")
 

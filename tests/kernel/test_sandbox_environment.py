@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from staddle import ExecutionEnvironment, LocalEnvironment, Policy, Sandbox, running
+from staddle import ExecutionEnvironment, LocalEnvironment, Policy, Sandbox
 from staddle.environment import AsyncLocalEnvironment
 from staddle.errors import (
     CommandCancelled,
@@ -28,6 +28,7 @@ from staddle.errors import (
     PolicyNotEnforceable,
     SandboxClosed,
 )
+from staddle.launch import running
 from staddle.session import execution
 from tests.kernel.file_habitats import HABITATS, opened
 from tests.kernel.waiting import JumpingClock, as_soon_as, until, with_argument

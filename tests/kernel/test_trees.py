@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from staddle.layout.operations import Bind
 from staddle.linux import mounts
 from staddle.linux.apart import with_own_mounts
 from staddle.linux.overlay import exchange_together
+from staddle.mounts.operations import Bind
 from staddle.zygote.trees import Trees, show
 
 

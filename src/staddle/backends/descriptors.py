@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 
-from ..layout.host import open_named
+from ..mounts.host import open_named
 
 
 class Descriptors:

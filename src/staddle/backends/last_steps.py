@@ -13,8 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ..layout.from_plan import Layout
-    from ..layout.operations import Operation
+    from ..mounts.from_plan import Layout
+    from ..mounts.operations import Operation
     from ..policy.limits import Limits
     from ..policy.plan import Plan
 

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ..layout.from_plan import Layout
+    from ..mounts.from_plan import Layout
     from ..policy.plan import Plan
 
 #: Limits that take control groups, or a file system of its own size.
@@ -40,7 +40,7 @@ def of_a_fresh_root(
             documented=True,
         )
     if stranger is not None:
-        from ..layout.owners import unwritable_grants
+        from ..mounts.owners import unwritable_grants
 
         for error in unwritable_grants(layout.operations, stranger):
             yield Gap("write", f"{error.what}: {error.why}", error.fix)

@@ -124,7 +124,7 @@ def _complain(error: Exception) -> int:
 
 def _jail_exec(words: list[str]) -> int:
     """The internal launcher by its public name: become it, so that its exit codes are ours."""
-    from ..helper.starting import command
+    from ..launch.helper import command
 
     argv = command(*words) if len(words) == 1 else command("")
     os.execv(argv[0], argv)  # noqa: S606 - no shell is the point

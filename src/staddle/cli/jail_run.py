@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..jail.jail import Runner
     from ..jail.visit import Visit
     from ..jail.workspace import Workspace
-    from ..wrapping import WrappedCommand
+    from ..launch.wrap import WrappedCommand
 
 #: What a jail says itself.
 _NOT_HERE = ("workspace", "mode", "timeout", "help")
@@ -179,8 +179,8 @@ def _runner(program: str) -> Runner:
     """`wrap`, and a sentence when `program` is not there, before the workspace is said to be running."""
 
     def prepared(argv: list[str], policy: Policy, **how: Any) -> WrappedCommand:
-        from ..view import find_program
-        from ..wrapping import wrap
+        from ..launch.view import find_program
+        from ..launch.wrap import wrap
 
         wrapped = wrap(argv, policy, **how)
         try:
@@ -196,7 +196,7 @@ def _runner(program: str) -> Runner:
 
 def _attended(visit: Visit, opts: RunOpts, parsed: Parsed, *, stdin: bool = False) -> int:
     """On our own output, signals passed on, and told to the workspace as it was."""
-    from ..foreground import attend
+    from ..launch.foreground import attend
 
     if not stdin:
         nothing = os.open(os.devnull, os.O_RDONLY)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from ..backends.base import Enforcement
     from ..events import Event
+    from ..launch.wrap import WrappedCommand
     from ..policy.plan import Plan
-    from ..wrapping import WrappedCommand
 
 _OPTIONS = (Option("command", "SCRIPT", "run this line of shell with bash", short="c"), KEEP, *RUNNING)
 
@@ -78,8 +78,8 @@ def main(words: Sequence[str]) -> int:
 
 
 def _attended(parsed: Parsed, wrapped: WrappedCommand, plan: Plan) -> int:
-    from ..foreground import attend
-    from ..running import within_lifetime
+    from ..launch.foreground import attend
+    from ..launch.running import within_lifetime
 
     outcome = attend(
         wrapped.launch(),
@@ -99,9 +99,9 @@ def _attended(parsed: Parsed, wrapped: WrappedCommand, plan: Plan) -> int:
 
 def confined(parsed: Parsed) -> tuple[WrappedCommand, Plan]:
     """The wrapped command and its plan, from the options. Nothing has run yet."""
+    from ..launch.view import find_program
+    from ..launch.wrap import prepare
     from ..policy.compiler import compile
-    from ..view import find_program
-    from ..wrapping import prepare
 
     policy, workspace = policy_from(parsed)
     command, script = command_from(parsed)
@@ -145,7 +145,7 @@ def _as_json(wrapped: WrappedCommand, plan: Plan) -> int:
     import subprocess
     import time
 
-    from ..running import complete
+    from ..launch.running import complete
 
     began = time.monotonic()
     try:

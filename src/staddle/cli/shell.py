@@ -8,9 +8,9 @@ import sys
 import time
 
 from ..errors import InvalidCall, UsageError
-from ..running import GRACE, give_pipes
+from ..launch.running import GRACE, give_pipes
+from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from ..session.sandbox import Sandbox
-from ..signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from .options import help_rows, parse
 from .run import say, say_gaps, say_violations
 from .settings import KEEP, RUNNING, session_from

@@ -15,7 +15,7 @@ import termios
 import time
 import tty
 
-from ..signals import SIGHUP, SIGINT, SIGQUIT, SIGTERM, waiting_among_threads
+from ..launch.signals import SIGHUP, SIGINT, SIGQUIT, SIGTERM, waiting_among_threads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from .._value import Value
 from ..display import shown
 from ..errors import CommandCancelled, CommandTimeout, LaunchFailed, PolicyError
 from ..events import Event
+from ..launch.output import Tail
+from ..launch.running import end, never_started, see_through, start
 from ..linux import tree
-from ..output import Tail
 from ..redaction import RedactedTail
-from ..running import end, never_started, see_through, start
 from .contract import CommandResult
 
 TYPE_CHECKING = False
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable
 
+    from ..launch.wrap import WrappedCommand
     from ..redaction import Secrets
-    from ..wrapping import WrappedCommand
 
 #: How often a cancellation is looked for.
 _LOOK_EVERY = 0.05

@@ -8,11 +8,11 @@ import os
 from .. import backends
 from ..backends.base import Enforcement
 from ..errors import BackendUnavailable, CommandNotFound, LayerError, PolicyNotEnforceable
+from ..launch.view import find_program
+from ..launch.wrap import WrappedCommand, checked, prepare, wrap
 from ..policy.compiler import compile
 from ..policy.paths import covers
 from ..policy.plan import Layered
-from ..view import find_program
-from ..wrapping import WrappedCommand, checked, prepare, wrap
 from . import shell
 
 TYPE_CHECKING = False
@@ -101,7 +101,7 @@ class Confinement:
 
     def goes_on_without_layer(self, error: LaunchFailed) -> bool:
         """It could not be started in a layer: whether to start it without, as `limits` says from now on."""
-        from ..layout.building import NO_LAYER
+        from ..mounts.building import NO_LAYER
 
         if NO_LAYER not in error.why:
             return False

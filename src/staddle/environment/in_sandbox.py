@@ -26,7 +26,7 @@ from ..events import Event
 from ..files.beneath import relative
 from ..files.globs import Glob
 from ..ipc import file_messages
-from ..output import Tail
+from ..launch.output import Tail
 from ..policy.environment import checked_name
 from ..policy.paths import several
 from ..policy.workspace import PLACE

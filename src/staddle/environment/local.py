@@ -9,13 +9,13 @@ from ..errors import CommandCancelled, LaunchFailed, PathNotAllowed, PolicyError
 from ..files import beneath
 from ..files.beneath import relative
 from ..files.globs import Glob
+from ..launch.running import within_lifetime
 from ..linux.openat2 import open_without_symlinks
 from ..policy import Policy
 from ..policy.compiler import compile
 from ..policy.environment import checked_name
 from ..policy.paths import several
 from ..redaction import Secrets, secret_values
-from ..running import within_lifetime
 from . import commands, writable
 from .confining import Confinement
 from .contract import CommandResult
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..backends.base import Enforcement, Gap
     from ..files.beneath import AnyPath, PendingFile
-    from ..wrapping import WrappedCommand
+    from ..launch.wrap import WrappedCommand
     from .rules import CommandRules
 
 #: The largest file that read_file returns: what an agent made may be a terabyte of holes.

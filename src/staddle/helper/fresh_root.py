@@ -10,17 +10,17 @@ import os
 
 from ..errors import StaddleError
 from ..ipc.status import CONFINEMENT, NotStarted
-from ..layout.building import Builder, place_for
-from ..layout.operations import Bind
-from ..layout.owners import needs_translation
 from ..linux import mounts
 from ..linux.syscalls import call
+from ..mounts.building import Builder, place_for
+from ..mounts.operations import Bind
+from ..mounts.owners import needs_translation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..layout.operations import Operation
+    from ..mounts.operations import Operation
 
 
 def translations(operations: Sequence[Operation], stranger: int) -> dict[tuple[int, int], int]:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from ..ipc.exec_spec import Instructions
     from ..ipc.namespace_spec import Surroundings
-    from ..layout.operations import Operation
     from ..limits.telling import Watch
     from ..linux.landlock import Ruleset
+    from ..mounts.operations import Operation
     from .gateway import Gateway
 
 _RLIMIT_NPROC, _CAP_SYS_PTRACE = 6, 19
@@ -147,9 +147,9 @@ def _watch(asked: Surroundings, operations: Sequence[Operation]) -> Watch | None
     """Who holds in the first process's loop what no control group does."""
     if not asked.memory and not asked.processes:
         return None
-    from ..layout.operations import Empty  # while our files can be read
     from ..limits.supervisor import Supervisor
     from ..limits.telling import Watch
+    from ..mounts.operations import Empty  # while our files can be read
 
     in_memory = [item.path for item in operations if isinstance(item, Empty)]
     return Watch(Supervisor(asked.memory or None, asked.processes or None, in_memory), asked.tally)

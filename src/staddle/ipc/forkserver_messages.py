@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from .._value import Value
-from ..layout.rows import decoded
+from ..mounts.rows import decoded
 from . import wire
 from .wire import Malformed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..layout.operations import Operation
-    from ..layout.rows import Row
+    from ..mounts.operations import Operation
+    from ..mounts.rows import Row
     from .wire import Shape
 
 #: Of a zygote. Ready to be asked; a sandbox, whose line comes along, and after the letter the name of
@@ -36,7 +36,7 @@ _ROW = (bytes, bytes, int, int, int, bytes)
 class Blueprint(Value):
     """All sandboxes of one plan, but for their workspaces."""
 
-    #: The shared part of the view and each sandbox's own, as `layout.rows` has them.
+    #: The shared part of the view and each sandbox's own, as `mounts.rows` has them.
     template: tuple[Row, ...]
     own: tuple[Row, ...]
     #: The ids of the sandbox's processes inside, and the machine's name there.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from .._value import Value
-from ..layout.rows import decoded
+from ..mounts.rows import decoded
 from . import wire
 from .wire import Malformed
 
@@ -18,8 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..layout.operations import Operation
-    from ..layout.rows import Row
+    from ..mounts.operations import Operation
+    from ..mounts.rows import Row
     from ..zygote.network import Row as NetworkRow
     from .wire import Shape
 
@@ -32,7 +32,7 @@ class Surroundings(Value):
     #: The descriptor on which a failure is told, and the process that asked for all this.
     status: int
     launcher: int
-    #: The operations that make the view, as `layout.rows` has them.
+    #: The operations that make the view, as `mounts.rows` has them.
     view: tuple[Row, ...]
     #: CLONE_NEW* of the namespaces to make beside those of the user, the processes and the mounts.
     namespaces: int

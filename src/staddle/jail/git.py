@@ -175,8 +175,8 @@ class Git:
         import subprocess
 
         from ..backends.base import Launch
+        from ..launch.running import complete
         from ..policy.limits import Limits
-        from ..running import complete
 
         if command not in COMMANDS:
             raise GitRefused(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 
 from ..errors import LaunchFailed
-from ..lifeline import Lifeline
-from ..running import end, never_started, start
+from ..launch.lifeline import Lifeline
+from ..launch.running import end, never_started, start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

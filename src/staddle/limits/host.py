@@ -72,7 +72,7 @@ def words(group: str, name: str) -> frozenset[str]:
 
 def _manager(uid: int, root: str) -> tuple[Literal["user", "system", ""], str, frozenset[str]]:
     from ..backends.systemd.delegation import controllers
-    from ..backends.systemd.manager import Manager, find
+    from ..linux.systemd_manager import Manager, find
 
     found = find(uid, root=root)
     if not isinstance(found, Manager):

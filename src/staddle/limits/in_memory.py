@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..layout.operations import Empty
+from ..mounts.operations import Empty
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..layout.operations import Operation
+    from ..mounts.operations import Operation
     from ..policy.limits import Limits
 
 _PAGE = 4096

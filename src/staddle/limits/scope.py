@@ -17,7 +17,7 @@ from .where import HOLDING, Means, Place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..backends.systemd.manager import Manager
+    from ..linux.systemd_manager import Manager
 
 _OURS = "staddle"
 _TURNS = 100
@@ -27,7 +27,7 @@ def asked() -> tuple[tuple[str, ...], dict[str, str]]:
     """Words to put before the command of a zygote, and variables, where it has to be in a scope."""
     if not here.means().scope:
         return (), {}
-    from ..backends.systemd.manager import Manager, find
+    from ..linux.systemd_manager import Manager, find
 
     found = find()
     if not isinstance(found, Manager):

@@ -16,7 +16,7 @@ import os
 import stat
 
 from .._value import Value
-from ..layout.operations import Bind, Directory, File, Mask, Symlink
+from ..mounts.operations import Bind, Directory, File, Mask, Symlink
 from ..policy.paths import ROOT_HOME
 from . import adopting
 
@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ..layout.operations import Operation
+    from ..mounts.operations import Operation
 
 
 class Part(Value):

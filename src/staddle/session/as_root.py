@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..layers.store import Store
-    from ..layout.operations import Operation
+    from ..mounts.operations import Operation
     from ..packages.skeleton import Part
     from ..policy.plan import Plan
     from .layering import Layering
@@ -99,8 +99,8 @@ def _check_owner(layering: Layering, plan: Plan) -> None:
 
 def _bases(layering: Layering, plan: Plan) -> dict[str, list[str]]:
     """What lies below the layers of each directory of the system, topmost first."""
-    from ..layout.from_plan import lay_out
-    from ..layout.host import Host
+    from ..mounts.from_plan import lay_out
+    from ..mounts.host import Host
     from ..packages.skeleton import mounted_below
     from ..zygote.client import root_of
 
@@ -137,7 +137,7 @@ def _skeleton(
     `always` tells those of sessions that are root from the others: they are somebody else's.
     """
     from ..layers.keeping import give
-    from ..layout import rows
+    from ..mounts import rows
     from ..packages import skeleton
 
     def make(half: str) -> None:

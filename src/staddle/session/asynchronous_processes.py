@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 
-from ..signals import SIGKILL
+from ..launch.signals import SIGKILL
 from .calls import input_bytes, patience
 from .event_loop import readable, writable
 

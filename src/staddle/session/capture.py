@@ -6,7 +6,7 @@ import codecs
 import os
 
 from ..errors import InvalidCall
-from ..output import HeadTail
+from ..launch.output import HeadTail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

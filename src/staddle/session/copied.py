@@ -366,8 +366,8 @@ def _can_be_shown(place: str) -> bool:
     """Whether files there can be shown as somebody else's: root's sandbox is never root."""
     if os.geteuid() != 0 or not os.path.isdir(place):
         return os.path.isdir(place)
-    from ..layout.owners import untranslatable
     from ..linux.idmaps import unused_ids_here
+    from ..mounts.owners import untranslatable
 
     return not untranslatable(place, unused_ids_here()[0])
 

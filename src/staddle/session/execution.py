@@ -13,9 +13,9 @@ import threading
 import time
 
 from ..errors import StaddleError
+from ..launch.running import give_pipes
+from ..launch.signals import SIGINT, SIGKILL, SIGTERM
 from ..limits.usage import of_process
-from ..running import give_pipes
-from ..signals import SIGINT, SIGKILL, SIGTERM
 from .capture import Flooded
 from .result import signal_in
 from .retired import LateOutput

@@ -31,8 +31,8 @@ def _translates(workspace: str) -> bool:
     """Root's sandbox is not root: what it is to change must be shown as its own."""
     device = os.stat(workspace).st_dev
     if device not in _TRANSLATES:
-        from ..layout.owners import untranslatable
         from ..linux.idmaps import unused_ids_here
+        from ..mounts.owners import untranslatable
 
         _TRANSLATES[device] = not untranslatable(workspace, unused_ids_here()[0])
     return _TRANSLATES[device]

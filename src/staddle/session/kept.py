@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..layers.commit import Committed
     from ..layers.kept import Record
     from ..layers.review import OnConflict, Review
-    from ..layout.operations import Operation
+    from ..mounts.operations import Operation
     from ..policy import Policy
     from ..zygote.client import World
     from .snapshots import Snapshot

@@ -12,9 +12,9 @@ import queue
 import subprocess
 import threading
 
-from .. import running
 from ..errors import LaunchFailed, StaddleError
-from ..lifeline import Lifeline
+from ..launch import running
+from ..launch.lifeline import Lifeline
 from ..linux import tree
 from ..zygote import plain
 from .link import AgentLink

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..layers.changes import Change
     from ..layers.commit import Committed
     from ..layers.review import OnConflict
-    from ..layout.operations import Operation
+    from ..mounts.operations import Operation
     from ..zygote.client import Taken
     from .beside import Point
     from .memory import Remembered

@@ -14,7 +14,7 @@ from functools import partial
 from .._value import Value
 from ..errors import BackendUnavailable, LaunchFailed
 from ..ipc.agent_messages import BRAKE, BRAKE_TRAP, KILL_SHELL
-from ..signals import SIGKILL
+from ..launch.signals import SIGKILL
 from . import protocol, risks, state
 from .bash import Bash
 from .link import exit_code

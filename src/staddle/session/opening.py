@@ -14,11 +14,11 @@ from .._value import Value
 from ..backends.base import Gap
 from ..backends.shortfalls import NEED_MORE
 from ..errors import LaunchFailed, PolicyNotEnforceable, StaddleError
+from ..launch.view import find_program
 from ..linux import tree
 from ..policy import Policy
 from ..policy.listening import closed
 from ..policy.workspace import PLACE, compile_session
-from ..view import find_program
 from . import as_root, instead, lately
 
 TYPE_CHECKING = False

@@ -7,7 +7,7 @@ import select
 import threading
 
 from ..errors import InvalidCall
-from ..signals import SIGKILL
+from ..launch.signals import SIGKILL
 from .calls import input_bytes, patience
 from .retired import LateOutput
 

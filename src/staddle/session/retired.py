@@ -11,7 +11,7 @@ import _thread
 import os
 import select
 
-from ..output import HeadTail
+from ..launch.output import HeadTail
 
 #: How much of each stream is kept; the beginning and the end.
 KEPT = 256 << 10

@@ -254,7 +254,7 @@ class Sandbox(Layered, Filed, Reachable, Started):
 
     def violations(self) -> tuple[Event, ...]:
         """Protected names that appeared in what may be written on the host since it was opened."""
-        from ..view import appeared
+        from ..launch.view import appeared
 
         workspace = self._inside.opened.decided.workspace
         return (*appeared(self.plan), *(() if workspace is None else appeared(workspace)))

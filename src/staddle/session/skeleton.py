@@ -9,16 +9,16 @@ import os
 from functools import lru_cache
 
 from ..errors import LaunchFailed
-from ..layout import rows
-from ..layout.host import open_named
-from ..layout.operations import Bind, Directory, File, Symlink
+from ..mounts import rows
+from ..mounts.host import open_named
+from ..mounts.operations import Bind, Directory, File, Symlink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from ..layers.store import Store
-    from ..layout.operations import Operation
+    from ..mounts.operations import Operation
 
 _NAME = "skeleton-"
 #: What is in the directories of the system at first, where those can be written: see `as_root`.

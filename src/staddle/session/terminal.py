@@ -11,7 +11,7 @@ import termios
 import time
 
 from ..errors import InvalidCall, SandboxClosed
-from ..signals import SIGHUP, SIGKILL
+from ..launch.signals import SIGHUP, SIGKILL
 from .calls import input_bytes, patience
 
 TYPE_CHECKING = False

@@ -7,9 +7,9 @@ from functools import lru_cache
 
 from .._value import Value
 from ..ipc import forkserver_messages as records
-from ..layout import rows
-from ..layout.host import open_named
-from ..layout.operations import Bind
+from ..mounts import rows
+from ..mounts.host import open_named
+from ..mounts.operations import Bind
 from ..policy.workspace import PLACE
 from .handle import taken_as_root
 
@@ -17,8 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ..layout.operations import Operation
-    from ..layout.rows import Row
+    from ..mounts.operations import Operation
+    from ..mounts.rows import Row
 
 
 class Layers(Value):

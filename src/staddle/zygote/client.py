@@ -14,12 +14,12 @@ from .._value import Value
 from ..errors import LaunchFailed
 from ..files.remove_tree import remove
 from ..ipc import forkserver_messages as records
-from ..layout import rows
-from ..layout.from_plan import lay_out
-from ..layout.host import Host
-from ..layout.operations import Bind
 from ..linux import idmaps, landlock
 from ..linux.seccomp import program
+from ..mounts import rows
+from ..mounts.from_plan import lay_out
+from ..mounts.host import Host
+from ..mounts.operations import Bind
 from ..network.arrangement import arrange
 from ..policy.workspace import PLACE
 from . import sharing
@@ -33,8 +33,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..layout.operations import Operation
     from ..limits.group import Group
+    from ..mounts.operations import Operation
     from ..policy.plan import Plan
     from .handle import Found, Lend
 

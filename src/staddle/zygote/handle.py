@@ -7,15 +7,15 @@ import os
 import threading
 
 from ..errors import LaunchFailed
-from ..helper import starting
 from ..ipc import forkserver_messages as records
 from ..ipc.descriptors import close_all, receive, send
+from ..launch import helper
 from ..layers import removal
-from ..layout.building import not_built, take
-from ..layout.operations import Bind
-from ..layout.rows import decoded
 from ..limits import scope
 from ..linux import idmaps
+from ..mounts.building import not_built, take
+from ..mounts.operations import Bind
+from ..mounts.rows import decoded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -309,8 +309,8 @@ def _start(
         while view:
             view = view[os.write(file, view) :]
         process = subprocess.Popen(
-            (*before, *starting.command("zygote", str(line), str(file))),
-            env={**starting.ENVIRONMENT, **(around or {})},
+            (*before, *helper.command("zygote", str(line), str(file))),
+            env={**helper.ENVIRONMENT, **(around or {})},
             cwd="/",
             pass_fds=(line, file),
             stdin=subprocess.DEVNULL,

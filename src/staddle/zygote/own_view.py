@@ -13,10 +13,10 @@ import os
 from ..errors import LaunchFailed
 from ..ipc.descriptors import receive, send
 from ..ipc.reasons import reason
-from ..layout.building import Builder, mount_processes
-from ..layout.rows import decoded
 from ..linux import mounts
 from ..linux.syscalls import call
+from ..mounts.building import Builder, mount_processes
+from ..mounts.rows import decoded
 from . import ahead, last_look
 from .sharing import ASIDE, CONTROL, OLD_PROCESSES
 

@@ -17,9 +17,9 @@ from ..ipc import agent_messages
 from ..ipc.descriptors import receive, send
 from ..ipc.forkserver_messages import LONGEST, Request, decode_request, encode
 from ..ipc.status import NotStarted
-from ..layout.operations import Bind
-from ..layout.rows import decoded, encoded
 from ..linux import process
+from ..mounts.operations import Bind
+from ..mounts.rows import decoded, encoded
 from . import last_look
 from .channel import Files, InDirectory
 from .greeting import greeting

@@ -15,14 +15,14 @@ from ..ipc import agent_messages
 from ..ipc.descriptors import receive, send
 from ..ipc.forkserver_messages import LONGEST, decode_request
 from ..ipc.reasons import reason
-from ..layout.operations import Empty
-from ..layout.rows import decoded
 from ..limits import processors
 from ..limits.supervisor import Supervisor
 from ..limits.telling import Watch
 from ..linux import mounts, process, userns
 from ..linux.landlock import Ruleset
 from ..linux.syscalls import call
+from ..mounts.operations import Empty
+from ..mounts.rows import decoded
 from . import as_root, last_look, own_view
 from .agent import Agent
 from .channel import InDirectory

@@ -10,11 +10,11 @@ import os
 
 from ..ipc.descriptors import receive, send
 from ..ipc.forkserver_messages import MAP, MAPPED, MOST_DESCRIPTORS
-from ..layout.building import Builder, place_for
-from ..layout.operations import Bind
-from ..layout.rows import decoded
 from ..linux import mounts, process, userns
 from ..linux.syscalls import call
+from ..mounts.building import Builder, place_for
+from ..mounts.operations import Bind
+from ..mounts.rows import decoded
 from .sharing import OLD_ROOT
 
 TYPE_CHECKING = False

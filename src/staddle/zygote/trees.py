@@ -11,10 +11,10 @@ from __future__ import annotations
 import errno
 import os
 
-from ..layout.building import Builder
-from ..layout.operations import Bind
 from ..linux import mounts, overlay
 from ..linux.openat2 import open_beneath
+from ..mounts.building import Builder
+from ..mounts.operations import Bind
 from ..policy.paths import WORKSPACE as PLACE
 from .sharing import carried
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import TypeAlias
 
-    from ..layout.operations import Operation
+    from ..mounts.operations import Operation
 
     Swap: TypeAlias = Callable[[Collection[str], bool, Callable[[], Mapping[str, int]]], list[int]]
 

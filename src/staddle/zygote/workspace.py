@@ -9,9 +9,9 @@ from __future__ import annotations
 import errno
 import os
 
-from ..layout.operations import Bind
 from ..linux import mounts, overlay
 from ..linux.openat2 import open_beneath
+from ..mounts.operations import Bind
 from .sharing import ASIDE, LENT
 
 TYPE_CHECKING = False

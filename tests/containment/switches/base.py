@@ -62,10 +62,10 @@ def together(*patches: Patch) -> Patch:
 
 
 def _leave_sockets() -> None:
-    from staddle import wrapping
+    from staddle.launch import wrap
     from staddle.session import opening
 
-    wrapping.closed = opening.closed = lambda plan, **_: plan
+    wrap.closed = opening.closed = lambda plan, **_: plan
 
 
 #: Every way to start something looks for them. Landlock never lets one in a readable directory be used.
@@ -87,5 +87,5 @@ NO_PROCESS_NAMESPACE = (
 NO_LAST_LOOK = Edit("helper/inside.py", "    last_look.around(asked, kept)\n", "")
 OPEN_FIRST_PROCESS = (
     Edit("helper/inside.py", "    process.dumpable(False)\n", ""),
-    Edit("layout/building.py", '"hidepid=2"', '""'),
+    Edit("mounts/building.py", '"hidepid=2"', '""'),
 )

@@ -60,7 +60,7 @@ def _operations(change: Callable[[Any], list[Any]]) -> Patch:
     def off() -> None:
         from staddle import backends
         from staddle.backends import bwrap
-        from staddle.layout import from_plan
+        from staddle.mounts import from_plan
 
         original = from_plan.lay_out
 
@@ -87,7 +87,7 @@ def _kind(operation: Any) -> str:
 
 def _host_directory(path: str) -> Patch:
     """The host's own directory in place of a private one."""
-    from staddle.layout.operations import Bind
+    from staddle.mounts.operations import Bind
 
     return _operations(
         lambda operation: (

@@ -16,17 +16,17 @@ def _instructions(change: Callable[[Any], Any]) -> Patch:
 
     def off() -> None:
         from staddle import backends
-        from staddle.helper import starting
+        from staddle.launch import helper
 
         backends.get("landlock").probe()  # before: its self-test would notice, and refuse to start
-        original = starting.launch
+        original = helper.launch
 
         def launch(instructions: Any, **options: Any) -> Any:
             changed = change(instructions)
             assert changed != instructions, "this switch takes nothing away any more"
             return original(changed, **options)
 
-        starting.launch = launch
+        helper.launch = launch
 
     return off
 

@@ -66,9 +66,9 @@ def _command(change: Callable[[Any], Any]) -> Patch:
 
 
 def _launcher_environment() -> None:
-    from staddle.helper import starting
+    from staddle.launch import helper
 
-    starting.ENVIRONMENT.update(os.environ)
+    helper.ENVIRONMENT.update(os.environ)
     _trust()
 
 

@@ -107,7 +107,7 @@ SWITCHES: dict[str, Switch] = {
         ("append-readable", "create-readable"),
         edits=(
             Edit(
-                "layout/building.py",
+                "mounts/building.py",
                 "_NOSUID | _NODEV | (0 if operation.writable else _RDONLY)",
                 "_NOSUID | _NODEV",
             ),
@@ -160,7 +160,7 @@ SWITCHES: dict[str, Switch] = {
             _NOBODY_ELSE,
             _NO_LOOK_AT_ITSELF,
             Edit("zygote/confinement.py", "            process.dumpable(False)\n", ""),
-            Edit("layout/building.py", '"hidepid=2"', '""'),
+            Edit("mounts/building.py", '"hidepid=2"', '""'),
         ),
     ),
     "no new privileges": Switch(

@@ -11,11 +11,11 @@ from staddle.backends.bwrap import arguments, rlimits
 from staddle.backends.bwrap.launching import failure
 from staddle.backends.descriptors import Descriptors
 from staddle.errors import LaunchFailed, PolicyNotEnforceable
-from staddle.layout.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
+from staddle.mounts.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Variable
-from tests.unit.layout.plans import WHY, plan
+from tests.unit.mounts.plans import WHY, plan
 
 
 def words(*operations: object, by_descriptor: bool = False) -> list[str]:

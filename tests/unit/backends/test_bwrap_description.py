@@ -7,11 +7,11 @@ import pytest
 from staddle.backends.bwrap import scoping, shortfalls
 from staddle.backends.bwrap.description import steps
 from staddle.backends.bwrap.launching import Starter, is_staged
-from staddle.layout.from_plan import Layout, lay_out
+from staddle.mounts.from_plan import Layout, lay_out
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Plan, Text, Variable
-from tests.unit.layout.plans import WHY, DictHost, guard, hidden, plan, read, write
+from tests.unit.mounts.plans import WHY, DictHost, guard, hidden, plan, read, write
 
 STARTER = Starter("/usr/bin/bwrap", (), True, "/usr/bin/prlimit", "/usr/bin/nsenter")
 AS_ROOT = STARTER.replace(stranger=1_900_000_000)

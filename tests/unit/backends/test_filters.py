@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from staddle.backends.filters import filter_profile
-from tests.unit.layout.plans import plan, read, write
+from tests.unit.mounts.plans import plan, read, write
 
 
 def test_setuid_files_are_refused_where_the_host_is_written() -> None:

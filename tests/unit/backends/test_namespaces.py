@@ -12,17 +12,17 @@ from staddle.backends.namespaces import Namespaces, description, orders, shortfa
 from staddle.backends.namespaces.orders import NAMESPACES
 from staddle.ipc import namespace_spec
 from staddle.ipc.exec_spec import decode
-from staddle.layout.from_plan import lay_out
 from staddle.limits import here, where
 from staddle.linux.landlock import RIGHTS
 from staddle.linux.seccomp import program
 from staddle.linux.userns import Facts
+from staddle.mounts.from_plan import lay_out
 from staddle.network.arrangement import arrange
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Plan, Text, Variable
 from staddle.zygote.network import decoded
-from tests.unit.layout.plans import DictHost, guard, hidden, plan, read, scratch, write
+from tests.unit.mounts.plans import DictHost, guard, hidden, plan, read, scratch, write
 
 STRANGER = 0x70000001
 ODD = '/w/a b:c"d\\e%h$HOME\n'

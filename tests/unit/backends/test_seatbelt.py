@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from staddle.backends import sbpl, seatbelt
 from staddle.backends.seatbelt import Seatbelt
 from staddle.errors import BackendUnavailable, LaunchFailed, PolicyError
+from staddle.launch.running import complete
 from staddle.policy import Limits, Network
 from staddle.policy.plan import (
     Closed,
@@ -31,7 +32,6 @@ from staddle.policy.plan import (
     Socket,
     Variable,
 )
-from staddle.running import complete
 from tests.kernel.waiting import until
 from tests.kernel.web import Asked, serving
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from staddle.backends.systemd import delegation, description, orders, shortfalls, unit
-from staddle.backends.systemd.manager import Manager, Obstacle, find
 from staddle.ipc import systemd_spec
 from staddle.ipc.exec_spec import decode
-from staddle.layout.from_plan import lay_out
+from staddle.linux.systemd_manager import Manager, Obstacle, find
+from staddle.mounts.from_plan import lay_out
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Plan, Text, Variable
-from tests.unit.layout.plans import DictHost, guard, hidden, plan, read, scratch, write
+from tests.unit.mounts.plans import DictHost, guard, hidden, plan, read, scratch, write
 
 USER = Manager("user", "/usr/bin/systemd-run", {"XDG_RUNTIME_DIR": "/run/user/1000"})
 ROOT = Manager("system", "/usr/bin/systemd-run", {}, 0x70000001)

@@ -6,8 +6,8 @@ import pytest
 
 from staddle.ipc.forkserver_messages import Blueprint, Request, decode_blueprint, decode_request, encode
 from staddle.ipc.wire import Malformed
-from staddle.layout import rows
-from staddle.layout.operations import Bind, Empty
+from staddle.mounts import rows
+from staddle.mounts.operations import Bind, Empty
 
 VIEW = rows.encoded((Empty("/", 0o755, 4096, ""), Bind("/a b\n", True, "", source="/x'\"é")))
 BLUEPRINT = Blueprint(

@@ -10,7 +10,7 @@ from staddle.helper.systemd_client import _Client
 from staddle.helper.systemd_unit import _is_bounded
 from staddle.ipc.systemd_spec import MAGIC, Orders, decode, encode
 from staddle.ipc.wire import Malformed
-from staddle.layout.rows import BIND
+from staddle.mounts.rows import BIND
 
 
 def orders(**fields: Any) -> Orders:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.layout.operations import Bind, File, Symlink
+from staddle.mounts.operations import Bind, File, Symlink
 from staddle.packages.skeleton import (
     as_root,
     build,

@@ -9,7 +9,7 @@ from staddle.errors import PolicyError
 from staddle.policy.asking import asking, whole_seconds
 from staddle.policy.plan import Text
 from staddle.policy.system import RESOLV_CONF
-from tests.unit.layout.plans import plan
+from tests.unit.mounts.plans import plan
 
 
 @pytest.mark.parametrize(("given", "taken"), [(1, 1), (0.2, 1), (5.0, 5), (1.5, 2), (3600, 3600)])

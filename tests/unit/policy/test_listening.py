@@ -10,7 +10,7 @@ import pytest
 
 from staddle.policy.listening import closed
 from staddle.policy.plan import Grant, Hidden, Plan, Socket
-from tests.unit.layout.plans import plan
+from tests.unit.mounts.plans import plan
 
 
 class Host:

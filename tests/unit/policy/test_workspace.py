@@ -8,9 +8,9 @@ import pytest
 
 from staddle import Policy
 from staddle.errors import PolicyError
-from staddle.layout.from_plan import lay_out
-from staddle.layout.host import Host
-from staddle.layout.operations import Bind, Mask
+from staddle.mounts.from_plan import lay_out
+from staddle.mounts.host import Host
+from staddle.mounts.operations import Bind, Mask
 from staddle.policy.workspace import PLACE, compile_session
 
 

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from staddle.layers.store import Store
-from staddle.layout.operations import Bind, Directory, File, Symlink
+from staddle.mounts.operations import Bind, Directory, File, Symlink
 from staddle.session.skeleton import made, sweep
 
 

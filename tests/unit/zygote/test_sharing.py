@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from staddle.layout.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
+from staddle.mounts.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
 from staddle.policy.workspace import PLACE
 from staddle.zygote.sharing import ASIDE, OLD_ROOT, carried, share
 

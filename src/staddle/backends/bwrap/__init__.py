@@ -2,7 +2,7 @@
 
     probe      finds bwrap, checks it, and runs a harmless command in a real sandbox
     version    which bwrap it is
-    staging    as root, or with very many mounts: the view built by us (see `layout`)
+    staging    as root, or with very many mounts: the view built by us (see `mounts`)
     launching  operations -> argv and descriptors
 
 What it does not do, by nature: a UNIX socket that appears in a granted directory after the start can
@@ -16,9 +16,9 @@ import _thread
 import os
 
 from ...errors import BackendUnavailable, StaddleError
-from ...layout.from_plan import lay_out
-from ...layout.host import Host
 from ...linux.userns import Obstacle
+from ...mounts.from_plan import lay_out
+from ...mounts.host import Host
 from .. import programs
 from ..base import Launch, Probe, Step
 from ..strangers import stranger
@@ -29,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...layout.from_plan import Layout
+    from ...mounts.from_plan import Layout
     from ...policy.plan import Plan
     from ..base import Gap
     from ..canary import Canary

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 
 from ...errors import LaunchFailed, PolicyNotEnforceable
-from ...layout.host import check_place
-from ...layout.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
+from ...mounts.host import check_place
+from ...mounts.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
 from ..gateways import reaches_out
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ...layout.operations import Operation
+    from ...mounts.operations import Operation
     from ...policy.plan import Plan
     from ..descriptors import Descriptors
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...display import shown
-from ...layout.operations import Bind
-from ...layout.owners import needs_translation
+from ...mounts.operations import Bind
+from ...mounts.owners import needs_translation
 from .. import gateways
 from ..base import Step
 from ..filters import filter_profile, filter_steps
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ...layout.from_plan import Layout
+    from ...mounts.from_plan import Layout
     from ...policy.plan import Plan
     from .launching import Starter
 

@@ -19,8 +19,8 @@ import os
 from ..._value import Value
 from ...errors import LaunchFailed
 from ...ipc.status import sentence
-from ...layout.operations import Bind, File, Mask
 from ...linux.seccomp import program
+from ...mounts.operations import Bind, File, Mask
 from .. import gateways
 from ..base import Launch
 from ..descriptors import Descriptors
@@ -31,8 +31,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...layout.from_plan import Layout
-    from ...layout.operations import Operation
+    from ...mounts.from_plan import Layout
+    from ...mounts.operations import Operation
     from ...policy.plan import Plan
     from .staging import Built
 
@@ -68,7 +68,7 @@ def is_staged(layout: Layout, stranger: int | None) -> bool:
         return True  # bwrap would make an empty file of what has just gone
     if stranger is None:
         return False
-    from ...layout.owners import needs_translation
+    from ...mounts.owners import needs_translation
 
     return any(needs_translation(op.outside, op.writable) for op in binds)
 
@@ -173,7 +173,8 @@ def _connecting(
     starter: Starter, plan: Plan, built: Built | None, give: Descriptors, line: tuple[int, ...]
 ) -> _Enter:
     """By our own step, which makes a network first. `line` is where it tells, and the gateway's line."""
-    from ...helper import before_bwrap, starting
+    from ...helper import before_bwrap
+    from ...launch import helper
 
     status, *ends = line
     user = -1 if built is None or built.user_namespace is None else give.keep(built.user_namespace)
@@ -186,7 +187,7 @@ def _connecting(
         mount_namespace=-1 if built is None else give.keep(built.mount_namespace),
         stranger=-1 if starter.stranger is None else starter.stranger,
     )
-    return _Enter(starting.command("bwrap", str(give.holding(before_bwrap.encode(orders)))))
+    return _Enter(helper.command("bwrap", str(give.holding(before_bwrap.encode(orders)))))
 
 
 def failure(said: bytes) -> str | None:

@@ -13,16 +13,16 @@ from __future__ import annotations
 import os
 
 from ..._value import Value
-from ...layout.building import Builder, not_built, place_for
-from ...layout.operations import File, Seal
 from ...linux import mounts
 from ...linux.idmaps import translation
+from ...mounts.building import Builder, not_built, place_for
+from ...mounts.operations import File, Seal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...layout.operations import Operation
+    from ...mounts.operations import Operation
 
 
 def split(operations: Sequence[Operation]) -> tuple[list[Operation], list[Operation]]:

@@ -61,7 +61,7 @@ class Landlock:
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
         """The helper with its instructions. The command is confined or does not start."""
-        from ...helper.starting import launch
+        from ...launch.helper import launch
 
         _, _, _, instructions = self._arrange(plan, command)
         return launch(instructions)

@@ -108,7 +108,7 @@ def stranger(uid: int) -> int:
 
 def _attempt(abi: int, uid: int, hides: bool) -> str:
     """Confine a shell; what went wrong, in words, or nothing."""
-    from ...helper.starting import launch
+    from ...launch.helper import launch
 
     started = launch(_instructions(abi, uid, hides))
     status = -1 if started.status is None else started.status

@@ -28,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...layout.from_plan import Layout
+    from ...mounts.from_plan import Layout
     from ...policy.plan import Plan
     from ..base import Gap, Launch, Step
 
@@ -99,8 +99,8 @@ class Namespaces:
     # How.
 
     def _laid_out(self, plan: Plan) -> Layout:
-        from ...layout.from_plan import lay_out
-        from ...layout.host import Host
+        from ...mounts.from_plan import lay_out
+        from ...mounts.host import Host
 
         known = self._layout  # read once: every thread has the same backend
         if known is None or known[0] is not plan:
@@ -111,8 +111,8 @@ class Namespaces:
         found = stranger()
         if isinstance(found, Obstacle):
             return self._unusable(found)
-        from ...layout.from_plan import lay_out
-        from ...layout.host import Host
+        from ...mounts.from_plan import lay_out
+        from ...mounts.host import Host
         from .. import canary
         from .orders import launch
 

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ...layout.from_plan import Layout
+    from ...mounts.from_plan import Layout
     from ...policy.plan import Plan
 
 _OURS = "namespaces"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 from ...errors import LaunchFailed
-from ...helper import starting
 from ...ipc import namespace_spec
 from ...ipc.exec_spec import encode as encode_instructions
 from ...ipc.status import sentence
-from ...layout import rows
+from ...launch import helper
 from ...linux import userns
+from ...mounts import rows
 from .. import gateways
 from ..base import Launch
 from ..descriptors import Descriptors
@@ -21,9 +21,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...layout.from_plan import Layout
-    from ...layout.operations import Operation
     from ...limits.alone import Alone
+    from ...mounts.from_plan import Layout
+    from ...mounts.operations import Operation
     from ...network.told import Told
     from ...policy.plan import Plan
 
@@ -55,8 +55,8 @@ def launch(plan: Plan, layout: Layout, stranger: int | None, command: Sequence[s
             )
         file = give.holding(namespace_spec.encode(asked))
         return Launch(
-            argv=starting.command("namespaces", str(file)),
-            env=dict(starting.ENVIRONMENT),
+            argv=helper.command("namespaces", str(file)),
+            env=dict(helper.ENVIRONMENT),
             cwd="/",
             pass_fds=give.all(),
             status=read,

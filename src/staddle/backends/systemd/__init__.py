@@ -23,17 +23,17 @@ from __future__ import annotations
 import os
 
 from ...errors import BackendUnavailable, LaunchFailed
+from ...linux import systemd_manager
 from ...linux.userns import Obstacle
 from ..base import Gap, Launch, Probe, Step
-from . import manager
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...layout.from_plan import Layout
+    from ...linux.systemd_manager import Manager
+    from ...mounts.from_plan import Layout
     from ...policy.plan import Plan
-    from .manager import Manager
 
 #: The first version with everything that is used here (PrivateIPC=). Run with 252.
 OLDEST = 248
@@ -73,8 +73,8 @@ class Systemd:
         return launch(plan, self._laid_out(plan), self._manager(), command)
 
     def _laid_out(self, plan: Plan) -> Layout:
-        from ...layout.from_plan import lay_out
-        from ...layout.host import Host
+        from ...mounts.from_plan import lay_out
+        from ...mounts.host import Host
 
         known = self._layout  # read once: every thread has the same backend
         if known is None or known[0] is not plan:
@@ -82,27 +82,27 @@ class Systemd:
         return known[1]
 
     def _manager(self) -> Manager:
-        found = manager.find()
+        found = systemd_manager.find()
         if isinstance(found, Obstacle):
             raise BackendUnavailable("systemd cannot confine anything here", why=found.why, fix=found.fix)
         return found
 
     def _try(self) -> Probe:
-        found = manager.find()
+        found = systemd_manager.find()
         if isinstance(found, Obstacle):
             return self._unusable(found)
-        version = manager.version(found.systemd_run)
+        version = systemd_manager.version(found.systemd_run)
         if version < OLDEST:
             old = Obstacle(f"systemd {version} is too old: {OLDEST} is needed", "update the system")
             return self._unusable(old, str(version))
         problem = self._canary()
         if problem:
-            return self._unusable(manager.cause(problem, found), str(version))
+            return self._unusable(systemd_manager.cause(problem, found), str(version))
         return Probe(self.name, usable=True, version=str(version))
 
     def _canary(self) -> str:
         """What is wrong with a real unit of ours, empty when all is well."""
-        from ...running import complete
+        from ...launch.running import complete
         from .. import canary
 
         nonce = os.urandom(8).hex()

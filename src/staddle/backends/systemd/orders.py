@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 from ...errors import LaunchFailed
-from ...helper import starting
 from ...ipc import systemd_spec
 from ...ipc.exec_spec import encode as encode_instructions
 from ...ipc.namespace_spec import foreign
 from ...ipc.status import sentence
-from ...layout import rows
+from ...launch import helper
 from ...linux import userns
+from ...mounts import rows
 from .. import gateways
 from ..base import Launch
 from ..descriptors import Descriptors
@@ -23,9 +23,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...layout.from_plan import Layout
+    from ...linux.systemd_manager import Manager
+    from ...mounts.from_plan import Layout
     from ...policy.plan import Plan
-    from .manager import Manager
 
 
 def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -> Launch:
@@ -38,8 +38,8 @@ def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -
         asked = orders(plan, layout, found, command, status=status, gateway=ends)
         file = give.holding(systemd_spec.encode(asked))
         return Launch(
-            argv=starting.command("systemd-client", str(file)),
-            env=dict(starting.ENVIRONMENT),
+            argv=helper.command("systemd-client", str(file)),
+            env=dict(helper.ENVIRONMENT),
             cwd="/",
             pass_fds=give.all(),
             status=read,
@@ -67,15 +67,15 @@ def orders(
     """Everything for both ends of the line."""
     name = f"staddle-{os.urandom(8).hex()}"
     starter = unit.command_line(
-        found, name, tuple(unit.properties(plan, found.scope)), starting.command("systemd-unit")
+        found, name, tuple(unit.properties(plan, found.scope)), helper.command("systemd-unit")
     )
-    environment = {**starting.ENVIRONMENT, **found.environment}
+    environment = {**helper.ENVIRONMENT, **found.environment}
     try:
         encoded = tuple(word.encode() for word in starter)
     except UnicodeEncodeError:
         raise LaunchFailed(
             "systemd cannot start the helper",
-            why=f"{starter[-5]!r} or {starting.__file__!r} is not UTF-8, and its bus carries nothing else",
+            why=f"{starter[-5]!r} or {helper.__file__!r} is not UTF-8, and its bus carries nothing else",
             fix="install them elsewhere",
         ) from None
     who = plan.identity

@@ -12,9 +12,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ...layout.from_plan import Layout
+    from ...linux.systemd_manager import Manager
+    from ...mounts.from_plan import Layout
     from ...policy.plan import Plan
-    from .manager import Manager
 
 _LIMITS = {"memory": "memory", "cpu": "cpu", "pids": "processes"}
 

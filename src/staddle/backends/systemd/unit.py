@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Literal
 
+    from ...linux.systemd_manager import Manager
     from ...policy.limits import Limits
     from ...policy.plan import Plan
-    from .manager import Manager
 
 #: What root's helper needs until it drops them all: mounts, other ids and their maps, and giving files away.
 _CAPABILITIES = (

@@ -31,7 +31,7 @@ class _Descriptor:
         self.descriptor = -1
 
     def __enter__(self) -> Self:
-        from .linux import process
+        from ..linux import process
 
         ignored = process.ignored_signals()
         self._numbers = tuple(n for n in self._numbers if n == SIGCHLD or n not in ignored)
@@ -41,12 +41,12 @@ class _Descriptor:
 
     def read(self) -> list[int]:
         """Those that arrived since the last time."""
-        from .linux import process
+        from ..linux import process
 
         return process.read_signals(self.descriptor)
 
     def __exit__(self, *_: object) -> None:
-        from .linux import process
+        from ..linux import process
 
         self.read()  # what came last was seen; it must not strike when it is let through again
         os.close(self.descriptor)

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from .errors import CommandCancelled, LaunchFailed, PolicyError
+from ..errors import CommandCancelled, LaunchFailed, PolicyError
 from .lifeline import Lifeline
 from .output import HeadTail
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, Literal, TypeVar
 
-    from .backends.base import Launch
+    from ..backends.base import Launch
+    from ..linux.tree import Children
+    from ..network.told import Told
+    from ..policy.limits import Limits
     from .completed import Completed
-    from .linux.tree import Children
-    from .network.told import Told
     from .output import Tail
-    from .policy.limits import Limits
 
     Kept = TypeVar("Kept", HeadTail, Tail)
 
@@ -110,7 +110,7 @@ def end(process: subprocess.Popen[Any]) -> None:
 def _children(pid: int) -> Children | None:
     if sys.platform != "linux":
         return None
-    from .linux.tree import Children
+    from ..linux.tree import Children
 
     return Children(pid)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from ..._value import Value
-from ...linux.userns import Obstacle, observe, obstacle
-from .. import programs
+from .._value import Value
+from ..backends import programs
+from .userns import Obstacle, observe, obstacle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def find(
 
 
 def _system(systemd_run: str, root: str) -> Manager | Obstacle:
-    from ...linux.idmaps import unused_id_here
+    from .idmaps import unused_id_here
 
     if not os.path.exists(f"{root}/run/dbus/system_bus_socket"):
         return Obstacle("the system has no message bus (/run/dbus/system_bus_socket)", "apt-get install dbus")

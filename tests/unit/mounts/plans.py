@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from staddle.layout.host import Entry
+from staddle.mounts.host import Entry
 from staddle.policy.identity import Identity
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network

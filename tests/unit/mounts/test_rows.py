@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.layout import rows
-from staddle.layout.operations import (
+from staddle.mounts import rows
+from staddle.mounts.operations import (
     Bind,
     Devices,
     Directory,

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import LaunchFailed
-from staddle.helper import starting
 from staddle.ipc.exec_spec import Instructions, Malformed, decode
+from staddle.launch import helper
 
-SRC = Path(starting.__file__).parents[2]
+SRC = Path(helper.__file__).parents[2]
 SMALL = Instructions(argv=(b"true",), environment=(b"SECRET=hush",), directory=b"/")
 #: Each costs a good part of a bare interpreter's start, or runs code from site-packages.
 SLOW = {
@@ -37,7 +37,7 @@ def open_descriptors() -> set[str]:
 
 
 def test_the_interpreter_is_isolated_and_nothing_secret_is_on_its_command_line() -> None:
-    launch = starting.launch(SMALL)
+    launch = helper.launch(SMALL)
     try:
         assert launch.argv[1:3] == ("-I", "-S")
         assert launch.argv[3] == str(SRC / "staddle" / "helper" / "__main__.py")
@@ -50,7 +50,7 @@ def test_the_interpreter_is_isolated_and_nothing_secret_is_on_its_command_line()
 
 
 def test_the_instructions_are_on_a_descriptor_that_it_gets() -> None:
-    launch = starting.launch(SMALL)
+    launch = helper.launch(SMALL)
     try:
         file = int(launch.argv[-1])
         assert file in launch.pass_fds
@@ -65,13 +65,13 @@ def test_the_instructions_are_on_a_descriptor_that_it_gets() -> None:
 
 def test_nothing_stays_open() -> None:
     before = open_descriptors()
-    launch = starting.launch(SMALL)
+    launch = helper.launch(SMALL)
     launch.close()
     launch.close()
     os.close(launch.status or -1)
     assert open_descriptors() == before
     with pytest.raises(Malformed):
-        starting.launch(SMALL.replace(argv=()))
+        helper.launch(SMALL.replace(argv=()))
     assert open_descriptors() == before
 
 
@@ -79,7 +79,7 @@ def test_without_an_interpreter_there_is_no_helper(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "executable", "")
     before = open_descriptors()
     with pytest.raises(LaunchFailed, match=r"sys\.executable"):
-        starting.launch(SMALL)
+        helper.launch(SMALL)
     assert open_descriptors() == before
 
 

@@ -10,8 +10,8 @@ import os
 import select
 import time
 
-from ._value import Value
-from .errors import LaunchFailed
+from .._value import Value
+from ..errors import LaunchFailed
 from .lifeline import Lifeline
 from .running import GRACE, give_pipes
 from .signals import SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM, SIGXFSZ, waiting
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, Protocol
 
-    from .backends.base import Launch
+    from ..backends.base import Launch
 
     class Signals(Protocol):
         """Where they arrive, and which did."""
@@ -269,7 +269,7 @@ def pass_on(pid: int, number: int, *, relays: bool) -> None:
     if relays:
         os.kill(pid, number)
         return
-    from .linux.tree import descendants, send
+    from ..linux.tree import descendants, send
 
     for child in descendants(pid):
         send(child, number)

@@ -7,7 +7,7 @@ from typing import Any
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .limits.usage import Usage
+    from ..limits.usage import Usage
 
 
 class Completed(subprocess.CompletedProcess[Any]):

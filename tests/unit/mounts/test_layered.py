@@ -6,11 +6,11 @@ import pytest
 
 from staddle import backends
 from staddle.errors import PolicyNotEnforceable
-from staddle.layout import rows
-from staddle.layout.from_plan import Layout, lay_out
-from staddle.layout.operations import Bind, Empty, Mask, Overlay
+from staddle.mounts import rows
+from staddle.mounts.from_plan import Layout, lay_out
+from staddle.mounts.operations import Bind, Empty, Mask, Overlay
 from staddle.policy.plan import Layered
-from tests.unit.layout.plans import WHY, DictHost, hidden, plan, read, scratch, write
+from tests.unit.mounts.plans import WHY, DictHost, hidden, plan, read, scratch, write
 
 LAYER = Layered("/p", "/up", "/work", WHY)
 

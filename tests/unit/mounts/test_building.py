@@ -7,9 +7,9 @@ import os
 import pytest
 
 from staddle.errors import LaunchFailed
-from staddle.layout import building
-from staddle.layout.building import place_for
-from staddle.layout.operations import Bind
+from staddle.mounts import building
+from staddle.mounts.building import place_for
+from staddle.mounts.operations import Bind
 
 
 @pytest.fixture(autouse=True)

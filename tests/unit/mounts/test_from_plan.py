@@ -8,10 +8,10 @@ import random
 import pytest
 
 from staddle.errors import PolicyNotEnforceable
-from staddle.layout.from_plan import Layout, lay_out
-from staddle.layout.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
+from staddle.mounts.from_plan import Layout, lay_out
+from staddle.mounts.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
 from staddle.policy.plan import Link, Plan, Socket, Text
-from tests.unit.layout.plans import WHY, DictHost, guard, hidden, plan, read, scratch, write
+from tests.unit.mounts.plans import WHY, DictHost, guard, hidden, plan, read, scratch, write
 
 
 def laid_out(host: DictHost | None = None, **fields: object) -> Layout:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from .errors import CommandNotFound
-from .events import Event
+from ..errors import CommandNotFound
+from ..events import Event
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .policy.plan import Plan
+    from ..policy.plan import Plan
 
 
 def find_program(plan: Plan, name: str) -> str:
@@ -65,7 +65,7 @@ def find_program(plan: Plan, name: str) -> str:
 
 def _in_the_base(plan: Plan, path: str) -> str:
     """What the host calls the file that is at `path` inside, through the base's own links; "" if none is."""
-    from .policy.resolution import Host
+    from ..policy.resolution import Host
 
     found = Host(plan.base).find(path)
     outside = plan.outside(found.path)
@@ -80,7 +80,7 @@ def appeared(plan: Plan) -> tuple[Event, ...]:
     """
     if not any(grant.access == "write" and grant.directory for grant in plan.grants):
         return ()
-    from .policy import protected
+    from ..policy import protected
 
     return tuple(
         Event(
