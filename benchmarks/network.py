@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from measure import Claim, first_result, interleaved, ms
 from staddle import Network, Policy, Sandbox
-from staddle.network import starting
+from staddle.network.host import starting
 
 _NAME = "bench.example"
 _GIGABYTE, _BLOCK = 1 << 30, 1 << 20
@@ -200,7 +200,7 @@ def _gateways() -> list[int]:
             words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")[:-1]
         except OSError:
             continue
-        if len(words) > 1 and words[-2].endswith(b"staddle/network/__main__.py"):
+        if len(words) > 1 and words[-2].endswith(b"staddle/network/gateway/__main__.py"):
             found += [int(name)] if words[-1] == b"%d" % os.getpid() else []
     return found
 

@@ -171,7 +171,7 @@ def _shown() -> dict[str, list[str]]:
 
 def _gateways() -> list[str]:
     """The gateways that this process has started."""
-    ours = [b"staddle/network/__main__.py", b"%d" % os.getpid()]
+    ours = [b"staddle/network/gateway/__main__.py", b"%d" % os.getpid()]
     return [pid for pid in _processes() if [word[-27:] for word in _words(pid)[-2:]] == ours]
 
 

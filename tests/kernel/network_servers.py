@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from staddle.network import dns
+from staddle.network.rules import dns
 from tests.kernel.network_world import apart
 from tests.kernel.web import Answering
 

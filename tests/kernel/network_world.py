@@ -29,11 +29,11 @@ from staddle.linux.netlink import LOOPBACK, Netlink, address, link_up
 from staddle.linux.process import SIGKILL, death_signal
 from staddle.linux.syscalls import call
 from staddle.linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
-from staddle.network.arrangement import arrange
-from staddle.network.handing import answer, hand_over, is_wish
-from staddle.network.inside import prepare
-from staddle.network.orders import LONGEST, Attempt
-from staddle.network.starting import Bounds, GatewayProcess, start
+from staddle.network.gateway.orders import LONGEST, Attempt
+from staddle.network.host.starting import Bounds, GatewayProcess, start
+from staddle.network.namespace.arrangement import arrange
+from staddle.network.namespace.handing import answer, hand_over, is_wish
+from staddle.network.namespace.inside import prepare
 from staddle.policy.network import Network
 from staddle.policy.system import RESOLV_CONF
 

@@ -21,7 +21,7 @@ from staddle.backends import gateways
 from staddle.errors import LaunchFailed, PolicyError
 from staddle.events import Event
 from staddle.linux.tree import descendants
-from staddle.network import starting
+from staddle.network.host import starting
 from tests.cli.staddle_command import COMMAND, SRC, environment
 from tests.kernel.jail_runs import agent, make_world
 from tests.kernel.waiting import until
@@ -98,7 +98,7 @@ def gateways_of(starter: int) -> list[int]:
                 words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if words[-3:-1] == [str(SRC / "staddle/network/__main__.py").encode(), b"%d" % starter]:
+            if words[-3:-1] == [str(SRC / "staddle/network/gateway/__main__.py").encode(), b"%d" % starter]:
                 found.append(int(name))
     return found
 
@@ -319,7 +319,7 @@ def test_nothing_is_left_open_of_a_command_that_is_not_started(backend: str) -> 
 def without_a_gateway(tmp_path: Path) -> Path:
     """An installation in which the gateway cannot be started."""
     shutil.copytree(SRC / "staddle", tmp_path / "staddle", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "staddle/network/__main__.py").unlink()
+    (tmp_path / "staddle/network/gateway/__main__.py").unlink()
     tmp_path.chmod(0o755)
     return tmp_path
 
@@ -354,7 +354,7 @@ def test_a_network_that_cannot_be_made_is_no_command(backend: str, monkeypatch: 
     wrapped = wrap(["echo", "it ran"], policy, backend=backend)
     with pytest.raises(LaunchFailed, match="nonsense"):
         wrapped.run(capture_output=True)
-    mine = [pid for pid in descendants(os.getpid()) if b"network/__main__" in _command_line(pid)]
+    mine = [pid for pid in descendants(os.getpid()) if b"network/gateway/__main__" in _command_line(pid)]
     assert until(lambda: not any(_command_line(pid) for pid in mine))
 
 

@@ -36,7 +36,7 @@ except OSError as error:
 os.write(1, said.encode())  # a descriptor that is there: all that is left
 os._exit(0)
 """
-CONFINE = "from staddle.network.confinement import confine; confine()"
+CONFINE = "from staddle.network.gateway.confinement import confine; confine()"
 
 
 @pytest.mark.parametrize("probe", PROBES)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from staddle.linux.process import SIGKILL
-from staddle.network import forward
-from staddle.network.starting import Bounds, GatewayProcess, start
+from staddle.network.host import forward
+from staddle.network.host.starting import Bounds, GatewayProcess, start
 from staddle.policy.network import Network
 from tests.kernel.in_a_child import ROOT
 from tests.kernel.network_servers import echo, http_server

@@ -8,7 +8,7 @@ import resource
 import socket
 from pathlib import Path
 
-from staddle.network.starting import Bounds
+from staddle.network.host.starting import Bounds
 from tests.kernel.network_servers import echo, http_server, listening
 from tests.kernel.network_world import PUBLIC, in_a_world, sandbox, status
 from tests.kernel.waiting import until

@@ -13,12 +13,12 @@ from staddle.linux import netlink
 from staddle.linux.process import become
 from staddle.linux.syscalls import call
 from staddle.linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
-from staddle.network import synthetic
-from staddle.network.arrangement import Arrangement, arrange
-from staddle.network.handing import connected, hand_over, stock
-from staddle.network.inside import prepare
-from staddle.network.orders import LONGEST, decode_sockets
-from staddle.network.probing import probe
+from staddle.network.gateway.orders import LONGEST, decode_sockets
+from staddle.network.host.probing import probe
+from staddle.network.namespace.arrangement import Arrangement, arrange
+from staddle.network.namespace.handing import connected, hand_over, stock
+from staddle.network.namespace.inside import prepare
+from staddle.network.rules import synthetic
 from staddle.policy.network import Network
 from tests.kernel.network_world import in_a_world
 

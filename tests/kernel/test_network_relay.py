@@ -9,7 +9,7 @@ import struct
 import sys
 from pathlib import Path
 
-from staddle.network.starting import Bounds
+from staddle.network.host.starting import Bounds
 from tests.kernel.in_a_child import ROOT
 from tests.kernel.network_servers import echo, http_server, listening
 from tests.kernel.network_world import PUBLIC, in_a_world, sandbox, status

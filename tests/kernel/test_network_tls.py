@@ -11,7 +11,7 @@ import pytest
 from tests.kernel.network_servers import certificate_for, http_server
 from tests.kernel.network_world import PUBLIC, Sandbox, apart, in_a_world, sandbox
 from tests.kernel.waiting import until
-from tests.unit.network.hellos import extended, extension, real
+from tests.unit.network.rules.hellos import extended, extension, real
 
 NAME = "api.example.com"
 HOSTS = {NAME: PUBLIC, "front.example.com": PUBLIC}

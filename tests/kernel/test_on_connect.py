@@ -12,7 +12,7 @@ import pytest
 
 from staddle import AsyncSandbox, Event, Network, Policy, Pool, Sandbox, wrap
 from staddle.errors import InvalidCall, PolicyError, PolicyNotEnforceable
-from staddle.network import starting
+from staddle.network.host import starting
 from tests.kernel.waiting import until
 from tests.kernel.web import serving
 

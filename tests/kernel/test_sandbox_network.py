@@ -16,8 +16,8 @@ import pytest
 from staddle import Network, Policy, Sandbox
 from staddle.errors import InvalidCall
 from staddle.linux.tree import descendants
-from staddle.network import ahead
-from staddle.network.ahead import AHEAD
+from staddle.network.host import ahead
+from staddle.network.host.ahead import AHEAD
 from tests.cli.staddle_command import environment
 from tests.kernel.waiting import until
 from tests.kernel.web import serving
@@ -196,7 +196,7 @@ def test_nothing_is_left_when_the_host_program_is_killed(backend: str) -> None:
         assert program.stdout
         assert program.stdout.readline() == "open\n"
         everything = descendants(program.pid)
-        assert any(b"network/__main__" in _command(pid) for pid in everything)
+        assert any(b"network/gateway/__main__" in _command(pid) for pid in everything)
         program.kill()
     assert until(lambda: not any(_command(pid) for pid in everything))
 
@@ -214,7 +214,7 @@ def test_when_the_gateway_is_killed_nothing_goes_out_any_more(server: int, backe
 
 
 def _gateways() -> list[int]:
-    return [pid for pid in descendants(os.getpid()) if b"staddle/network/__main__" in _command(pid)]
+    return [pid for pid in descendants(os.getpid()) if b"staddle/network/gateway/__main__" in _command(pid)]
 
 
 def _command(pid: int) -> bytes:

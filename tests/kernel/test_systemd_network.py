@@ -67,7 +67,7 @@ wrapped = wrap(["bash", "-c", fetch + "; read; " + fetch + " 2>/dev/null; echo $
                policy.with_limits(timeout=None), backend="systemd")
 process = wrapped.popen(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 assert process.stdout.readline() == "outside\\n"
-main = os.path.join({SOURCE_INSIDE!r}, "staddle/network/__main__.py").encode()
+main = os.path.join({SOURCE_INSIDE!r}, "staddle/network/gateway/__main__.py").encode()
 def gateways():
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -114,7 +114,7 @@ def test_the_gateway_ends_with_the_command_and_nothing_goes_out_without_it(
 ) -> None:
     done = sandbox.unconfined(["/usr/bin/python3", "-c", ENDED, whose])
     assert done.returncode == 0, done.stderr.decode()
-    mark = b"staddle/network/__main__.py"
+    mark = b"staddle/network/gateway/__main__.py"
 
     def left() -> bytes:
         return sandbox.unconfined(["/usr/bin/python3", "-c", PROCESSES], input=mark).stdout

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle import Network
-from staddle.network import synthetic
-from staddle.network.arrangement import arrange, exact_names
-from staddle.network.rules import decide, may_ask, resolved
+from staddle.network.namespace.arrangement import arrange, exact_names
+from staddle.network.rules import synthetic
+from staddle.network.rules.rules import decide, may_ask, resolved
 
 NAMES = st.sampled_from(["a.com", "b.com", "x.a.com", "y.x.a.com", "xa.com", "a.com.b.com", "com"])
 ADDRESSES = st.sampled_from(

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staddle import Network
-from staddle.network import dns, synthetic
-from staddle.network.answering import _Stream
-from staddle.network.gateway import Gateway
-from staddle.network.orders import Settings
-from staddle.network.rules import decide, may_ask, resolved
-from staddle.network.sniff import look
-from tests.unit.network.hellos import hello, server_name
+from staddle.network.gateway.answering import _Stream
+from staddle.network.gateway.gateway import Gateway
+from staddle.network.gateway.orders import Settings
+from staddle.network.rules import dns, synthetic
+from staddle.network.rules.rules import decide, may_ask, resolved
+from staddle.network.rules.sniff import look
+from tests.unit.network.rules.hellos import hello, server_name
 
 ENTRIES = ("api.example.com", "*.wild.example", "192.0.2.7:443")
 NETWORK = Network.allow(*ENTRIES)

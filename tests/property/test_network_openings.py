@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from staddle.network.sniff import LONGEST, Seen, look
-from tests.unit.network.hellos import extended, extension, hello, real, server_name
+from staddle.network.rules.sniff import LONGEST, Seen, look
+from tests.unit.network.rules.hellos import extended, extension, hello, real, server_name
 
 GOOD, EVIL = "api.example.com", "evil.example.net"
 OPENINGS = [real(GOOD), real(EVIL), extended(real(EVIL), extension(0xFE0D, bytes(80)))]

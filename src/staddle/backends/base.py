@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..limits.alone import Alone
     from ..limits.holding import Held
-    from ..network.told import Told
+    from ..network.host.told import Told
     from ..policy.plan import Plan
 else:
     Protocol = object

@@ -13,8 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..network.arrangement import Arrangement
-    from ..network.told import Told
+    from ..network.host.told import Told
+    from ..network.namespace.arrangement import Arrangement
     from ..policy.plan import Plan
     from ..zygote.network import Row
     from .descriptors import Descriptors
@@ -26,7 +26,7 @@ def reaches_out(plan: Plan) -> bool:
         return True
     if plan.network.mode in ("deny", "open"):
         return False
-    from ..network.arrangement import needs_gateway
+    from ..network.namespace.arrangement import needs_gateway
 
     return needs_gateway(plan.network)
 
@@ -36,12 +36,12 @@ def line(
 ) -> tuple[Told | None, tuple[int, ...]]:
     """The line of a gateway that the launcher will start: what we hear on it, and both of its ends.
 
-    `lasting` is for a launcher that does not hold on to our end: see `network.starting.new_line`.
+    `lasting` is for a launcher that does not hold on to our end: see `network.host.starting.new_line`.
     """
     if not reaches_out(plan):
         return None, ()
-    from ..network.starting import Bounds, new_line
-    from ..network.told import Told
+    from ..network.host.starting import Bounds, new_line
+    from ..network.host.told import Told
 
     ours, theirs = new_line(plan.network, Bounds(asks=plan.asks), lasting=lasting)
     told = Told(ours, os.path.basename(command[0]))
@@ -65,7 +65,7 @@ def reached(plan: Plan) -> Iterator[Step]:
     """What is made in the sandbox's network, before the command, and given to the gateway, in words."""
     if not reaches_out(plan):
         return
-    from ..network.arrangement import RESOLVER
+    from ..network.namespace.arrangement import RESOLVER
 
     made = _arrangement(plan)
     if plan.asks:
@@ -89,7 +89,7 @@ def gaps(plan: Plan) -> Iterator[Gap]:
     if not unheld:
         return
     if not _redirects:
-        from ..network.probing import probe
+        from ..network.host.probing import probe
 
         _redirects.append(probe().redirects)
     if not _redirects[0]:
@@ -112,6 +112,6 @@ def nobody_asks(who: str, plan: Plan) -> Iterator[Gap]:
 
 
 def _arrangement(plan: Plan) -> Arrangement:
-    from ..network.arrangement import arrange
+    from ..network.namespace.arrangement import arrange
 
     return arrange(plan.network, asks=bool(plan.asks))

@@ -11,7 +11,7 @@ import os
 import select
 
 from ..ipc.status import CONFINEMENT, NotStarted
-from ..network.spawning import end, spawn
+from ..network.host.spawning import end, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Gateway:
 
     def give_sockets(self, network: tuple[Row, ...]) -> None:
         """Make the network of the namespace that we are in. Needs CAP_NET_ADMIN over it."""
-        from ..network import handing, inside
+        from ..network.namespace import handing, inside
         from ..zygote.network import decoded
 
         ready = inside.prepare(decoded(network))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..backends.base import Launch
     from ..linux.tree import Children
-    from ..network.told import Told
+    from ..network.host.told import Told
     from ..policy.limits import Limits
     from .completed import Completed
     from .output import Tail

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..backends.base import Enforcement, Launch
     from ..events import Event
-    from ..network.deciding import Deciding
+    from ..network.gateway.deciding import Deciding
     from ..policy import Policy
     from ..policy.plan import Plan
     from .completed import Completed
@@ -142,7 +142,7 @@ def wrap(
     plan = compile(policy, cwd=cwd, env=env)
     if on_connect is None:
         return prepare(command, plan, backend=backend, best_effort=best_effort)
-    from ..network import deciding
+    from ..network.gateway import deciding
 
     ask = deciding.checked(on_connect, awaited=False)
     plan = asking(plan, whole_seconds(on_connect_timeout))

@@ -6,10 +6,8 @@ sockets that listen for them, made inside, are held by the gateway, a process on
 knows the destination from the socket, decides, dials and relays. Programs inside need no
 settings, and nothing else exists that they could reach.
 
-    rules, dns, synthetic, sniff, openings, …  pure: what is read and decided
-    arrangement, ruleset, orders               pure: what is made inside, and what is said
-    inside, handing, probing                   done in the sandbox's network namespace, or in one like it
-    gateway, connection, relay, pipes, …       the process on the host
-    starting, spawning, told, deciding, …      what the launcher, and whoever started it, calls
-    proxy                                      in the gateway's place on macOS
+    rules       pure: what is read and decided
+    namespace   what is made in the sandbox's network namespace, and handed out of it
+    gateway     the process on the host; gateway/proxy: in its place on macOS
+    host        what the launcher, and whoever started it, calls
 """

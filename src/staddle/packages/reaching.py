@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..network.rules import entry, special
+from ..network.rules.rules import entry, special
 from .sources import MANAGERS, read
 
 TYPE_CHECKING = False

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import Any, TypedDict
 
-    from ..network.deciding import OnConnect
+    from ..network.gateway.deciding import OnConnect
     from ..policy.identity import Identity
 
 MODES = ("overlay", "bind", "readonly")
@@ -126,7 +126,7 @@ def _decider(on_connect: object, timeout: object, awaited: bool) -> tuple[OnConn
     seconds = whole_seconds(timeout)
     if on_connect is None:
         return None, 0
-    from ..network.deciding import checked
+    from ..network.gateway.deciding import checked
 
     return checked(on_connect, awaited=awaited), seconds
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..backends.base import Backend, Launch
-    from ..network.deciding import OnConnect
+    from ..network.gateway.deciding import OnConnect
     from ..policy.plan import Plan
     from .link import OpenedShell
     from .reach import Reach

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..backends.base import Backend, Enforcement
     from ..limits.holding import Held
-    from ..network.deciding import OnConnect
+    from ..network.gateway.deciding import OnConnect
     from ..policy.limits import Limits
     from ..policy.plan import Plan
     from ..zygote.asking import Layers

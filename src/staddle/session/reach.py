@@ -10,8 +10,8 @@ from collections import deque
 
 from ..errors import LaunchFailed
 from ..ipc.descriptors import receive
-from ..network import forward, starting
-from ..network.arrangement import needs_gateway
+from ..network.host import forward, starting
+from ..network.namespace.arrangement import needs_gateway
 from ..policy.network import Network
 
 TYPE_CHECKING = False
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..events import Event
-    from ..network.deciding import Deciding, OnConnect
-    from ..network.orders import Question
+    from ..network.gateway.deciding import Deciding, OnConnect
+    from ..network.gateway.orders import Question
     from ..policy.plan import Plan
     from .link import AgentLink
 
@@ -208,6 +208,6 @@ class Reach:
 def _deciding(plan: Plan, on_connect: OnConnect | None) -> Deciding | None:
     if on_connect is None:
         return None
-    from ..network.deciding import Deciding
+    from ..network.gateway.deciding import Deciding
 
     return Deciding(on_connect, plan.network, plan.asks)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ..limits.telling import Watch
-    from ..network.handing import Forwards
+    from ..network.namespace.handing import Forwards
     from .channel import Channel
     from .network import Network
     from .payload import Become

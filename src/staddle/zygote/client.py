@@ -20,7 +20,7 @@ from ..mounts import rows
 from ..mounts.from_plan import lay_out
 from ..mounts.host import Host
 from ..mounts.operations import Bind
-from ..network.arrangement import arrange
+from ..network.namespace.arrangement import arrange
 from ..policy.workspace import PLACE
 from . import sharing
 from .asking import Layers, lent

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 
 from ..linux import loopback
-from ..network import handing, inside
-from ..network.arrangement import Arrangement
+from ..network.namespace import handing, inside
+from ..network.namespace.arrangement import Arrangement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,13 +19,22 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 #: What the agent is made of, in the order of import.
-_PACKAGES = ("staddle", "staddle.helper", "staddle.ipc", "staddle.linux", "staddle.network", "staddle.zygote")
+_PACKAGES = (
+    "staddle",
+    "staddle.helper",
+    "staddle.ipc",
+    "staddle.linux",
+    "staddle.network",
+    "staddle.network.gateway",
+    "staddle.network.namespace",
+    "staddle.zygote",
+)
 _MODULES = (
     *("staddle.linux.syscalls", "staddle.linux.process", "staddle.ipc.wire", "staddle.ipc.status"),
     "staddle.helper.executing",
     *("staddle.ipc.descriptors", "staddle.ipc.agent_messages", "staddle.zygote.channel"),
     *("staddle.zygote.runs", "staddle.zygote.payload", "staddle.zygote.lines", "staddle.zygote.counting"),
-    *("staddle._value", "staddle.network.orders", "staddle.network.handing"),
+    *("staddle._value", "staddle.network.gateway.orders", "staddle.network.namespace.handing"),
     *("staddle.zygote.greeting", "staddle.zygote.agent", "staddle.zygote.plain"),
 )
 
@@ -110,7 +119,7 @@ def send_code(line: _socket.socket) -> None:
 def serve(line: _socket.socket) -> NoReturn:
     """Be the agent. Called by the loader, in the sandbox."""
     from ..linux import process
-    from ..network.handing import Forwards
+    from ..network.namespace.handing import Forwards
     from .agent import Agent
     from .channel import Nameless
     from .payload import execute

@@ -17,7 +17,7 @@ from staddle.linux.landlock import RIGHTS
 from staddle.linux.seccomp import program
 from staddle.linux.userns import Facts
 from staddle.mounts.from_plan import lay_out
-from staddle.network.arrangement import arrange
+from staddle.network.namespace.arrangement import arrange
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Plan, Text, Variable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from staddle import Network
-from staddle.network.arrangement import Arrangement, arrange
+from staddle.network.namespace.arrangement import Arrangement, arrange
 from staddle.zygote.network import decoded, encoded
 
 NETWORKS = {

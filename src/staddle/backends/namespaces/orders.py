@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...limits.alone import Alone
     from ...mounts.from_plan import Layout
     from ...mounts.operations import Operation
-    from ...network.told import Told
+    from ...network.host.told import Told
     from ...policy.plan import Plan
 
 #: By their names in /proc. Those of the user, the processes and the mounts come with every sandbox.

@@ -1,0 +1,154 @@
+"""The resolver that programs inside ask: allowed names get their synthetic addresses, others do not exist.
+
+Nothing is asked outside: whether a name has an address is known when it is dialled. So a
+name that is not allowed cannot carry anything out, and one that is allowed answers at once.
+"""
+
+from __future__ import annotations
+
+import _socket
+
+from ..rules import dns, synthetic
+from ..rules.rules import may_ask
+from .loop import INPUT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..rules.rules import Verdict
+    from .gateway import Gateway
+
+#: Connections to the resolver at once, their idle time, and datagrams in one turn.
+_STREAMS, _IDLE, _TURNS = 32, 10.0, 64
+#: Names of which it is known whether they are allowed.
+_REMEMBERED = 1024
+
+
+class Resolving:
+    """Answers on the resolver's sockets."""
+
+    def __init__(self, gateway: Gateway, v6: bool) -> None:
+        self._gateway, self.v6 = gateway, v6
+        self._streams: dict[int, _Stream] = {}
+        self._known: dict[str, Verdict] = {}
+        gateway.loop.sweep(self._sweep)
+
+    def serve_datagrams(self, served: _socket.socket) -> None:
+        """Answer what comes in here."""
+        self._gateway.loop.watch(served.fileno(), lambda _: self._datagrams(served), INPUT)
+
+    def serve_streams(self, listener: _socket.socket) -> None:
+        """The same over TCP."""
+        self._gateway.loop.watch(listener.fileno(), lambda _: self._accept(listener), INPUT)
+
+    def answer(self, packet: bytes, over_tcp: bool = False) -> bytes | None:
+        """The answer to one message; None when it deserves none."""
+        try:
+            question = dns.parse(packet, over_tcp)
+        except dns.Unanswerable as error:
+            return error.answer
+        except dns.Malformed:
+            return None
+        code = dns.problem(question)
+        if code is not None:
+            return dns.error_answer(question, code)
+        name = question.name
+        if name is None:
+            return dns.error_answer(question, dns.NO_SUCH_NAME)
+        if name == "localhost" or name.endswith(".localhost"):
+            return dns.address_answer(question, bytes((127, 0, 0, 1)), bytes(15) + b"\1")
+        if name.endswith(".arpa"):
+            packed = dns.address_in(name)
+            known = self._gateway.addresses.name(packed) if packed else None
+            if known is None:
+                return dns.error_answer(question, dns.NO_SUCH_NAME)
+            if question.kind in (dns.PTR, dns.ANY):
+                return dns.pointer_answer(question, known)
+            return dns.error_answer(question, dns.OK)
+        return self._named(question, name)
+
+    def _named(self, question: dns.Question, name: str) -> bytes:
+        verdict = self._known.get(name)
+        if verdict is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            verdict = self._known[name] = may_ask(name, self._gateway.network)
+        # Where somebody may be asked, that is when it is known which port is wanted.
+        if not verdict.allowed and not self._gateway.asking.can(verdict):
+            self._gateway.teller.about("refused", verdict)
+            return dns.error_answer(question, dns.NO_SUCH_NAME)
+        slot = self._gateway.addresses.slot(verdict.host, self._gateway.loop.now)
+        if slot is None:
+            self._gateway.teller.about("failed", verdict, "too many names have an address already")
+            return dns.error_answer(question, dns.SERVER_FAILURE)
+        return dns.address_answer(question, synthetic.v4(slot), synthetic.v6(slot) if self.v6 else None)
+
+    def _datagrams(self, served: _socket.socket) -> None:
+        for _ in range(_TURNS):
+            try:
+                packet, sender = served.recvfrom(dns.LONGEST_QUERY + 1)
+                answer = self.answer(packet)
+                if answer is not None:
+                    served.sendto(answer, sender)
+            except OSError:
+                return  # no more for now; or a sender that does not take it
+
+    def _accept(self, listener: _socket.socket) -> None:
+        try:
+            fd, _ = listener._accept()  # type: ignore[attr-defined]
+        except OSError:
+            return
+        accepted = _socket.socket(fileno=fd)
+        if len(self._streams) >= _STREAMS:
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        self._streams[fd] = _Stream(self, self._gateway, accepted)
+
+    def closed(self, fd: int) -> None:
+        """A stream has ended."""
+        self._streams.pop(fd, None)
+
+    def _sweep(self, now: float) -> bool:
+        for stream in list(self._streams.values()):
+            if now - stream.touched >= _IDLE:
+                stream.close()
+        return bool(self._streams)
+
+
+class _Stream:
+    """One TCP connection to the resolver: one message after the other, never more than one held."""
+
+    def __init__(self, resolving: Resolving, gateway: Gateway, stream: _socket.socket) -> None:
+        self._resolving, self._loop, self._stream = resolving, gateway.loop, stream
+        self._fd = stream.fileno()
+        self._held = b""
+        self.touched = gateway.loop.now
+        gateway.loop.watch(self._fd, self._told, INPUT)
+
+    def close(self) -> None:
+        """End it."""
+        self._loop.forget(self._fd)
+        self._stream.close()
+        self._resolving.closed(self._fd)
+
+    def _told(self, _: int) -> None:
+        try:
+            data = self._stream.recv(dns.LONGEST_QUERY)
+            self._held += data
+            while True:
+                message = dns.unframed(self._held)
+                if message is None:
+                    break
+                self._held = message[1]
+                answer = self._resolving.answer(message[0], over_tcp=True)
+                # Answers are small: one that does not fit at once has a reader who does not read.
+                if answer is not None and self._stream.send(dns.framed(answer)) != len(answer) + 2:
+                    raise OSError("it does not read")
+            if data:
+                self.touched = self._loop.now
+                return
+        except BlockingIOError:
+            pass
+        except (OSError, dns.Malformed):
+            pass
+        self.close()

@@ -1,0 +1,311 @@
+"""One connection out of a sandbox: decide, look at its first bytes, dial, relay.
+
+The destination is the address that the accepted socket itself has. We dial at once, and the
+server's bytes pass at once, because some servers speak first; the client's are held back
+until they show a name that agrees with the destination, or that they are neither TLS nor HTTP.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+
+from ..rules import sniff
+from ..rules.openings import objection
+from .loop import ENDING, READABLE
+from .relay import AGAIN, ENDED, Flow, reset
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..rules.rules import Verdict
+    from .gateway import Gateway
+
+#: Seconds: to show a name once the first byte is there; for one address of several; for all of them.
+_LOOKING, _ONE_ADDRESS, _DIALLING = 5.0, 3.0, 15.0
+#: Every piece of an opening has us look at it anew: a client that sends bytes one by one pays for it.
+_PIECES = 256
+_NONBLOCKING = _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
+
+
+class Connection:
+    """From accept to the end. `verdict` is about the destination; `name` is set when it was a name."""
+
+    __slots__ = (
+        "_addresses",
+        "_ahead",
+        "_client",
+        "_closed",
+        "_deadline",
+        "_down",
+        "_ending",
+        "_foreign",
+        "_gateway",
+        "_give_up",
+        "_look_until",
+        "_looking",
+        "_name",
+        "_opening",
+        "_pieces",
+        "_queued",
+        "_server",
+        "_up",
+        "_verdict",
+        "touched",
+    )
+
+    def __init__(self, gateway: Gateway, client: _socket.socket, verdict: Verdict, name: str | None) -> None:
+        self._gateway, self._client, self._verdict, self._name = gateway, client, verdict, name
+        self._server: _socket.socket | None = None
+        self._up: Flow | None = None
+        self._down: Flow | None = None
+        self._addresses: list[tuple[str, int]] = []
+        self._ahead = False  # the server is connected
+        self._looking = True
+        self._opening, self._pieces = b"", 0
+        self._closed = self._ending = False
+        self._queued: list[Flow] = []  # those that have more to do
+        self._foreign = False  # somebody else may have a copy of the server's socket
+        self.touched = gateway.loop.now
+        self._look_until = 0.0
+        self._deadline = self._give_up = gateway.loop.now + _DIALLING
+        gateway.loop.watch(client.fileno(), self._client_told)
+
+    def unlooked(self) -> None:
+        """Do not look at the first bytes: it is the host's own port that was allowed."""
+        self._looking = False
+
+    def begin(self) -> None:
+        """Find out where the destination is, and dial."""
+        if self._name is None:
+            self.found((self._verdict.host,), "")
+        else:
+            self._gateway.resolver.resolve(self._name, self.found)
+
+    def hold(self, seconds: float) -> None:
+        """Wait for `decided` first, so long at most."""
+        self._deadline = self._give_up = self._gateway.loop.now + seconds + 1
+
+    def decided(self, allowed: bool) -> None:
+        """Somebody on the host has said yes or no to the destination."""
+        if self._closed:
+            return
+        if not allowed:
+            self.fail("refused", f"{self._verdict.rule}, and nobody allowed it when asked")
+            return
+        self._verdict = self._verdict.replace(allowed=True, rule="allowed when asked", allow="")
+        self._deadline = self._give_up = self._gateway.loop.now + _DIALLING
+        self.begin()
+
+    def found(self, addresses: tuple[str, ...], why: str) -> None:
+        """The destination has these addresses. Dial those that may be."""
+        if self._closed:
+            return
+        verdict = self._verdict
+        if not addresses:
+            self.fail("failed", why)
+            return
+        refused: Verdict | None = None
+        for address in addresses:
+            if self._name is not None:
+                about = self._gateway.resolved(self._name, address, verdict.port)
+                if not about.allowed:
+                    refused = about
+                    continue
+            self._addresses.append((address, verdict.port))
+        if not self._addresses and refused is not None:
+            self._gateway.teller.about("refused", refused)
+            self.close(abort=True)
+            return
+        self._dial("")
+
+    def through(self, server: _socket.socket, address: tuple[str, int]) -> None:
+        """Dial with this socket, which belongs to another network namespace."""
+        server.setblocking(False)
+        self._server, self._foreign = server, True
+        try:
+            server.connect(address)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.fail("failed", os.strerror(error.errno or 0))
+            return
+        self._gateway.loop.watch(server.fileno(), self._dialled)
+
+    def fail(self, outcome: str, why: str) -> None:
+        """Tell why there is no connection, and end it."""
+        self._gateway.teller.about(outcome, self._verdict, why)
+        self.close(abort=True)
+
+    def look_at_the_clock(self, now: float, idle: float) -> None:
+        """End what takes too long."""
+        if not self._ahead and now >= self._deadline:
+            if now >= self._give_up or not self._addresses:
+                self.fail("failed", "it does not answer")
+            else:
+                self._dial("it does not answer")
+        elif self._look_until and now >= self._look_until:
+            self.fail("refused", "its opening did not come to an end")
+        elif idle and self._ahead and now - self.touched >= idle:
+            self.fail("failed", f"nothing was sent for {idle:.0f} seconds")
+
+    def close(self, abort: bool = False) -> None:
+        """End both sides; `abort` with a reset."""
+        if self._closed:
+            return
+        self._closed = True
+        for each in (self._client, self._server):
+            if each is not None:
+                if self._foreign:
+                    self._gateway.loop.forget(each.fileno())
+                else:
+                    self._gateway.loop.drop(each.fileno())
+                if abort:
+                    reset(each)
+                else:
+                    each.close()
+        for flow in (self._up, self._down):
+            if flow is not None:
+                flow.close()
+        self._gateway.ended(self)
+
+    # Dialling.
+
+    def _dial(self, why: str) -> None:
+        """Try the next address; `why` the last one failed."""
+        if self._server is not None:
+            self._gateway.loop.forget(self._server.fileno())
+            self._server.close()
+            self._server = None
+        while self._addresses:
+            address = self._addresses.pop(0)
+            family = _socket.AF_INET6 if ":" in address[0] else _socket.AF_INET
+            self._deadline = self._give_up
+            if self._addresses:
+                self._deadline = min(self._give_up, self._gateway.loop.now + _ONE_ADDRESS)
+            try:
+                server = self._server = _socket.socket(family, _NONBLOCKING)
+                server.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
+                try:
+                    server.connect(address)
+                except BlockingIOError:
+                    self._gateway.loop.watch(server.fileno(), self._dialled)
+                    return
+            except OSError as error:
+                why = os.strerror(error.errno or 0)
+                if self._server is not None:
+                    self._server.close()
+                    self._server = None
+                continue
+            self._gateway.loop.watch(server.fileno(), self._server_told)
+            self._connected(server)
+            return
+        self.fail("failed", why)
+
+    def _dialled(self, _: int) -> None:
+        server = self._server
+        if server is None:
+            return
+        error = server.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
+        if error:
+            self._dial(os.strerror(error))
+            return
+        self._gateway.loop.hand(server.fileno(), self._server_told)
+        self._connected(server)
+
+    def _connected(self, server: _socket.socket) -> None:
+        self._ahead = True
+        self._gateway.teller.about("allowed", self._verdict)
+        self._down = Flow(server, self._client, self._gateway.budget)
+        if not self._looking:
+            self._open_up()
+        self._move(self._up, self._down)
+
+    # Looking.
+
+    def _look(self) -> None:
+        """Read what the client says first, until it is known what it speaks."""
+        while self._looking:
+            try:
+                data = self._client.recv(sniff.LONGEST - len(self._opening))
+            except BlockingIOError:
+                return
+            self._opening += data
+            seen = sniff.look(self._opening)
+            if not data:
+                # It says no more. Half an opening says nothing; nothing at all is fine.
+                seen = seen or (
+                    sniff.Seen("other", None, "its opening is cut off") if self._opening else sniff.OTHER
+                )
+            if seen is None:
+                self._look_until = self._look_until or self._gateway.loop.now + _LOOKING
+                self._pieces += 1
+                if self._pieces < _PIECES:
+                    continue
+            why = "its opening comes in too many pieces"
+            if seen is not None:
+                why = objection(seen, self._name, self._gateway.network)
+            if why:
+                self.fail("refused", why)
+                return
+            self._looking, self._look_until = False, 0.0
+            self._open_up()
+            if self._up is not None:
+                self._move(self._up, None)
+
+    def _open_up(self) -> None:
+        """Let the client's bytes through, those that were held back first."""
+        if self._server is None or not self._ahead:
+            return
+        self._up = Flow(self._client, self._server, self._gateway.budget)
+        self._up.put(self._opening)
+        self._opening = b""
+
+    # Relaying.
+
+    def _client_told(self, event: int) -> None:
+        self._told(event, self._up, self._down)
+
+    def _server_told(self, event: int) -> None:
+        self._told(event, self._down, self._up)
+
+    def _told(self, event: int, reading: Flow | None, writing: Flow | None) -> None:
+        """One side can be read from, or written to again."""
+        if event & ENDING:
+            # Told once only, perhaps while we cannot read on: from then on nothing short is trusted.
+            self._ending = True
+            self._move(self._up, self._down)
+        elif writing is not None and writing.is_blocked():
+            self._move(writing, reading if event & READABLE else None)
+        else:
+            self._move(reading, None)
+
+    def _move(self, first: Flow | None, second: Flow | None) -> None:
+        if self._closed:
+            return
+        self.touched = self._gateway.loop.now
+        try:
+            if self._looking:
+                self._look()
+                if self._closed:
+                    return
+            moved = [(flow.move(self._ending), flow) for flow in (first, second) if flow is not None]
+        except OverflowError as error:
+            self.fail("refused", str(error))
+        except OSError:
+            self.close(abort=True)  # a reset on one side is a reset on the other
+        else:
+            for state, flow in moved:
+                if state == ENDED and self._is_finished():
+                    self.close()
+                elif state == AGAIN and flow not in self._queued:
+                    self._queued.append(flow)
+                    if len(self._queued) == 1:
+                        self._gateway.loop.soon(self._again)
+
+    def _is_finished(self) -> bool:
+        return all(flow is not None and flow.finished for flow in (self._up, self._down))
+
+    def _again(self) -> None:
+        first, *rest = self._queued
+        self._queued.clear()
+        self._move(first, rest[0] if rest else None)

@@ -1,0 +1,127 @@
+"""`on_connect`: somebody on the host decides about destinations that no entry of the policy speaks of.
+
+It is called with an Event of kind "question": `what` is `host:port`, the name or the address that
+a program inside connects to over TCP; `rule` says why it is not allowed anyway, `allow` is the
+entry that would allow it. Only True is a yes. It is called in threads of ours, a few at a time, so
+that one who thinks does not keep the others waiting; the gateway waits no longer than it was told.
+"""
+
+from __future__ import annotations
+
+import _thread
+import time
+from collections import deque
+
+from ...errors import InvalidCall
+from ...events import Event
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...policy.network import Network
+    from .orders import Question
+
+    OnConnect = Callable[[Event], object]
+    #: The question, whom to tell the answer, and whom what went wrong; not asked after so long.
+    Answer = Callable[[Question, bool], None]
+    Waiting = tuple[Question, Answer, Callable[[Event], None], float]
+
+#: Calls at once, and questions that wait for a turn: as many as a gateway ever waits for.
+_AT_ONCE, _WAITING = 8, 32
+_LONGEST = 300
+_COROUTINE = 0x80 | 0x100  # CO_COROUTINE, CO_ITERABLE_COROUTINE
+
+
+class Deciding:
+    """Asks `on_connect`, and hands its answers on. Thread-safe; starts no thread before a question."""
+
+    def __init__(self, on_connect: OnConnect, network: Network, seconds: int) -> None:
+        self._ask, self._network, self._seconds = on_connect, network, seconds
+        self._lock = _thread.allocate_lock()
+        self._waiting: deque[Waiting] = deque()
+        self._running = 0
+        self._closed = False
+
+    def ask(self, question: Question, answer: Answer, note: Callable[[Event], None]) -> None:
+        """Have `answer` called with the decision, from another thread, if there is one in time."""
+        waiting = (question, answer, note, time.monotonic() + self._seconds)
+        with self._lock:
+            if self._closed or len(self._waiting) >= _WAITING:
+                return  # no answer is a no
+            if self._running >= _AT_ONCE:
+                self._waiting.append(waiting)
+                return
+            self._running += 1
+        try:
+            _thread.start_new_thread(self._work, (waiting,))
+        except RuntimeError:  # too many threads
+            with self._lock:
+                self._running -= 1
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
+
+    def _work(self, waiting: Waiting | None) -> None:
+        while waiting is not None:
+            question, answer, note, until = waiting
+            if time.monotonic() < until and not self._closed:
+                answer(question, self._decided(question, note))
+            with self._lock:
+                waiting = self._waiting.popleft() if self._waiting else None
+                if waiting is None:
+                    self._running -= 1
+
+    def _decided(self, question: Question, note: Callable[[Event], None]) -> bool:
+        """What `on_connect` says; whatever else it does is a no."""
+        from ..rules.rules import decide, special
+
+        # What comes from the gateway has been inside: it is judged anew, and nothing that an entry
+        # refuses, or that is no destination, is ever asked about.
+        verdict = decide(question.host, question.port, self._network)
+        if verdict.allowed or not verdict.allow:
+            return verdict.allowed
+        what = _where(verdict.host, verdict.port)
+        kind = special(verdict.host) if _is_address(verdict.host) else ""
+        rule = f"{verdict.rule}; it is {kind}" if kind else verdict.rule
+        try:
+            answer = self._ask(Event("question", what, rule, verdict.allow))
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            note(Event("note", what, f"refused, because on_connect raised {text[:_LONGEST]}"))
+            return False
+        if answer is True or answer is False or answer is None:
+            return answer is True
+        close = getattr(answer, "close", None) if hasattr(answer, "__await__") else None
+        if close is not None:
+            close()  # or Python complains that nobody has awaited it
+        said = "something to be awaited" if hasattr(answer, "__await__") else repr(answer)[:_LONGEST]
+        note(Event("note", what, f"refused, because on_connect returned {said}, which is not True"))
+        return False
+
+
+def checked(on_connect: object, *, awaited: bool) -> OnConnect | None:
+    """`on_connect` as it was given, if it can be called; a coroutine only where that is `awaited`."""
+    if on_connect is None:
+        return None
+    if not callable(on_connect):
+        raise InvalidCall(f"on_connect is {on_connect!r}", why="it cannot be called")
+    code = getattr(on_connect, "__code__", None) or getattr(type(on_connect).__call__, "__code__", None)
+    if not awaited and code is not None and code.co_flags & _COROUTINE:
+        raise InvalidCall(
+            "on_connect is a coroutine function",
+            why="there is no event loop here to await it on",
+            fix="use AsyncSandbox, or an ordinary function",
+        )
+    return on_connect
+
+
+def _where(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_address(host: str) -> bool:
+    return ":" in host or host.replace(".", "").isdigit()

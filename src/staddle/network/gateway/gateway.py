@@ -1,0 +1,348 @@
+"""The gateway: the process on the host that dials for one sandbox.
+
+It is given the sandbox's sockets over its line, and lives as long as the line. It has the
+host's network and nothing else: no files, no other programs, no rights (see `confinement`).
+When it ends, nobody accepts any more, and nothing goes out.
+"""
+
+from __future__ import annotations
+
+import _socket
+import array
+import errno
+import os
+
+from ...ipc.wire import Malformed
+from ...policy.network import Network
+from ..namespace.arrangement import WILDCARD_SLOTS, exact_names
+from ..namespace.handing import STOCK
+from ..rules import synthetic
+from ..rules.refusals import destinations
+from ..rules.rules import Verdict, decide, resolved
+from .answering import Resolving
+from .asking import Asking
+from .confinement import confine
+from .connection import Connection
+from .datagrams import Datagrams
+from .loop import INPUT, Loop
+from .orders import (
+    LONGEST,
+    MOST_DESCRIPTORS,
+    Attempt,
+    Settings,
+    decode_decision,
+    decode_settings,
+    decode_sockets,
+    decode_turn,
+)
+from .relay import Budget, reset
+from .resolving import Resolver
+from .telling import Teller
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from .orders import Label
+
+#: Messages read before others have their turn.
+_TURNS = 32
+_DECISIONS = 1024
+#: Descriptors that are not for connections: listeners, names that are being resolved, UDP.
+_RESERVED = 40
+_NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Gateway:
+    """Everything of one sandbox. `run` returns when the line closes.
+
+    On `ready`, if that is a descriptor, it says that it has its first sockets.
+    """
+
+    def __init__(self, line: _socket.socket, ready: int = -1) -> None:
+        self._line, self._ready = line, ready
+        self.loop = Loop()
+        self.teller = Teller(self.loop, line)
+        self.network = Network.deny()
+        self.addresses = synthetic.Addresses(())
+        self.budget = Budget()
+        #: Connections for which there are descriptors, whatever the settings say.
+        self.room = 1 << 30
+        self._settings: Settings | None = None
+        self._connections: set[Connection] = set()
+        self._paused: list[tuple[_socket.socket, Label]] = []
+        self._listeners: list[_socket.socket] = []
+        self._refusals: list[_socket.socket] = []
+        self._decisions: dict[tuple[bytes, int], tuple[Verdict, str | None]] = {}
+        self._answers: dict[tuple[str, str, int], Verdict] = {}
+        self._stock: list[_socket.socket] = []
+        self._asked_for = 0
+
+    def run(self) -> None:
+        """Serve until the other end of the line is closed."""
+        self._line.setblocking(False)
+        self.loop.watch(self._line.fileno(), self._ordered, INPUT)
+        self.loop.sweep(self._sweep)
+        self.loop.run()
+        for served in self._refusals:
+            self._refused(served)  # the last thing that a command tried is the first to be asked about
+        self.teller.flush()
+        for served in self._listeners:
+            served.close()  # before the line is: whoever sees that end finds nobody listening
+
+    # Orders.
+
+    def _ordered(self, _: int) -> None:
+        try:
+            data, ancillary, flags, _sender = self._line.recvmsg(
+                LONGEST, _socket.CMSG_SPACE(MOST_DESCRIPTORS * 4), _socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return
+        except OSError:
+            data, ancillary, flags = b"", [], 0
+        descriptors = array.array("i")
+        for level, kind, content in ancillary:
+            if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
+                descriptors.frombytes(content[: len(content) - len(content) % 4])
+        sockets = [_socket.socket(fileno=fd) for fd in descriptors]
+        cut = flags & (_socket.MSG_TRUNC | _socket.MSG_CTRUNC)
+        try:
+            if not data or cut:
+                raise Malformed("the line is closed, or a message was cut")
+            if self._settings is None:
+                self._set(decode_settings(data))
+            elif (decision := decode_decision(data)) is not None:
+                self.asking.decided(*decision)
+            elif (turn := decode_turn(data)) is not None:
+                self._turn(turn)
+            else:
+                order = decode_sockets(data, len(sockets))
+                if not self._listeners:
+                    self.teller.turn(0)  # we are here: see `unheard`
+                self.resolving.v6 = self.resolving.v6 or order.v6
+                if not order.redirects and any(kind == "tcp" for kind, _, _ in order.labels):
+                    self.addresses.narrow(WILDCARD_SLOTS)
+                for served, label in zip(sockets, order.labels, strict=True):
+                    self._serve(served, label)
+                if self._ready >= 0:
+                    os.write(self._ready, b"!")
+                    self._ready = -1
+        except (Malformed, ValueError, OSError):
+            if not data and self._listeners and self._settings and self._settings.lasting:
+                self.loop.forget(self._line.fileno())  # nobody listens; it ends with who started it
+                return
+            # Whoever sends nonsense here is not our launcher any more: there is nobody to serve.
+            self.loop.stop()
+
+    def _set(self, settings: Settings) -> None:
+        if settings.mode == "allow":
+            self.network = Network.allow(*settings.entries)
+        else:
+            self.network = Network.loopback(settings.ports) if settings.ports else Network.deny()
+        self.addresses = synthetic.Addresses(exact_names(self.network))
+        self.budget.most_bytes = settings.most_bytes
+        self.resolver = Resolver(self.loop, settings.nameservers, settings.hosts)
+        self.resolving = Resolving(self, v6=False)
+        self.datagrams = Datagrams(self)
+        self.asking = Asking(self, settings.asks)
+        self._settings = settings
+
+    def _serve(self, served: _socket.socket, label: Label) -> None:
+        kind, _, port = label
+        served.setblocking(False)
+        if kind == "stock":
+            self._stock.append(served)
+            self._asked_for = max(0, self._asked_for - 1)
+            self._resume()
+            return
+        self._listeners.append(served)
+        if kind == "dns":
+            self.resolving.serve_datagrams(served)
+        elif kind == "dns-tcp":
+            self.resolving.serve_streams(served)
+        elif kind == "udp":
+            self.datagrams.serve(served, port)
+        elif kind == "refusals":
+            self._refusals.append(served)
+            self.loop.watch(served.fileno(), lambda _: self._refused(served), INPUT)
+        else:
+            # What is accepted here has it from the listener.
+            served.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
+            self._watch(served, label)
+
+    def _watch(self, listener: _socket.socket, label: Label) -> None:
+        self.loop.watch(listener.fileno(), lambda _: self._accept(listener, label), INPUT)
+
+    # Connections.
+
+    def _accept(self, listener: _socket.socket, label: Label) -> None:
+        """Take one connection: when more are waiting, we are told again after everybody else."""
+        settings = self._settings
+        full = settings is None or len(self._connections) >= min(settings.connections, self.room)
+        if full or (label[0] == "expose" and not self._has_stock()):
+            self._pause(listener, label)
+            return
+        try:
+            fd, _ = listener._accept()  # type: ignore[attr-defined]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno in _NOTHING_LEFT:
+                self._pause(listener, label)
+            return  # else it was gone again before we looked
+        # With all three said, Python does not ask the kernel for them.
+        accepted = _socket.socket(listener.family, _socket.SOCK_STREAM, _socket.IPPROTO_TCP, fd)
+        accepted.setblocking(False)
+        try:
+            self._begin(accepted, label)
+        except OSError:
+            reset(accepted)
+
+    def _pause(self, listener: _socket.socket, label: Label) -> None:
+        """Take no more for now. The rest waits in the kernel's queue, which is short."""
+        self.loop.forget(listener.fileno())
+        self._paused.append((listener, label))
+
+    def _begin(self, accepted: _socket.socket, label: Label) -> None:
+        kind, packed, port = label
+        if kind == "forward":
+            host = _socket.inet_ntop(_family(packed), packed)
+            verdict = decide(host, port, self.network)
+            self._connect(accepted, verdict, None, looked_at=False)
+        elif kind == "expose":
+            self._expose(accepted, port)
+        else:
+            local = accepted.getsockname()
+            packed = _socket.inet_pton(accepted.family, local[0])
+            verdict, name = self._decide(packed, local[1])
+            self._connect(accepted, verdict, name, looked_at=True)
+
+    def _connect(
+        self, accepted: _socket.socket, verdict: Verdict, name: str | None, *, looked_at: bool
+    ) -> None:
+        asks = not verdict.allowed and self.asking.can(verdict)
+        if not verdict.allowed and not asks:
+            self.teller.about("refused", verdict)
+            reset(accepted)
+            return
+        connection = Connection(self, accepted, verdict, name)
+        self._connections.add(connection)
+        if not looked_at:
+            connection.unlooked()
+        if asks:
+            connection.hold(self.asking.seconds)
+            self.asking.ask(verdict, connection.decided)
+        else:
+            connection.begin()
+
+    def _decide(self, packed: bytes, port: int) -> tuple[Verdict, str | None]:
+        """What the policy says about the destination of an accepted socket, and its name if it has one."""
+        name = self.addresses.name(packed)
+        if name is None and synthetic.is_ours(packed):
+            host = _socket.inet_ntop(_family(packed), packed)
+            return Verdict(False, host, port, "tcp", "it stands for no name"), None
+        known = self._decisions.get((packed, port))
+        if known is not None and known[1] == name:
+            return known
+        host = name or _socket.inet_ntop(_family(packed), packed)
+        found = decide(host, port, self.network), name
+        if len(self._decisions) >= _DECISIONS:
+            self._decisions.clear()
+        self._decisions[packed, port] = found
+        return found
+
+    def resolved(self, name: str, address: str, port: int) -> Verdict:
+        """Whether this address may be dialled over TCP for a name."""
+        known = self._answers.get((name, address, port))
+        if known is None:
+            if len(self._answers) >= _DECISIONS:
+                self._answers.clear()
+            known = self._answers[name, address, port] = resolved(name, address, port, self.network)
+        return known
+
+    def ended(self, connection: Connection) -> None:
+        """There is room for another one."""
+        self._connections.discard(connection)
+        self._resume()
+
+    def _resume(self) -> None:
+        paused, self._paused = self._paused, []
+        for listener, label in paused:
+            self._watch(listener, label)
+
+    # From the host into the sandbox.
+
+    def _has_stock(self) -> bool:
+        if len(self._stock) + self._asked_for < STOCK // 2:
+            self._asked_for += STOCK
+            self.teller.hungry(STOCK)
+        return bool(self._stock)
+
+    def _expose(self, accepted: _socket.socket, port: int) -> None:
+        verdict = Verdict(True, "127.0.0.1", port, "tcp", "exposed")
+        connection = Connection(self, accepted, verdict, None)
+        self._connections.add(connection)
+        connection.unlooked()
+        connection.through(self._stock.pop(), ("127.0.0.1", port))
+
+    # The rest.
+
+    def _turn(self, number: int) -> None:
+        """Somebody wants to know what was refused until now."""
+        for served in self._refusals:
+            self._refused(served)
+        self.teller.turn(number)
+
+    def _refused(self, served: _socket.socket) -> None:
+        for _ in range(_TURNS):
+            try:
+                message = served.recv(65536)
+            except OSError:
+                return
+            for protocol, host, port in destinations(message):
+                verdict = decide(host, port, self.network, "udp" if protocol == "udp" else "tcp")
+                if not verdict.allowed:
+                    self.teller.about("refused", self._by_name(verdict))
+
+    def _by_name(self, verdict: Verdict) -> Verdict:
+        """The same about the name, when the address stands for one: it was refused for its port."""
+        packed = _socket.inet_pton(_socket.AF_INET6 if ":" in verdict.host else _socket.AF_INET, verdict.host)
+        name = self.addresses.name(packed)
+        return decide(name, verdict.port, self.network, verdict.protocol) if name else verdict
+
+    def _sweep(self, now: float) -> bool:
+        idle = float(self._settings.idle) if self._settings else 0.0
+        for connection in list(self._connections):
+            connection.look_at_the_clock(now, idle)
+        self._resume()
+        return bool(self._connections or self._paused)
+
+
+def serve(line: int, starter: int = -1, ready: int = -1) -> NoReturn:
+    """Be the gateway at the other end of this line, in a process that has no other descriptor. Never returns.
+
+    Either a program of its own, or a child forked by one that has no threads and this module
+    loaded. From here on the process can do nothing else. `starter` is a pidfd: when that
+    process ends, so do we, whoever has a copy of the line's other end. See Gateway for `ready`.
+    """
+    gateway = Gateway(_socket.socket(fileno=line), ready)
+    try:
+        if starter >= 0:
+            gateway.loop.watch(starter, lambda _: gateway.loop.stop(), INPUT)
+        gateway.room = max(1, (confine() - _RESERVED) // 2)
+        gateway.run()
+    except BaseException as error:
+        # Fail closed, but not without a word. No traceback: there are no files to read it from.
+        where = error.__traceback__
+        while where is not None and where.tb_next is not None:
+            where = where.tb_next
+        at = f"{where.tb_frame.f_code.co_name}:{where.tb_lineno}" if where is not None else ""
+        why = f"the gateway ended, which is a bug: {type(error).__name__} at {at}"
+        gateway.teller.tell(Attempt("note", "", "", 0, why))
+    finally:
+        os._exit(0)
+
+
+def _family(packed: bytes) -> int:
+    return int(_socket.AF_INET if len(packed) == 4 else _socket.AF_INET6)

@@ -1,0 +1,213 @@
+"""What goes over the gateway's line, as bytes. Pure.
+
+To the gateway, from the host side (`Settings`, once and first; decisions) and from the
+sandbox's first process (`Sockets`, with descriptors); from the gateway, what happened
+(`Attempt`) and what it asks for (`Question`). One message is one packet of a SOCK_SEQPACKET line.
+"""
+
+from __future__ import annotations
+
+from ..._value import Value
+from ...ipc import wire
+from ...ipc.wire import Malformed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    #: What a socket is for, and the address and port that belong to it.
+    Label = tuple[str, bytes, int]
+
+#: Descriptors that the kernel sends in one message at most (SCM_MAX_FD is 253).
+MOST_DESCRIPTORS = 128
+LONGEST = 1 << 18
+KINDS = ("tcp", "forward", "dns", "dns-tcp", "udp", "refusals", "stock", "expose")
+
+_SETTINGS, _SOCKETS, _ATTEMPT, _HUNGRY = b"settings 1\n", b"sockets 1\n", b"attempt 1\n", b"hungry 1\n"
+_QUESTION, _DECISION, _TURN = b"question 1\n", b"decision 1\n", b"turn 1\n"
+
+
+class Settings(Value):
+    """How a gateway behaves. `entries` are lines of an allow list; `hosts` is /etc/hosts, parsed.
+
+    `connections` at once, `idle` seconds without a byte before one is ended (0: never), and
+    `most_bytes` in both directions together, for all connections (0: any number). `asks` is how
+    many seconds to wait for a decision about what no entry speaks of (0: nobody is asked). With
+    `lasting`, it goes on when its line is closed, for as long as its starter lives.
+    """
+
+    mode: Literal["allow", "loopback"]
+    entries: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+    nameservers: tuple[tuple[str, int], ...] = ()
+    hosts: tuple[tuple[str, str], ...] = ()
+    connections: int = 512
+    idle: int = 0
+    most_bytes: int = 0
+    asks: int = 0
+    lasting: int = 0
+
+
+class Sockets(Value):
+    """Sockets that come with this message, in this order."""
+
+    labels: tuple[Label, ...]
+    redirects: bool = False
+    v6: bool = False
+
+
+class Question(Value):
+    """Somebody inside wants to reach this, and no entry speaks of it."""
+
+    identity: int
+    host: str
+    port: int
+
+
+class Attempt(Value):
+    """Somebody inside asked for a destination. `count` of the same in short time."""
+
+    outcome: Literal["allowed", "refused", "failed", "note"]
+    protocol: str
+    host: str
+    port: int
+    why: str
+    allow: str = ""
+    count: int = 1
+
+
+def encode_settings(settings: Settings) -> bytes:
+    """The first message to a gateway."""
+    fields = (
+        settings.mode.encode(),
+        tuple(entry.encode() for entry in settings.entries),
+        settings.ports,
+        tuple((host.encode(), port) for host, port in settings.nameservers),
+        tuple((name.encode(), address.encode()) for name, address in settings.hosts),
+        settings.connections,
+        settings.idle,
+        settings.most_bytes,
+        settings.asks,
+        settings.lasting,
+    )
+    return wire.encode(_SETTINGS, fields)
+
+
+def decode_settings(data: bytes) -> Settings:
+    """The settings, or Malformed."""
+    mode, entries, ports, servers, hosts, *numbers = wire.decode(_SETTINGS, data, 10)
+    if mode not in (b"allow", b"loopback"):
+        raise Malformed("there is no such mode")
+    return Settings(
+        "allow" if mode == b"allow" else "loopback",
+        tuple(entry.decode() for entry in entries),
+        tuple(ports),
+        tuple((host.decode(), port) for host, port in servers),
+        tuple((name.decode(), address.decode()) for name, address in hosts),
+        *numbers,
+    )
+
+
+def encode_sockets(order: Sockets) -> bytes:
+    """What is said with descriptors."""
+    labels = tuple((kind.encode(), packed, port) for kind, packed, port in order.labels)
+    return wire.encode(_SOCKETS, (labels, int(order.redirects), int(order.v6)))
+
+
+def decode_sockets(data: bytes, descriptors: int) -> Sockets:
+    """What was said with so many descriptors, or Malformed."""
+    labels, redirects, v6 = wire.decode(_SOCKETS, data, 3)
+    if not isinstance(labels, tuple) or len(labels) != descriptors or {redirects, v6} - {0, 1}:
+        raise Malformed("the sockets and their labels do not go together")
+    made: list[Label] = []
+    for label in labels:
+        if not isinstance(label, tuple) or len(label) != 3:
+            raise Malformed("a label is not what it should be")
+        kind, packed, port = label
+        fits = isinstance(kind, bytes) and isinstance(packed, bytes) and isinstance(port, int)
+        if not fits or kind.decode("ascii", "replace") not in KINDS or len(packed) not in (0, 4, 16):
+            raise Malformed("a label is not what it should be")
+        if not 0 <= port <= 65535:
+            raise Malformed("a label is not what it should be")
+        made.append((kind.decode(), packed, port))
+    return Sockets(tuple(made), bool(redirects), bool(v6))
+
+
+def encode_attempt(attempt: Attempt) -> bytes:
+    """One message to the host side."""
+    fields = tuple(
+        value if isinstance(value, int) else str(value).encode("utf-8", "backslashreplace")[:1024]
+        for value in attempt.as_dict().values()
+    )
+    return wire.encode(_ATTEMPT, fields)
+
+
+def decode_attempt(data: bytes) -> Attempt:
+    """What a gateway told, or Malformed."""
+    fields = wire.decode(_ATTEMPT, data, 7)
+    outcome, protocol, host, port, why, allow, count = fields
+    texts = [outcome, protocol, host, why, allow]
+    if not all(isinstance(text, bytes) for text in texts) or not isinstance(port, int):
+        raise Malformed("an attempt is not what it should be")
+    if outcome not in (b"allowed", b"refused", b"failed", b"note") or not isinstance(count, int):
+        raise Malformed("an attempt is not what it should be")
+    words = [text.decode("utf-8", "replace") for text in texts]
+    return Attempt(words[0], words[1], words[2], port, words[3], words[4], count)
+
+
+def encode_hungry(count: int) -> bytes:
+    """The gateway asks for so many more sockets that are not connected yet."""
+    return wire.encode(_HUNGRY, (count,))
+
+
+def decode_hungry(data: bytes) -> int | None:
+    """How many sockets the gateway asks for; None when this message is about something else."""
+    if not data.startswith(_HUNGRY):
+        return None
+    (count,) = wire.decode(_HUNGRY, data, 1)
+    if not isinstance(count, int) or not 0 < count <= MOST_DESCRIPTORS:
+        raise Malformed("a wish for sockets is not what it should be")
+    return count
+
+
+def encode_turn(number: int) -> bytes:
+    """To the gateway: tell all that was tried until now. Back from it, after that: it has."""
+    return wire.encode(_TURN, (number,))
+
+
+def decode_turn(data: bytes) -> int | None:
+    """The number of a turn; None when this message is about something else."""
+    if not data.startswith(_TURN):
+        return None
+    (number,) = wire.decode(_TURN, data, 1)
+    if not isinstance(number, int):
+        raise Malformed("a turn is not what it should be")
+    return number
+
+
+def encode_question(question: Question) -> bytes:
+    """The gateway wants a decision."""
+    return wire.encode(_QUESTION, (question.identity, question.host.encode("ascii"), question.port))
+
+
+def decode_question(data: bytes) -> Question | None:
+    """What the gateway wants a decision about; None when this message is about something else."""
+    if not data.startswith(_QUESTION):
+        return None
+    identity, host, port = wire.decode(_QUESTION, data, 3)
+    if not isinstance(identity, int) or not isinstance(host, bytes) or not isinstance(port, int):
+        raise Malformed("a question is not what it should be")
+    return Question(identity, host.decode("ascii", "replace"), port)
+
+
+def encode_decision(identity: int, allowed: bool) -> bytes:
+    """The answer to a question."""
+    return wire.encode(_DECISION, (identity, int(allowed)))
+
+
+def decode_decision(data: bytes) -> tuple[int, bool] | None:
+    """Which question was decided, and how; None when this message is about something else."""
+    if not data.startswith(_DECISION):
+        return None
+    identity, allowed = wire.decode(_DECISION, data, 2)
+    return identity, allowed == 1

@@ -1,0 +1,278 @@
+"""An HTTP proxy that decides as the gateway does: for macOS, where a sandbox has no network of its own.
+
+    python -I -S .../network/gateway/proxy.py LISTENER SETTINGS LIFELINE
+
+All three are descriptors. SETTINGS says a word that clients have to know, and then the entries of
+an allow list, one a line. It ends when LIFELINE does. Plain sockets and threads, so that it runs
+where the gateway does not; what it reads is as hostile: bounded, and parsed by the same code.
+
+CONNECT makes a tunnel, whose first bytes must be for the same host; `GET http://…` is passed on, one
+request a connection. Whoever is refused is told why, and with which entry it would be allowed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import os
+import socket
+import sys
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from staddle.network.rules.rules import Verdict
+    from staddle.policy.network import Network
+
+#: Connections at once; seconds for a head, for one address, and without a byte.
+_AT_ONCE, _HEAD, _DIAL, _IDLE = 64, 10.0, 10.0, 600.0
+_LONGEST_SETTINGS = 1 << 16
+_PIECE = 1 << 16
+
+
+class Refused(Exception):
+    """The request is not done; `status` is what the client is told, with the words of this."""
+
+    def __init__(self, status: str, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Proxy:
+    """Serves one sandbox."""
+
+    def __init__(self, network: Network, word: str) -> None:
+        self._network = network
+        self._word = b"Basic " + base64.b64encode(f"staddle:{word}".encode())
+        self._room = threading.BoundedSemaphore(_AT_ONCE)
+
+    def serve(self, listener: socket.socket) -> None:
+        """Take connections until the listener is closed."""
+        while True:
+            self._room.acquire()
+            try:
+                client, _ = listener.accept()
+                threading.Thread(target=self._attended, args=(client,), daemon=True).start()
+            except OSError:
+                self._room.release()
+                return
+            except RuntimeError:  # too many threads
+                self._room.release()
+                client.close()
+
+    def _attended(self, client: socket.socket) -> None:
+        try:
+            client.settimeout(_HEAD)
+            self._attend(client)
+        except Refused as refused:
+            _say(client, refused.status, str(refused))
+        except (OSError, ValueError):
+            pass
+        finally:
+            client.close()
+            self._room.release()
+
+    def _attend(self, client: socket.socket) -> None:
+        name, opening = self._heard(client)
+        line, _, _ = opening.partition(b"\n")
+        method, target, version = line.split()
+        tunnel = method.upper() == b"CONNECT"
+        port = _port(target, tunnel)
+        self._check_word(opening)
+        verdict = self._decided(name, port)
+        with self._dialled(name, verdict) as server:
+            rest = opening[_end(opening) :]
+            if not tunnel:
+                if rest and not _announces_more(opening):
+                    raise Refused("400 Bad Request", "one request a connection, please")
+                server.sendall(_passed_on(method, target, version, opening) + rest)
+            else:
+                client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                self._look(client, server, name, rest)
+            _relay(client, server)
+
+    def _heard(self, client: socket.socket) -> tuple[str, bytes]:
+        """The one host that a request is for, and all that came with it."""
+        from staddle.network.rules import sniff
+
+        data = b""
+        while True:
+            piece = client.recv(sniff.LONGEST - len(data))
+            data += piece
+            seen = sniff.look(data)
+            if seen is not None:
+                break
+            if not piece:
+                raise Refused("400 Bad Request", "it was cut off")
+        if seen.protocol != "http" or seen.problem or seen.name is None:
+            raise Refused("400 Bad Request", seen.problem or "it is no request of a proxy")
+        return seen.name, data.lstrip()
+
+    def _check_word(self, opening: bytes) -> None:
+        """Every program of this machine can connect here; only the sandbox's know the word."""
+        for line in opening[: _end(opening)].split(b"\n")[1:]:
+            field, _, value = line.partition(b":")
+            if field.strip().lower() == b"proxy-authorization":
+                if hmac.compare_digest(value.strip(), self._word):
+                    return
+                break
+        raise Refused("407 Proxy Authentication Required", "this proxy is for one sandbox only")
+
+    def _decided(self, name: str, port: int) -> Verdict:
+        from staddle.network.rules.rules import decide
+
+        verdict = decide(name, port, self._network)
+        if not verdict.allowed:
+            raise _refusal(verdict)
+        return verdict
+
+    def _dialled(self, name: str, verdict: Verdict) -> socket.socket:
+        """A connection to the very address that was checked."""
+        from staddle.network.rules.rules import resolved
+
+        refused: Verdict | None = None
+        for _, _, _, _, where in socket.getaddrinfo(name, verdict.port, type=socket.SOCK_STREAM):
+            address = str(where[0])
+            about = verdict if address == name else resolved(name, address, verdict.port, self._network)
+            if not about.allowed:
+                refused = about
+                continue
+            try:
+                return socket.create_connection((address, verdict.port), _DIAL)
+            except OSError:
+                continue
+        if refused is not None:
+            raise _refusal(refused)
+        raise Refused("502 Bad Gateway", f"{name}:{verdict.port} does not answer")
+
+    def _look(self, client: socket.socket, server: socket.socket, name: str, opening: bytes) -> None:
+        """Hold back what the client says first until it is known to be for this host.
+
+        A server that speaks first is heard meanwhile.
+        """
+        import select
+
+        from staddle.network.rules import sniff
+        from staddle.network.rules.openings import objection
+
+        asked = None if _is_address(name) else name
+        while (seen := sniff.look(opening)) is None:
+            ready, _, _ = select.select([client, server], [], [], _IDLE)
+            if not ready:
+                raise TimeoutError
+            if server in ready:
+                data = server.recv(_PIECE)
+                if not data:
+                    return
+                client.sendall(data)
+            if client in ready:
+                data = client.recv(sniff.LONGEST - len(opening))
+                if not data:
+                    break
+                opening += data
+        if seen is None and opening:
+            seen = sniff.Seen("other", None, "its opening is cut off")
+        if seen is not None and objection(seen, asked, self._network):
+            raise ConnectionResetError
+        server.sendall(opening)
+
+
+def _refusal(verdict: Verdict) -> Refused:
+    where = f"{verdict.host}:{verdict.port} was refused: {verdict.rule}"
+    return Refused("403 Forbidden", f"{where}; {verdict.allow} would allow it" if verdict.allow else where)
+
+
+def _port(target: bytes, tunnel: bool) -> int:
+    if not tunnel and not target.lower().startswith(b"http://"):
+        raise Refused("400 Bad Request", "only CONNECT and http:// are understood")
+    authority = target if tunnel else target[7:].partition(b"/")[0].partition(b"?")[0]
+    host, colon, port = authority.rpartition(b":")
+    if not colon or authority.endswith(b"]"):
+        if tunnel:
+            raise Refused("400 Bad Request", "CONNECT needs a port")
+        return 80
+    if b"@" in host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise Refused("400 Bad Request", "its target is malformed")
+    return int(port)
+
+
+def _end(opening: bytes) -> int:
+    """Where the head ends: both kinds of line ends, as `sniff` reads them."""
+    at = opening.index(b"\n") + 1
+    while True:
+        line, _, _ = opening[at:].partition(b"\n")
+        at += len(line) + 1
+        if not line.strip(b"\r"):
+            return at
+
+
+def _announces_more(opening: bytes) -> bool:
+    fields = [line.partition(b":")[0].strip().lower() for line in opening[: _end(opening)].split(b"\n")[1:]]
+    return b"content-length" in fields or b"transfer-encoding" in fields
+
+
+def _passed_on(method: bytes, target: bytes, version: bytes, opening: bytes) -> bytes:
+    """The head as the server gets it: for itself, without what was for us, and the last on its connection."""
+    _, slash, path = target[7:].partition(b"/")
+    lines = [b" ".join((method, slash + path or b"/", version))]
+    for line in opening[: _end(opening)].split(b"\n")[1:]:
+        field = line.partition(b":")[0].strip().lower()
+        if field and not field.startswith(b"proxy-") and field != b"connection":
+            lines.append(line.rstrip(b"\r"))
+    return b"\r\n".join([*lines, b"Connection: close", b"", b""])
+
+
+def _say(client: socket.socket, status: str, why: str) -> None:
+    body = f"staddle: {why}\n".encode("utf-8", "backslashreplace")
+    head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
+    try:
+        client.sendall(f"{head}Connection: close\r\n\r\n".encode() + body)
+    except OSError:
+        pass
+
+
+def _relay(client: socket.socket, server: socket.socket) -> None:
+    """Both ways until both have said all; an end on one side is an end on the other."""
+    for each in (client, server):
+        each.settimeout(_IDLE)
+    back = threading.Thread(target=_pump, args=(server, client), daemon=True)
+    back.start()
+    _pump(client, server)
+    back.join()
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while data := source.recv(_PIECE):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        for each in (source, target):
+            try:
+                each.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+
+def _is_address(name: str) -> bool:
+    return ":" in name or name.replace(".", "").isdigit()
+
+
+def main(words: list[str]) -> None:
+    """Serve until the lifeline ends. Never returns."""
+    # Appended: nothing that lies beside the package can stand in for the standard library.
+    sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))
+    from staddle.policy.network import Network
+
+    listener, settings, lifeline = map(int, words)
+    with os.fdopen(settings, "rb") as file:
+        word, *entries = file.read(_LONGEST_SETTINGS).decode().split("\n")
+    proxy = Proxy(Network.allow(*(entry for entry in entries if entry)), word)
+    serving = socket.socket(fileno=listener)
+    threading.Thread(target=proxy.serve, args=(serving,), daemon=True).start()
+    os.read(lifeline, 1)  # nobody writes there: it ends with who started us
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,116 @@
+"""What the gateway tells the host side: bounded, and never waited for.
+
+The same thing in one second is told once, with a count. When the host side does not read, or
+a sandbox makes more noise than anybody could read, the rest is counted and the count is told.
+"""
+
+from __future__ import annotations
+
+import _socket
+from collections import deque
+
+from .orders import Attempt, Question, encode_attempt, encode_hungry, encode_question, encode_turn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..rules.rules import Verdict
+    from .loop import Loop
+
+#: Attempts that wait for the line, and attempts in one second.
+_WAITING, _A_SECOND = 256, 200
+
+
+class Teller:
+    """The gateway's own end of the line, for sending."""
+
+    def __init__(self, loop: Loop, line: _socket.socket) -> None:
+        self._loop, self._line = loop, line
+        self._waiting: deque[bytes] = deque()
+        self._recent: dict[tuple[str, str, str, int, str, str], int] = {}
+        self._second, self._told, self._lost = 0, 0, 0
+        loop.sweep(self._sweep)
+
+    def about(self, outcome: str, verdict: Verdict, why: str = "") -> None:
+        """Tell what became of a destination."""
+        self.tell(
+            Attempt(
+                outcome,  # type: ignore[arg-type]
+                verdict.protocol,
+                verdict.host,
+                verdict.port,
+                why or verdict.rule,
+                verdict.allow,
+            )
+        )
+
+    def tell(self, attempt: Attempt) -> None:
+        """Tell it, soon, or count it."""
+        second = int(self._loop.now)
+        if second != self._second:
+            self._turn(second)
+        key = (attempt.outcome, attempt.protocol, attempt.host, attempt.port, attempt.why, attempt.allow)
+        seen = self._recent.get(key)
+        if seen is not None:
+            self._recent[key] = seen + 1
+            return
+        self._told += 1
+        if self._told > _A_SECOND:
+            self._lost += 1
+            return
+        self._recent[key] = 0
+        self._queue(encode_attempt(attempt))
+
+    def hungry(self, count: int) -> None:
+        """Ask for more sockets that are not connected yet."""
+        self._queue(encode_hungry(count), wish=True)
+
+    def ask(self, question: Question) -> None:
+        """Ask for a decision."""
+        self._queue(encode_question(question), wish=True)
+
+    def turn(self, number: int) -> None:
+        """Tell what there is, repetitions too, then that this was all until now."""
+        self._turn(self._second)
+        self._waiting.append(encode_turn(number))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as the line takes it."""
+        while self._waiting:
+            try:
+                self._line.send(self._waiting[0])
+            except OSError:
+                return  # full; or gone, which reading from it tells
+            self._waiting.popleft()
+
+    def _turn(self, second: int) -> None:
+        """A new second: the repetitions of the last one, as one message each."""
+        for (outcome, protocol, host, port, why, allow), again in self._recent.items():
+            if again:
+                repeated = Attempt(outcome, protocol, host, port, why, allow, again)  # type: ignore[arg-type]
+                self._queue(encode_attempt(repeated))
+        self._recent.clear()
+        if second != self._second:
+            self._second, self._told = second, 0
+        if self._lost:
+            lost, self._lost = self._lost, 0
+            self._queue(
+                encode_attempt(Attempt("note", "", "", 0, f"{lost} attempts were not told", count=lost))
+            )
+
+    def _queue(self, message: bytes, wish: bool = False) -> None:
+        """Send it when the line takes it. A wish is never dropped: there are few, and somebody waits."""
+        if wish:
+            self._waiting.appendleft(message)
+        elif len(self._waiting) >= _WAITING:
+            self._lost += 1
+            return
+        else:
+            self._waiting.append(message)
+        self.flush()
+
+    def _sweep(self, now: float) -> bool:
+        if int(now) != self._second and (self._recent or self._lost):
+            self._turn(int(now))
+        self.flush()
+        return bool(self._recent or self._waiting or self._lost)

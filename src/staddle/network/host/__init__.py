@@ -1,0 +1,1 @@
+"""The host program's side, with its rights: start a gateway, read what it tells, forward into a sandbox."""

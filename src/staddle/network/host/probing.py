@@ -1,0 +1,55 @@
+"""Whether this kernel can deliver every port to one listener: tried out, in a child that changes nothing."""
+
+from __future__ import annotations
+
+import os
+
+from ..._value import Value
+from ...linux.syscalls import call
+from ...linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
+from ..namespace.arrangement import Arrangement
+from ..namespace.inside import prepare
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_SMALLEST = Arrangement(resolver=True, gates=((bytes((192, 0, 2, 0)), 24, ()),))
+_REDIRECTS, _TELLS, _V6, _FAILED = 1, 2, 4, 128
+
+
+class Found(Value):
+    """What a sandbox's network can have here. All false where there are no namespaces."""
+
+    works: bool
+    redirects: bool
+    tells: bool
+    v6: bool
+
+
+def probe() -> Found:
+    """Prepare a network namespace as for a sandbox, and see what came of it.
+
+    Without `redirects` a policy is held as `Arrangement.unheld` says; without `tells`, what is
+    refused by address is refused without an event.
+    """
+    child = os.fork()
+    if child == 0:
+        _try()
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    works = 0 <= code < _FAILED
+    return Found(works, *(works and bool(code & bit) for bit in (_REDIRECTS, _TELLS, _V6)))
+
+
+def _try() -> NoReturn:
+    code = _FAILED
+    try:
+        uid, gid = os.geteuid(), os.getegid()
+        call("unshare", CLONE_NEWUSER | CLONE_NEWNET)
+        map_ids(uid, gid, 0, 0)
+        ready = prepare(_SMALLEST)
+        tells = any(label[0] == "refusals" for label, _ in ready.sockets)
+        code = ready.redirects * _REDIRECTS | tells * _TELLS | ready.v6 * _V6
+    finally:
+        os._exit(code)

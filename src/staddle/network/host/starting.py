@@ -1,0 +1,366 @@
+"""On the host: start a gateway, give it the sandbox's sockets, read what it tells.
+
+    gateway = start(network)                  before the sandbox is there, so that nobody waits for it
+    gateway.pass_on(message, descriptors)     what `inside.hand_over` sent
+    gateway.attempts()                        what was allowed, refused or failed since the last call
+    gateway.all_attempts()                    the same, up to this very moment
+    gateway.close()
+
+The only part of the gateway that runs in the caller's process, and it never waits for long.
+"""
+
+from __future__ import annotations
+
+import _socket
+import select
+import struct
+import sys
+
+from ..._value import Value
+from ...errors import LaunchFailed, PolicyError
+from ...events import Event
+from ...ipc.wire import Malformed
+from ..gateway.orders import (
+    LONGEST,
+    Attempt,
+    Question,
+    Settings,
+    Sockets,
+    decode_attempt,
+    decode_hungry,
+    decode_question,
+    decode_turn,
+    encode_decision,
+    encode_settings,
+    encode_sockets,
+    encode_turn,
+)
+from ..namespace.unheard import Unheard
+from .spawning import end
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Self
+
+    from ...policy.network import Network
+
+#: As much as is read of the host's files about names.
+_LARGEST_FILE, _MOST_HOSTS, _MOST_SERVERS = 1 << 16, 512, 3
+#: What fits into the line before anybody reads it.
+_LONGEST_SETTINGS = 100_000
+#: Attempts that are kept for the next call of `attempts`.
+_KEPT = 4096
+#: Milliseconds for a gateway to say what was tried. It is one of many processes.
+_MOMENT = 5000
+#: And to end, when its starter has.
+_ENDING = 2000
+
+
+class Bounds(Value):
+    """Bounds of a gateway. Zero is no bound, but for connections.
+
+    `asks` is how many seconds a connection waits for `GatewayProcess.decide`; with zero, what
+    no entry allows is refused at once.
+    """
+
+    connections: int = 512
+    idle: int = 0
+    most_bytes: int = 0
+    asks: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self._fields:
+            value = getattr(self, name)
+            least = 1 if name == "connections" else 0
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise PolicyError(
+                    f"{name} of a network gateway cannot be {value!r}",
+                    why=f"it is a whole number from {least} on",
+                )
+
+
+class GatewayProcess:
+    """A started gateway. It ends when this is closed, or when this process ends.
+
+    `pid` is 0 for one that is not a child of this process; it ends with its starter, too. When a
+    child has ended, `over` is called.
+    """
+
+    def __init__(self, line: _socket.socket, pid: int, over: Callable[[], object] = tuple) -> None:
+        self.pid, self._over = pid, over
+        self._line = line
+        self._wanted = 0
+        self._questions: list[Question] = []
+        self._turn = self._turned = 0
+        self._unheard = Unheard()
+
+    def fileno(self) -> int:
+        """Becomes readable when the gateway has told something, or has ended."""
+        return self._line.fileno()
+
+    def pass_on(self, message: bytes, descriptors: Sequence[int]) -> None:
+        """Give the gateway sockets of the sandbox, with what was said about them. Ours stay open."""
+        rights = struct.pack(f"{len(descriptors)}i", *descriptors)
+        ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if descriptors else []
+        self.tell(message, ancillary)
+        self._unheard.add(descriptors)
+
+    def tell(self, message: bytes, ancillary: Sequence[tuple[int, int, bytes]] = ()) -> None:
+        """Send it a message."""
+        try:
+            self._line.sendmsg([message], ancillary)
+        except OSError as error:
+            raise LaunchFailed(
+                "the network gateway has ended", why=error.strerror or "", fix="start the sandbox anew"
+            ) from None
+
+    def expose(self, listener: int, port: int) -> None:
+        """Have connections to `listener`, a socket of ours, go to `port` of the sandbox's loopback."""
+        self.pass_on(encode_sockets(Sockets((("expose", bytes((127, 0, 0, 1)), port),))), [listener])
+
+    def attempts(self) -> list[Attempt]:
+        """What was told since the last call; never waits."""
+        found: list[Attempt] = []
+        while len(found) < _KEPT:
+            try:
+                data = self._line.recv(LONGEST, _socket.MSG_DONTWAIT)
+            except OSError:
+                break
+            self._unheard.close()
+            if not data:
+                break
+            try:
+                wanted, question, turned = decode_hungry(data), decode_question(data), decode_turn(data)
+                if turned is not None:
+                    self._turned = turned
+                elif wanted is not None:
+                    self._wanted += wanted
+                elif question is not None:
+                    self._questions.append(question)
+                else:
+                    found.append(decode_attempt(data))
+            except Malformed:
+                continue  # it reads hostile bytes: what it says is not trusted to be whole
+        return found
+
+    def all_attempts(self) -> list[Attempt]:
+        """What was tried until now and not told yet. Waits for the gateway, but not for long."""
+        quiet = self._unheard.is_quiet()
+        found = self.attempts()
+        if quiet and self._unheard.is_quiet():
+            return found  # it is not there yet, and nobody has tried anything
+        self._turn += 1
+        try:
+            self._line.send(encode_turn(self._turn), _socket.MSG_DONTWAIT)
+        except OSError:
+            return found + self.attempts()  # it has ended, or has more to do than it can
+        found += self.attempts()
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        while self._turned != self._turn and len(found) < _KEPT:
+            if not poll.poll(_MOMENT):
+                break
+            fresh = self.attempts()
+            found += fresh
+            if not fresh and self.ended():
+                break
+        return found
+
+    def wanted(self) -> int:
+        """How many unconnected sockets of the sandbox the gateway asked for: see `inside.stock`."""
+        wanted, self._wanted = self._wanted, 0
+        return wanted
+
+    def questions(self) -> list[Question]:
+        """What the gateway wants decided, as far as `attempts` has read it."""
+        questions, self._questions = self._questions, []
+        return questions
+
+    def decide(self, question: Question, allowed: object) -> None:
+        """Answer a question. Anything but True is a no, and so is an answer that comes too late."""
+        self.pass_on(encode_decision(question.identity, allowed is True), ())
+
+    def ended(self) -> bool:
+        """Whether the gateway is gone: nothing goes out any more."""
+        if self._line.fileno() < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        events = poll.poll(0)
+        if events:
+            self._unheard.close()
+        return any(event & (select.POLLHUP | select.POLLERR) for _, event in events)
+
+    def close(self) -> None:
+        """End the gateway and every connection it holds; it is gone when this returns."""
+        if self._line.fileno() >= 0:
+            if not self.pid:
+                self._see_it_end()
+            try:
+                # Not only ours: a child that this program forked may have a copy of our end.
+                self._line.shutdown(_socket.SHUT_RDWR)
+            except OSError:
+                pass  # it has ended already
+            self._line.close()
+        unheard = self._unheard.close()
+        if self.pid:
+            # One that is not there yet holds nothing, and would only come to find its line down.
+            end(self.pid, *((0,) if unheard else ()))
+            self.pid = 0
+            self._over()
+
+    def _see_it_end(self) -> None:
+        """Wait until one that is not our child has ended. Its starter has by now, and takes it along."""
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        try:
+            self._line.shutdown(_socket.SHUT_WR)
+            while poll.poll(_ENDING) and self._line.recv(LONGEST, _socket.MSG_DONTWAIT):
+                pass
+        except OSError:
+            pass  # it has ended already
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def start(
+    network: Network,
+    bounds: Bounds | None = None,
+    *,
+    nameservers: tuple[tuple[str, int], ...] | None = None,
+    hosts: tuple[tuple[str, str], ...] | None = None,
+) -> GatewayProcess:
+    """A gateway for this policy. `nameservers` and `hosts` are those of the host, unless given.
+
+    See `arrangement.needs_gateway`. One for a denied network is for ports that are exposed.
+    """
+    from .ahead import AHEAD
+
+    message = _said(settings(network, bounds or Bounds(), nameservers, hosts))
+    for _ in range(2):
+        started = GatewayProcess(*AHEAD.take(), AHEAD.release)
+        try:
+            started.tell(message)
+            return started
+        except LaunchFailed as error:  # one that waited may have been killed
+            started.close()
+            failed = error
+    raise failed
+
+
+def new_line(
+    network: Network,
+    bounds: Bounds | None = None,
+    *,
+    nameservers: tuple[tuple[str, int], ...] | None = None,
+    hosts: tuple[tuple[str, str], ...] | None = None,
+    lasting: bool = False,
+) -> tuple[_socket.socket, _socket.socket]:
+    """The line to a gateway for this policy, who starts it later: our end, and its end (see `spawning`).
+
+    With `lasting`, it goes on when nobody has our end any more, and ends with its starter only.
+    """
+    said = settings(network, bounds or Bounds(), nameservers, hosts)
+    message = _said(said.replace(lasting=int(lasting)))
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+    try:
+        ours.send(message)
+    except BaseException:
+        ours.close()
+        theirs.close()
+        raise
+    return ours, theirs
+
+
+def _said(settings: Settings) -> bytes:
+    """What a gateway is told first, if one can be started."""
+    message = encode_settings(settings)
+    if len(message) > _LONGEST_SETTINGS:
+        raise PolicyError(
+            "the allow list is too long for the network gateway",
+            why=f"its {len(settings.entries)} entries have more than {_LONGEST_SETTINGS} bytes together",
+            fix="use wildcards and networks",
+        )
+    if not sys.executable:
+        raise LaunchFailed(
+            "the network gateway cannot be started",
+            why="this Python does not know its own interpreter (sys.executable is empty)",
+            fix="run staddle from an ordinary Python",
+        )
+    return message
+
+
+def settings(
+    network: Network,
+    bounds: Bounds,
+    nameservers: tuple[tuple[str, int], ...] | None = None,
+    hosts: tuple[tuple[str, str], ...] | None = None,
+) -> Settings:
+    """What a gateway for this policy has to know."""
+    if network.mode == "open":
+        raise ValueError("an open network has no gateway")
+    return Settings(
+        "allow" if network.mode == "allow" else "loopback",
+        tuple(str(rule) for rule in network.rules),
+        network.ports,
+        host_nameservers() if nameservers is None else nameservers,
+        host_names() if hosts is None else hosts,
+        bounds.connections,
+        bounds.idle,
+        bounds.most_bytes,
+        bounds.asks,
+    )
+
+
+def event(attempt: Attempt) -> Event:
+    """An attempt as an event of the run."""
+    shown = f"[{attempt.host}]" if ":" in attempt.host else attempt.host
+    where = f"{shown}:{attempt.port}" if attempt.port else attempt.host
+    if attempt.protocol == "udp":
+        where = f"udp://{where}"
+    kind = "refused" if attempt.outcome == "refused" else "note"
+    rule = attempt.why if attempt.outcome == "refused" else f"{attempt.outcome}: {attempt.why}"
+    return Event("refused" if kind == "refused" else "note", where, rule, attempt.allow)
+
+
+def host_nameservers() -> tuple[tuple[str, int], ...]:
+    """The nameservers of /etc/resolv.conf."""
+    found = []
+    for words in _lines("/etc/resolv.conf"):
+        if words[0] == "nameserver" and len(words) > 1 and _is_address(words[1]):
+            found.append((words[1], 53))
+    return tuple(found[:_MOST_SERVERS]) or (("127.0.0.1", 53),)
+
+
+def host_names() -> tuple[tuple[str, str], ...]:
+    """The names of /etc/hosts with their addresses, as far as they are names."""
+    found = []
+    for address, *names in _lines("/etc/hosts"):
+        if _is_address(address):
+            found += [(name.lower().rstrip("."), address) for name in names if name.isascii()]
+    return tuple(found[:_MOST_HOSTS])
+
+
+def _lines(path: str) -> list[list[str]]:
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_LARGEST_FILE).decode("utf-8", "replace")
+    except OSError:
+        return []
+    lines = (line.partition("#")[0].split() for line in text.splitlines())
+    return [words for words in lines if words]
+
+
+def _is_address(text: str) -> bool:
+    for family in (_socket.AF_INET, _socket.AF_INET6):
+        try:
+            _socket.inet_pton(family, text)
+        except OSError:
+            continue
+        return True
+    return False

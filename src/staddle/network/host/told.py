@@ -1,0 +1,153 @@
+"""What the gateway of one command tells, for whoever started the command: each refusal once.
+
+And what it asks: where somebody decides (see `deciding`), the answers go back over the same line.
+"""
+
+from __future__ import annotations
+
+import _socket
+import _thread
+import select
+import time
+
+from ...events import Event
+from ...ipc.wire import Malformed
+from ..gateway.orders import LONGEST, decode_attempt, decode_question, encode_decision
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..gateway.deciding import Deciding
+    from ..gateway.orders import Attempt, Question
+
+#: Destinations that are kept. A command that tries more is told of with their number.
+MOST = 64
+#: Messages read at a time, and seconds for a gateway to end after its command.
+_TURNS, _PATIENCE = 256, 2.0
+
+
+class Told:
+    """The host side's end of a gateway's line. It reads hostile bytes: bounded, and checked."""
+
+    def __init__(self, line: _socket.socket, who: str = "") -> None:
+        """`who` is the command that the gateway is for."""
+        self._line, self._who = line, who
+        self._lock = _thread.allocate_lock()  # answers come from other threads
+        self._events: dict[tuple[str, str, int], Event] = {}
+        self._more = 0
+        self._child = 0
+        self._deciding: Deciding | None = None
+
+    def fileno(self) -> int:
+        """Becomes readable when there is something to read; -1 once it is finished."""
+        return self._line.fileno()
+
+    def decide_with(self, deciding: Deciding) -> None:
+        """Have what the gateway asks answered. Nothing is asked before it is read."""
+        self._deciding = deciding
+
+    def read(self) -> bool:
+        """Read what is there, without waiting. False once nobody will tell anything any more."""
+        for _ in range(_TURNS):
+            try:
+                data = self._line.recv(LONGEST, _socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            try:
+                question = decode_question(data)
+                if question is None:
+                    self._note(decode_attempt(data))
+                elif self._deciding is not None:
+                    self._deciding.ask(question, self._answer, self._add)
+            except Malformed:
+                continue
+        return True
+
+    def attend(self) -> None:
+        """Read whatever comes, in a thread of its own, until the gateway ends: for who does not read."""
+        _thread.start_new_thread(self._attend, ())
+
+    def events(self) -> tuple[Event, ...]:
+        """Every destination that was refused, and whatever the gateway has to say of itself."""
+        with self._lock:
+            found = tuple(self._events.values())
+        if not self._more:
+            return found
+        return (*found, Event("note", "the network", f"{self._more} more refusals are not shown"))
+
+    def started_here(self, pid: int) -> None:
+        """The gateway is a child of this process, who has to wait for it."""
+        self._child = pid
+
+    def take_line(self) -> _socket.socket:
+        """The line, for somebody who reads it in our place: this hears nothing any more."""
+        return _socket.socket(fileno=self._line.detach())
+
+    def finish(self) -> None:
+        """The command has ended, or was never started: hear the rest, and see the gateway end."""
+        if self._line.fileno() < 0:
+            return
+        if self._deciding is not None:
+            self._deciding.close()
+        try:
+            self._line.shutdown(_socket.SHUT_WR)  # it still may say its last words
+        except OSError:
+            pass  # it has ended already
+        until = time.monotonic() + _PATIENCE
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        while self.read():
+            left = until - time.monotonic()
+            if left <= 0 or not poll.poll(left * 1000):
+                break
+        self.close()
+        if self._child:
+            from .spawning import end
+
+            end(self._child)
+            self._child = 0
+
+    def close(self) -> None:
+        """Nobody will ask what was told. The gateway goes on."""
+        with self._lock:
+            self._line.close()
+
+    def _attend(self) -> None:
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        while self.read():
+            poll.poll()
+        self.finish()
+
+    def _answer(self, question: Question, allowed: bool) -> None:
+        with self._lock:
+            try:
+                self._line.send(encode_decision(question.identity, allowed), _socket.MSG_DONTWAIT)
+            except OSError:
+                pass  # it has ended: nothing goes out any more
+
+    def _note(self, attempt: Attempt) -> None:
+        from .starting import event
+
+        if attempt.outcome not in ("refused", "note"):
+            return
+        said = event(attempt)
+        if not said.what:
+            said = said.replace(what="the network", rule=attempt.why)
+        self._add(said, (attempt.protocol, attempt.host or attempt.why, attempt.port))
+
+    def _add(self, event: Event, key: tuple[str, str, int] | None = None) -> None:
+        key = key or (event.kind, event.what, 0)
+        with self._lock:
+            if key in self._events:
+                return
+            if len(self._events) >= MOST:
+                self._more += 1
+                return
+            self._events[key] = event.replace(who=self._who) if event.kind == "refused" else event
+
+    def __del__(self) -> None:
+        self._line.close()

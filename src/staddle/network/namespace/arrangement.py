@@ -1,0 +1,174 @@
+"""What a policy needs in the sandbox's network namespace: plain data, made by a pure function.
+
+Where the kernel has nftables, every TCP connection to a synthetic or an allowed address is
+delivered to one listener, at a port that no server uses, so that all other ports stay free.
+Where it has not, there is a listener for each address and port instead (`listeners`).
+"""
+
+from __future__ import annotations
+
+from ..._value import Value
+from ..rules import synthetic
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...policy.hosts import Rule
+    from ...policy.network import Network
+
+#: Where programs inside find our resolver, and the port of the one TCP listener (tcpmux, unused for decades).
+RESOLVER, LISTENER_PORT = "127.0.0.53", 1
+#: Without nftables: the ports of names that are allowed at every port, and the slots for wildcards.
+USUAL_PORTS = (22, 80, 443)
+WILDCARD_SLOTS = 16
+MOST_LISTENERS = 512
+#: More rules than this are not worth their time: the gateway decides about ports then.
+MOST_RULES = 256
+
+ANYWHERE = b""
+_HERE = bytes((127, 0, 0, 1))
+
+
+class Arrangement(Value):
+    """What to make. Addresses are packed; ANYWHERE stands for every address of the sandbox.
+
+    `gates` are networks (address, prefix length, ports, none meaning all) of which TCP goes to
+    the gateway. `forwards` are (address, port) of the host's loopback that appear inside.
+    `unheld` says what cannot be had without nftables.
+    """
+
+    resolver: bool = False
+    gates: tuple[tuple[bytes, int, tuple[int, ...]], ...] = ()
+    forwards: tuple[tuple[bytes, int], ...] = ()
+    datagrams: tuple[tuple[bytes, int], ...] = ()
+    listeners: tuple[tuple[bytes, int], ...] = ()
+    unheld: tuple[str, ...] = ()
+
+
+def needs_gateway(network: Network) -> bool:
+    """Whether anything outside can be reached at all."""
+    return network.mode == "allow" or (network.mode == "loopback" and bool(network.ports))
+
+
+def exact_names(network: Network) -> tuple[str, ...]:
+    """The names that the policy writes out: they have an address from the start."""
+    return tuple(sorted({rule.host for rule in network.rules if rule.kind == "name" and not rule.deny}))
+
+
+def arrange(network: Network, *, asks: bool = False) -> Arrangement:
+    """What the sandbox's namespace needs for this policy.
+
+    With `asks`, somebody decides about what no entry speaks of: everything goes to the gateway.
+    """
+    if network.mode == "open":
+        return Arrangement()
+    if asks:
+        made = arrange(network)
+        return made.replace(
+            resolver=True,
+            gates=((bytes(4), 0, ()), (bytes(16), 0, ())),
+            unheld=(*made.unheld, "nobody can be asked about what no entry speaks of"),
+        )
+    if network.mode != "allow":
+        local = _HERE
+        return Arrangement(forwards=tuple((local, port) for port in network.ports))
+    rules = [rule for rule in network.rules if not rule.deny]
+    tcp = [rule for rule in rules if rule.protocol == "tcp"]
+    names = [rule for rule in rules if rule.kind != "network"]
+    listeners, unheld = _listeners(tcp, exact_names(network))
+    return Arrangement(
+        resolver=bool(names),
+        gates=_gates(tcp),
+        forwards=tuple(
+            (packed, port)
+            for rule in tcp
+            if rule.kind == "network"
+            for packed, prefix in [_packed(rule.host)]
+            if _is_loopback(packed) and prefix == len(packed) * 8
+            for port in rule.ports
+        ),
+        datagrams=_datagrams(rules, exact_names(network)),
+        listeners=listeners,
+        unheld=unheld,
+    )
+
+
+def _gates(tcp: list[Rule]) -> tuple[tuple[bytes, int, tuple[int, ...]], ...]:
+    gates: dict[tuple[bytes, int], set[int]] = {}
+    everywhere: set[tuple[bytes, int]] = set()
+    for rule in tcp:
+        if rule.kind == "network":
+            packed, prefix = _packed(rule.host)
+            places = [] if _is_loopback(packed) else [(packed, prefix)]
+        else:
+            places = [
+                (synthetic.V4_NETWORK, synthetic.V4_PREFIX),
+                (synthetic.V6_NETWORK, synthetic.V6_PREFIX),
+            ]
+        for place in places:
+            gates.setdefault(place, set()).update(rule.ports)
+            if not rule.ports:
+                everywhere.add(place)
+    made = sorted(
+        (packed, prefix, () if (packed, prefix) in everywhere else tuple(sorted(ports)))
+        for (packed, prefix), ports in gates.items()
+    )
+    if sum(len(ports) or 1 for _, _, ports in made) > MOST_RULES:
+        made = [(packed, prefix, ()) for packed, prefix, _ in made]
+    return tuple(made)
+
+
+def _datagrams(rules: list[Rule], names: tuple[str, ...]) -> tuple[tuple[bytes, int], ...]:
+    found: set[tuple[bytes, int]] = set()
+    for rule in rules:
+        if rule.protocol == "udp":
+            addresses = _own_addresses(rule, names) or [ANYWHERE]
+            found.update((address, port) for address in addresses for port in rule.ports)
+    taken = {port for address, port in found if address == ANYWHERE}
+    return tuple(sorted(pair for pair in found if pair[0] == ANYWHERE or pair[1] not in taken))
+
+
+def _listeners(
+    tcp: list[Rule], names: tuple[str, ...]
+) -> tuple[tuple[tuple[bytes, int], ...], tuple[str, ...]]:
+    usual = sorted({*USUAL_PORTS, *(port for rule in tcp for port in rule.ports)})
+    found: set[tuple[bytes, int]] = set()
+    unheld: list[str] = []
+    for rule in tcp:
+        if rule.kind == "network" and _is_loopback(_packed(rule.host)[0]):
+            continue
+        addresses = _own_addresses(rule, names)
+        if rule.kind == "subdomains":
+            slots = range(len(names), len(names) + WILDCARD_SLOTS)
+            addresses = [make(slot) for slot in slots for make in (synthetic.v4, synthetic.v6)]
+            unheld.append(f"{rule}: only {WILDCARD_SLOTS} names at a time")
+        if not addresses:
+            addresses = [ANYWHERE]
+            unheld.append(f"{rule}: its ports are taken from servers inside")
+        if not rule.ports:
+            unheld.append(f"{rule}: only at ports {', '.join(map(str, usual))}")
+        found.update((address, port) for address in addresses for port in rule.ports or usual)
+    if len(found) > MOST_LISTENERS:
+        unheld.append(f"only {MOST_LISTENERS} of {len(found)} addresses and ports")
+    return tuple(sorted(found)[:MOST_LISTENERS]), tuple(unheld)
+
+
+def _own_addresses(rule: Rule, names: tuple[str, ...]) -> list[bytes]:
+    """The addresses inside that this rule is about, when they can be counted."""
+    if rule.kind == "name":
+        slot = names.index(rule.host)
+        return [synthetic.v4(slot), synthetic.v6(slot)]
+    if rule.kind == "network":
+        packed, prefix = _packed(rule.host)
+        return [packed] if prefix == len(packed) * 8 else []
+    return []
+
+
+def _packed(host: str) -> tuple[bytes, int]:
+    import ipaddress  # of no use inside, where this module is, too
+
+    network = ipaddress.ip_network(host)
+    return network.network_address.packed, network.prefixlen
+
+
+def _is_loopback(packed: bytes) -> bool:
+    return packed[0] == 127 if len(packed) == 4 else packed == bytes(15) + b"\1"

@@ -1,0 +1,129 @@
+"""Sockets that are made inside and handed out, and what the host asks for. Runs in the sandbox.
+
+A socket belongs for ever to the network namespace in which it was made, whoever holds it. The host
+asks over a UNIX socket (SOCK_SEQPACKET); see `forward` for its side:
+
+    hand_over(line, ready)            send the sockets out; ours are closed
+    answer(line, message)             for every message that `is_wish`
+
+As little as possible is imported: some agents carry this along.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import struct
+
+from ..._value import Value
+from ...ipc import wire
+from ..gateway.orders import MOST_DESCRIPTORS, Sockets, encode_sockets
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..gateway.orders import Label
+
+WISH, REPLY = b"forward 1\n", b"forwarded 1\n"
+CONNECT, STOCKED = 1, 2
+#: Unconnected sockets to hand out at a time.
+STOCK = 16
+#: Seconds for a server inside that does not accept.
+_INSIDE = 0.5
+
+
+class Ready(Value):
+    """What was made: labelled sockets, and what this kernel has.
+
+    `redirects` is whether every port is delivered to one listener, `v6` whether there is IPv6.
+    """
+
+    sockets: tuple[tuple[Label, _socket.socket], ...]
+    redirects: bool
+    v6: bool
+
+
+def hand_over(line: int, ready: Ready) -> None:
+    """Send the sockets over the UNIX socket `line`, and close ours."""
+    channel = _socket.socket(fileno=os.dup(line))
+    try:
+        whole = list(ready.sockets)
+        first = True
+        while whole or first:
+            now, whole = whole[:MOST_DESCRIPTORS], whole[MOST_DESCRIPTORS:]
+            order = Sockets(tuple(label for label, _ in now), ready.redirects, ready.v6)
+            rights = struct.pack(f"{len(now)}i", *(each.fileno() for _, each in now))
+            ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if now else []
+            channel.sendmsg([encode_sockets(order)], ancillary)
+            first = False
+    finally:
+        channel.close()
+        for _, each in ready.sockets:
+            each.close()
+
+
+def stock(count: int) -> Ready:
+    """Sockets that are not connected yet: from outside, they connect to servers in here."""
+    made = tuple(
+        (("stock", b"", 0), _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC))
+        for _ in range(count)
+    )
+    return Ready(made, False, False)
+
+
+def connected(port: int, host: str = "127.0.0.1", timeout: float = 5.0) -> _socket.socket:
+    """A connection to a server in here, to be handed out. Raises OSError as connect does."""
+    family = _socket.AF_INET6 if ":" in host else _socket.AF_INET
+    made = _socket.socket(family, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+    try:
+        made.settimeout(timeout)
+        made.connect((host, port))
+        made.settimeout(None)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def is_wish(message: bytes) -> bool:
+    """Whether a message to the first process inside is one for `answer`."""
+    return message.startswith(WISH)
+
+
+def answer(line: int, message: bytes) -> None:
+    """Do what the host asks for, and send the sockets. Who asks is the host: it is trusted."""
+    kind, value = wire.decode(WISH, message, 2)
+    channel = _socket.socket(fileno=os.dup(line))
+    try:
+        if kind == STOCKED:
+            hand_over(line, stock(min(int(value), MOST_DESCRIPTORS)))
+            return
+        try:
+            made = _connected(int(value))
+        except OSError as error:
+            channel.send(wire.encode(REPLY, (error.errno or 111,)))
+            return
+        rights = struct.pack("i", made.fileno())
+        channel.sendmsg([wire.encode(REPLY, (0,))], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+        made.close()
+    finally:
+        channel.close()
+
+
+def _connected(port: int) -> _socket.socket:
+    """To 127.0.0.1, or to ::1 where a server listens only there. Not for long."""
+    try:
+        return connected(port, timeout=_INSIDE)
+    except ConnectionRefusedError:
+        return connected(port, "::1", timeout=_INSIDE)
+
+
+class Forwards:
+    """All that an agent offers for its network where nothing of it was made by the agent."""
+
+    def hand_over(self, line: int) -> None:
+        """Nothing: whoever made the sockets has given them to the gateway."""
+
+    def answer(self, line: int, wish: bytes) -> None:
+        """A connection to a server inside, or sockets that can be connected to one."""
+        if is_wish(wish):
+            answer(line, wish)

@@ -1,0 +1,183 @@
+"""In the sandbox's network namespace: its loopback, its routes, and the sockets that are handed out.
+
+Called by the first process inside, in a network namespace of its own, while it has
+CAP_NET_ADMIN and CAP_NET_BIND_SERVICE over it, before anything of the agent runs:
+
+    ready = prepare(arrangement)      make everything, or raise OSError
+
+What was made is then handed out (see `handing`). The gateway accepts on these sockets from
+outside; nothing of ours runs inside afterwards.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import os
+import struct
+
+from ...linux.netlink import LOOPBACK, NETFILTER, Netlink, address, attribute, link_up, local_route, message
+from ..rules import synthetic
+from ..rules.ruleset import LOG_GROUP, LOG_LENGTH, compiled
+from .arrangement import ANYWHERE, LISTENER_PORT, RESOLVER
+from .handing import Ready
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..gateway.orders import Label
+    from .arrangement import Arrangement
+
+_BACKLOG = 128
+_SOL_IPV6, _IP_TRANSPARENT, _IPV6_TRANSPARENT = 41, 19, 75
+_IP_PKTINFO, _IPV6_RECVPKTINFO, _IPV6_V6ONLY, _IPV6_FREEBIND = 8, 49, 26, 78
+_SOL_NETLINK, _NETLINK_NO_ENOBUFS = 270, 5
+_STREAM, _DATAGRAM = _socket.SOCK_STREAM, _socket.SOCK_DGRAM
+
+
+def prepare(arrangement: Arrangement, *, redirect: bool = True) -> Ready:
+    """Bring loopback up and make what `arrangement` asks for. Nothing is left open when it fails."""
+    redirects, tells = False, False
+    if redirect and (arrangement.gates or arrangement.datagrams):
+        redirects, tells = _redirect(arrangement)
+    v6 = _interfaces(arrangement, everything=redirects)
+    made: list[tuple[Label, _socket.socket]] = []
+    try:
+        for packed, port in arrangement.forwards:
+            made.append((("forward", packed, port), _listener(packed, port)))
+        if arrangement.resolver:
+            where = bytes(map(int, RESOLVER.split(".")))
+            made.append((("dns", where, 53), _bound(_DATAGRAM, where, 53)))
+            made.append((("dns-tcp", where, 53), _listener(where, 53)))
+        for packed, port in arrangement.datagrams:
+            made += [(("udp", p, port), _datagram(p, port)) for p in _addresses(packed, v6)]
+        if redirects:
+            for own in (synthetic.OWN_V4, synthetic.OWN_V6) if v6 else (synthetic.OWN_V4,):
+                made.append((("tcp", own, 0), _listener(own, LISTENER_PORT, transparent=True)))
+            if tells:
+                made.append((("refusals", b"", 0), _refusals()))
+        else:
+            for packed, port in arrangement.listeners:
+                made += [(("tcp", p, port), _listener(p, port)) for p in _addresses(packed, v6)]
+    except BaseException:
+        for _, each in made:
+            each.close()
+        raise
+    return Ready(tuple(made), redirects, v6)
+
+
+def _interfaces(arrangement: Arrangement, everything: bool) -> bool:
+    """Loopback, addresses on it besides 127.0.0.1 and ::1, and routes. Returns whether there is IPv6.
+
+    Without other addresses, getaddrinfo() with AI_ADDRCONFIG finds that there is no network,
+    and asks for no address at all.
+    """
+    messages = [(4, link_up(LOOPBACK))]
+    networks = _networks(arrangement, everything)
+    if networks:
+        own = {4: synthetic.OWN_V4, 16: synthetic.OWN_V6}
+        messages += [(length, address(LOOPBACK, packed, length * 8)) for length, packed in own.items()]
+        messages += [
+            (len(packed), local_route(packed, prefix, own[len(packed)])) for packed, prefix in networks
+        ]
+    with Netlink() as kernel:
+        refused = kernel.ask_each(*(message for _, message in messages))
+    v6 = bool(networks) and not refused[2]
+    for (length, _), error in zip(messages, refused, strict=True):
+        if error and (v6 or length == 4):  # without IPv6, its addresses and routes cannot be
+            raise OSError(error, os.strerror(error))
+    return v6
+
+
+def _networks(arrangement: Arrangement, everything: bool) -> list[tuple[bytes, int]]:
+    """What is brought to our own loopback."""
+    found = {(packed, prefix) for packed, prefix, _ in arrangement.gates}
+    found |= {(packed, len(packed) * 8) for packed, _ in arrangement.datagrams if packed}
+    if arrangement.resolver:
+        found |= {
+            (synthetic.V4_NETWORK, synthetic.V4_PREFIX),
+            (synthetic.V6_NETWORK, synthetic.V6_PREFIX),
+        }
+    if everything:
+        # The rules refuse what is not allowed, and tell us. Without them it stays unreachable.
+        return [(bytes(4), 0), (bytes(16), 0)]
+    return sorted(network for network in found if not _is_loopback(network[0]))
+
+
+def _redirect(arrangement: Arrangement) -> tuple[bool, bool]:
+    """Have nftables deliver TCP to our listener and refuse the rest: whether it does, and tells of it."""
+    for v6, tells in ((True, True), (True, False), (False, True), (False, False)):
+        try:
+            with Netlink(NETFILTER) as kernel:
+                kernel.ask_batch(*compiled(arrangement, v6=v6, tells=tells))
+        except OSError as error:
+            # Not in this kernel, not loaded, or refused around us. Which of them does not matter.
+            if error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+                raise
+        else:
+            return True, tells
+    return False, False
+
+
+def _refusals() -> _socket.socket:
+    """The socket on which the kernel tells of packets that were refused (nfnetlink_log)."""
+    configure = 4 << 8 | 1  # NFULNL_MSG_CONFIG
+    header = struct.pack(">BBH", 0, 0, LOG_GROUP)
+    bind = attribute(1, b"\1")
+    mode = attribute(2, struct.pack(">IBx", LOG_LENGTH, 2))  # copy the packet, so much of it
+    made = _socket.socket(
+        _socket.AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK, NETFILTER
+    )
+    try:
+        made.bind((0, 0))
+        made.setsockopt(_SOL_NETLINK, _NETLINK_NO_ENOBUFS, 1)
+        made.send(message(configure, 0, header + bind) + message(configure, 0, header + mode))
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _addresses(packed: bytes, v6: bool) -> list[bytes]:
+    """The addresses to bind for one of an arrangement, as far as there is IPv6."""
+    if packed == ANYWHERE:
+        return [bytes(4), bytes(16)] if v6 else [bytes(4)]
+    return [packed] if v6 or len(packed) == 4 else []
+
+
+def _bound(kind: int, packed: bytes, port: int, *, transparent: bool = False) -> _socket.socket:
+    family = _socket.AF_INET if len(packed) == 4 else _socket.AF_INET6
+    made = _socket.socket(family, kind | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK)
+    try:
+        if kind == _STREAM:
+            made.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+        if family == _socket.AF_INET6:
+            made.setsockopt(_SOL_IPV6, _IPV6_V6ONLY, 1)
+            made.setsockopt(_SOL_IPV6, _IPV6_FREEBIND, 1)  # a local route is not enough for IPv6
+        if transparent:
+            level, option = (0, _IP_TRANSPARENT) if len(packed) == 4 else (_SOL_IPV6, _IPV6_TRANSPARENT)
+            made.setsockopt(level, option, 1)
+        made.bind((_socket.inet_ntop(family, packed), port))
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _listener(packed: bytes, port: int, *, transparent: bool = False) -> _socket.socket:
+    made = _bound(_STREAM, packed, port, transparent=transparent)
+    made.listen(_BACKLOG)
+    return made
+
+
+def _datagram(packed: bytes, port: int) -> _socket.socket:
+    """A UDP socket that says, for every datagram, which of our addresses it was sent to."""
+    made = _bound(_DATAGRAM, packed, port)
+    if len(packed) == 4:
+        made.setsockopt(0, _IP_PKTINFO, 1)
+    else:
+        made.setsockopt(_SOL_IPV6, _IPV6_RECVPKTINFO, 1)
+    return made
+
+
+def _is_loopback(packed: bytes) -> bool:
+    return packed[0] == 127 if len(packed) == 4 else packed == bytes(15) + b"\1"

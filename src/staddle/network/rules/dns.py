@@ -1,0 +1,287 @@
+"""DNS messages: what a sandbox asks, what it is answered, and the few questions that leave. Pure.
+
+Everything here reads bytes of somebody who may be hostile. A message is refused as soon as
+something in it does not fit; names are never followed through pointers in a question, and in
+an answer only backwards, so that no loop exists.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from ..._value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+A, CNAME, PTR, AAAA, OPT, SVCB, HTTPS, ANY = 1, 5, 12, 28, 41, 64, 65, 255
+INTERNET = 1
+OK, FORMAT_ERROR, SERVER_FAILURE, NO_SUCH_NAME, NOT_IMPLEMENTED, REFUSED = 0, 1, 2, 3, 4, 5
+_BAD_VERSION = 16
+
+#: What programs remember an answer for, in seconds. Short: the policy may change.
+TTL = 30
+LONGEST_NAME = 255  # bytes on the wire
+#: What fits into an answer over UDP when nobody says more, and what we send at most.
+SMALL, LARGE = 512, 1232
+#: The longest message we take over TCP. Nothing that is allowed comes near.
+LONGEST_QUERY = 4096
+#: How many records of an answer are looked at, and how many aliases are followed.
+MOST_RECORDS, MOST_ALIASES = 64, 12
+
+_HEADER = struct.Struct(">HHHHHH")
+_RECORD = struct.Struct(">HHIH")
+_QR, _AA, _TC, _RD, _RA = 0x8000, 0x0400, 0x0200, 0x0100, 0x0080
+
+
+class Malformed(ValueError):
+    """These bytes are no DNS message."""
+
+
+class Question(Value):
+    """One question. `name` is in lower case without the last dot; None when it is no host name."""
+
+    identity: int
+    flags: int
+    name: str | None
+    kind: int
+    kelass: int
+    asked: bytes  # the question as it was written, to be repeated in the answer
+    room: int  # how long the answer may be
+    extended: bool  # whether it came with EDNS
+    version: int = 0
+
+
+class Unanswerable(Malformed):
+    """A message with a header to answer to: `answer` says what was wrong with it."""
+
+    def __init__(self, why: str, answer: bytes) -> None:
+        super().__init__(why)
+        self.answer = answer
+
+
+class Answer(Value):
+    """What a server said about one name and type."""
+
+    code: int
+    truncated: bool
+    addresses: tuple[bytes, ...]
+    ttl: int
+
+
+# What a sandbox asks.
+
+
+def parse(packet: bytes, over_tcp: bool = False) -> Question:
+    """The one question in a query. Malformed: say nothing; Unanswerable: send its answer."""
+    if not _HEADER.size <= len(packet) <= LONGEST_QUERY:
+        raise Malformed("too short or too long")
+    identity, flags, questions, answers, authorities, additional = _HEADER.unpack_from(packet)
+    if flags & _QR:
+        raise Malformed("an answer, not a question")
+    try:
+        if flags >> 11 & 15:
+            raise Unanswerable("not a query", _bare(identity, flags, NOT_IMPLEMENTED))
+        if questions != 1 or answers or authorities or additional > 2:
+            raise Malformed("not exactly one question")
+        labels, at = _labels(packet, _HEADER.size, pointers=False)
+        kind, kelass = struct.unpack_from(">HH", packet, at)
+        end = at + 4
+        asked = packet[_HEADER.size : end]
+        room, extended, version = SMALL, False, 0
+        for _ in range(additional):
+            owner, end = _labels(packet, end, pointers=False)
+            record, size, ttl, length = _RECORD.unpack_from(packet, end)
+            end += _RECORD.size + length
+            if record == OPT:
+                if owner or extended:
+                    raise Malformed("EDNS twice, or with a name")
+                extended, version = True, ttl >> 16 & 0xFF
+                room = max(SMALL, min(size, LARGE))
+        if end != len(packet):
+            raise Malformed("something follows, or is cut off")
+    except Unanswerable:
+        raise
+    except (Malformed, struct.error, IndexError) as error:
+        raise Unanswerable(str(error), _bare(identity, flags, FORMAT_ERROR)) from None
+    room = 0xFFFF if over_tcp else room
+    return Question(identity, flags, _text(labels), kind, kelass, asked, room, extended, version)
+
+
+def address_answer(question: Question, v4: bytes | None, v6: bytes | None) -> bytes:
+    """The answer for a name that exists: its addresses, and nothing for every other type.
+
+    HTTPS and SVCB records would make clients skip the address, or hide the name they ask for
+    in TLS; without them everything falls back to A and AAAA.
+    """
+    records = []
+    if question.kind in (A, ANY) and v4:
+        records.append((A, v4))
+    if question.kind in (AAAA, ANY) and v6:
+        records.append((AAAA, v6))
+    return _answer(question, OK, records)
+
+
+def pointer_answer(question: Question, name: str) -> bytes:
+    """The answer for an address: the name it stands for."""
+    wire = b"".join(bytes([len(label)]) + label.encode() for label in name.split(".")) + b"\0"
+    return _answer(question, OK, [(PTR, wire)])
+
+
+def error_answer(question: Question, code: int) -> bytes:
+    """An answer without content."""
+    return _answer(question, code, [])
+
+
+def problem(question: Question) -> int | None:
+    """The error that this question gets before anybody looks at the name; None when it has none."""
+    if question.version:
+        return _BAD_VERSION
+    if question.kelass != INTERNET:
+        return REFUSED
+    return NOT_IMPLEMENTED if 249 <= question.kind <= 254 else None  # TKEY, TSIG, zone transfers
+
+
+def address_in(name: str) -> bytes | None:
+    """The address that a name beneath in-addr.arpa or ip6.arpa means."""
+    labels = name.split(".")[::-1]
+    try:
+        if labels[:2] == ["arpa", "in-addr"] and len(labels) == 6:
+            if all(label.isascii() and label.isdigit() and len(label) <= 3 for label in labels[2:]):
+                return bytes(int(label) for label in labels[2:])
+        elif labels[:2] == ["arpa", "ip6"] and len(labels) == 34 and all(len(x) == 1 for x in labels[2:]):
+            return bytes.fromhex("".join(labels[2:]))
+    except ValueError:
+        pass
+    return None
+
+
+def framed(message: bytes) -> bytes:
+    """A message as it goes over TCP."""
+    return struct.pack(">H", len(message)) + message
+
+
+def unframed(data: bytes) -> tuple[bytes, bytes] | None:
+    """The first message of a TCP stream and what follows; None while it is not whole. Bounded."""
+    if len(data) < 2:
+        return None
+    (length,) = struct.unpack_from(">H", data)
+    if not _HEADER.size <= length <= LONGEST_QUERY:
+        raise Malformed("too short or too long")
+    return (data[2 : 2 + length], data[2 + length :]) if len(data) >= 2 + length else None
+
+
+# What leaves: only names that the policy allows.
+
+
+def query(identity: int, name: str, kind: int) -> bytes:
+    """A question to a real server, with room for a large answer."""
+    wire = b"".join(bytes([len(label)]) + label.encode("ascii") for label in name.split("."))
+    question = wire + b"\0" + struct.pack(">HH", kind, INTERNET)
+    extended = b"\0" + _RECORD.pack(OPT, LARGE, 0, 0)
+    return _HEADER.pack(identity, _RD, 1, 0, 0, 1) + question + extended
+
+
+def read_answer(packet: bytes, identity: int, name: str, kind: int) -> Answer:
+    """What the server says to `query(identity, name, kind)`; Malformed when it is about something else."""
+    if len(packet) < _HEADER.size:
+        raise Malformed("too short")
+    received, flags, questions, answers, _, _ = _HEADER.unpack_from(packet)
+    if received != identity or not flags & _QR or questions != 1:
+        raise Malformed("not the answer to this question")
+    try:
+        labels, at = _labels(packet, _HEADER.size, pointers=False)
+        if _text(labels) != name or struct.unpack_from(">HH", packet, at) != (kind, INTERNET):
+            raise Malformed("not the answer to this question")
+        aliases, found = _records(packet, at + 4, min(answers, MOST_RECORDS), kind)
+    except (struct.error, IndexError) as error:
+        raise Malformed("cut off") from error
+    wanted, ttls = name, [300]
+    for _ in range(MOST_ALIASES):
+        if wanted not in aliases:
+            break
+        wanted, ttl = aliases[wanted]
+        ttls.append(ttl)
+    records = found.get(wanted, [])
+    ttls += [ttl for _, ttl in records]
+    return Answer(flags & 15, bool(flags & _TC), tuple(data for data, _ in records), min(ttls))
+
+
+def _records(
+    packet: bytes, at: int, count: int, kind: int
+) -> tuple[dict[str, tuple[str, int]], dict[str, list[tuple[bytes, int]]]]:
+    """The aliases and the addresses among the first `count` records."""
+    aliases: dict[str, tuple[str, int]] = {}
+    found: dict[str, list[tuple[bytes, int]]] = {}
+    length_of = {A: 4, AAAA: 16}
+    for _ in range(count):
+        labels, at = _labels(packet, at, pointers=True)
+        record, kelass, ttl, length = _RECORD.unpack_from(packet, at)
+        at += _RECORD.size
+        if at + length > len(packet):
+            raise Malformed("cut off")
+        owner = _text(labels)
+        if owner is not None and kelass == INTERNET:
+            if record == CNAME:
+                target = _text(_labels(packet, at, pointers=True)[0])
+                if target is not None:
+                    aliases.setdefault(owner, (target, ttl))
+            elif record == kind and length == length_of[kind]:
+                found.setdefault(owner, []).append((packet[at : at + length], ttl))
+        at += length
+    return aliases, found
+
+
+# The parts of a message.
+
+
+def _labels(packet: bytes, at: int, pointers: bool) -> tuple[list[bytes], int]:
+    """The labels of the name at `at`, and where the message goes on."""
+    labels: list[bytes] = []
+    total, after, earliest = 0, -1, at
+    while True:
+        length = packet[at]
+        if length & 0xC0 == 0xC0 and pointers:
+            target = struct.unpack_from(">H", packet, at)[0] & 0x3FFF
+            if after < 0:
+                after = at + 2
+            if target >= earliest:  # only ever backwards: there is no loop
+                raise Malformed("a pointer that does not lead back")
+            at = earliest = target
+            continue
+        if length & 0xC0:
+            raise Malformed("a compressed or unknown label")
+        at += 1
+        if not length:
+            return labels, at if after < 0 else after
+        total += length + 1
+        if total >= LONGEST_NAME or at + length > len(packet):
+            raise Malformed("a name that is too long or cut off")
+        labels.append(packet[at : at + length])
+        at += length
+
+
+def _text(labels: list[bytes]) -> str | None:
+    """The name as text; None when it has something in it that no host name has."""
+    for label in labels:
+        if not label.isascii() or not label.replace(b"-", b"").replace(b"_", b"").isalnum():
+            return None
+    return b".".join(labels).decode("ascii").lower()
+
+
+def _answer(question: Question, code: int, records: Iterable[tuple[int, bytes]]) -> bytes:
+    extended = b""
+    if question.extended:
+        extended = b"\0" + _RECORD.pack(OPT, LARGE, code >> 4 << 24, 0)
+    written = [b"\xc0\x0c" + _RECORD.pack(kind, INTERNET, TTL, len(data)) + data for kind, data in records]
+    body, count = b"".join(written), len(written)
+    flags = _QR | _AA | _RA | (question.flags & _RD) | (code & 15)
+    if _HEADER.size + len(question.asked) + len(body) + len(extended) > question.room:
+        flags, body, count = flags | _TC, b"", 0
+    header = _HEADER.pack(question.identity, flags, 1, count, 0, 1 if extended else 0)
+    return header + question.asked + body + extended
+
+
+def _bare(identity: int, flags: int, code: int) -> bytes:
+    return _HEADER.pack(identity, _QR | _RA | (flags & (_RD | 0x7800)) | code, 0, 0, 0, 0)

@@ -1,0 +1,263 @@
+"""The name in the first bytes of a connection: the server name of TLS, the Host of plain HTTP. Pure.
+
+    seen = look(data)         None: not enough bytes yet
+    seen.protocol             "tls", "http" or "other"
+    seen.name                 the name, in its one spelling; None when the client did not say one
+    seen.problem              why these bytes are refused, if they are
+
+Only the opening of a connection is looked at, and only of its first request. What is neither
+TLS nor HTTP/1 (ssh, databases, HTTP/2 without TLS) is "other": it is judged by name and port
+alone. A client can show one name here and mean another inside TLS; nobody outside can see it.
+"""
+
+from __future__ import annotations
+
+from ..._value import Value
+from ...errors import PolicyError
+from ...policy.hosts import canonical
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+#: The most that is held back while looking. A ClientHello has 2 KiB at most in practice.
+LONGEST = 32768
+_LONGEST_LINE = 8192
+_HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME = 22, 1, 0
+#: Methods, RFC 9110 and the registry's common ones: what begins like one may be HTTP.
+_METHODS = (
+    b"GET HEAD POST PUT DELETE CONNECT OPTIONS TRACE PATCH PROPFIND PROPPATCH MKCOL COPY MOVE LOCK UNLOCK "
+    b"SEARCH REPORT MKACTIVITY CHECKOUT MERGE PURGE LINK UNLINK BIND REBIND UNBIND ACL SOURCE M-SEARCH "
+    b"NOTIFY SUBSCRIBE UNSUBSCRIBE MKCALENDAR QUERY"
+).split()
+_BLANK = b" \t\r\n\v\f"
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+class Seen(Value):
+    """What the first bytes say."""
+
+    protocol: Literal["tls", "http", "other"]
+    name: str | None = None
+    problem: str = ""
+
+
+OTHER = Seen("other")
+
+
+class _NotYet(Exception):
+    """More bytes are needed."""
+
+
+class _Bad(Exception):
+    """These bytes are TLS or HTTP, and wrong."""
+
+
+def look(data: bytes) -> Seen | None:
+    """What `data`, all that came so far, says; None when it takes more to know.
+
+    Always an answer from LONGEST bytes on.
+    """
+    if not data:
+        return None
+    protocol: Literal["tls", "http"] = "tls" if _is_tls(data) else "http"
+    try:
+        if protocol == "tls":
+            return Seen("tls", _server_name(data))
+        return _http(data)
+    except _NotYet:
+        return Seen(protocol, None, "its opening is too long") if len(data) >= LONGEST else None
+    except _Bad as bad:
+        return Seen(protocol, None, str(bad))
+    except PolicyError:
+        return Seen(protocol, None, "the name in it is no host name")
+
+
+# TLS.
+
+
+def _is_tls(data: bytes) -> bool:
+    if data[0] == _HANDSHAKE:
+        return len(data) == 1 or data[1] == 3
+    # The opening of SSL 2, which some servers still take for a TLS one, and which has no name.
+    return len(data) >= 4 and data[0] & 0x80 != 0 and data[2] == _CLIENT_HELLO and data[3] == 3
+
+
+class _Bytes:
+    """Reading with bounds: what is not there makes the whole wrong."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def take(self, count: int) -> bytes:
+        end = self._at + count
+        if end > len(self._data):
+            raise _Bad("its opening is malformed")
+        self._at, start = end, self._at
+        return self._data[start:end]
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "big")
+
+    def block(self, size: int) -> _Bytes:
+        """What follows a length of `size` bytes."""
+        return _Bytes(self.take(self.number(size)))
+
+    def more(self) -> bool:
+        return self._at < len(self._data)
+
+    def rest(self) -> bytes:
+        return self._data[self._at :]
+
+
+def _server_name(data: bytes) -> str | None:
+    if data[0] != _HANDSHAKE:
+        return None
+    hello = _Bytes(_client_hello(data))
+    hello.take(2 + 32)  # version, random
+    hello.block(1)  # session
+    hello.block(2)  # cipher suites
+    hello.block(1)  # compression
+    if not hello.more():
+        return None
+    extensions = hello.block(2)
+    if hello.more():
+        raise _Bad("its opening is malformed")
+    found: list[str] = []
+    while extensions.more():
+        kind, content = extensions.number(2), extensions.block(2)
+        if kind == _SERVER_NAME:
+            found.append(_name_in(content))
+    if len(found) > 1:
+        raise _Bad("it has more than one server name")
+    return found[0] if found else None
+
+
+def _name_in(content: _Bytes) -> str:
+    names = content.block(2)
+    kind, name = names.number(1), names.block(2).rest()
+    if kind or names.more() or content.more():
+        raise _Bad("it has more than one server name")
+    return _plain(name)
+
+
+def _client_hello(data: bytes) -> bytes:
+    """The content of the first handshake message, from as many records as it takes."""
+    message, at = b"", 0
+    while True:
+        if len(message) >= 4:
+            length = int.from_bytes(message[1:4], "big")
+            if message[0] != _CLIENT_HELLO or length > LONGEST:
+                raise _Bad("its opening is malformed")
+            if len(message) >= 4 + length:
+                return message[4 : 4 + length]
+        elif message and message[0] != _CLIENT_HELLO:
+            raise _Bad("its opening is malformed")
+        header = data[at : at + 5]
+        if len(header) < 5:
+            raise _NotYet
+        length = int.from_bytes(header[3:], "big")
+        if header[0] != _HANDSHAKE or header[1] != 3 or not 0 < length <= 16384 + 256:
+            raise _Bad("its opening is malformed")
+        message += data[at + 5 : at + 5 + length]
+        if at + 5 + length > len(data):
+            # What is there of an unfinished record may already be the whole message.
+            if len(message) >= 4 and len(message) >= 4 + int.from_bytes(message[1:4], "big"):
+                at = len(data)
+                continue
+            raise _NotYet
+        at += 5 + length
+
+
+# HTTP/1.
+
+
+def _http(data: bytes) -> Seen:
+    text = data.lstrip(_BLANK)  # servers skip empty lines before a request, some of them more
+    if not text:
+        raise _NotYet
+    if _PREFACE.startswith(text[: len(_PREFACE)]):
+        if len(text) < 4:
+            raise _NotYet  # could still be a method
+        return OTHER
+    line, newline, _ = text.partition(b"\n")
+    if not newline:
+        if _may_begin_a_request(text):
+            raise _NotYet
+        return OTHER
+    words = line.rstrip(b"\r").split()
+    if len(words) < 3 or not words[-1].upper().startswith(b"HTTP/"):
+        return OTHER
+    if len(words) != 3:
+        raise _Bad("its request line is malformed")
+    head = _head(text)
+    return Seen("http", _agreed(words[0].upper(), words[1], head))
+
+
+def _may_begin_a_request(text: bytes) -> bool:
+    """Whether a first line that has not come to its end could become one of a request."""
+    words = text[:_LONGEST_LINE].split(None, 1)
+    word = words[0].upper()
+    alone = len(words) == 1 and not text[-1:].isspace()
+    known = any(method.startswith(word) for method in _METHODS) if alone else word in _METHODS
+    # Lenient servers take a tab for a space; nothing else that is not printed is in a request line.
+    if not known or not all(32 <= byte != 127 or byte in _BLANK for byte in text):
+        return False
+    if len(text) > _LONGEST_LINE:
+        raise _Bad("its request line is too long")
+    return True
+
+
+def _head(text: bytes) -> list[bytes]:
+    """The header lines of the first request, once all are there. Lines end as lenient servers read them."""
+    lines: list[bytes] = []
+    at = text.index(b"\n") + 1
+    while True:
+        end = text.find(b"\n", at)
+        if end < 0:
+            raise _NotYet
+        line = text[at:end]
+        line = line[:-1] if line.endswith(b"\r") else line
+        at = end + 1
+        if not line:
+            return lines
+        if line[:1] in (b" ", b"\t") or b"\0" in line or b"\r" in line:
+            raise _Bad("a header line is malformed")
+        lines.append(line)
+
+
+def _agreed(method: bytes, target: bytes, head: list[bytes]) -> str | None:
+    """The one host that the request names, in its target and in its Host; None when it names none."""
+    hosts = []
+    for line in head:
+        name, colon, value = line.partition(b":")
+        if not colon or name != name.strip():
+            raise _Bad("a header line is malformed")
+        if name.lower() == b"host":
+            hosts.append(value.strip())
+    if len(hosts) > 1:
+        raise _Bad("it has more than one Host")
+    if b"://" in target.split(b"?", 1)[0]:
+        hosts.append(target.split(b"://", 1)[1].split(b"/", 1)[0].split(b"?", 1)[0])
+    elif method == b"CONNECT":
+        hosts.append(target)
+    names = {_plain(_without_port(host)) for host in hosts if host}
+    if len(names) > 1:
+        raise _Bad("its Host and its target are different hosts")
+    return names.pop() if names else None
+
+
+def _without_port(host: bytes) -> bytes:
+    bare, colon, port = host.rpartition(b":")
+    if not colon or host.endswith(b"]"):
+        return host
+    if not port.isdigit() or len(port) > 5:
+        raise _Bad("the port in its Host is malformed")
+    return bare
+
+
+def _plain(name: bytes) -> str:
+    """The one spelling of a name that should be plain ASCII."""
+    if not name.isascii():
+        raise _Bad("the name in it is no host name")
+    return canonical(name.decode("ascii"))

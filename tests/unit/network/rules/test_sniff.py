@@ -1,0 +1,208 @@
+"""The name in the first bytes: found wherever they are split, and never where there is none."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from staddle.network.rules.sniff import LONGEST, OTHER, Seen, look
+from tests.unit.network.rules.hellos import extension, hello, real, server_name
+
+GET = b"GET / HTTP/1.1\r\nHost: api.example.com\r\nAccept: */*\r\n\r\n"
+
+
+def whole(data: bytes) -> Seen:
+    seen = look(data)
+    assert seen is not None
+    return seen
+
+
+# TLS.
+
+
+def test_the_server_name_of_a_real_client_is_found_at_every_split() -> None:
+    data = real("API.example.com")
+    for cut in range(len(data)):
+        assert look(data[:cut]) is None
+    assert look(data) == Seen("tls", "api.example.com")
+    assert look(data + b"more") == Seen("tls", "api.example.com")
+
+
+def test_a_client_without_a_server_name_says_none() -> None:
+    assert look(real(None)) == Seen("tls", None)
+    assert look(hello()) == Seen("tls", None)
+
+
+@pytest.mark.parametrize("records", [2, 3, 7, 50, 200])
+def test_an_opening_in_many_records_is_put_together(records: int) -> None:
+    data = hello(extension(10, b"\0\2\0\x1d"), server_name(b"api.example.com"), records=records)
+    assert look(data) == Seen("tls", "api.example.com")
+    assert look(data[:-1]) is None
+
+
+def test_the_outer_name_of_an_encrypted_opening_is_the_one_that_counts() -> None:
+    encrypted = extension(0xFE0D, b"\0" * 200)
+    assert look(hello(encrypted, server_name(b"front.example"))) == Seen("tls", "front.example")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        hello(server_name(b"a.com"), server_name(b"b.com")),
+        hello(server_name(b"a.com"), server_name(b"a.com")),
+        hello(server_name(b"a.com", kind=1)),
+        hello(server_name(b"a.com\0.evil.com")),
+        hello(server_name(b"")),
+        hello(server_name(b"a b")),
+        hello(server_name("bücher.example".encode())),
+        hello(server_name(b"127.1")),
+        hello(server_name(b"a" * 300)),
+        hello(extension(0, b"")),
+        hello(extension(0, b"\0\0")),
+        hello(extension(0, b"\xff\xff\0\0\1a")),
+        hello(server_name(b"a.com"))[:-1].replace(b"\x16\3\1\0", b"\x16\3\1\0") + b"\xff\xff\xff",
+        b"\x16\3\1\0\0",
+        b"\x16\3\1\xff\xff",
+        b"\x16\3\1\0\5\2\0\0\1\0",
+        b"\x16\3\1\0\4\1\xff\xff\xff",
+        b"\x16\3\1\0\1\1\x17\3\1\0\1\0",
+        b"\x80\x2e\1\3\1\0\x15\0\0\0\x10",
+    ],
+)
+def test_a_wrong_opening_has_no_name(data: bytes) -> None:
+    seen = look(data)
+    assert seen is None or (seen.protocol == "tls" and seen.name is None)
+    if seen is None:
+        assert whole(data + bytes(LONGEST)).name is None
+
+
+def test_a_server_reads_the_same_name() -> None:
+    for name in ("api.example.com", "a.b.c.d.example"):
+        found: list[str | None] = []
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.sni_callback = lambda _s, n, _c, found=found: found.append(n)  # type: ignore[misc]
+        incoming = ssl.MemoryBIO()
+        incoming.write(real(name))
+        server = context.wrap_bio(incoming, ssl.MemoryBIO(), server_side=True)
+        with pytest.raises(ssl.SSLError):
+            server.do_handshake()
+        assert found == [whole(real(name)).name]
+
+
+# HTTP.
+
+
+def test_the_host_of_a_request_is_found_at_every_split() -> None:
+    for cut in range(len(GET)):
+        assert look(GET[:cut]) is None
+    assert look(GET) == look(GET + b"body") == Seen("http", "api.example.com")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nhOST:api.example.com:8080\r\n\r\n",
+        b"\r\n\r\nGET / HTTP/1.1\r\nHost: API.EXAMPLE.COM.\r\n\r\n",
+        b"GET / HTTP/1.1\nHost: api.example.com\n\n",
+        b"GET http://api.example.com/x HTTP/1.1\r\nHost: api.example.com\r\n\r\n",
+        b"GET http://api.example.com HTTP/1.0\r\n\r\n",
+        b"CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n",
+        b"FOO /?u=http://evil.com HTTP/1.1\r\nHost: api.example.com\r\n\r\n",
+        b" \tGET\t/\tHTTP/1.1\r\nHost:\tapi.example.com\r\n\r\n",
+        b"get / http/1.1\r\nHost: api.example.com\r\n\r\n",
+    ],
+)
+def test_a_host_is_found_however_it_is_written(data: bytes) -> None:
+    assert look(data) == Seen("http", "api.example.com")
+    if not data.startswith(b"FOO"):  # a method that nobody knows is not waited for
+        for cut in range(len(data)):
+            assert look(data[:cut]) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: a.com\r\nHost: b.com\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a.com\r\nHost: a.com\r\n\r\n",
+        b"GET http://b.com/ HTTP/1.1\r\nHost: a.com\r\n\r\n",
+        b"CONNECT b.com:443 HTTP/1.1\r\nHost: a.com\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a.com\r\n b.com\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost : a.com\r\n\r\n",
+        b"GET / HTTP/1.1\r\n Host: a.com\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a.com\0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a.com\rHost: b.com\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a.com, b.com\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: user@a.com\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a.com:x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: b\xc3\xbccher.example\r\n\r\n",
+        b"GET / x HTTP/1.1\r\nHost: a.com\r\n\r\n",
+        b"GET / HTTP/1.1\r\nnonsense\r\n\r\n",
+        b"GET /" + b"a" * 9000,
+        b"GET / HTTP/1.1\r\nX: " + b"a" * LONGEST,
+    ],
+)
+def test_a_request_with_two_readings_has_none(data: bytes) -> None:
+    seen = whole(data)
+    assert seen.protocol == "http"
+    assert seen.name is None
+    assert seen.problem
+
+
+def test_a_request_without_a_host_says_none() -> None:
+    assert look(b"GET / HTTP/1.0\r\n\r\n") == Seen("http", None)
+    assert look(b"GET / HTTP/1.1\r\nHost:\r\n\r\n") == Seen("http", None)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"\0\0\0\x08\x04\xd2\x16\x2f",
+        b"\x16\x02",
+        b"hello",
+        b"ping\r\n",
+        b"GET key\r\n",
+        b"*1\r\n$4\r\nPING\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\xff\xfe",
+        b"EHLO me\r\n",
+        b"{}",
+        bytes(20000),
+        b"x" * 20000,
+    ],
+)
+def test_other_protocols_are_let_be_at_once(data: bytes) -> None:
+    assert look(data) == OTHER
+
+
+def test_nothing_says_nothing() -> None:
+    assert look(b"") is None
+    assert look(b"\r\n") is None
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_break_it_and_enough_bytes_always_get_an_answer(data: bytes) -> None:
+    look(data)
+    assert look(data + bytes(LONGEST)) is not None
+
+
+@given(st.integers(0, 600), st.integers(0, 255), st.sampled_from(["tls", "http"]))
+def test_one_wrong_byte_gives_a_name_only_when_it_is_well_formed(at: int, byte: int, kind: str) -> None:
+    data = bytearray(hello(server_name(b"api.example.com")) if kind == "tls" else GET)
+    data[at % len(data)] = byte
+    seen = look(bytes(data))
+    if seen is not None and seen.name is not None:
+        assert seen.problem == ""
+        assert seen.name == seen.name.lower()
+        assert "\0" not in seen.name
+
+
+@given(st.lists(st.integers(0, len(GET)), max_size=6))
+def test_what_was_said_does_not_change_with_more_bytes(cuts: list[int]) -> None:
+    answers = [look(GET[:cut]) for cut in sorted(cuts)]
+    said = [seen for seen in answers if seen is not None]
+    assert all(seen == said[0] for seen in said)
