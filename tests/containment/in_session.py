@@ -7,8 +7,8 @@ import subprocess
 from typing import Any, BinaryIO
 
 from staddle import Identity, Policy
+from staddle.inside.agent.as_root import RIGHTS
 from staddle.session import arguments, as_root, opening
-from staddle.zygote.as_root import RIGHTS
 
 #: Who a command of a session is: its user, its root for once, or the root that all of it is.
 USERS = {"session": "", "session as root": "once", "session of root": "always"}

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from staddle import Limits
+from staddle.forkserver import client
 from staddle.layers import removal
 from staddle.limits import here, host, where
 from staddle.limits.family import Family
 from staddle.limits.group import Group
-from staddle.zygote import client
 from tests.kernel.in_a_child import SRC
 
 GROUPS = "/sys/fs/cgroup"

@@ -12,9 +12,9 @@ from functools import partial
 from typing import NamedTuple
 
 from staddle import Sandbox
+from staddle.inside.agent import standalone
 from staddle.session.link import AgentLink
 from staddle.session.shell import Outcome, Shell
-from staddle.zygote import plain
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb"}
 
@@ -48,10 +48,14 @@ def native() -> Iterator[TriedShell]:
     with tempfile.TemporaryDirectory() as directory:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         agent = subprocess.Popen(
-            plain.command(), stdin=theirs.fileno(), env=ENVIRONMENT, cwd=directory, start_new_session=True
+            standalone.command(),
+            stdin=theirs.fileno(),
+            env=ENVIRONMENT,
+            cwd=directory,
+            start_new_session=True,
         )
         theirs.close()
-        plain.send_code(ours)
+        standalone.send_code(ours)
         link = AgentLink(ours.detach(), lambda: agent.wait(10) and None)
         shell = Shell(link, link.shell({}, ""))
         try:

@@ -17,8 +17,8 @@ from staddle.limits.where import Facts, decide
 from staddle.linux import mounts, process, tree, userns
 from staddle.linux.syscalls import call
 from staddle.linux.seccomp import program
-from staddle.zygote.confinement import Confinement
-from staddle.zygote.runs import Pause
+from staddle.inside.agent.confinement import Confinement
+from staddle.inside.agent.process_tree import Pause
 from staddle import Limits
 Limits.__name__; process.set_rlimits.__name__
 MB = 1 << 20

@@ -19,7 +19,7 @@ from staddle import Policy, Sandbox
 from staddle.errors import LaunchFailed
 from staddle.limits import here, host, scope
 from staddle.limits.where import Means, Place, decide
-from staddle.zygote import client
+from staddle.forkserver import client
 
 def within(true):
     end = time.monotonic() + 20

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from staddle import Identity, Policy, Reason, Sandbox
+from staddle.forkserver import client
 from staddle.layers import removal
 from staddle.linux.tree import descendants
 from staddle.session import layering
-from staddle.zygote import client
 from tests.kernel.waiting import until
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from staddle import Policy, Reason, Sandbox
+from staddle.forkserver import client
 from staddle.layers import removal
 from staddle.limits.standing_in import usable
-from staddle.zygote import client
 from tests.kernel.limited import leftovers, no_groups_left  # noqa: F401 - a fixture for all
 from tests.kernel.waiting import until
 

@@ -15,8 +15,8 @@ import pytest
 
 from staddle import Policy, Sandbox
 from staddle.errors import CommitRefused, InvalidCall, LaunchFailed, LayerError
-from staddle.zygote.asking import Layers
-from staddle.zygote.client import Taken
+from staddle.forkserver.client import Taken
+from staddle.forkserver.requests import Layers
 from tests.kernel.in_a_child import SRC
 from tests.kernel.waiting import until
 

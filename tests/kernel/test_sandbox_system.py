@@ -12,10 +12,10 @@ import pytest
 from staddle import Policy, Sandbox
 from staddle.errors import LaunchFailed
 from staddle.files.remove_tree import remove
+from staddle.forkserver.client import mounter
 from staddle.layers import removal
 from staddle.session import snapshots
 from staddle.session.kept import Kept
-from staddle.zygote.client import mounter
 
 
 @pytest.fixture

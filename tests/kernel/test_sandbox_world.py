@@ -10,9 +10,9 @@ import pytest
 
 from staddle import Policy, Sandbox
 from staddle.errors import InvalidCall
+from staddle.forkserver import client
 from staddle.layers import removal
 from staddle.session import layering
-from staddle.zygote import client
 from tests.kernel.waiting import until
 
 PLACES = ("/home/user", "/tmp", "/var/tmp")

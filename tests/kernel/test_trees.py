@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from staddle.inside.agent.mount_swap import Trees, show
 from staddle.linux import mounts
 from staddle.linux.apart import with_own_mounts
 from staddle.linux.overlay import exchange_together
 from staddle.mounts.operations import Bind
-from staddle.zygote.trees import Trees, show
 
 
 @pytest.fixture

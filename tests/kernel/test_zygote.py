@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from staddle.forkserver import client
 from staddle.session import layering
-from staddle.zygote import client
 from tests.kernel.in_a_child import ROOT, SRC, python
 from tests.kernel.waiting import until
 from tests.kernel.zygotes import children, close, opened, output

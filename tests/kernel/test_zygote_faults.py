@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from staddle.errors import LaunchFailed
-from staddle.zygote import client, handle
+from staddle.forkserver import client, connection
 from tests.kernel.faults import sweep
 from tests.kernel.waiting import until
 from tests.kernel.zygotes import children, close, opened, output
@@ -77,7 +77,7 @@ def waiting() -> Iterator[list[int]]:
         client._zygotes.popitem()[1].close()
 
 
-def _below(zygote: handle.Zygote) -> list[int]:
+def _below(zygote: connection.Zygote) -> list[int]:
     return [pid for maker in _children(zygote._process.pid) for pid in _children(maker)]
 
 
@@ -125,7 +125,7 @@ def test_a_zygote_that_does_not_answer_is_not_waited_for(waiting: list[int]) -> 
 
 def test_a_zygote_that_ends_while_it_starts_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(handle.starting, "command", lambda *_: ("/bin/sh", "-c", "kill -9 $$"))
+    monkeypatch.setattr(connection.starting, "command", lambda *_: ("/bin/sh", "-c", "kill -9 $$"))
     with pytest.raises(LaunchFailed, match="the zygote has ended"):
         opened(env={"ANOTHER": "plan"})
     assert until(lambda: set(os.listdir("/proc/self/fd")) <= before)

@@ -22,11 +22,11 @@ from seccompy.notify import Listener
 
 from staddle import Policy
 from staddle.errors import StaddleError
+from staddle.forkserver import client
 from staddle.layers import removal
 from staddle.linux import process
 from staddle.policy.network import Network
 from staddle.session import arguments, layering, opening
-from staddle.zygote import client
 from tests.kernel.faults import WATCHED as USUAL
 from tests.kernel.faults import Call, Watch, places, watched
 from tests.kernel.waiting import until

@@ -13,10 +13,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ..inside.agent.network import Row
     from ..network.host.told import Told
     from ..network.namespace.arrangement import Arrangement
     from ..policy.plan import Plan
-    from ..zygote.network import Row
     from .descriptors import Descriptors
 
 
@@ -50,7 +50,7 @@ def line(
 
 def rows(plan: Plan) -> tuple[Row, ...]:
     """What of it is made in the sandbox's network namespace."""
-    from ..zygote.network import encoded
+    from ..inside.agent.network import encoded
 
     return encoded(_arrangement(plan))
 

@@ -46,13 +46,13 @@ REFUSED = b"f"  # why
 SWAPPED = b"W"
 PAUSED = b"Z"
 LOOKED = b"V"
-COUNTED = b"U"  # what was used, as counting.Count has it
+COUNTED = b"U"  # what was used, as usage.Count has it
 ALL_ENDED = b"E"
 LINE = b"L"
 BUSY = b"b"  # who is in the way
 # From the agent, on the line of a process.
 FILES = b"F"  # places; the files
-ENDED = b"x"  # status as waitpid gives it, why it was not started; what it used, as counting.Count has it
+ENDED = b"x"  # status as waitpid gives it, why it was not started; what it used, as usage.Count has it
 POKED = b"I"  # serial
 
 _SPENT = (int,) * 6

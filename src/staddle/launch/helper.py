@@ -1,4 +1,4 @@
-"""Starting the helper (helper/__main__.py): this runs in the caller's process, with its rights."""
+"""Starting the helper (inside/__main__.py): this runs in the caller's process, with its rights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def command(role: str, *where: str) -> tuple[str, ...]:
             why="this Python does not know its own interpreter (sys.executable is empty)",
             fix="run staddle from an ordinary Python",
         )
-    program = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "helper/__main__.py")
+    program = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inside/__main__.py")
     # The real interpreter: a virtual environment's link would only make it look for packages.
     return (os.path.realpath(sys.executable), "-I", "-S", program, role, *where)
 

@@ -190,7 +190,7 @@ def is_wrapped(argv: Sequence[str]) -> bool:
     """Whether `argv` is a command line that `wrap` made."""
     words = [os.fsdecode(item) for item in argv[:24] if isinstance(item, str | bytes)]
     here = os.path.dirname(os.path.dirname(__file__))
-    launchers = ("helper/__main__.py", "backends/seatbelt_launcher.py")
+    launchers = ("inside/__main__.py", "backends/seatbelt_launcher.py")
     if any(os.path.join(here, launcher) in words for launcher in launchers):
         return True
     return any(

@@ -14,7 +14,7 @@ from . import controls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..zygote.counting import Spent
+    from ..inside.agent.usage import Spent
     from .group import Group
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -222,7 +222,7 @@ def in_the_end(spent: Spent) -> Line:
 
 
 def of_process(used: Spent, wall: float) -> Usage:
-    """What is known of a process and all it has waited for when it has ended, as `counting.Count` has it.
+    """What is known of a process and all it has waited for when it has ended, as an agent's `Count` has it.
 
     The most memory that the kernel tells is that of whoever forked it, where that was more.
     """

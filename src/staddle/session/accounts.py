@@ -10,9 +10,9 @@ from ..limits.usage import Events, ProcessMeter, Usage, in_the_end, of_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..inside.agent.usage import Spent
     from ..limits.reasons import RanInto
     from ..limits.usage import Line
-    from ..zygote.counting import Spent
     from .limiting import Limiting
     from .link import AgentLink
     from .shell import Outcome

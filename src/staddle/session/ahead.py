@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 from ..errors import LayerError
-from ..zygote.asking import Layers
+from ..forkserver.requests import Layers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..forkserver.client import Taken
     from ..layers.stack import Stack
-    from ..zygote.client import Taken
 
 
 def look_of(directory: str) -> bytes:

@@ -1,6 +1,6 @@
 """A command as the root of a sandbox: who may ask for it, and what it finds.
 
-Root inside is nobody outside: see zygote.as_root. It has the whole system to write in; for that
+Root inside is nobody outside: see inside.agent.as_root. It has the whole system to write in; for that
 the sandbox's layers are extended when it is first asked for, or, where the session itself is
 root, when that begins.
 """
@@ -85,7 +85,7 @@ def _has_the_system(layering: Layering) -> bool:
 
 def _check_owner(layering: Layering, plan: Plan) -> None:
     """The root of a session, and root in a session of somebody else, are two ids where there are many."""
-    from ..zygote.client import root_of
+    from ..forkserver.client import root_of
 
     owner = root_of(layering.stack.store.owner, plan.identity.uid)
     if owner is not None and os.stat(layering.beside["/usr"].stack.top.upper).st_uid != owner:
@@ -99,10 +99,10 @@ def _check_owner(layering: Layering, plan: Plan) -> None:
 
 def _bases(layering: Layering, plan: Plan) -> dict[str, list[str]]:
     """What lies below the layers of each directory of the system, topmost first."""
+    from ..forkserver.client import root_of
     from ..mounts.from_plan import lay_out
     from ..mounts.host import Host
     from ..packages.skeleton import mounted_below
-    from ..zygote.client import root_of
 
     store = layering.stack.store
     if plan.base and store.owner is not None and not _is_open(plan.base):

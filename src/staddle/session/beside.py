@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 
 from .._value import Value
+from ..forkserver.requests import Layers
 from ..layers.stack import Stack
 from ..policy.paths import covers
-from ..zygote.asking import Layers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

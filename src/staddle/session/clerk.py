@@ -225,7 +225,7 @@ class Clerk:
         if self._closed:
             raise SandboxClosed("the sandbox is closed", fix="open another one")
         if not _code:
-            from ..zygote.plain import clerk_code
+            from ..inside.agent.standalone import clerk_code
 
             _code.append(clerk_code())
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)

@@ -11,14 +11,14 @@ import time
 
 from ..errors import InvalidCall, LayerError
 from ..files.tree import Tree
+from ..forkserver.client import mounter
+from ..inside.agent.mount_swap import WORLD
 from ..layers import keeping, kept
 from ..layers.baseline import Baseline
 from ..layers.differences import differences
 from ..layers.merged import Opened
 from ..layers.stack import Frozen, Stack
 from ..policy.workspace import PLACE
-from ..zygote.client import mounter
-from ..zygote.trees import WORLD
 from . import held, skeleton
 from .beside import Point
 from .layering import Layering, empty_directory
@@ -28,12 +28,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from ..forkserver.client import World
     from ..layers.commit import Committed
     from ..layers.kept import Record
     from ..layers.review import OnConflict, Review
     from ..mounts.operations import Operation
     from ..policy import Policy
-    from ..zygote.client import World
     from .snapshots import Snapshot
 
 #: More changes than this are not looked through at every start; what the host changes is then told by

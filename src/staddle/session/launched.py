@@ -13,10 +13,10 @@ import subprocess
 import threading
 
 from ..errors import LaunchFailed, StaddleError
+from ..inside.agent import standalone
 from ..launch import running
 from ..launch.lifeline import Lifeline
 from ..linux import tree
-from ..zygote import plain
 from .link import AgentLink
 
 TYPE_CHECKING = False
@@ -49,7 +49,7 @@ def launch_agent(
     Then the id that its processes have on the host, if that is not ours, and what it reaches, if
     the backend started a network gateway for it. `after` is called when it has ended.
     """
-    launch = backend.prepare(plan, plain.command())
+    launch = backend.prepare(plan, standalone.command())
     try:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         said, saying = os.pipe2(os.O_CLOEXEC)
@@ -69,7 +69,7 @@ def launch_agent(
         os.close(saying)
     link: AgentLink | None = None
     try:
-        plain.send_code(ours)
+        standalone.send_code(ours)
         reach = _reach(backend, launch, plan, on_connect)
         link = AgentLink(ours.detach(), lambda: _end(started, reach, after), kill=started.kill)
         # As the agent was started: only the backend knows where home and /tmp ended up.

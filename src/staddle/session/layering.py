@@ -12,6 +12,9 @@ import threading
 from functools import partial
 
 from ..errors import LayerError
+from ..forkserver.client import World, mounter
+from ..forkserver.requests import Layers, in_order
+from ..inside.agent.mount_swap import WORLD
 from ..layers import removal
 from ..layers.baseline import Baseline
 from ..layers.recovery import recover
@@ -19,9 +22,6 @@ from ..layers.scan import Watch
 from ..layers.stack import Frozen, Stack
 from ..layers.store import Store, home_for, sweep
 from ..policy.workspace import PLACE
-from ..zygote.asking import Layers, in_order
-from ..zygote.client import World, mounter
-from ..zygote.trees import WORLD
 from . import ahead
 from .beside import Beside, by_tree, layers_of
 from .skeleton import made
@@ -30,11 +30,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from ..forkserver.client import Taken
     from ..layers.changes import Change
     from ..layers.commit import Committed
     from ..layers.review import OnConflict
     from ..mounts.operations import Operation
-    from ..zygote.client import Taken
     from .beside import Point
     from .memory import Remembered
     from .opening import Opened

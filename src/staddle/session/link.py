@@ -178,7 +178,7 @@ class AgentLink:
             raise _refused(message, "the sandbox's limits could not be looked at")
 
     def count(self, *, whole: bool = False) -> tuple[int, int, int, int, int, int]:
-        """What was used in the sandbox until now, as `counting.Count` has it; only with `whole` all of it."""
+        """What was used in the sandbox until now, as `usage.Count` has it; only with `whole` all of it."""
         message = self._ask(agent_messages.encode(agent_messages.COUNT, int(whole)))
         if message.kind != agent_messages.COUNTED:
             raise _refused(message, "what the sandbox uses could not be counted")

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from ..backends.base import Backend, Enforcement
+    from ..forkserver.requests import Layers
     from ..limits.holding import Held
     from ..network.gateway.deciding import OnConnect
     from ..policy.limits import Limits
     from ..policy.plan import Plan
-    from ..zygote.asking import Layers
     from .arguments import Settings
     from .layering import Layering
     from .limiting import Limiting
@@ -209,7 +209,7 @@ def _opened(asked: Settings, layering: Layering | None) -> Opened:
 
 
 def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: OnConnect | None) -> Opened:
-    from ..zygote import client
+    from ..forkserver import client
     from .bash import stir
     from .link import AgentLink
     from .reach import Reach

@@ -14,12 +14,12 @@ import os
 
 from ..errors import ArchiveRefused
 from ..files.tree import Tree, walk
+from ..forkserver.client import mounter
 from ..layers import archive, loading
 from ..layers.baseline import Baseline
 from ..layers.merging import merge, prune
 from ..layers.stack import Frozen
 from ..policy.workspace import PLACE
-from ..zygote.client import mounter
 from .beside import Point
 from .copied import Copied, renamed
 from .copied import Point as Copy

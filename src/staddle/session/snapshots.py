@@ -16,9 +16,9 @@ from functools import partial
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from ..errors import InvalidCall, LayerError
+from ..inside.agent.mount_swap import WORLD
 from ..layers.stack import Stack
 from ..policy.workspace import PLACE
-from ..zygote.trees import WORLD
 from .beside import Point
 from .uninterrupted import uninterrupted
 

@@ -81,11 +81,15 @@ def allow_everything(*_: Any, **__: Any) -> bytes:
 
 #: What our own helper does for every sandbox that it makes itself.
 NO_PROCESS_NAMESPACE = (
-    Edit("helper/inside.py", '        call("unshare", userns.CLONE_NEWPID)\n', ""),
-    Edit("helper/inside.py", "_be_somebody_else(asked, userns.CLONE_NEWPID)", "_be_somebody_else(asked)"),
+    Edit("inside/namespace_init.py", '        call("unshare", userns.CLONE_NEWPID)\n', ""),
+    Edit(
+        "inside/namespace_init.py",
+        "_be_somebody_else(asked, userns.CLONE_NEWPID)",
+        "_be_somebody_else(asked)",
+    ),
 )
-NO_LAST_LOOK = Edit("helper/inside.py", "    last_look.around(asked, kept)\n", "")
+NO_LAST_LOOK = Edit("inside/namespace_init.py", "    verify.around(asked, kept)\n", "")
 OPEN_FIRST_PROCESS = (
-    Edit("helper/inside.py", "    process.dumpable(False)\n", ""),
+    Edit("inside/namespace_init.py", "    process.dumpable(False)\n", ""),
     Edit("mounts/building.py", '"hidepid=2"', '""'),
 )

@@ -173,10 +173,12 @@ SWITCHES: dict[str, Switch] = {
         ("connect-to-loopback", "start"),  # an ordinary user cannot prepare a network that is another's
         edits=(
             Edit(
-                "helper/before_bwrap.py", '        call("unshare", userns.CLONE_NEWNET)\n', "        pass\n"
+                "inside/bwrap_prelude.py", '        call("unshare", userns.CLONE_NEWNET)\n', "        pass\n"
             ),
             Edit(
-                "helper/before_bwrap.py", "userns.CLONE_NEWUSER | userns.CLONE_NEWNET", "userns.CLONE_NEWUSER"
+                "inside/bwrap_prelude.py",
+                "userns.CLONE_NEWUSER | userns.CLONE_NEWNET",
+                "userns.CLONE_NEWUSER",
             ),
         ),
         network="allow",
@@ -187,7 +189,7 @@ SWITCHES: dict[str, Switch] = {
         only="root",
         edits=(
             Edit(
-                "helper/before_bwrap.py",
+                "inside/bwrap_prelude.py",
                 "        process.become(orders.stranger, orders.stranger)\n",
                 "        pass\n",
             ),

@@ -108,11 +108,11 @@ SWITCHES: dict[str, Switch] = {
         ("start",),  # the kernel takes neither Landlock rules nor a filter without it
         edits=(
             Edit(
-                "helper/confine.py",
+                "inside/confine.py",
                 '    _checked("no_new_privs cannot be set", process.no_new_privs)\n',
                 "",
             ),
-            Edit("helper/jail_exec.py", "    process.no_new_privs()\n", ""),
+            Edit("inside/jail_exec.py", "    process.no_new_privs()\n", ""),
         ),
     ),
     "empty bounding set": Switch(
@@ -120,10 +120,10 @@ SWITCHES: dict[str, Switch] = {
         ("have-a-capability",),
         only="root",
         edits=(
-            Edit("helper/jail_exec.py", "        process.empty_bounding_set()\n", ""),
-            Edit("helper/jail_exec.py", "    process.drop_capabilities()\n", ""),
+            Edit("inside/jail_exec.py", "        process.empty_bounding_set()\n", ""),
+            Edit("inside/jail_exec.py", "    process.drop_capabilities()\n", ""),
             Edit(
-                "helper/confine.py",
+                "inside/confine.py",
                 '        _checked("capabilities cannot be dropped", process.drop_capabilities)\n',
                 "        pass\n",
             ),
@@ -133,21 +133,21 @@ SWITCHES: dict[str, Switch] = {
         nothing,
         ("terminal",),
         edits=(
-            Edit("helper/confine.py", "    _leave_session()\n    if guardian", "    if guardian"),
-            Edit("helper/supervise.py", "    os.setsid()  # whoever kills", "    # whoever kills"),
+            Edit("inside/confine.py", "    _leave_session()\n    if guardian", "    if guardian"),
+            Edit("inside/landlock/supervise.py", "    os.setsid()  # whoever kills", "    # whoever kills"),
         ),
     ),
     "end with the parent": Switch(
         nothing,
         ("parent",),
-        edits=(Edit("helper/caller.py", "    process.death_signal(number)\n", ""),),
+        edits=(Edit("inside/parent.py", "    process.death_signal(number)\n", ""),),
     ),
     "closing of descriptors": Switch(
         nothing,
         ("find-open-descriptors",),
         edits=(
             Edit(
-                "helper/jail_exec.py",
+                "inside/jail_exec.py",
                 "    process.close_from(3, keep=(status,))\n",
                 '    os.dup2(os.open("/", os.O_RDONLY), 30)\n',
             ),

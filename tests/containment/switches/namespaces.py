@@ -94,7 +94,7 @@ SWITCHES: dict[str, Switch] = {
         nothing,
         # As root nothing starts: who is not at the root of its mounts gets no user namespace.
         ("read-outside-by-own-directory", "start"),
-        edits=(Edit("helper/fresh_root.py", '    mounts.umount(".")\n', ""),),
+        edits=(Edit("inside/fresh_root.py", '    mounts.umount(".")\n', ""),),
     ),
     **{
         f"{kind} namespace": Switch(_without_namespace(flag), ("start",)) for kind, flag in NAMESPACES.items()
@@ -115,10 +115,10 @@ SWITCHES: dict[str, Switch] = {
         ("have-a-capability",),
         edits=(
             NO_LAST_LOOK,
-            Edit("helper/inside.py", "    process.empty_bounding_set()\n", ""),
-            Edit("helper/inside.py", "    process.clear_capabilities(kept)\n", ""),
+            Edit("inside/namespace_init.py", "    process.empty_bounding_set()\n", ""),
+            Edit("inside/namespace_init.py", "    process.clear_capabilities(kept)\n", ""),
             Edit(
-                "helper/confine.py",
+                "inside/confine.py",
                 '        _checked("capabilities cannot be dropped", process.drop_capabilities)\n',
                 "        pass\n",
             ),
@@ -129,11 +129,15 @@ SWITCHES: dict[str, Switch] = {
         ("start",),  # the kernel takes no filter without it
         edits=(
             Edit(
-                "helper/confine.py",
+                "inside/confine.py",
                 '    _checked("no_new_privs cannot be set", process.no_new_privs)\n',
                 "",
             ),
-            Edit("helper/inside.py", "    process.no_new_privs()\n    process.empty", "    process.empty"),
+            Edit(
+                "inside/namespace_init.py",
+                "    process.no_new_privs()\n    process.empty",
+                "    process.empty",
+            ),
         ),
     ),
     "system call filter": Switch(
@@ -164,14 +168,14 @@ SWITCHES: dict[str, Switch] = {
     "session of its own": Switch(
         nothing,
         ("terminal",),
-        edits=(Edit("helper/confine.py", "    _leave_session()\n    if guardian", "    if guardian"),),
+        edits=(Edit("inside/confine.py", "    _leave_session()\n    if guardian", "    if guardian"),),
     ),
     "closing of descriptors": Switch(
         nothing,
         ("find-open-descriptors",),
         edits=(
             Edit(
-                "helper/inside.py",
+                "inside/namespace_init.py",
                 "    process.close_from(3, keep=(telling, *((ruleset.fd,) if ruleset else ())))\n",
                 '    os.dup2(os.open("/", os.O_RDONLY), 30)\n',
             ),
@@ -180,12 +184,12 @@ SWITCHES: dict[str, Switch] = {
     "launcher's end with its parent": Switch(
         nothing,
         ("parent",),
-        edits=(Edit("helper/caller.py", "    process.death_signal(number)\n", ""),),
+        edits=(Edit("inside/parent.py", "    process.death_signal(number)\n", ""),),
     ),
     "sandbox's end with the launcher": Switch(
         nothing,
         ("parent",),
-        edits=(Edit("helper/inside.py", "    process.death_signal(process.SIGKILL)\n", ""),),
+        edits=(Edit("inside/namespace_init.py", "    process.death_signal(process.SIGKILL)\n", ""),),
     ),
     "another user than root, and the last look": Switch(
         _trust,
@@ -194,7 +198,7 @@ SWITCHES: dict[str, Switch] = {
         edits=(
             NO_LAST_LOOK,
             Edit(
-                "helper/inside.py",
+                "inside/namespace_init.py",
                 "        process.become(asked.stranger, asked.stranger)\n        process.dumpable(True)",
                 "        process.dumpable(True)",
             ),

@@ -15,7 +15,7 @@ def _told(change: Callable[[Any], Any]) -> Patch:
     """Change what a fork server is told to make."""
 
     def off() -> None:
-        from staddle.zygote import client
+        from staddle.forkserver import client
 
         original = client._blueprint
 
@@ -39,51 +39,53 @@ def _variables_of_the_host() -> None:
 
 
 def _ids_of_the_host() -> None:
-    from staddle.zygote import client
+    from staddle.forkserver import client
 
     client._ids = lambda: (0, 1 << 16)
     _trust()
 
 
 _NO_LOOK_AROUND = Edit(
-    "zygote/*.py", 'doing = "at a last look"\n        last_look.around(blueprint, outside)\n', 'doing = ""\n'
+    "inside/agent/*.py",
+    'doing = "at a last look"\n        verify.around(blueprint, outside)\n',
+    'doing = ""\n',
 )
 _NO_LOOK_AT_ITSELF = Edit(
-    "zygote/confinement.py",
-    "        last_look.at_myself(self._uid, self._gid, self._maps()[-2:], self._outer, self._rights)\n",
+    "inside/agent/confinement.py",
+    "        verify.at_myself(self._uid, self._gid, self._maps()[-2:], self._outer, self._rights)\n",
     "        pass\n",
 )
 _NOBODY_ELSE = Edit(
-    "zygote/confinement.py", "            process.become(self._uid, self._gid)\n", "            pass\n"
+    "inside/agent/confinement.py", "            process.become(self._uid, self._gid)\n", "            pass\n"
 )
 _SAME_USER_NAMESPACE = Edit(
-    "zygote/confinement.py",
+    "inside/agent/confinement.py",
     '        call("setns", self._namespace, userns.CLONE_NEWUSER)\n',
     "        pass\n",
 )
 _KEEPING_CAPABILITIES = (
     Edit(
-        "zygote/confinement.py",
+        "inside/agent/confinement.py",
         "            process.empty_bounding_set()  # before anything that takes the right to\n",
         "            pass\n",
     ),
-    Edit("zygote/confinement.py", "            process.clear_capabilities()\n", "            pass\n"),
+    Edit("inside/agent/confinement.py", "            process.clear_capabilities()\n", "            pass\n"),
     Edit(
-        "helper/confine.py",
+        "inside/confine.py",
         '        _checked("capabilities cannot be dropped", process.drop_capabilities)\n',
         "        pass\n",
     ),
 )
-_ASIDE_STAYS = Edit("zygote/*.py", "    mounts.umount(ASIDE)\n", "")
+_ASIDE_STAYS = Edit("inside/agent/*.py", "    mounts.umount(ASIDE)\n", "")
 #: Of the clone that a sandbox begins with, by their names in /proc.
 _CLONED = {
-    "mount": Edit("zygote/*.py", "    mounts.CLONE_NEWNS\n    | userns", "    0\n    | userns"),
-    "process": Edit("zygote/*.py", "    | userns.CLONE_NEWPID\n", ""),
-    "ipc": Edit("zygote/*.py", "    | userns.CLONE_NEWIPC\n", ""),
-    "uts": Edit("zygote/*.py", "    | userns.CLONE_NEWUTS\n", ""),
-    "cgroup": Edit("zygote/*.py", "    | userns.CLONE_NEWCGROUP\n", ""),
+    "mount": Edit("forkserver/*.py", "    mounts.CLONE_NEWNS\n    | userns", "    0\n    | userns"),
+    "process": Edit("forkserver/*.py", "    | userns.CLONE_NEWPID\n", ""),
+    "ipc": Edit("forkserver/*.py", "    | userns.CLONE_NEWIPC\n", ""),
+    "uts": Edit("forkserver/*.py", "    | userns.CLONE_NEWUTS\n", ""),
+    "cgroup": Edit("forkserver/*.py", "    | userns.CLONE_NEWCGROUP\n", ""),
     "network": Edit(
-        "zygote/*.py", "blueprint.network else userns.CLONE_NEWNET)", "blueprint.network else 0)"
+        "forkserver/*.py", "blueprint.network else userns.CLONE_NEWNET)", "blueprint.network else 0)"
     ),
 }
 
@@ -122,7 +124,7 @@ SWITCHES: dict[str, Switch] = {
             _NO_LOOK_AROUND,
             # Its loopback would have to be brought up, and the host's is not its own.
             Edit(
-                "zygote/*.py",
+                "forkserver/*.py",
                 "None if blueprint.network else Network(",
                 "None and Network(",
             ),
@@ -143,7 +145,7 @@ SWITCHES: dict[str, Switch] = {
         nothing,
         ("change-a-control-file", "remove-a-control-file", "plant-a-control-file"),
         only="user",  # as root they belong to the fork server, whom nobody is inside
-        edits=(Edit("zygote/*.py", "        mounts.set_attributes(cover, mounts.ATTR_RDONLY)\n", ""),),
+        edits=(Edit("inside/agent/*.py", "        mounts.set_attributes(cover, mounts.ATTR_RDONLY)\n", ""),),
     ),
     "user namespace of its own": Switch(nothing, ("start",), edits=(_SAME_USER_NAMESPACE,)),
     "capability drop": Switch(nothing, ("start",), edits=_KEEPING_CAPABILITIES),
@@ -159,7 +161,7 @@ SWITCHES: dict[str, Switch] = {
             _SAME_USER_NAMESPACE,
             _NOBODY_ELSE,
             _NO_LOOK_AT_ITSELF,
-            Edit("zygote/confinement.py", "            process.dumpable(False)\n", ""),
+            Edit("inside/agent/confinement.py", "            process.dumpable(False)\n", ""),
             Edit("mounts/building.py", '"hidepid=2"', '""'),
         ),
     ),
@@ -168,7 +170,7 @@ SWITCHES: dict[str, Switch] = {
         ("start",),  # the kernel takes no filter without it
         edits=(
             Edit(
-                "helper/confine.py", '    _checked("no_new_privs cannot be set", process.no_new_privs)\n', ""
+                "inside/confine.py", '    _checked("no_new_privs cannot be set", process.no_new_privs)\n', ""
             ),
         ),
     ),
@@ -212,16 +214,16 @@ ALONE = {
 # ---------------------------------------------------------------- as its root
 
 _MORE_RIGHTS = (
-    Edit("zygote/confinement.py", "        process.keep_capabilities(as_root.RIGHTS)\n", ""),
+    Edit("inside/agent/confinement.py", "        process.keep_capabilities(as_root.RIGHTS)\n", ""),
     Edit(
-        "helper/confine.py",
+        "inside/confine.py",
         '        _checked("capabilities cannot be dropped", process.drop_capabilities)\n',
         "        pass\n",
     ),
 )
 _NO_LOOK_AS_ROOT = Edit(
-    "zygote/confinement.py",
-    "        last_look.at_myself(0, 0, maps, self._outer, as_root.RIGHTS)\n",
+    "inside/agent/confinement.py",
+    "        verify.at_myself(0, 0, maps, self._outer, as_root.RIGHTS)\n",
     "        pass\n",
 )
 
@@ -242,7 +244,7 @@ AS_ROOT: dict[str, Switch] = {
         ("start",),
         edits=(
             _SAME_USER_NAMESPACE,
-            Edit("zygote/confinement.py", "            as_root.enter_alone()\n", "            pass\n"),
+            Edit("inside/agent/confinement.py", "            as_root.enter_alone()\n", "            pass\n"),
         ),
     ),
     "system call filter": Switch(

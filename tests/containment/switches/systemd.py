@@ -119,7 +119,7 @@ SWITCHES: dict[str, Switch] = {
         edits=(
             NO_LAST_LOOK,
             Edit(
-                "helper/inside.py",
+                "inside/namespace_init.py",
                 "        process.become(asked.stranger, asked.stranger)\n        process.dumpable(True)",
                 "        process.dumpable(True)",
             ),
@@ -140,7 +140,7 @@ SWITCHES: dict[str, Switch] = {
         ("parent",),
         edits=(
             Edit(
-                "helper/systemd_unit.py",
+                "inside/systemd_unit.py",
                 "                os.kill(first, process.SIGKILL)\n"
                 "                os.waitpid(first, 0)\n"
                 "                return 128 + process.SIGKILL\n",

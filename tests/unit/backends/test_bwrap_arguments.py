@@ -39,7 +39,7 @@ def test_every_namespace_is_asked_for_and_none_may_be_made_inside() -> None:
     [
         (Network.deny(), False),
         (Network.loopback(), False),
-        # What bwrap is started in is the sandbox's own by then: see helper.before_bwrap.
+        # What bwrap is started in is the sandbox's own by then: see inside.bwrap_prelude.
         (Network.loopback([80]), True),
         (Network.allow("example.com"), True),
         (Network.open(), True),

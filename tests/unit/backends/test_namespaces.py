@@ -10,6 +10,7 @@ from staddle.backends import gateways
 from staddle.backends import shortfalls as common
 from staddle.backends.namespaces import Namespaces, description, orders, shortfalls
 from staddle.backends.namespaces.orders import NAMESPACES
+from staddle.inside.agent.network import decoded
 from staddle.ipc import namespace_spec
 from staddle.ipc.exec_spec import decode
 from staddle.limits import here, where
@@ -21,7 +22,6 @@ from staddle.network.namespace.arrangement import arrange
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Plan, Text, Variable
-from staddle.zygote.network import decoded
 from tests.unit.mounts.plans import DictHost, guard, hidden, plan, read, scratch, write
 
 STRANGER = 0x70000001

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from staddle.helper.systemd_client import _Client
-from staddle.helper.systemd_unit import _is_bounded
+from staddle.inside.systemd_client import _Client
+from staddle.inside.systemd_unit import _is_bounded
 from staddle.ipc.systemd_spec import MAGIC, Orders, decode, encode
 from staddle.ipc.wire import Malformed
 from staddle.mounts.rows import BIND

@@ -40,7 +40,7 @@ def test_the_interpreter_is_isolated_and_nothing_secret_is_on_its_command_line()
     launch = helper.launch(SMALL)
     try:
         assert launch.argv[1:3] == ("-I", "-S")
-        assert launch.argv[3] == str(SRC / "staddle" / "helper" / "__main__.py")
+        assert launch.argv[3] == str(SRC / "staddle" / "inside" / "__main__.py")
         assert launch.argv[4] == "jail-exec"
         assert not any("hush" in word for word in (*launch.argv, *launch.env.values()))
         assert set(launch.env) == {"LC_ALL", "PATH"}
@@ -83,9 +83,9 @@ def test_without_an_interpreter_there_is_no_helper(monkeypatch: pytest.MonkeyPat
     assert open_descriptors() == before
 
 
-@pytest.mark.parametrize("role", ["jail_exec", "namespaces", "systemd_client", "systemd_unit"])
+@pytest.mark.parametrize("role", ["jail_exec", "namespace_launcher", "systemd_client", "systemd_unit"])
 def test_the_helper_loads_nothing_slow(role: str) -> None:
-    code = f"import sys; sys.path.append({str(SRC)!r}); import staddle.helper.{role}; print(*sys.modules)"
+    code = f"import sys; sys.path.append({str(SRC)!r}); import staddle.inside.{role}; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
     )

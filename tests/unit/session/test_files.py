@@ -14,11 +14,11 @@ import pytest
 
 from staddle.errors import ArchiveRefused, InvalidCall, PathEscape, SandboxLost, SessionError
 from staddle.files.tar import END, Member, padding, write
+from staddle.inside.agent.tar import plain_name
 from staddle.ipc import file_messages
 from staddle.ipc.wire import Malformed
 from staddle.session import archives, clerk, files
 from staddle.session.clerk import Clerk
-from staddle.zygote.packing import plain_name
 
 Answers = Callable[[_socket.socket, file_messages.Said], None]
 

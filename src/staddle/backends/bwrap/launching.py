@@ -173,12 +173,12 @@ def _connecting(
     starter: Starter, plan: Plan, built: Built | None, give: Descriptors, line: tuple[int, ...]
 ) -> _Enter:
     """By our own step, which makes a network first. `line` is where it tells, and the gateway's line."""
-    from ...helper import before_bwrap
+    from ...inside import bwrap_prelude
     from ...launch import helper
 
     status, *ends = line
     user = -1 if built is None or built.user_namespace is None else give.keep(built.user_namespace)
-    orders = before_bwrap.Orders(
+    orders = bwrap_prelude.Orders(
         status=status,
         launcher=os.getpid(),
         network=gateways.rows(plan),
@@ -187,7 +187,7 @@ def _connecting(
         mount_namespace=-1 if built is None else give.keep(built.mount_namespace),
         stranger=-1 if starter.stranger is None else starter.stranger,
     )
-    return _Enter(helper.command("bwrap", str(give.holding(before_bwrap.encode(orders)))))
+    return _Enter(helper.command("bwrap", str(give.holding(bwrap_prelude.encode(orders)))))
 
 
 def failure(said: bytes) -> str | None:

@@ -28,7 +28,7 @@ _SMALL = 16 << 20
 
 
 class View(Value):
-    """What `helper.view` builds; the rows are those of the instructions, as text."""
+    """What `inside.root_view` builds; the rows are those of the instructions, as text."""
 
     trees: tuple[tuple[str, int, int, bool], ...]
     empty: tuple[tuple[str, int, int], ...]

@@ -99,11 +99,11 @@ def _limited(plan: Plan) -> Alone | None:
 
 
 def _start_here(asked: namespace_spec.Surroundings, prepare: Callable[[], None], told: Told | None) -> int:
-    from ...helper.inside import start_here
+    from ...inside.namespace_init import start_here
 
     if told is None:
         return start_here(asked, prepare)
-    from ...helper.gateway import Gateway
+    from ...inside.gateway import Gateway
     from ...ipc.status import NotStarted
 
     try:

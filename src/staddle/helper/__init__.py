@@ -1,1 +1,0 @@
-"""The program that confines itself and then becomes the command (`jail-exec`)."""

@@ -1,0 +1,1 @@
+"""The agent, first process (PID 1) of a session's sandbox, and its file server: no rights outside."""

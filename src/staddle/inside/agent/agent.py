@@ -1,0 +1,424 @@
+"""The agent: the process of ours inside a sandbox, which starts everything else there.
+
+    host program ══ main line ══ agent ── shells, commands, terminals
+                 ══ a line for each process it started
+
+It never waits for anything but its lines and the end of its children, it reaps everything that
+loses its parent, and it ends, with all that is below it, when the main line is closed: by the
+host program, or by the kernel because there is no host program any more.
+
+As the first process of a pid namespace it holds capabilities over the sandbox; nothing it hears
+comes from inside, and nothing inside can look into it. In any other habitat it is as confined
+as the commands it starts, and no more to be trusted than they are.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import _socket
+import errno
+import os
+import select
+
+from ...ipc import agent_messages
+from ...ipc.descriptors import awaited, close_all
+from ...ipc.status import CONFINEMENT, NotStarted
+from ...ipc.wire import Malformed
+from ...linux import process
+from . import process_tree, spawn, usage
+from .greeting import SHELL_OPTIONS, greeting
+from .processes import Child, Line, available, terminal
+from .shell_files import Files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    from ...limits.telling import Watch
+    from ...network.namespace.handing import Forwards
+    from .mount_swap import Swap
+    from .network import Network
+    from .shell_files import Channel
+    from .spawn import Become
+
+#: When nothing was asked for this long, in milliseconds, there is time for what can wait.
+_IDLE = 100
+
+
+class Agent:
+    """Serves one host program, from `begin` on, before anything is confined."""
+
+    def __init__(
+        self,
+        become: Become,
+        *,
+        user: int = -1,
+        swap: Swap | None = None,
+        tidy: Callable[[], None] = lambda: None,
+        confine: Callable[[], None] | None = None,
+        started: Callable[[int], None] = lambda _: None,
+        become_root: Become | None = None,
+    ) -> None:
+        """`become` confines a child of ours and execs in it; see spawn.start. `confine` only confines.
+
+        `started` is called with each child, which may wait for that. `become_root` is as `become`,
+        for the root of the sandbox.
+
+        `user` is whose the terminals are, if not ours. `swap` puts trees in the place of the present
+        ones, and `tidy` follows when there is time; see mount_swap.Trees.
+        """
+        self._become, self._confine, self._started = become, confine, started
+        self._user, self._swap, self._tidy, self._become_root = user, swap, tidy, become_root
+        self._wishes: dict[int, _socket.socket] = {}
+        self._later: list[int] = []  # to be closed when there is nothing else to do
+        self._shells = 0
+        self.watch: Watch | None = None  # who holds limits that the kernel does not
+        self._children: dict[int, Child] = {}
+        self._lines: dict[int, Child | None] = {}
+        self._telling: dict[int, Child] = {}
+
+    def begin(
+        self, line: _socket.socket, channel: Channel, network: Network | Forwards | None = None
+    ) -> None:
+        """Be the agent: this process, with the main line `line`.
+
+        `network` hands out sockets of the sandbox's network namespace.
+        """
+        self._channel, self._network = channel, network
+        self._main = Line(line)
+        self._lines[line.fileno()] = None
+        self._pause = process_tree.Pause(os.getpid())
+        self._count = usage.Count(own_numbers=os.getpid() == 1)
+        self._poll = select.poll()
+        # An interrupt for a child that is not its program yet must not be taken for an error of ours.
+        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+        process.block_signals((process.SIGCHLD,))
+        self._signals = process.signal_descriptor((process.SIGCHLD,))
+
+    def open_shell(self, program: bytes, environment: tuple[bytes, ...], directory: bytes) -> None:
+        """Start a shell and say so on the main line."""
+        self.announce(*self.start_shell(program, environment, directory))
+
+    def start_shell(
+        self, program: bytes, environment: tuple[bytes, ...], directory: bytes
+    ) -> tuple[bytes, tuple[int, ...]]:
+        """Start a shell; what there is to say about it, and the descriptors to hand over.
+
+        Of these all but its files, its line, the pipe of its commands and a handle of it, are to be closed.
+        """
+        files = Files(self._channel, self._shells)
+        self._shells += 1
+        control, commands = os.pipe2(os.O_CLOEXEC)
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        # What it says outside of commands goes where it says that they are over.
+        noise = os.open(f"/proc/self/fd/{files.descriptor('done')}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            order = spawn.Order((program, *SHELL_OPTIONS), environment, directory, (control, null, noise))
+            os.write(commands, greeting(files.places()))
+            self._count.leave_out_one()
+            child, theirs = self._start(order, files, self._become)
+            child.again = (program, environment, directory)
+            said = agent_messages.encode(agent_messages.OPENED, child.pid, files.places())
+            return said, (theirs.detach(), commands, *files.descriptors(), *usage.handle(child.pid))
+        except BaseException:
+            files.close()
+            os.close(commands)
+            raise
+        finally:
+            for fd in (control, null, noise):
+                os.close(fd)
+
+    def waiting_shells(self) -> set[int]:
+        """The shells, which are to be kept when something has to go."""
+        return {pid for pid, child in self._children.items() if child.files is not None}
+
+    def confirm(self) -> None:
+        """Wait until everything that was started runs its program. NotStarted when something does not."""
+        for told, child in list(self._telling.items()):
+            poll = select.poll()
+            poll.register(told, select.POLLIN)
+            poll.poll()  # between fork and exec nothing waits for anything
+            self._heard_start(told)
+            if child.why:
+                raise NotStarted(CONFINEMENT, child.why.decode("utf-8", "replace"))
+
+    def announce(self, said: bytes, descriptors: tuple[int, ...], line: Line | None = None) -> None:
+        """Hand over a shell that was started."""
+        try:
+            (line or self._main).say(said, descriptors)
+        finally:
+            for fd in (*descriptors[:2], *descriptors[8:]):
+                os.close(fd)
+
+    def serve(self) -> NoReturn:
+        """Do what is asked for until the main line is closed. Never returns."""
+        self._poll.register(self._signals, select.POLLIN)
+        for fd in self._lines:
+            self._poll.register(fd, select.POLLIN)
+        while True:
+            wait = _IDLE if self._later else None
+            ready = self._poll.poll(wait if self.watch is None else self.watch.patience(wait))
+            if self._later and not ready:
+                self._tidy()
+                while self._later:
+                    os.close(self._later.pop())
+            for fd, events in ready:
+                if fd == self._signals:
+                    process.read_signals(fd)
+                    self._reap()
+                elif fd in self._telling:
+                    self._heard_start(fd)
+                elif fd in self._wishes:
+                    self._grant(self._wishes[fd])
+                elif fd in self._lines:
+                    self._attend(fd, events)
+
+    def _attend(self, fd: int, events: int) -> None:
+        child = self._lines[fd]
+        line = child.line if child else self._main
+        if events & select.POLLOUT:
+            self._watch(line)
+        if not events & ~select.POLLOUT:
+            return
+        try:
+            message = agent_messages.hear(line.socket, bodies=child is None)
+        except BlockingIOError:
+            return
+        except (Malformed, OSError):
+            message = None  # it does not speak our language: as if it had hung up
+        if message is None:
+            if child is None:
+                self._end()
+            else:
+                self._let_go(child)
+            return
+        try:
+            if child:
+                self._ask_child(child, message)
+            else:
+                self._ask(message)
+        except (OSError, Malformed, ValueError) as error:
+            line.say(
+                agent_messages.encode(
+                    agent_messages.REFUSED, str(error).encode("utf-8", "backslashreplace")[:2048]
+                )
+            )
+        finally:
+            message.close()
+        self._watch(line)
+
+    def _grant(self, line: _socket.socket) -> None:
+        """What is wished for on the line of the network, which only the host program has."""
+        wish = line.recv(agent_messages.LONGEST)
+        if not wish or self._network is None:
+            self._poll.unregister(line.fileno())
+            del self._wishes[line.fileno()]
+            line.close()
+            return
+        try:
+            self._network.answer(line.fileno(), wish)
+        except (OSError, ValueError):
+            pass  # whoever asked has gone, or hears nothing
+
+    # ---------------------------------------------------------------- requests
+
+    def _ask(self, message: agent_messages.Message) -> None:
+        """What is asked for on the main line."""
+        if message.kind == agent_messages.SHELL:
+            self.open_shell(*message.fields)
+        elif message.kind in (agent_messages.SPAWN, agent_messages.SPAWN_WHOLE):
+            self._spawn(message, self._become)
+        elif message.kind == agent_messages.SPAWN_ROOT and self._become_root is not None:
+            self._spawn(message, self._become_root)
+        elif message.kind == agent_messages.CLERK and self._confine is not None:
+            self._start_clerk(self._confine, *message.descriptors)
+        elif message.kind == agent_messages.LOOK and self.watch is not None:
+            self.watch.look(gone=1)  # the command that failed
+            self._main.say(agent_messages.encode(agent_messages.LOOKED))
+        elif message.kind == agent_messages.POKE:
+            self._main.say(agent_messages.encode(agent_messages.POKED, *message.fields))
+        elif message.kind == agent_messages.COUNT:
+            spent = self._count.whole() if message.fields[0] else (0, 0, 0, 0, 0, self._count.started())
+            self._main.say(agent_messages.encode(agent_messages.COUNTED, spent))
+        elif message.kind == agent_messages.END_ALL and os.getpid() == 1:
+            try:
+                os.kill(-1, process.SIGKILL)  # all at once: nobody starts another in between
+            except ProcessLookupError:
+                pass  # there is nobody
+            self._main.say(agent_messages.encode(agent_messages.ALL_ENDED))
+        elif message.kind == agent_messages.PAUSE:
+            if message.fields[0]:
+                self._pause.begin()
+            else:
+                self._pause.end()
+            self._main.say(agent_messages.encode(agent_messages.PAUSED))
+        elif message.kind == agent_messages.NETWORK and self._network is not None:
+            ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+            self._network.hand_over(ours.fileno())
+            self._wishes[ours.fileno()] = ours
+            self._poll.register(ours.fileno(), select.POLLIN)
+            self._main.say(agent_messages.encode(agent_messages.LINE), (theirs.fileno(),))
+            theirs.close()
+        elif message.kind == agent_messages.SWAP and self._swap is not None:
+            alone, roots = message.fields
+            self._main.say(self._swapped(self._swap, alone, roots, *message.descriptors))
+        else:
+            raise Malformed(f"{message.kind!r} is not for the main line")
+
+    def _swapped(self, swap: Swap, alone: int, roots: tuple[bytes, ...], line: int) -> bytes:
+        """Exchange trees; with `alone` only if nothing but shells, which wait, can be in them.
+
+        The zygote makes them meanwhile, and sends them on `line`: the only thing that is waited for.
+        """
+        shells = {pid for pid, child in self._children.items() if child.files is not None or child.is_clerk}
+        others = {*process_tree.table(), *self._children} - {os.getpid(), *shells} if alone else ()
+        if others:
+            return agent_messages.encode(
+                agent_messages.BUSY, b"%d processes run in the sandbox" % len(others)
+            )
+        trees: list[int] = []
+
+        def come() -> dict[str, int]:
+            trees.extend(awaited(line, len(roots)))
+            return dict(zip(map(os.fsdecode, roots), trees, strict=True))
+
+        try:
+            # The last to let go of a mount pays for all that it has in memory: not now.
+            self._later += swap(tuple(map(os.fsdecode, roots)), bool(alone), come)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            return agent_messages.encode(agent_messages.BUSY, b"a file is open for writing")
+        finally:
+            close_all(trees)
+        return agent_messages.encode(agent_messages.SWAPPED)
+
+    def _spawn(self, message: agent_messages.Message, become: Become) -> None:
+        argv, environment, directory, rows, columns = message.fields
+        if not argv:
+            raise Malformed("no program")
+        made: list[int] = []
+        master: list[int] = []
+        try:
+            if message.descriptors:
+                stdin, stdout, stderr = message.descriptors
+            else:
+                master, other = terminal(rows, columns, self._user)
+                made = [*master, other]
+                stdin = stdout = stderr = other
+            whole = message.kind == agent_messages.SPAWN_WHOLE
+            stdio = (stdin, stdout, stderr)
+            order = spawn.Order(argv, environment, directory, stdio, terminal=bool(master), whole=whole)
+            child, theirs = self._start(order, None, become)
+            child.is_ours = whole
+            self._main.say(
+                agent_messages.encode(agent_messages.STARTED, child.pid), (theirs.fileno(), *master)
+            )
+            theirs.close()
+        finally:
+            for fd in made:
+                os.close(fd)
+
+    def _start_clerk(self, confine: Callable[[], None], line: int, code: int) -> None:
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self._count.leave_out_one()
+        try:
+            child, theirs = self._add(lambda: spawn.start_clerk(line, code, confine, null), None)
+        finally:
+            os.close(null)
+        child.is_clerk = True
+        self._main.say(agent_messages.encode(agent_messages.STARTED, child.pid), (theirs.fileno(),))
+        theirs.close()
+
+    def _ask_child(self, child: Child, message: agent_messages.Message) -> None:
+        """What is asked for on the line of a process."""
+        kind, fields = message.kind, message.fields
+        if kind == agent_messages.POKE:
+            child.line.say(agent_messages.encode(agent_messages.POKED, *fields))
+        elif kind == agent_messages.SIGNAL:
+            number, everything = fields
+            if not 0 <= number <= process.LAST_SIGNAL:
+                raise Malformed(f"there is no signal {number}")
+            child.signal(number, everything=bool(everything))
+        elif child.files is None:
+            raise Malformed(f"{kind!r} is for a shell")
+        elif kind == agent_messages.END_RUN:
+            step, since, newest = fields
+            holds = process_tree.holder(child.files.pipes(), child.files.former)
+            if not child.ended:
+                child.ending.step(
+                    step, lambda: process_tree.of_run(child.pid, since, newest, process_tree.table(), holds)
+                )
+        elif kind == agent_messages.AGAIN:
+            self.announce(*self.start_shell(*child.again), child.line)
+        elif kind in (agent_messages.ATTACH, agent_messages.RENEW):
+            if kind == agent_messages.RENEW:
+                child.files.renew()
+            said = agent_messages.encode(agent_messages.FILES, child.files.places())
+            child.line.say(said, child.files.descriptors())
+        else:
+            raise Malformed(f"{kind!r} is not for the line of a process")
+
+    # ---------------------------------------------------------------- children
+
+    def _start(self, order: spawn.Order, files: Files | None, become: Become) -> tuple[Child, _socket.socket]:
+        """A child and the host program's end of its line."""
+        return self._add(lambda: spawn.start(order, become), files)
+
+    def _add(self, start: Callable[[], tuple[int, int]], files: Files | None) -> tuple[Child, _socket.socket]:
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
+            pid, told = start()
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
+        child = Child(pid, Line(ours), files)
+        self._children[pid] = self._telling[told] = self._lines[ours.fileno()] = child
+        self._poll.register(told, select.POLLIN)
+        self._poll.register(ours.fileno(), select.POLLIN)
+        self._started(pid)
+        return child, theirs
+
+    def _heard_start(self, told: int) -> None:
+        """The program runs, or it is said why not."""
+        self._telling[told].why += available(told)
+        self._poll.unregister(told)
+        del self._telling[told]
+        os.close(told)
+
+    def _reap(self) -> None:
+        while (ended := self._count.reap()) is not None:
+            pid, status, spent = ended
+            child = self._children.pop(pid, None)
+            if child is None:
+                continue
+            for told in [fd for fd, whose in self._telling.items() if whose is child]:
+                self._heard_start(told)
+            child.ended = True
+            child.line.say(agent_messages.encode(agent_messages.ENDED, status, child.why, spent))
+            self._watch(child.line)
+
+    def _let_go(self, child: Child) -> None:
+        """Nobody is interested any more: the process ends with everything below it."""
+        fd = child.line.socket.fileno()
+        self._poll.unregister(fd)
+        del self._lines[fd]
+        child.line.socket.close()
+        child.end()
+        if child.files:
+            child.files.close()
+
+    def _watch(self, line: Line) -> None:
+        """Also for room on the line, as long as something waits to be said."""
+        waiting = line.flush()
+        fd = line.socket.fileno()
+        if fd in self._lines:
+            self._poll.modify(fd, select.POLLIN | (select.POLLOUT if waiting else 0))
+
+    def _end(self) -> NoReturn:
+        # The kernel ends a pid namespace with its first process.
+        if os.getpid() != 1:
+            process_tree.end_everything(os.getpid())
+        os._exit(0)

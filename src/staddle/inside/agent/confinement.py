@@ -1,0 +1,176 @@
+"""What a process of the sandbox does to itself between fork and exec.
+
+It comes from the agent, with the agent's capabilities over the sandbox, and ends in the
+sandbox's inner user namespace with none, or as a root of it with those of `as_root`.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import os
+
+from ...ipc.exec_spec import Instructions
+from ...limits import victims
+from ...linux import cgroups, process, userns
+from ...linux.syscalls import call
+from ..confine import become_command, confine
+from . import as_root, verify
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_DONE = b"!"
+
+
+class Confinement:
+    """The same for every process of one sandbox.
+
+    All of them are in one user namespace, below the one that the view belongs to: from there
+    no mount can be changed, and what the kernel counts for a user is counted for all of them
+    together.
+    """
+
+    def __init__(
+        self,
+        uid: int,
+        gid: int,
+        whose: int,
+        rlimits: tuple[tuple[int, int, int], ...],
+        filter: bytes,
+        *,
+        rights: int = 0,
+    ):
+        """`whose` is the id, in our namespace, that `uid` is to be: ours (0), or one that nobody has.
+
+        `rights` are the capabilities that all of them keep, for a session that is root.
+        """
+        self._uid, self._gid, self._whose = uid, gid, whose
+        self._rlimits, self._filter = rlimits, filter
+        self._rights = rights
+        self._outer = verify.user_namespace()
+        self._namespace = -1  # until the first process has made it
+        self._doors: tuple[int, ...] = ()
+        self._goes_first = False
+
+    def begin(self, doors: tuple[int, ...], *, goes_first: bool = False) -> None:
+        """For this sandbox. By `doors`, descriptors, a process puts itself into its control groups.
+
+        With `goes_first`, or in groups, its processes go before others when memory is used up.
+        """
+        self._doors, self._goes_first = doors, goes_first or bool(doors)
+        self._ours, self._theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+
+    def started(self, pid: int) -> None:
+        """The agent has started `pid`. The namespace that the first one makes is that of all who follow.
+
+        A process of its own for that would cost a sandbox a fork and some hundred copied pages.
+        """
+        if self._namespace >= 0:
+            return
+        self._theirs.close()
+        try:
+            if self._ours.recv(1) != _DONE:
+                return  # it has failed, and tells why itself
+            for name, text in self._maps():
+                fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+                try:
+                    os.write(fd, text)
+                finally:
+                    os.close(fd)
+            self._namespace = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            # Before anything of the sandbox runs: nothing in it looks into us, the agent. That hides us
+            # in its /proc, too. Not sooner: its maps would have been closed to us, as ours to it.
+            process.dumpable(False)
+            self._ours.send(_DONE)
+        finally:
+            self._ours.close()
+
+    def become(self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
+        """Be confined and exec. Raises NotStarted or OSError; nothing else comes back."""
+        self._enter(self._rights)
+        instructions = self._instructions(argv, environment, directory)
+        become_command(instructions, None, -1, guardian=0, last=self._look, kept=self._rights)
+
+    def become_root(
+        self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes
+    ) -> NoReturn:
+        """As `become`, but as the sandbox's root; see `as_root`."""
+        self._enter_groups()
+        if self._whose:
+            self._join()
+            process.become(0, 0)
+        else:
+            as_root.enter_alone()
+        process.keep_capabilities(as_root.RIGHTS)
+        instructions = self._instructions(argv, environment, directory)
+        become_command(instructions, None, -1, guardian=0, last=self._look_as_root, kept=as_root.RIGHTS)
+
+    def confine(self) -> None:
+        """Be confined in the same way, and go on as we are; open files are not limited."""
+        self._enter()
+        confine(self._instructions((), (), b"/"), None, guardian=0)
+        self._look()
+
+    def _enter(self, kept: int = 0) -> None:
+        self._enter_groups()
+        if self._namespace < 0:
+            self._found()
+        else:
+            self._join()
+        if not kept:
+            process.empty_bounding_set()  # before anything that takes the right to
+        if self._whose:
+            process.become(self._uid, self._gid)
+        if kept:
+            process.keep_capabilities(kept)
+        else:
+            process.clear_capabilities()
+
+    def _join(self) -> None:
+        call("setns", self._namespace, userns.CLONE_NEWUSER)
+
+    def _enter_groups(self) -> None:
+        # While we still have the agent's rights, and nothing of the sandbox runs in us.
+        if self._goes_first:
+            victims.go_first()
+        if self._doors:
+            cgroups.enter(self._doors)
+            call("unshare", userns.CLONE_NEWCGROUP)  # from inside, our group has no name
+
+    def _found(self) -> None:
+        """Make the namespace, and have the agent say who is who in it."""
+        self._ours.close()
+        call("unshare", userns.CLONE_NEWUSER)
+        self._theirs.send(_DONE)
+        if self._theirs.recv(1) != _DONE:
+            raise OSError(errno.EPERM, "the sandbox's inner user namespace cannot be made")
+
+    def _look(self) -> None:
+        verify.at_myself(self._uid, self._gid, self._maps()[-2:], self._outer, self._rights)
+
+    def _look_as_root(self) -> None:
+        maps = self._maps()[-2:] if self._whose else as_root.MAPS
+        verify.at_myself(0, 0, maps, self._outer, as_root.RIGHTS)
+
+    def _instructions(
+        self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes
+    ) -> Instructions:
+        return Instructions(argv, environment, directory, rlimits=self._rlimits, filter=self._filter)
+
+    def _maps(self) -> tuple[tuple[str, bytes], ...]:
+        if self._whose:  # everybody is who they are, but for the sandbox's user
+            maps = (_everybody(number, self._whose) for number in (self._uid, self._gid))
+            return tuple(zip(("uid_map", "gid_map"), maps, strict=True))
+        return ("setgroups", b"deny"), ("uid_map", b"%d 0 1" % self._uid), ("gid_map", b"%d 0 1" % self._gid)
+
+
+def _everybody(number: int, whose: int) -> bytes:
+    """A map in which `number` inside is `whose`, and every id that is neither of these is itself."""
+    if number == whose:
+        return b"0 0 65536"
+    low, high = sorted((number, whose))
+    between, after = (low + 1, low + 1, high - low - 1), (high + 1, high + 1, 65535 - high)
+    rows = ((0, 0, low), (number, whose, 1), between, after)
+    return b"\n".join(b"%d %d %d" % row for row in rows if row[2] > 0)

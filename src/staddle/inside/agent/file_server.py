@@ -1,0 +1,399 @@
+"""The clerk: a process of the sandbox that looks after files for the host program.
+
+It is forked by the agent, confines itself as every command does, and then serves instead of
+becoming a program: it has the sandbox's view and the rights of the sandbox's user, and nothing
+more. So a link leads where it would lead a command, and what a command may not read or write
+the host program does not get to read or write by it either.
+
+Nothing in it is a boundary. Content of files goes by descriptor: it hands out files that it
+has opened for reading, and copies from a pipe what is to be written.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ...errors import StaddleError
+from ...files import beneath
+from ...files.globs import Glob
+from ...ipc import file_messages
+from ...ipc.wire import Malformed
+from ...linux.openat2 import allow_steps, open_without_symlinks
+from . import tar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Callable, Iterable
+    from typing import Any, NoReturn
+
+_CHUNK = 1 << 18
+#: A walk says that it goes on after so many directories.
+_A_WHILE = 200
+
+
+def serve(line: _socket.socket) -> NoReturn:
+    """Answer until the line is closed. Never returns."""
+    allow_steps()
+    clerk = Clerk(line)
+    while True:
+        try:
+            said = file_messages.hear(line)
+        except (Malformed, OSError):
+            said = None
+        if said is None:
+            os._exit(0)
+        try:
+            clerk.answer(said)
+        except OSError:
+            os._exit(0)  # nobody listens
+        finally:
+            said.close()
+
+
+class Clerk:
+    """Does what is asked, one thing at a time."""
+
+    def __init__(self, line: _socket.socket) -> None:
+        self._line = line
+        self._does: dict[bytes, tuple[Callable[..., Any], int, int]] = {
+            file_messages.OPEN: (self._open, 1, 0),
+            file_messages.LIST: (self._list, 1, 0),
+            file_messages.STATUS: (self._status, 1, 1),
+            file_messages.MAKE: (self._make, 1, 1),
+            file_messages.RENAME: (self._rename, 2, 1),
+            file_messages.REMOVE: (self._remove, 1, 1),
+            file_messages.GLOB: (self._glob, 2, 0),
+            file_messages.REAL: (self._real, 1, 0),
+            file_messages.OPEN_BENEATH: (self._open_beneath, 2, 0),
+            file_messages.REMOVE_BENEATH: (self._remove_beneath, 2, 0),
+            file_messages.GLOB_BENEATH: (self._glob_beneath, 2, 0),
+        }
+
+    def answer(self, said: file_messages.Said) -> None:
+        """Do it, and say what came of it. OSError when nobody listens any more."""
+        operation, words, numbers = said.fields
+        if said.letter != file_messages.QUESTION or operation in (file_messages.ALL, file_messages.DROP):
+            return  # the end of something that has failed before its end
+        try:
+            rows, handed = self._done(operation, words, numbers, said)  # type: ignore[arg-type]
+        except OSError as error:
+            path = error.filename if isinstance(error.filename, str | bytes) else b""
+            why = "" if error.strerror == os.strerror(error.errno or 0) else error.strerror or ""
+            self._failed(file_messages.OF_KERNEL, error.errno or errno.EIO, os.fsencode(path), why, "")
+        except StaddleError as error:
+            kind = type(error).__name__.encode()
+            kind = kind if kind in file_messages.KINDS else b"PolicyError"
+            self._failed(kind, 0, _bytes(error.what), error.why, error.fix)
+        except (Malformed, ValueError, MemoryError, RecursionError) as error:
+            self._failed(file_messages.OF_KERNEL, errno.EINVAL, b"", str(error), "")
+        else:
+            try:
+                file_messages.say(
+                    self._line, file_messages.LAST, rows, descriptors=() if handed < 0 else (handed,)
+                )
+            finally:
+                if handed >= 0:
+                    os.close(handed)
+
+    def _done(
+        self, operation: bytes, words: tuple[bytes, ...], numbers: tuple[int, ...], said: file_messages.Said
+    ) -> tuple[tuple[object, ...], int]:
+        """(the last rows, a descriptor to hand out or -1)"""
+        if any(b"\0" in word for word in words[:1]):
+            raise Malformed("a path has a NUL in it")
+        if operation in (file_messages.WRITE, file_messages.WRITE_BENEATH):
+            self._write(operation, words, numbers, said)
+            return (), -1
+        if operation == file_messages.PACK:
+            pipe, said.descriptor = said.descriptor, -1
+            tar.pack(words[0], pipe)
+            return (), -1
+        if operation == file_messages.UNPACK:
+            pipe, said.descriptor = said.descriptor, -1
+            tar.unpack(words[0], pipe, self._confirmed, self._beat)
+            return (), -1
+        function, paths, count = self._does.get(operation, (None, 0, 0))
+        if function is None or len(words) != paths or len(numbers) != count:
+            raise Malformed(f"there is no {operation!r} of {len(words)} paths and {len(numbers)} numbers")
+        result = function(*words, *numbers)
+        if isinstance(result, int):
+            return (), result
+        return (tuple(result), -1) if result else ((), -1)
+
+    def _failed(self, kind: bytes, number: int, what: bytes, why: str, fix: str) -> None:
+        file_messages.say(
+            self._line, file_messages.ERROR, kind, number, what[:8192], _bytes(why), _bytes(fix)
+        )
+
+    def _say_rows(self, rows: Iterable[tuple[bytes, int, int, int]]) -> None:
+        """Many rows, in messages of a good size."""
+        waiting: list[tuple[bytes, int, int, int]] = []
+        size = 0
+        for row in rows:
+            size += len(row[0]) + 40
+            waiting.append(row)
+            if size > file_messages.ENOUGH:
+                file_messages.say(self._line, file_messages.MORE, tuple(waiting))
+                waiting, size = [], 0
+        if waiting:
+            file_messages.say(self._line, file_messages.MORE, tuple(waiting))
+
+    def _beat(self) -> None:
+        """Say that we are still at it."""
+        file_messages.say(self._line, file_messages.MORE, ())
+
+    # ---------------------------------------------------------------- files, as any program sees them
+
+    def _open(self, path: bytes) -> int:
+        _refuse_special(os.stat(path).st_mode)
+        # It may be another thing by now: not waiting for it, and asking again what it is. By the name
+        # that links lead to: those of /proc, followed, would lead to what we were started from.
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(os.path.realpath(path), flags)
+        try:
+            _refuse_special(os.fstat(fd).st_mode)
+            _refuse_ourselves(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _list(self, path: bytes) -> None:
+        def rows() -> Iterable[tuple[bytes, int, int, int]]:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    try:
+                        yield _row(entry.name, entry.stat(follow_symlinks=False))
+                    except FileNotFoundError:
+                        continue  # gone since
+
+        self._say_rows(rows())
+
+    def _status(self, path: bytes, follow: int) -> list[tuple[bytes, int, int, int]]:
+        return [_row(os.path.basename(path.rstrip(b"/")), os.stat(path, follow_symlinks=bool(follow)))]
+
+    def _make(self, path: bytes, parents: int) -> None:
+        if parents:
+            os.makedirs(path, exist_ok=True)
+        else:
+            os.mkdir(path)
+
+    def _rename(self, old: bytes, new: bytes, replace: int) -> None:
+        if not replace and os.path.lexists(new):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+        os.rename(old, new)
+
+    def _remove(self, path: bytes, whole: int) -> None:
+        if whole and stat.S_ISDIR(os.lstat(path).st_mode):
+            tar.remove_tree(path, self._beat)
+        else:
+            os.unlink(path)
+
+    def _glob(self, directory: bytes, pattern: bytes) -> None:
+        root = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._say_matches(root, pattern, links=True)
+
+    def _real(self, path: bytes) -> list[tuple[bytes, int, int, int]]:
+        real = os.path.realpath(path, strict=True)
+        found = os.stat(real)
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        return [_row(real, found)]
+
+    # ---------------------------------------------------------------- beneath a directory, without links
+
+    def _open_beneath(self, directory: bytes, path: bytes) -> int:
+        root = _root(directory)
+        try:
+            fd = beneath.open_file(root, os.fsdecode(path))
+        finally:
+            os.close(root)
+        try:
+            _refuse_ourselves(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _remove_beneath(self, directory: bytes, path: bytes) -> None:
+        root = _root(directory)
+        try:
+            beneath.remove(root, os.fsdecode(path))
+        finally:
+            os.close(root)
+
+    def _glob_beneath(self, directory: bytes, pattern: bytes) -> None:
+        self._say_matches(_root(directory), pattern, links=False)
+
+    def _say_matches(self, root: int, pattern: bytes, *, links: bool) -> None:
+        """Takes `root`. The names of what matches; of each only whether it is a directory is said."""
+        glob = Glob(os.fsdecode(pattern))
+        depth, looked = len(glob.head), 0
+
+        def enter(path: str) -> bool:
+            nonlocal looked
+            looked += 1
+            if not looked % _A_WHILE:
+                self._beat()
+            return glob.deep or path.count("/") + 1 < depth
+
+        def rows() -> Iterable[tuple[bytes, int, int, int]]:
+            if glob.prefix and glob.matches(glob.prefix):  # `docs/**` names docs too
+                yield os.fsencode(glob.prefix), stat.S_IFDIR, 0, 0
+            for path, is_directory in beneath.walk(root, glob.prefix, enter, links=links):
+                if glob.matches(path):
+                    yield os.fsencode(path), stat.S_IFDIR if is_directory else 0, 0, 0
+
+        try:
+            os.close(beneath.open_checked(root, glob.prefix or ".", os.O_PATH | os.O_DIRECTORY))
+            self._say_rows(rows())
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        finally:
+            os.close(root)
+
+    # ---------------------------------------------------------------- writing
+
+    def _write(
+        self, operation: bytes, words: tuple[bytes, ...], numbers: tuple[int, ...], said: file_messages.Said
+    ) -> None:
+        paths = 1 if operation == file_messages.WRITE else 2
+        by_pipe = said.descriptor >= 0
+        if len(words) != paths + (not by_pipe) or len(numbers) != 1:
+            raise Malformed("what is to be written is not said as it should be")
+        if operation == file_messages.WRITE:
+            target = _pending(words[0], make=bool(numbers[0]))
+        else:
+            root = _root(words[0])
+            try:
+                target = beneath.pending(root, os.fsdecode(words[1]))
+            finally:
+                os.close(root)
+        with target:
+            if not by_pipe:
+                target.write(words[-1])
+                return
+            while chunk := os.read(said.descriptor, _CHUNK):
+                target.write(chunk)
+            self._confirmed()
+
+    def _confirmed(self) -> None:
+        """The pipe has ended. That it was all has to be said: whoever wrote may have died."""
+        said = file_messages.hear(self._line)
+        if said is not None:
+            said.close()
+        if said is None or said.fields[0] != file_messages.ALL:
+            raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+
+
+class _InPlace:
+    """A file that is written where it is: nothing can be put beside it, or it is mounted by itself."""
+
+    def __init__(self, path: bytes) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            _refuse_special(os.fstat(self._fd).st_mode)
+            os.ftruncate(self._fd, 0)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def write(self, data: bytes) -> int:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._fd, left) :]
+        return len(data)
+
+    def __enter__(self) -> _InPlace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def _pending(path: bytes, *, make: bool) -> beneath.PendingFile | _InPlace:
+    """What is written to until it is whole, and then is at `path`, or where the link there leads."""
+    if path.endswith(b"/"):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    real = os.path.realpath(path)
+    before = _before(real)
+    parent, name = os.path.split(real)
+    if make:
+        os.makedirs(parent, exist_ok=True)
+    directory = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    if before is not None and _is_mounted(directory, name):
+        os.close(directory)
+        return _InPlace(real)
+    try:
+        return beneath.PendingFile(directory, os.fsdecode(name), os.fsdecode(path), 0o644, before)
+    except OSError as error:
+        if before is None or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return _InPlace(real)
+
+
+def _before(path: bytes) -> os.stat_result | None:
+    """What is there already: a file that we may write, or nothing."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(found.st_mode):  # realpath gave up on it
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    _refuse_special(found.st_mode)
+    if not os.access(path, os.W_OK):
+        # The kernel's own word for why not.
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+    return found
+
+
+def _is_mounted(directory: int, name: bytes) -> bool:
+    """Whether the file is a mount of its own: it cannot be replaced then."""
+    try:
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return False
+    try:
+        return _mount(fd) != _mount(directory)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _mount(fd: int) -> bytes:
+    with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as file:
+        return next((line for line in file.read().splitlines() if line.startswith(b"mnt_id:")), b"")
+
+
+def _root(directory: bytes) -> int:
+    return open_without_symlinks(os.fsdecode(directory), os.O_PATH | os.O_DIRECTORY)
+
+
+def _refuse_special(mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise PermissionError(errno.EPERM, "it is a pipe, a socket or a device, not a file")
+
+
+def _refuse_ourselves(fd: int) -> None:
+    """We are a fork of the agent: what /proc says of us is nothing of the sandbox's."""
+    try:
+        where = os.readlink(f"/proc/self/fd/{fd}".encode())
+    except OSError:
+        return  # there is no /proc, and nothing of us in it
+    if where.startswith(b"/proc/") and str(os.getpid()).encode() in where.split(b"/"):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _row(name: bytes, found: os.stat_result) -> tuple[bytes, int, int, int]:
+    most = (1 << 63) - 1
+    return name, found.st_mode, min(found.st_size, most), max(-most, min(found.st_mtime_ns, most))
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape" if text.isprintable() else "backslashreplace")[:8192]

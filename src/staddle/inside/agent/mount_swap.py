@@ -1,0 +1,303 @@
+"""The trees of one sandbox that can be exchanged while it runs: its workspace, and what is in layers besides.
+
+A tree is known by the path of its root inside. Most are seen there: the workspace, and directories of
+the system once somebody is to write in them. The world, whose root is "/", is seen in parts: each
+of its places is a directory of it. One may lie in another. Belongs to the sandbox's first process,
+which has the right to mount.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from ...forkserver.shared_view import carried
+from ...linux import mounts, overlay
+from ...linux.openat2 import open_beneath
+from ...mounts.building import Builder
+from ...mounts.operations import Bind
+from ...policy.paths import WORKSPACE as PLACE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from typing import TypeAlias
+
+    from ...mounts.operations import Operation
+
+    Swap: TypeAlias = Callable[[Collection[str], bool, Callable[[], Mapping[str, int]]], list[int]]
+
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+WORLD = "/"
+#: In a directory of ours: where trees are mounted while they are made ready, and what was there before.
+_ASIDE, _NEXT, _BEFORE = "aside", "next", "before"
+_COPIED = "/etc"
+
+
+class Trees:
+    """What is mounted where. `aside` is a directory of ours that nobody inside can look into.
+
+    `places` are those of the world; `operations` tells what the view was made of.
+    """
+
+    def __init__(
+        self,
+        owner: int,
+        aside: int = -1,
+        places: Sequence[str] = (),
+        operations: Callable[[], Sequence[Operation]] = tuple,
+    ) -> None:
+        self._owner, self._aside = owner, aside
+        self._places, self._operations = tuple(places), operations
+        self._statics: dict[str, dict[str, bool]] = {}
+        self._workspace: Sequence[Operation] = ()
+        self._added: set[str] = set()  # roots that are neither the workspace's nor the world's
+        self._room, self._is_full = -1, False  # of the place aside: for so many trees; of old ones
+
+    def begin(self, aside: int) -> None:
+        """For a sandbox whose directory was not there yet."""
+        self._aside = aside
+
+    def mount(self, operations: Sequence[Operation], tree: int) -> None:
+        """Show `tree`, which is closed, at the workspace's place and do what else is to be done there."""
+        place = operations[0]
+        if not isinstance(place, Bind):
+            raise ValueError("a workspace begins with what is shown")
+        if len(operations) > 1:
+            Builder.extending("/", owner=self._owner, taken={place: tree}).build(operations)
+        else:  # as it mostly is: what is not run is not in every sandbox's memory
+            _attach(tree, place.path)
+            os.close(tree)
+        self._workspace = operations
+
+    def swap(self, roots: Collection[str], alone: bool, come: Callable[[], Mapping[str, int]]) -> list[int]:
+        """Put other trees in the place of those with these roots: all of them, or none.
+
+        They need not be there at first: `come` is called when all is ready for them. One whose root
+        is a directory of the system is seen there from now on. With `alone`, EBUSY when a file in
+        one is open for writing. The descriptors that are returned hold the old ones together, and
+        they are mounted where nobody sees them, until `tidy`.
+        """
+        self.tidy()
+        shown = {path: root for root in roots for path in self._shown_at(root)}
+        old: dict[str, int] = {}
+        closed: list[int] = []
+        made: list[int] = []
+        try:
+            for path in sorted({*shown, *self._within(shown, shown)}):
+                try:
+                    old[path] = os.open(path, _DIRECTORY)
+                except FileNotFoundError:
+                    if not any(_is_in(path, other) for other in shown):
+                        raise  # else it is there in the one that it is in
+            if alone:
+                for path in (path for path in shown if shown[path] in (PLACE, WORLD, *self._added)):
+                    mounts.set_attributes(old[path], mounts.ATTR_RDONLY, recursive=False)
+                    closed.append(old[path])
+            self._make_place_aside(len(shown))
+            self._exchange(self._parts(come(), shown, old, made), shown, old)
+        except BaseException:
+            self.tidy()
+            for fd in closed:
+                mounts.clear_attributes(fd, mounts.ATTR_RDONLY)
+            for fd in old.values():
+                os.close(fd)
+            raise
+        finally:
+            for fd in made:
+                os.close(fd)
+        self._added |= {*roots} - {PLACE, WORLD}
+        return list(old.values())
+
+    def tidy(self) -> None:
+        """Take away what is aside. That takes a while: the kernel asks every processor."""
+        if self._is_full:
+            mounts.umount(self._place_aside())
+            self._is_full = False
+
+    def _shown_at(self, root: str) -> tuple[str, ...]:
+        if root == PLACE and not self._workspace:
+            raise OSError(errno.EINVAL, "this sandbox has no workspace")
+        return self._places if root == WORLD else (root,)
+
+    def _within(self, paths: Collection[str], new: Collection[str] = ()) -> list[str]:
+        """Where other trees are seen in directories of these, those around others first."""
+        every = sorted({*self._places, *self._added, *new})
+        return [other for other in every if any(_is_in(other, path) for path in paths)]
+
+    # ------------------------------------------------------------ making ready
+
+    def _parts(
+        self, trees: Mapping[str, int], shown: Mapping[str, str], old: Mapping[str, int], made: list[int]
+    ) -> dict[str, int]:
+        """What is to be mounted at each path, with all that is mounted in it. Adds what is to be closed."""
+        parts: dict[str, int] = {}
+        attached: set[str] = set()
+        for path in sorted(shown, reverse=True):  # what is in another one comes before that
+            root = shown[path]
+            tree = trees[root]
+            inner, static = self._within([path], shown), self._static(path, old.get(path))
+            if root == PLACE:
+                parts[path] = self._workspace_part(tree)
+            elif path == root and not inner and not static:
+                parts[path] = tree
+            else:
+                if root not in attached:
+                    attached.add(root)
+                    _attach(tree, self._place_aside(f"{_NEXT}{len(attached)}"))
+                part = open_beneath(tree, os.path.relpath(path, root), os.O_PATH | os.O_DIRECTORY)
+                made.append(part)
+                for below, needed in static.items():
+                    if not any(_is_in(below, other) for other in inner):
+                        _carry(old[path], part, below[len(path) + 1 :], needed)
+                for below in inner:
+                    _mount_in(part, below[len(path) + 1 :], parts.get(below), old.get(below, -1))
+                made.append(mounts.clone_tree(part))
+                parts[path] = made[-1]
+        return parts
+
+    def _workspace_part(self, tree: int) -> int:
+        below = [op.replace(path=op.path[len(PLACE) :]) for op in self._workspace[1:]]
+        if below:
+            place = self._place_aside(f"{_NEXT}0")
+            _attach(tree, place)
+            Builder.extending(place, owner=self._owner).build(below)
+        return tree
+
+    def _static(self, path: str, old: int | None) -> dict[str, bool]:
+        """Where in the directory something was mounted when the view was made, which stays there.
+
+        Who lays a tree over /etc has copied what is to be seen of it, to be changed like the rest.
+        """
+        if old is None:
+            return {}
+        if path not in self._statics:
+            view = () if path == PLACE else self._operations()
+            self._statics[path] = carried(view, path, copied=path == _COPIED)
+        return self._statics[path]
+
+    def _is_mounted(self, path: str, old: int) -> bool:
+        """Whether something is mounted at `path`, where `old` is open."""
+        return path in (PLACE, *self._places, *self._added) or _is_mount(old, path)
+
+    # ------------------------------------------------------------ mounting
+
+    def _exchange(self, parts: Mapping[str, int], shown: Collection[str], old: Mapping[str, int]) -> None:
+        outermost = [path for path in shown if not any(_is_in(path, other) for other in shown)]
+        there = [path for path in outermost if self._is_mounted(path, old[path])]
+        covered: list[str] = []
+        try:
+            for path in outermost:
+                if path not in there:
+                    _attach(parts[path], path)
+                    covered.append(path)
+            overlay.exchange_together(
+                [
+                    (parts[path], path, self._place_aside(f"{_BEFORE}{number}"))
+                    for number, path in enumerate(there)
+                ]
+            )
+        except BaseException:
+            for path in covered:
+                mounts.umount(path)
+            raise
+        for path in self._within(covered, shown):
+            if path in old and path in (*self._places, *self._added):  # it is seen in the new one
+                mounts.umount(mounts.path_of(old[path]))
+
+    def _make_place_aside(self, count: int) -> None:
+        """A mount of our own, with directories to mount `count` trees on: all go with it, at once."""
+        if self._room < 0:
+            os.mkdir(_ASIDE, 0o700, dir_fd=self._aside)
+        while self._room < count:
+            for what in (_NEXT, _BEFORE):
+                os.mkdir(f"{_ASIDE}/{what}{self._room + 1}", 0o700, dir_fd=self._aside)
+            self._room += 1
+        directory = os.open(self._place_aside(), _DIRECTORY)
+        try:
+            tree = mounts.clone_tree(directory)
+            try:
+                mounts.attach(tree, directory)
+                self._is_full = True
+            finally:
+                os.close(tree)
+        finally:
+            os.close(directory)
+
+    def _place_aside(self, name: str = "") -> str:
+        return f"{mounts.path_of(self._aside)}/{_ASIDE}/{name}"
+
+
+def show(tree: int, places: Sequence[str], aside: str) -> None:
+    """Mount the directories of a world at their places, for the first time.
+
+    The whole of it is mounted at `aside` then, where the caller takes everything away at once.
+    """
+    _attach(tree, aside)
+    for path in places:
+        part = open_beneath(tree, path[1:], os.O_PATH | os.O_DIRECTORY)
+        try:
+            shown = mounts.clone_tree(part)
+        finally:
+            os.close(part)
+        try:
+            _attach(shown, path)
+        finally:
+            os.close(shown)
+
+
+def _attach(tree: int, path: str) -> None:
+    target = os.open(path, _DIRECTORY)
+    try:
+        mounts.attach(tree, target)
+    finally:
+        os.close(target)
+
+
+def _carry(old: int, new: int, path: str, needed: bool) -> None:
+    """Mount in `new` what is mounted in `old`, at the same path below both."""
+    try:
+        source = open_beneath(old, path, os.O_PATH)
+    except FileNotFoundError:
+        return  # it was optional, and is not there
+    try:
+        _mount_in(new, path, None, source)
+    except FileNotFoundError:
+        if needed:
+            raise
+    finally:
+        os.close(source)
+
+
+def _mount_in(directory: int, path: str, tree: int | None, source: int) -> None:
+    """Mount `tree`, or what is mounted at `source`, at a path in a directory."""
+    opened: list[int] = []
+    try:
+        opened.append(open_beneath(directory, path, os.O_PATH))
+        if tree is None:
+            opened.append(mounts.clone_tree(source))
+        mounts.attach(opened[1] if tree is None else tree, opened[0])
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def _is_in(path: str, directory: str) -> bool:
+    return path.startswith(f"{directory}/")
+
+
+def _is_mount(opened: int, path: str) -> bool:
+    """Whether what is `opened`, and was found at `path`, is the root of a mount."""
+    above = os.open(os.path.dirname(path), _DIRECTORY)
+    try:
+        return _mount_of(opened) != _mount_of(above)
+    finally:
+        os.close(above)
+
+
+def _mount_of(opened: int) -> bytes:
+    fd = os.open(f"/proc/self/fdinfo/{opened}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 1024).partition(b"mnt_id:")[2].split()[0]
+    finally:
+        os.close(fd)

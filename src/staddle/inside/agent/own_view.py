@@ -1,0 +1,106 @@
+"""What of the view is one sandbox's own: its processes, terminals, private directories, control files.
+
+Made by a child of the sandbox's first process, in the same namespaces and with the same rights,
+which ends afterwards. What it has used of the memory that it shared is gone with it; the first
+process would have kept some hundred kilobytes of that for the sandbox's whole life.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+
+from ...errors import LaunchFailed
+from ...forkserver import home_layers
+from ...forkserver.shared_view import ASIDE, CONTROL, OLD_PROCESSES
+from ...ipc.descriptors import receive, send
+from ...ipc.reasons import reason
+from ...linux import mounts
+from ...linux.syscalls import call
+from ...mounts.building import Builder, mount_processes
+from ...mounts.rows import decoded
+from . import verify
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from ...ipc.forkserver_messages import Blueprint
+
+_DONE = b"!"
+_LONGEST = 4096
+_CONTROL_SIZE = 64 << 20
+
+
+def made(blueprint: Blueprint, outside: verify.Outside, layer: bytes) -> int:
+    """Have it made and looked at; the directory of the control files. Raises LaunchFailed or OSError."""
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    child = os.fork()
+    if child == 0:
+        _make_and_tell(theirs, blueprint, outside, layer)
+    theirs.close()
+    try:
+        said, found = receive(ours, _LONGEST)
+    finally:
+        ours.close()
+        os.waitpid(child, 0)
+    if said != _DONE or len(found) != 1:
+        raise LaunchFailed(said.decode("utf-8", "replace") or "its view was not made")
+    return found[0]
+
+
+def _make_and_tell(
+    line: _socket.socket, blueprint: Blueprint, outside: verify.Outside, layer: bytes
+) -> NoReturn:
+    """The whole life of the child."""
+    doing = "while its own part of the view was made"
+    try:
+        control = _make(blueprint, layer)
+        doing = "at a last look"
+        verify.around(blueprint, outside)
+        send(line, _DONE, (control,))
+    except BaseException as error:
+        send(line, reason(error, doing))
+    finally:
+        os._exit(0)
+
+
+def _make(blueprint: Blueprint, layer: bytes) -> int:
+    _set_aside("/proc", OLD_PROCESSES)
+    mount_processes("/proc")
+    if layer:
+        home_layers.make(blueprint, layer)
+    Builder.extending("/", owner=blueprint.whose).build(decoded(blueprint.own))
+    quiet = mounts.MS_NOSUID | mounts.MS_NOEXEC
+    mounts.mount("devpts", "/dev/pts", "devpts", flags=quiet, options="newinstance,ptmxmode=0666,mode=620")
+    # With it goes the old root: from here on nothing of the host can be reached. All at once, since
+    # the kernel waits for every processor before it lets go of a mount.
+    mounts.umount(ASIDE)
+    control = _control()
+    call("sethostname", blueprint.host, len(blueprint.host))
+    return control
+
+
+def _set_aside(mounted: str, place: str) -> None:
+    """Move what is mounted there to a place that is taken away with all that it is in."""
+    opened = [os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for path in (mounted, place)]
+    try:
+        mounts.attach(*opened)
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def _control() -> int:
+    """The control files: ours to write, and only to be read, or written as pipes, by anybody inside."""
+    options = f"mode=0755,size={_CONTROL_SIZE}"
+    plain = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+    mounts.mount("tmpfs", CONTROL, "tmpfs", flags=plain, options=options)
+    control = os.open(CONTROL, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    cover = mounts.clone_tree(control)
+    try:
+        mounts.set_attributes(cover, mounts.ATTR_RDONLY)
+        mounts.attach(cover, control)
+    finally:
+        os.close(cover)
+    return control

@@ -1,0 +1,310 @@
+"""Which processes belong to a run of a shell, and how they are ended.
+
+A run is what a shell does for one command. Its processes are those below the shell that began
+with it; jobs of earlier commands are below the same shell and must live. What tells them
+apart, from sure to likely: the pipes they print to, when they began, and their numbers.
+
+Ending goes in steps, the host program's clock between them. A shell that waits for a program goes
+on with the next one of the list when that is killed, or makes nothing of the interruption. Its
+brake (agent_messages.py) keeps it from that; where that is not there, it may start no more processes,
+and a fork that fails takes it back to its prompt. Only root is not bound by that limit, and a
+filter around the agent may forbid to set it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import time
+
+from ...ipc.agent_messages import BRAKE, BRAKE_SIGNAL, HOLD, INTERRUPT, KILL, KILL_SHELL, TERMINATE, TIDY
+from ...linux import process
+from ...linux.syscalls import call
+from .shell_files import identity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+SIGCONT, SIGSTOP = 18, 19
+_RLIMIT_NPROC = 6
+#: Who starts others faster than they are found is ended by its limits, or with the sandbox.
+_MOST_TURNS = 20
+#: How often it is looked whether those that were killed are dead, at intervals of 2 ms.
+_MOST_WAITS = 100
+#: The unit of start times is 10 ms: one that looks as old as the run may be older or its own.
+_TICK = 1
+
+
+class Entry:
+    """A line of the table of processes."""
+
+    def __init__(self, parent: int, started: int, dead: bool = False, stopped: bool = False) -> None:
+        self.parent, self.started, self.dead, self.stopped = parent, started, dead, stopped
+
+
+#: The table as it was last read: by it `signal` knows whom a number means.
+_seen: dict[int, Entry] = {}
+
+
+def table() -> dict[int, Entry]:
+    """All processes that can be seen."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (entry := _entry(int(name))) is not None:
+            found[int(name)] = entry
+    _seen.clear()
+    _seen.update(found)
+    return found
+
+
+def _entry(pid: int) -> Entry | None:
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        words = os.read(fd, 2048).rpartition(b")")[2].split()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return Entry(int(words[1]), int(words[19]), words[0] in (b"Z", b"X"), words[0] == b"T")
+
+
+def below(root: int, processes: dict[int, Entry]) -> set[int]:
+    """Everything that `root` started, and what that started."""
+    children: dict[int, list[int]] = {}
+    for pid, entry in processes.items():
+        children.setdefault(entry.parent, []).append(pid)
+    found: set[int] = set()
+    waiting = [root]
+    while waiting:
+        for pid in children.get(waiting.pop(), ()):
+            if pid not in found:
+                found.add(pid)
+                waiting.append(pid)
+    return found
+
+
+def of_run(
+    shell: int,
+    since: int,
+    newest_job: int,
+    processes: dict[int, Entry],
+    holds: Callable[[int], int],
+) -> set[int]:
+    """The processes of the run of `shell` that began at `since`. Pure.
+
+    `newest_job` is `$!` of before. `holds` says of a process whether it has the run's pipes
+    open (1), only those of earlier runs (-1), or none (0).
+    """
+
+    def is_older(pid: int) -> bool:
+        entry, sure = processes[pid], holds(pid)
+        if sure:
+            return sure < 0
+        if entry.started < since - _TICK:
+            return True
+        return entry.started <= since + _TICK and pid <= newest_job
+
+    children: dict[int, list[int]] = {}
+    for pid, entry in processes.items():
+        children.setdefault(entry.parent, []).append(pid)
+    found: set[int] = set()
+    waiting = [shell]
+    while waiting:  # what an older job starts meanwhile is the older job's
+        for pid in children.get(waiting.pop(), ()):
+            if pid not in found and not is_older(pid):
+                found.add(pid)
+                waiting.append(pid)
+    return {pid for pid in found if not processes[pid].dead}
+
+
+def holder(present: set[tuple[int, int]], former: set[tuple[int, int]]) -> Callable[[int], int]:
+    """What `of_run` asks, answered from /proc."""
+
+    def holds(pid: int) -> int:
+        files = set()
+        try:
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                try:
+                    files.add(identity(f"/proc/{pid}/fd/{name}"))
+                except OSError:
+                    continue
+        except OSError:
+            return 0
+        return 1 if files & present else -1 if files & former else 0
+
+    return holds
+
+
+# ---------------------------------------------------------------- ending
+
+
+class Ending:
+    """The end of a run of one shell, step by step."""
+
+    def __init__(self, shell: int) -> None:
+        self._shell = shell
+        self._limits = b""
+
+    def step(self, number: int, run: Callable[[], Iterable[int]]) -> None:
+        """Do one step. `run` gives the processes of the run as they are now."""
+        if number == HOLD:
+            self._hold()
+        elif number == BRAKE:
+            signal((self._shell,), BRAKE_SIGNAL)
+            signal(run(), process.SIGINT)
+        elif number == INTERRUPT:
+            signal((self._shell, *run()), process.SIGINT)
+        elif number == TERMINATE:
+            signal(run(), process.SIGTERM)
+            signal((self._shell,), process.SIGINT)
+        elif number == KILL:
+            signal(run(), process.SIGKILL)
+            signal((self._shell,), SIGCONT)
+            signal((self._shell,), process.SIGINT)
+        elif number == KILL_SHELL:
+            chosen = list(run())  # afterwards they are no longer below it
+            signal((*chosen, self._shell, *chosen), process.SIGKILL)
+        elif number == TIDY:
+            kill_all(run)
+            self._release()
+
+    def _hold(self) -> None:
+        """No new processes for the shell. That does not bind root, and a filter may forbid it."""
+        if not self._limits:
+            try:
+                self._limits = _limit(self._shell, 0)
+            except OSError:
+                pass  # it has ended, or has become a program with other rights
+
+    def _release(self) -> None:
+        if self._limits:
+            try:
+                call("prlimit64", self._shell, _RLIMIT_NPROC, self._limits, None)
+            except OSError:
+                pass
+            self._limits = b""
+
+
+def _limit(pid: int, most: int) -> bytes:
+    """Set how many processes the user of `pid` may have when it starts another; the limits before."""
+    old = ctypes.create_string_buffer(16)
+    call("prlimit64", pid, _RLIMIT_NPROC, None, ctypes.addressof(old))
+    _, hard = struct.unpack("QQ", old.raw)
+    call("prlimit64", pid, _RLIMIT_NPROC, struct.pack("QQ", min(most, hard), hard), None)
+    return old.raw
+
+
+def seen(pids: Iterable[int]) -> dict[int, Entry]:
+    """What the last table shows of these."""
+    return {pid: _seen[pid] for pid in pids if pid in _seen}
+
+
+def signal(pids: Iterable[int], number: int, known: dict[int, Entry] = _seen) -> None:
+    """Send a signal to each that is still there, and still the process that is `known`: by the last table."""
+    for pid in pids:
+        before = known.get(pid)
+        try:
+            if before is None:  # everybody; or a child of ours, whose number is its own until we wait for it
+                os.kill(pid, number)
+            else:
+                _send(pid, number, before)
+        except OSError:
+            continue
+
+
+def _send(pid: int, number: int, before: Entry) -> None:
+    """By a descriptor, which means one process for ever: the number may have been given to another since."""
+    handle = process.pidfd_open(pid)
+    try:
+        now = _entry(pid)
+        if now is not None and now.started == before.started:
+            process.pidfd_send_signal(handle, number)
+    finally:
+        os.close(handle)
+
+
+def kill_all(run: Callable[[], Iterable[int]]) -> None:
+    """Kill the processes of a run, and those that they started while that was done.
+
+    Returns when they are dead, so that the next command does not see them; the kernel may keep one.
+    """
+    done: set[int] = set()
+    for _ in range(_MOST_TURNS):
+        found = set(run()) - done
+        if not found:
+            break
+        signal(found, process.SIGKILL)
+        done |= found
+    for _ in range(_MOST_WAITS if done else 0):
+        if not done.intersection(run()):
+            return
+        time.sleep(0.002)
+
+
+class Pause:
+    """Everything below a process, stopped for a while. What was stopped already stays so afterwards.
+
+    Those inside can see that they were stopped, by the clock, but cannot help it.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._before: set[int] | None = None
+
+    def begin(self) -> None:
+        """Stop what runs, until nothing does."""
+        if self._before is not None:
+            return
+        processes = table()
+        self._before = {pid for pid, entry in processes.items() if entry.stopped}
+        if self._root == 1:
+            signal((-1,), SIGSTOP)  # all at once: nobody starts another in between
+        for _ in range(100):
+            running = [pid for pid in self._below(table()) if pid not in self._before]
+            if not running:
+                return
+            signal(running, SIGSTOP)
+
+    def end(self) -> None:
+        """Let it go on."""
+        before, self._before = self._before, None
+        if before is None:
+            return
+        processes = table()
+        # The youngest first: a shell that goes on before what it waits for would give that up.
+        order = sorted(
+            below(self._root, processes), key=lambda pid: (processes[pid].started, pid), reverse=True
+        )
+        signal((pid for pid in order if pid not in before), SIGCONT)
+
+    def _below(self, processes: dict[int, Entry]) -> list[int]:
+        """What runs."""
+        found = below(self._root, processes)
+        return [pid for pid in found if not processes[pid].dead and not processes[pid].stopped]
+
+
+def end_everything(root: int) -> None:
+    """Kill whatever is below `root`, which must be where orphans come to. Returns when nothing is left."""
+    for _ in range(200):
+        processes = table()
+        left = {pid for pid in below(root, processes) if not processes[pid].dead}
+        if not left:
+            return
+        signal(left, process.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+        _pause(0.002)
+
+
+def _pause(seconds: float) -> None:
+    import select
+
+    select.select((), (), (), seconds)

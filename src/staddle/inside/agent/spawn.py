@@ -1,0 +1,177 @@
+"""Starting a process of the sandbox: what happens between the agent's fork and its exec."""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import _socket
+import errno
+import fcntl
+import os
+import sys
+
+from ...ipc.status import EXEC, NotStarted
+from ...linux import process
+from .. import exec as execution
+from . import process_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    #: Confines this process and execs; argv, environment, directory. Raises NotStarted or OSError.
+    Become = Callable[[tuple[bytes, ...], tuple[bytes, ...], bytes], NoReturn]
+
+#: As a shell says it: not there, there but not to be run, and our own failure.
+NOT_FOUND, NOT_RUNNABLE, NOT_CONFINED = 127, 126, 125
+_TIOCSCTTY = 0x540E
+#: Standard descriptors are first moved up here: they may be each other's numbers.
+_ASIDE = 64
+
+
+class Order:
+    """A process to be started."""
+
+    def __init__(
+        self,
+        argv: tuple[bytes, ...],
+        environment: tuple[bytes, ...],
+        directory: bytes,
+        stdio: tuple[int, int, int],
+        *,
+        terminal: bool = False,
+        whole: bool = False,
+    ) -> None:
+        """With `terminal`, its standard input becomes the terminal that controls it.
+
+        With `whole`, a process of ours stays above it, and ends what it leaves behind.
+        """
+        self.whole = whole
+        self.argv, self.environment, self.directory = argv, environment, directory
+        self.stdio, self.terminal = stdio, terminal
+
+
+def start_clerk(line: int, code: int, confine: Callable[[], None], null: int) -> tuple[int, int]:
+    """Fork a clerk that serves on `line`, from `code`; as `start`. `null` is what it has for streams."""
+
+    def serve(*_: object) -> NoReturn:
+        confine()
+        # Nothing in the sandbox looks into us: we are a fork of the agent, and were more.
+        process.dumpable(False)
+        process.close_from(3, keep=(line, code))
+        for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # errors, and not our end
+            _signal.signal(number, _signal.SIG_IGN)
+        load(code)
+        sys.modules["staddle.inside.agent.file_server"].serve(_socket.socket(fileno=line))
+        os._exit(1)
+
+    return start(Order((), (), b"/", (null, null, null)), serve)
+
+
+def load(code: int) -> None:
+    """Run the modules in a memory file (standalone.code) that are not there already, in their order."""
+    import marshal
+
+    data = b""
+    while chunk := os.pread(code, 1 << 20, len(data)):
+        data += chunk
+    os.close(code)
+    for name, is_package, body in marshal.loads(data):  # noqa: S302 - the host program's own
+        if name in sys.modules:
+            continue
+        module = sys.modules[name] = type(sys)(name)
+        module.__package__ = name if is_package else name.rpartition(".")[0]
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, module)
+        if is_package:
+            module.__path__ = []
+        else:
+            exec(body, module.__dict__)  # noqa: S102
+
+
+def start(order: Order, become: Become) -> tuple[int, int]:
+    """Fork and have the child become `order`.
+
+    Returns the process and a descriptor, which says nothing and closes when the program runs,
+    or says why it does not.
+    """
+    told, telling = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        pid = os.fork()
+    except BaseException:
+        os.close(told)
+        os.close(telling)
+        raise
+    if pid == 0:
+        _live(order, become, telling)
+    os.close(telling)
+    return pid, told
+
+
+def _live(order: Order, become: Become, telling: int) -> NoReturn:
+    """The whole life of the child: it never returns into what the agent was doing."""
+    code = NOT_CONFINED
+    try:
+        os.setsid()
+        telling = fcntl.fcntl(telling, fcntl.F_DUPFD_CLOEXEC, _ASIDE)
+        aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ASIDE) for fd in order.stdio]
+        for number, fd in enumerate(aside):
+            os.dup2(fd, number)
+        if order.terminal:
+            fcntl.ioctl(0, _TIOCSCTTY, 0)
+        process.default_signals()
+        # Whatever loses its parent stays below this process, where it is found and ended.
+        process.subreaper()
+        if order.whole:
+            _watched()
+        become(order.argv, order.environment, order.directory)
+    except BaseException as error:
+        code = _code(error)
+        why = str(error) if isinstance(error, NotStarted | OSError) else f"{type(error).__name__}: {error}"
+        try:
+            os.write(telling, why.encode("utf-8", "backslashreplace")[:2048])
+        except OSError:
+            pass
+    os._exit(code)
+
+
+def _watched() -> None:
+    """Go on as a child. The parent, which nothing in the sandbox can signal, waits and ends what is left."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        return
+    status = 0
+    try:
+        process.block_signals(range(1, 65))  # those are for the program
+        process.close_from(0)
+        while True:
+            ended, status = os.waitpid(-1, 0)
+            if ended == pid:
+                break
+        process_tree.end_everything(os.getpid())
+    finally:
+        code = os.waitstatus_to_exitcode(status)
+        os._exit(code if code >= 0 else 128 - code)
+
+
+def _code(error: BaseException) -> int:
+    if not isinstance(error, NotStarted) or error.code != EXEC:
+        return NOT_CONFINED
+    cause = error.__cause__ or FileNotFoundError(errno.ENOENT, "")
+    missing = isinstance(cause, OSError) and cause.errno in (errno.ENOENT, errno.ENOTDIR)
+    return NOT_FOUND if missing else NOT_RUNNABLE
+
+
+def execute(argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
+    """Become the program, without any confinement but what this process is in already.
+
+    No environment and no directory: what the agent itself was started with.
+    """
+    try:
+        os.chdir(directory or b".")
+    except OSError as error:
+        raise NotStarted(0, f"{os.fsdecode(directory)!r} cannot be entered: {error.strerror}") from None
+    variables = dict(item.split(b"=", 1) for item in environment) if environment else dict(os.environb)
+    execution.execute(argv, variables)

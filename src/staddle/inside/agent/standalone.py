@@ -1,0 +1,133 @@
+"""The agent as a program of its own, for every habitat that a backend's command makes.
+
+The backend starts `python -I -S -c LOADER` confined as any command is, with one end of a line
+as its standard input. The code comes over that line in a memory file: none of our files need
+be visible inside, only the interpreter and its library.
+
+The environment and the directory of that command are what the backend made of the plan. A
+shell that is asked for without either gets these.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+#: What the agent is made of, in the order of import.
+_PACKAGES = (
+    *("staddle", "staddle.linux", "staddle.ipc", "staddle.inside", "staddle.inside.agent"),
+    *("staddle.network", "staddle.network.gateway", "staddle.network.namespace"),
+)
+_MODULES = (
+    *("staddle.linux.syscalls", "staddle.linux.process", "staddle.ipc.wire", "staddle.ipc.status"),
+    "staddle.inside.exec",
+    *("staddle.ipc.descriptors", "staddle.ipc.agent_messages", "staddle.inside.agent.shell_files"),
+    *("staddle.inside.agent.process_tree", "staddle.inside.agent.spawn"),
+    *("staddle.inside.agent.processes", "staddle.inside.agent.usage"),
+    *("staddle._value", "staddle.network.gateway.orders", "staddle.network.namespace.handing"),
+    *("staddle.inside.agent.greeting", "staddle.inside.agent.agent", "staddle.inside.agent.standalone"),
+)
+
+#: What a clerk needs besides.
+_CLERK_PACKAGES = (*_PACKAGES, "staddle.files")
+_CLERK_MODULES = (
+    *("staddle._value", "staddle.errors", "staddle.linux.syscalls", "staddle.linux.openat2"),
+    *("staddle.ipc.wire", "staddle.ipc.descriptors", "staddle.ipc.file_messages"),
+    *("staddle.files.segments", "staddle.files.automaton", "staddle.files.globs"),
+    *("staddle.files.beneath", "staddle.files.tar", "staddle.files.tree"),
+    *("staddle.files.unpack", "staddle.inside.agent.tar", "staddle.inside.agent.file_server"),
+)
+
+#: Runs inside. Everything is read before anything is run; the memory file is gone afterwards.
+LOADER = """
+import _socket, marshal, os, sys
+line = _socket.socket(fileno=os.dup(0))
+os.dup2(null := os.open("/dev/null", 2), 0)
+_, extra, _, _ = line.recvmsg(1, 32)
+if not extra:
+    sys.exit(0)
+code = int.from_bytes(extra[0][2][:4], sys.byteorder)
+data = b""
+while chunk := os.pread(code, 1 << 20, len(data)):
+    data += chunk
+os.close(code)
+os.close(null)
+for name, is_package, body in marshal.loads(data):
+    module = sys.modules[name] = type(sys)(name)
+    module.__package__ = name if is_package else name.rpartition(".")[0]
+    parent, _, last = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], last, module)
+    if is_package:
+        module.__path__ = []
+    else:
+        exec(body, module.__dict__)
+sys.modules["staddle.inside.agent.standalone"].serve(line)
+"""
+
+
+def command() -> tuple[str, ...]:
+    """The agent's command line, for a backend's `prepare`."""
+    import sys
+
+    return (os.path.realpath(sys.executable), "-I", "-S", "-c", LOADER)
+
+
+def code(packages: Sequence[str] = _PACKAGES, modules: Sequence[str] = _MODULES) -> bytes:
+    """What the loader waits for: our modules, compiled by this very interpreter."""
+    import importlib.util
+    import marshal
+
+    rows: list[tuple[str, bool, object]] = [(name, True, None) for name in packages]
+    for name in modules:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{name} is not there")
+        rows.append((name, False, spec.loader.get_code(name)))  # type: ignore[attr-defined]
+    return marshal.dumps(rows)
+
+
+def clerk_code() -> bytes:
+    """What a clerk is made of, for spawn.load."""
+    return code(_CLERK_PACKAGES, _CLERK_MODULES)
+
+
+def send_code(line: _socket.socket) -> None:
+    """Give the loader at the other end of `line` its code."""
+    from ...ipc.descriptors import send
+
+    file = os.memfd_create("staddle", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(code())
+        while view:
+            view = view[os.write(file, view) :]
+        send(line, b"c", (file,))
+    finally:
+        os.close(file)
+
+
+def serve(line: _socket.socket) -> NoReturn:
+    """Be the agent. Called by the loader, in the sandbox."""
+    from ...linux import process
+    from ...network.namespace.handing import Forwards
+    from .agent import Agent
+    from .shell_files import Nameless
+    from .spawn import execute
+
+    # As we were started: the interpreter has added to it since.
+    with open("/proc/self/environ", "rb") as file:
+        own = tuple(item for item in file.read().split(b"\0") if b"=" in item)
+
+    def become(argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
+        execute(argv, environment or own, directory or b".")
+
+    process.subreaper()  # all that we start, and what that leaves behind, stays below us
+    # A clerk is as confined as we are.
+    agent = Agent(become, confine=lambda: os.chdir("/"))
+    agent.begin(line, Nameless(), Forwards())
+    agent.serve()

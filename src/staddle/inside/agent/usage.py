@@ -1,0 +1,132 @@
+"""What the processes of a sandbox have used, and how many there were, as its agent sees them.
+
+The kernel adds up what a process and all it has waited for used; the agent waits for everything
+that has lost its parent. So what has ended is known for good, and what runs is looked up. How many
+processes there were is told by their numbers, which a pid namespace gives out one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import resource  # noqa: F401 - os.wait4 loads it, and where we are then no file of ours can be read
+
+from ...linux.process import pidfd_open
+from . import process_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    #: Microseconds of the processors, for itself and for the kernel; bytes read and written; the most
+    #: memory of one process, in bytes; and how many processes were started, -1 where nobody knows.
+    Spent = tuple[int, int, int, int, int, int]
+
+_TICK = 1_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+class Count:
+    """Of everything below this process. Counts processes only if their numbers are the sandbox's own."""
+
+    def __init__(self, *, own_numbers: bool) -> None:
+        self._own_numbers = own_numbers
+        self._most = int(_contents("/proc/sys/kernel/pid_max") or 1 << 22)
+        self._last = last_pid() if own_numbers else 0
+        self._started = 0
+        self._ended = (0, 0, 0, 0)
+        # Of ourselves, with all that we have waited for. Soon nobody may open it, but who has it may read.
+        self._own = _opened("/proc/self/io")
+
+    def reap(self) -> tuple[int, int, Spent] | None:
+        """A child that has ended: its number, its status, and what it used; None when there is none now."""
+        before = _read(self._own)
+        try:
+            pid, status, used = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if not pid:
+            return None
+        # What it moved is ours now, beside that one look.
+        (read, written), (less, wrote) = _moved(_read(self._own)), _moved(before)
+        moved = max(0, read - less - len(before)), written - wrote
+        spent = (int(used.ru_utime * 1e6), int(used.ru_stime * 1e6), *moved)
+        self._ended = _sum(self._ended, spent)
+        # Its number was the newest when it was started.
+        count = passed(pid - 1, self._look(), self._most) if self._own_numbers else -1
+        return pid, status, (*spent, used.ru_maxrss << 10, count)
+
+    def leave_out_one(self) -> None:
+        """A process that we are about to start is of our own."""
+        self._started -= 1
+
+    def started(self) -> int:
+        """How many processes and threads were started until now, -1 when nobody knows."""
+        if not self._own_numbers:
+            return -1
+        self._look()
+        return self._started
+
+    def whole(self) -> Spent:
+        """What was used until now, by those that have ended and those that run. Looks at each of these."""
+        total = self._ended
+        for pid in process_tree.below(os.getpid(), process_tree.table()):
+            words = _contents(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 15)
+            if len(words) > 14:
+                user, system = int(words[11]) + int(words[13]), int(words[12]) + int(words[14])
+                moved = _moved(_contents(f"/proc/{pid}/io"))
+                total = _sum(total, (user * _TICK, system * _TICK, *moved))
+        return (*total, 0, self.started())
+
+    def _look(self) -> int:
+        now = last_pid()
+        self._started += passed(self._last, now, self._most)
+        self._last = now
+        return now
+
+
+def handle(pid: int) -> tuple[int, ...]:
+    """By which the host program finds a child of ours; none where that is forbidden to us."""
+    try:
+        return (pidfd_open(pid),)
+    except OSError:
+        return ()
+
+
+def last_pid() -> int:
+    """The number that was given to the newest process of this pid namespace."""
+    return int(_contents("/proc/loadavg").split()[-1])
+
+
+def passed(before: int, after: int, most: int) -> int:
+    """How many numbers were given out between two; `most` is the largest, after which they begin again."""
+    return after - before if after >= before else after + most - before
+
+
+def _moved(text: bytes) -> tuple[int, int]:
+    """Bytes that a process, and those it has waited for, has read and written, from its file in /proc."""
+    words = text.split(None, 4)
+    return (int(words[1]), int(words[3])) if len(words) > 3 else (0, 0)
+
+
+def _sum(one: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3]
+
+
+def _opened(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.pread(fd, 4096, 0)
+    except OSError:
+        return b""  # it is not open, or its process has ended
+
+
+def _contents(path: str) -> bytes:
+    fd = _opened(path)
+    try:
+        return _read(fd)
+    finally:
+        if fd >= 0:
+            os.close(fd)

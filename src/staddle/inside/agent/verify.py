@@ -1,0 +1,80 @@
+"""The last look around before anything runs in a sandbox of a session: is it what it was asked to be?
+
+As for a single command (see `inside.verify`), but in two places: the first process of the
+sandbox keeps its rights over it, and looks at what it has made; each process that it starts
+looks at itself, right before its exec.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ...forkserver.shared_view import ASIDE
+from ...ipc.namespace_spec import foreign
+from ...ipc.status import CONFINEMENT, NotStarted
+from ...linux.reading import whole
+from ..verify import own_root, rights, shared
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from ...ipc.forkserver_messages import Blueprint
+
+    #: (name, inode) of the namespaces that no sandbox may be in.
+    Outside: TypeAlias = tuple[tuple[bytes, int], ...]
+
+_ALWAYS = ("user", "mnt", "pid", "ipc", "uts", "cgroup")
+
+
+def outside(blueprint: Blueprint) -> Outside:
+    """The namespaces that a zygote is started in, looked at before it makes its own."""
+    return foreign(_ALWAYS if blueprint.network else (*_ALWAYS, "net"))
+
+
+def template() -> Outside:
+    """What the zygote has made for itself alone."""
+    return foreign(("mnt",))
+
+
+def around(blueprint: Blueprint, outside: Outside) -> None:
+    """Run by who has made the view, a child of the first process. NotStarted when something is missing."""
+    mountinfo = whole("/proc/self/mountinfo")
+    found = {
+        "a first process above it": os.getppid() == 1,
+        "its own host name": os.fsencode(os.uname().nodename) == blueprint.host,
+        "a root of its own": own_root(mountinfo),
+        "an end to what is kept aside": f" {ASIDE}/".encode() not in mountinfo,
+    }
+    _complain([*shared(outside), *(what for what, is_there in found.items() if not is_there)])
+
+
+def at_the_first() -> None:
+    """Run by the first process, before it starts anything of the sandbox."""
+    _complain([] if os.getpid() == 1 else ["being its first process"])
+
+
+def user_namespace() -> int:
+    """What tells the user namespace that we are in from any other."""
+    return os.stat("/proc/self/ns/user").st_ino
+
+
+def at_myself(uid: int, gid: int, maps: tuple[tuple[str, bytes], ...], outer: int, kept: int = 0) -> None:
+    """Run by a process that is confined, before its exec. NotStarted when something is missing.
+
+    `kept` are the capabilities that it may still have.
+    """
+    status = whole("/proc/self/status")
+    found = {
+        **rights(status, kept),
+        "a filter of system calls": b"\nSeccomp:\t2\n" in status,
+        "a user namespace of its own": user_namespace() != outer,
+        "a user of its own": os.getresuid() == (uid,) * 3 and os.getresgid() == (gid,) * 3,
+        "ids of its own": all(whole(f"/proc/self/{name}").split() == text.split() for name, text in maps),
+    }
+    _complain([what for what, is_there in found.items() if not is_there])
+
+
+def _complain(missing: list[str]) -> None:
+    if missing:
+        raise NotStarted(CONFINEMENT, f"the sandbox would be without {', '.join(missing)}")

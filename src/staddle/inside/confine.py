@@ -1,0 +1,171 @@
+"""What the command's own process does to itself, in the one order that works, until it is the command.
+
+Whoever calls this has the rights of the sandbox's user and nothing more. Each step either
+holds or ends the process: there is no way past it to exec.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+
+from ..ipc.status import CONFINEMENT, NotStarted
+from ..linux import process
+from ..linux.landlock import RIGHTS, Ruleset
+from ..linux.openat2 import open_without_symlinks
+from ..linux.seccomp import NEW_LISTENER, WAIT_KILLABLE, load
+from .exec import execute
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    from ..ipc.exec_spec import Instructions
+
+
+def build_ruleset(instructions: Instructions) -> Ruleset | None:
+    """The Landlock rules, on descriptors, made while we may still open everything that is granted."""
+    if not (instructions.handled_fs or instructions.handled_net or instructions.scoped):
+        return None
+    try:
+        ruleset = Ruleset(instructions.handled_fs, instructions.handled_net, instructions.scoped)
+    except OSError as error:
+        raise NotStarted(CONFINEMENT, f"Landlock could not be used: {error}") from None
+    for path, rights, optional in instructions.rules:
+        _allow(ruleset, os.fsdecode(path), rights, bool(optional))
+    for port, rights in instructions.ports:
+        ruleset.allow_port(port, rights)
+    for stream in range(3):
+        _allow_again(ruleset, stream)
+    return ruleset
+
+
+def _allow_again(ruleset: Ruleset, stream: int) -> None:
+    """Let the file that a standard stream is on be opened by /dev/stdin and the like, no wider than it is."""
+    fs = RIGHTS["fs"]
+    try:
+        if not stat.S_ISREG(os.fstat(stream).st_mode):
+            return
+        mode = fcntl.fcntl(stream, fcntl.F_GETFL) & os.O_ACCMODE
+        reading = fs["read_file"][0] if mode != os.O_WRONLY else 0
+        writing = fs["write_file"][0] | fs["truncate"][0] if mode != os.O_RDONLY else 0
+        ruleset.allow_beneath(stream, reading | writing)
+    except OSError:
+        pass  # it is closed, or a file without a place (a memfd): then it is only what it is
+
+
+def _allow(ruleset: Ruleset, path: str, rights: int, optional: bool) -> None:
+    try:
+        # By descriptor, and through no link: the plan's paths have none, so one that is there
+        # now was planted since, and the rule would hold for whatever it points to.
+        fd = open_without_symlinks(path, os.O_PATH)
+    except OSError as error:
+        if optional and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
+            return
+        why = (
+            "a link has been put in its way" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
+        )
+        raise NotStarted(CONFINEMENT, f"{path!r} cannot be granted: {why}") from None
+    try:
+        ruleset.allow_beneath(fd, rights)
+    except OSError as error:
+        raise NotStarted(CONFINEMENT, f"{path!r} cannot be granted: {error}") from None
+    finally:
+        os.close(fd)
+
+
+def become_command(
+    instructions: Instructions,
+    ruleset: Ruleset | None,
+    status: int,
+    guardian: int,
+    broker: int = -1,
+    *,
+    last: Callable[[], None] = lambda: None,
+    kept: int = 0,
+) -> NoReturn:
+    """Confine this process and exec the command. Raises NotStarted; nothing else comes back.
+
+    `last` is called once it is confined: a last look. `kept` are capabilities that it keeps.
+    """
+    open_files = confine(instructions, ruleset, guardian, broker, kept=kept)
+    last()
+    if open_files:  # last: so few may be allowed that we could not have done the rest
+        _checked("limits cannot be set", process.set_rlimits, {process.RLIMIT_NOFILE: open_files})
+    execute(instructions.argv, dict(item.split(b"=", 1) for item in instructions.environment))
+
+
+def confine(
+    instructions: Instructions, ruleset: Ruleset | None, guardian: int, broker: int = -1, *, kept: int = 0
+) -> tuple[int, int] | None:
+    """Confine this process, all but for how many files it may open: that is returned, for who can set it.
+
+    `guardian` is the process that must be our parent (0: none in particular). `broker` is the
+    channel on which it waits for the filter's listener; until it has read that, our first
+    connect() waits too.
+    """
+    _leave_session()
+    if guardian:
+        process.death_signal(process.SIGKILL)
+        if os.getppid() != guardian:
+            raise NotStarted(CONFINEMENT, "the supervisor has ended")
+    os.umask(0o022)
+    try:
+        os.chdir(instructions.directory)
+    except OSError as error:
+        where = os.fsdecode(instructions.directory)
+        raise NotStarted(CONFINEMENT, f"{where!r} cannot be entered: {error.strerror}") from None
+    limits = {resource: (soft, hard) for resource, soft, hard in instructions.rlimits}
+    open_files = limits.pop(process.RLIMIT_NOFILE, None)
+    _checked("limits cannot be set", process.set_rlimits, limits)
+    _checked("no_new_privs cannot be set", process.no_new_privs)
+    if any(held & ~kept for held in process.capabilities()):
+        _checked("capabilities cannot be dropped", process.drop_capabilities)
+    if ruleset:
+        _checked("Landlock does not take the rules", ruleset.restrict)
+        ruleset.close()
+    if instructions.filter:
+        listener = _load_filter(instructions)
+        if instructions.brokered:
+            _checked("the filter has no supervisor", process.send_descriptor, broker, listener)
+        if not process.is_filtered():
+            raise NotStarted(CONFINEMENT, "the system call filter was loaded, but is not on")
+    process.default_signals()
+    return open_files
+
+
+def _leave_session() -> None:
+    """No controlling terminal: nothing can be typed into it from inside."""
+    try:
+        os.setsid()
+    except PermissionError:
+        if os.getsid(0) != os.getpid():  # a group leader cannot; a session leader has none to leave
+            raise NotStarted(
+                CONFINEMENT, "the terminal cannot be left by the leader of a process group"
+            ) from None
+
+
+def _load_filter(instructions: Instructions) -> int:
+    flags = NEW_LISTENER | WAIT_KILLABLE if instructions.brokered else 0
+    try:
+        try:
+            return load(instructions.filter, flags)
+        except OSError as error:
+            if not flags or error.errno != errno.EINVAL:
+                raise
+            # Before Linux 5.19: a signal may interrupt a connection that is being made.
+            return load(instructions.filter, NEW_LISTENER)
+    except OSError as error:
+        busy = flags and error.errno == errno.EBUSY
+        why = "another supervisor listens to a filter around this process already" if busy else str(error)
+        raise NotStarted(CONFINEMENT, why) from None
+
+
+def _checked(what: str, step: Callable[..., None], *args: object) -> None:
+    try:
+        step(*args)
+    except OSError as error:
+        raise NotStarted(CONFINEMENT, f"{what}: {error}") from None

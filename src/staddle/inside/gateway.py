@@ -1,0 +1,80 @@
+"""The network gateway of one command: started by its launcher, before there is a sandbox.
+
+It is a child of the launcher in the host's network, and ends with it. The sandbox's first process
+makes the sockets inside and gives them to it. Loaded only when the policy names something to reach.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import select
+
+from ..ipc.status import CONFINEMENT, NotStarted
+from ..network.host.spawning import end, spawn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .agent.network import Row
+
+#: Milliseconds for a gateway to be there.
+_PATIENCE = 20_000
+
+
+class Gateway:
+    """A gateway that was started: `line` is where it gets sockets, `ready` where it says that it has them."""
+
+    def __init__(self, ends: tuple[int, ...]) -> None:
+        """Start it. `ends` are those of its line: its own, and ours. NotStarted when it cannot be."""
+        self.pid = 0
+        theirs, self.line = ends
+        self.ready, say = os.pipe2(os.O_CLOEXEC)
+        try:
+            self.pid = spawn(theirs, say)
+        except OSError as error:
+            os.close(self.ready)
+            why = f"the network gateway could not be started: {error.strerror}"
+            raise NotStarted(CONFINEMENT, why) from None
+        finally:
+            os.close(say)
+
+    @classmethod
+    def elsewhere(cls, line: int, ready: int) -> Gateway:
+        """One that another process has started, by descriptors that came from there."""
+        made = cls.__new__(cls)
+        made.pid, made.line, made.ready = 0, line, ready
+        return made
+
+    def end(self) -> None:
+        """Take its line down, and wait for it: it is a child of this process."""
+        line = _socket.socket(fileno=os.dup(self.line))
+        try:
+            line.shutdown(_socket.SHUT_WR)  # what it has told by then can still be read
+        except OSError:
+            pass  # it has ended already
+        line.close()
+        end(self.pid)
+
+    # In the sandbox's first process.
+
+    def give_sockets(self, network: tuple[Row, ...]) -> None:
+        """Make the network of the namespace that we are in. Needs CAP_NET_ADMIN over it."""
+        from ..network.namespace import handing, inside
+        from .agent.network import decoded
+
+        ready = inside.prepare(decoded(network))
+        try:
+            handing.hand_over(self.line, ready)
+        except (BrokenPipeError, ConnectionError):
+            raise NotStarted(CONFINEMENT, "the network gateway has ended") from None
+        os.close(self.line)
+
+    def await_ready(self) -> None:
+        """Return once it is confined and has the sockets: nothing is exec'd before."""
+        poll = select.poll()
+        poll.register(self.ready, select.POLLIN)
+        if not poll.poll(_PATIENCE):
+            raise NotStarted(CONFINEMENT, "the network gateway did not start in time")
+        if os.read(self.ready, 1) != b"!":
+            raise NotStarted(CONFINEMENT, "the network gateway could not be started: it ended at once")
+        os.close(self.ready)

@@ -1,0 +1,228 @@
+"""The warden makes the command's connections in its place, those the policy allows.
+
+The filter stops every connect() and tells us. The address and the descriptor in the call
+are the caller's to change until the kernel looks at them, so a connect() is never let
+through: we copy both, decide about the copies, and connect ourselves on the caller's own
+socket. A socket file is opened first, through no link, and the connection made to exactly
+what was opened. See seccomp_unotify(2) on why nothing else is safe.
+
+A server sees the warden as its peer (SO_PEERCRED): the same user, another process.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+import struct
+
+from ...linux import process
+from ...linux.landlock import RIGHTS
+from ...linux.openat2 import open_without_symlinks
+from .destinations import Destinations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...ipc.exec_spec import Instructions
+
+AF_UNSPEC, AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 0, 1, 2, 10, 16
+
+_RECEIVE, _SEND, _ID_VALID = 0xC0502100, 0xC0182101, 0x40082102
+_REQUEST = struct.Struct("QIIiIQ6Q")  # struct seccomp_notif
+_ANSWER = struct.Struct("QqiI")  # struct seccomp_notif_resp
+_LONGEST_ADDRESS = 128
+_PIDFD_THREAD = os.O_EXCL  # Linux 6.9: a descriptor of one thread, with its own table of files
+#: Connections that may be waiting for a slow server at once. More wait their turn in the kernel.
+_AT_ONCE = 128
+
+
+class Rules:
+    """Which UNIX sockets may be connected to. Pure; paths are real ones."""
+
+    def __init__(self, rules: tuple[tuple[bytes, bytes], ...]) -> None:
+        self._exactly = frozenset(path for kind, path in rules if kind == b"exactly")
+        # At the same place a refusal comes first.
+        self._beneath = [(path, kind == b"beneath") for kind, path in sorted(rules) if kind != b"exactly"][
+            ::-1
+        ]
+
+    def allow(self, path: bytes) -> bool:
+        """Whether the socket at `path` is named itself, or the innermost rule around it allows it."""
+        if path in self._exactly:
+            return True
+        around = [
+            rule for rule in self._beneath if path == rule[0] or path.startswith(rule[0].rstrip(b"/") + b"/")
+        ]
+        return max(around, key=lambda rule: len(rule[0]), default=(b"", False))[1]
+
+
+class Refused(Exception):
+    """The connection is not made; `number` is what the caller is told."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(os.strerror(number))
+        self.number = number
+
+
+class Broker:
+    """Answers the requests that arrive on the filter's listener, each in a thread of its own.
+
+    A thread, because a server that does not accept makes connect() wait; and because only
+    then is our process, which stays, the peer that the server sees.
+    """
+
+    def __init__(self, listener: int, instructions: Instructions) -> None:
+        self.listener = listener
+        self._rules = Rules(instructions.sockets)
+        self._internet = bool(instructions.internet)
+        self._destinations = Destinations(instructions.destinations)
+        # Our own domain has this scope, so the kernel itself keeps us from the host's.
+        self._abstract = bool(instructions.scoped & RIGHTS["scope"]["abstract_unix_socket"][0])
+        # CDLL, not PyDLL: a connection that blocks must not stop the other threads.
+        self._connect = ctypes.CDLL(None, use_errno=True).connect
+        self._lock = _thread.allocate_lock()
+        self._at_work = 0
+
+    def is_free(self) -> bool:
+        """Whether one more request can be taken."""
+        return self._at_work < _AT_ONCE
+
+    def receive(self) -> None:
+        """Take one request and have it answered. Never blocks."""
+        buffer = bytearray(_REQUEST.size)
+        try:
+            fcntl.ioctl(self.listener, _RECEIVE, buffer)
+        except OSError:
+            return  # the caller died, or changed its mind, before we looked
+        request = _REQUEST.unpack(buffer)
+        self._count(1)
+        try:
+            _thread.start_new_thread(self._answer, request)
+        except RuntimeError:  # no more threads may be started
+            self._count(-1)
+            self._send(request[0], -errno.EAGAIN)
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._at_work += change
+
+    def _answer(self, identity: int, thread: int, *rest: int) -> None:
+        fd, address, length = rest[4], rest[5], rest[6]
+        error = errno.EACCES
+        try:
+            error = self._connected(identity, thread, fd & 0xFFFFFFFF, address, length & 0xFFFFFFFF)
+        except Refused as refused:
+            error = refused.number
+        except OSError as failed:
+            error = failed.errno or errno.EACCES
+        except Exception:  # whatever it is, the answer is no
+            error = errno.EACCES
+        finally:
+            self._count(-1)
+            self._send(identity, -error)
+
+    def _send(self, identity: int, error: int) -> None:
+        try:
+            fcntl.ioctl(self.listener, _SEND, _ANSWER.pack(identity, 0, error, 0))
+        except OSError:
+            pass  # the caller is gone
+
+    def _connected(self, identity: int, thread: int, fd: int, address: int, length: int) -> int:
+        """Make the connection; 0, or the error that the caller gets."""
+        name = _address(thread, address, length)
+        socket = _descriptor(thread, fd)
+        try:
+            # Up to here everything was done by a number, which may be another process's by
+            # now. If the request still stands, its caller has been waiting all the time.
+            fcntl.ioctl(self.listener, _ID_VALID, struct.pack("Q", identity))
+            if not stat.S_ISSOCK(os.fstat(socket).st_mode):
+                raise Refused(errno.ENOTSOCK)
+            (family,) = struct.unpack_from("H", name)
+            if family != AF_UNIX:
+                if not self._may_reach(family, name):
+                    raise Refused(errno.EACCES)
+                return self._connect_to(socket, name)
+            path = name[2:]
+            if not path[:1].strip(b"\0"):
+                return self._connect_abstract(socket, name)
+            return self._connect_path(socket, _real(thread, path.split(b"\0")[0]))
+        finally:
+            os.close(socket)
+
+    def _may_reach(self, family: int, name: bytes) -> bool:
+        if self._internet:
+            return family in (AF_UNSPEC, AF_INET, AF_INET6, AF_NETLINK)
+        return self._destinations.allow(name)
+
+    def _connect_abstract(self, socket: int, name: bytes) -> int:
+        """The command's own abstract sockets; the kernel refuses us all others."""
+        if not self._abstract or len(name) <= 2:
+            raise Refused(errno.EACCES if len(name) > 2 else errno.EINVAL)
+        error = self._connect_to(socket, name)
+        return errno.EACCES if error == errno.EPERM else error
+
+    def _connect_path(self, socket: int, path: bytes) -> int:
+        if not self._rules.allow(path):
+            raise Refused(errno.EACCES)
+        try:
+            file = open_without_symlinks(os.fsdecode(path), os.O_PATH)
+        except OSError as error:
+            # A link that was not there a moment ago, or a look-up that raced: no.
+            raise Refused(errno.ENOENT if error.errno == errno.ENOENT else errno.EACCES) from None
+        try:
+            if not stat.S_ISSOCK(os.fstat(file).st_mode):
+                raise Refused(errno.ECONNREFUSED)
+            return self._connect_to(socket, struct.pack("H", AF_UNIX) + b"/proc/self/fd/%d\0" % file)
+        finally:
+            os.close(file)
+
+    def _connect_to(self, socket: int, name: bytes) -> int:
+        return 0 if self._connect(socket, name, len(name)) == 0 else ctypes.get_errno()
+
+
+def _address(thread: int, where: int, length: int) -> bytes:
+    """The address that the caller gave, copied once."""
+    if not 2 <= length <= _LONGEST_ADDRESS:
+        raise Refused(errno.EINVAL)
+    memory = os.open(f"/proc/{thread}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.pread(memory, length, where)
+    except (OSError, OverflowError):
+        raise Refused(errno.EFAULT) from None
+    finally:
+        os.close(memory)
+    if len(data) != length:
+        raise Refused(errno.EFAULT)
+    return data
+
+
+def _descriptor(thread: int, fd: int) -> int:
+    """Our own copy of the caller's descriptor."""
+    try:
+        pidfd = process.pidfd_open(thread, _PIDFD_THREAD)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        pidfd = process.pidfd_open(_leader(thread))
+    try:
+        return process.pidfd_getfd(pidfd, fd)
+    finally:
+        os.close(pidfd)
+
+
+def _leader(thread: int) -> int:
+    with open(f"/proc/{thread}/status", "rb") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(b"Tgid:"))
+
+
+def _real(thread: int, path: bytes) -> bytes:
+    """Where `path` leads for the caller. A hint: whoever opens the result follows no link."""
+    try:
+        if not path.startswith(b"/"):
+            path = os.path.join(os.readlink(b"/proc/%d/cwd" % thread), path)
+        return os.path.realpath(path)
+    except OSError:
+        raise Refused(errno.EACCES) from None  # it changed while we looked

@@ -1,0 +1,304 @@
+"""The sandbox that our own processes make, whoever starts them.
+
+    launcher ── first ── command
+       │          │
+       │          └ PID 1 of the sandbox: makes the view, drops every right, reaps, passes
+       │            signals on to everybody
+       └ outside: whatever was started to stand for the command
+
+`start` is called by the launcher, which has the rights of the user, or of root, until then.
+`start_here` is for our command line, which is its own launcher. The kernel kills `first` when the
+launcher ends, however it does, and with `first` every process of the sandbox. Nothing inside can
+see, signal or trace `first`: it is not dumpable, so that /proc does not show it, and the filter
+refuses its number.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+
+from ..ipc.exec_spec import decode
+from ..ipc.status import CONFINEMENT, NotStarted, not_started, written
+from ..linux import cgroups, loopback, mounts, process, userns
+from ..linux.syscalls import call
+from . import confine, fresh_root, verify
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import NoReturn
+
+    from ..ipc.exec_spec import Instructions
+    from ..ipc.namespace_spec import Surroundings
+    from ..limits.telling import Watch
+    from ..linux.landlock import Ruleset
+    from ..mounts.operations import Operation
+    from .gateway import Gateway
+
+_RLIMIT_NPROC, _CAP_SYS_PTRACE = 6, 19
+PASSED_ON = (process.SIGHUP, process.SIGINT, process.SIGQUIT, process.SIGTERM)
+HANDLED = (*PASSED_ON, process.SIGCHLD)
+
+
+def start(asked: Surroundings, stdio: Sequence[int], gateway: Gateway | None = None) -> tuple[int, int]:
+    """Start the sandbox and give up every right. HANDLED signals are blocked already.
+
+    Returns its first process, and a descriptor on which it says why there is no command
+    (see `status.written`), or which ends without a word once the command is exec'd. `gateway`
+    is running already, in the network that we are in, where something can be reached.
+    """
+    work = _Work(asked, gateway)
+    if asked.stranger >= 0:
+        call("unshare", userns.CLONE_NEWPID)
+    else:
+        _be_somebody_else(asked, userns.CLONE_NEWPID)
+    told, telling = os.pipe2(os.O_CLOEXEC)
+    awaited, ready = os.pipe2(os.O_CLOEXEC)
+    first = os.fork()
+    if first == 0:
+        os.close(told)
+        os.close(ready)
+        _guarded(telling, lambda: _first(work, stdio, telling, awaited))
+    for fd in (telling, awaited, *asked.doors, *work.tally, *work.translated.values()):
+        os.close(fd)
+    if asked.stranger >= 0:
+        process.become(asked.stranger, asked.stranger)  # as `first` will be: we may signal it
+    process.no_new_privs()
+    process.clear_capabilities()
+    process.dumpable(False)  # what the command is to know may be secret
+    try:
+        os.write(ready, b"!")
+    except BrokenPipeError:
+        pass  # it has failed already, and says why
+    os.close(ready)
+    return first, told
+
+
+def start_here(asked: Surroundings, prepare: Callable[[], None], gateway: Gateway | None = None) -> int:
+    """Start the sandbox as a child of this process, which goes on as it was. Returns its first process.
+
+    Only for a process with a single thread, whose memory the first process may hold a copy of. It
+    tells why there is no command on `asked.status`, whose other end must be ours. `prepare` is
+    called in the child before anything else; signals to pass on are then sent to the child.
+    """
+    work = _Work(asked, gateway)
+    own = userns.CLONE_NEWPID | (userns.CLONE_NEWUSER if asked.stranger < 0 else 0)
+    uid, gid = os.geteuid(), os.getegid()
+
+    def be_first() -> int:
+        gc.disable()  # looking for garbage would copy all of our parent's memory
+        process.block_signals(HANDLED)
+        prepare()
+        process.close_from(3, keep=(asked.status, *asked.doors, *work.kept(), *work.translated.values()))
+        os.set_inheritable(asked.status, False)
+        open_streams()
+        if asked.stranger < 0:
+            userns.map_ids(uid, gid, asked.uid, asked.gid)
+        return _first(work, range(3), asked.status)
+
+    first = call("clone", own | process.SIGCHLD, 0, 0, 0, 0)
+    if first == 0:
+        _guarded(asked.status, be_first)
+    return first
+
+
+def open_streams() -> None:
+    """Whichever of the three the caller has closed leads nowhere: nothing of ours may have its number."""
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for stream in range(3):
+        try:
+            is_the_callers = os.get_inheritable(stream)
+        except OSError:
+            is_the_callers = False
+        if not is_the_callers:
+            os.dup2(null, stream)
+            os.set_inheritable(stream, True)
+    if null > 2:
+        os.close(null)
+
+
+class _Work:
+    """What the first process is to do, and what only we can make for it while we are outside."""
+
+    def __init__(self, asked: Surroundings, gateway: Gateway | None) -> None:
+        self.asked = asked
+        self.gateway = gateway
+        self.operations = asked.operations()
+        self.translated: dict[tuple[int, int], int] = {}
+        if asked.stranger >= 0:
+            self.translated = fresh_root.translations(self.operations, asked.stranger)
+        self.watch = _watch(asked, self.operations)
+        self.go_first: Callable[[], None] | None = None
+        if asked.doors or asked.memory:
+            from ..limits.victims import go_first  # while our files can be read
+
+            self.go_first = go_first
+        self.tally = () if self.watch is None else (asked.tally,)
+
+    def kept(self) -> tuple[int, ...]:
+        """Descriptors that lead to the gateway, and that of the file in which we tell."""
+        gateway = () if self.gateway is None else (self.gateway.line, self.gateway.ready)
+        return (*gateway, *self.tally)
+
+
+def _watch(asked: Surroundings, operations: Sequence[Operation]) -> Watch | None:
+    """Who holds in the first process's loop what no control group does."""
+    if not asked.memory and not asked.processes:
+        return None
+    from ..limits.supervisor import Supervisor
+    from ..limits.telling import Watch
+    from ..mounts.operations import Empty  # while our files can be read
+
+    in_memory = [item.path for item in operations if isinstance(item, Empty)]
+    return Watch(Supervisor(asked.memory or None, asked.processes or None, in_memory), asked.tally)
+
+
+def _be_somebody_else(asked: Surroundings, namespaces: int = 0) -> None:
+    """Be the plan's user, who is whoever we are outside; with every capability, over nothing but this."""
+    uid, gid = os.geteuid(), os.getegid()
+    call("unshare", userns.CLONE_NEWUSER | namespaces)
+    userns.map_ids(uid, gid, asked.uid, asked.gid)
+
+
+# ---------------------------------------------------------------- inside
+
+
+def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -> int:
+    """Be PID 1 of the sandbox. Returns the command's exit status.
+
+    `telling` is where we say that there is no command, to whom we die with. From `awaited` we
+    hear that the launcher has given up its rights: nothing is exec'd before.
+    """
+    asked = work.asked
+    _die_with_the_launcher(telling)
+    if asked.doors:  # before there is a namespace of groups: from inside, ours have no names
+        cgroups.enter(asked.doors)
+    if asked.processors:
+        from ..limits import processors  # while our files can be read
+
+        processors.narrow(asked.processors)
+    call("unshare", mounts.CLONE_NEWNS | asked.namespaces)
+    mounts.mount(None, "/", flags=mounts.MS_REC | mounts.MS_PRIVATE)
+    call("sethostname", asked.host, len(asked.host))
+    if work.gateway is not None:
+        work.gateway.give_sockets(asked.network)
+    elif asked.namespaces & userns.CLONE_NEWNET:
+        loopback.up()
+    fresh_root.enter(work.operations, asked.stranger, work.translated)
+    if asked.stranger >= 0:
+        process.become(asked.stranger, asked.stranger)
+        process.dumpable(True)  # changing ids took /proc/self away from us
+        _be_somebody_else(asked)
+        _die_with_the_launcher(telling)  # and the death signal
+    process.no_new_privs()
+    process.empty_bounding_set()
+    # Whoever watches has to see those, too, that nobody may look into. The command has none of this.
+    kept = 0 if work.watch is None else 1 << _CAP_SYS_PTRACE
+    process.clear_capabilities(kept)
+    # Nothing of the sandbox looks into us: that hides us in its /proc, too.
+    process.dumpable(False)
+    verify.around(asked, kept)
+    command = decode(asked.command)
+    ruleset = confine.build_ruleset(command)
+    if awaited >= 0 and os.read(awaited, 1) != b"!":
+        raise NotStarted(CONFINEMENT, "the launcher could not give up its rights")
+    if work.gateway is not None:
+        work.gateway.await_ready()
+    waiting, go = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        os.close(go)
+        # Of the processes that the kernel counts in this user namespace, these are ours.
+        ours = 2 if awaited >= 0 and asked.stranger < 0 else 1
+        most = asked.processes + ours if asked.processes else 0
+        if work.go_first is not None:
+            work.go_first()  # before us
+        _guarded(telling, lambda: _command(command, ruleset, stdio, telling, processes=most, waiting=waiting))
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+    process.close_from(3, keep=(go, telling, *work.tally))
+    os.write(go, b"!")  # all that we do besides is done: nothing can fail any more
+    os.close(go)
+    os.close(telling)
+    return _reap(pid, work.watch)
+
+
+def _command(
+    command: Instructions,
+    ruleset: Ruleset | None,
+    stdio: Sequence[int],
+    telling: int,
+    *,
+    processes: int,
+    waiting: int,
+) -> NoReturn:
+    """Be the command; the user that it is may have so many `processes`, if not 0.
+
+    Only once `waiting` says that whoever looks after us is ready.
+    """
+    if os.read(waiting, 1) != b"!":
+        raise NotStarted(CONFINEMENT, "the first process of the sandbox has failed")
+    process.clear_capabilities()
+    if processes:
+        process.set_rlimits({_RLIMIT_NPROC: (processes, processes)})
+    for number, fd in enumerate(stdio):
+        os.dup2(fd, number)
+    process.close_from(3, keep=(telling, *((ruleset.fd,) if ruleset else ())))
+    confine.become_command(command, ruleset, telling, guardian=1)
+
+
+def _die_with_the_launcher(telling: int) -> None:
+    process.death_signal(process.SIGKILL)
+    poll = select.poll()
+    poll.register(telling, 0)
+    if poll.poll(0):  # nobody reads it any more
+        os._exit(CONFINEMENT)
+
+
+def _reap(command: int, watch: Watch | None = None) -> int:
+    """Wait for its end, and hold meanwhile what nothing else does; its exit status."""
+    signals = process.signal_descriptor(HANDLED)
+    poll = select.poll()
+    poll.register(signals, select.POLLIN)
+    while True:
+        poll.poll(None if watch is None else watch.patience(None))
+        for number in process.read_signals(signals):
+            if number != process.SIGCHLD:
+                try:
+                    os.kill(-1, number)  # everybody of this pid namespace but ourselves
+                except ProcessLookupError:
+                    pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == command:
+                if watch is not None and status:
+                    watch.look(gone=1)  # what made it fail may not have been seen yet
+                return as_a_shell(status)
+            if not pid:
+                break
+
+
+def as_a_shell(status: int) -> int:
+    """The exit status that a shell would show for this wait status."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _guarded(telling: int, work: Callable[[], int]) -> NoReturn:
+    """The whole life of a forked process: it never returns into what its parent was doing."""
+    try:
+        code = work()
+    except BaseException as error:
+        failure = not_started(error)
+        code = failure.code
+        try:
+            os.write(telling, written(code, str(failure)))
+        except OSError:
+            pass
+    os._exit(code)

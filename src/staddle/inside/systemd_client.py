@@ -1,0 +1,227 @@
+"""The process that stands for a command in a systemd unit: what the caller starts and waits for.
+
+It starts systemd-run, hands the orders and its own three descriptors to the process inside
+the unit over a socket pair, passes signals on, and ends as the command did. The pair is the
+unit's standard input to begin with: it has no name, so there is nothing on disk that could be
+found or left behind, and nobody else can be at its other end. However this process ends, the
+line goes down with it, and the unit ends itself.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import select
+import struct
+import time
+
+from ..ipc import systemd_spec
+from ..ipc.status import ARGUMENTS, CONFINEMENT, NotStarted, tell
+from ..linux import process
+from . import parent as parent_process
+from .namespace_init import PASSED_ON
+from .systemd_unit import ENDED, FAILED, LONGEST, ORDERS, SIGNAL, STARTED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+#: How long systemd-run may take to notice that the unit has ended.
+_PATIENCE = 10.0
+#: What systemd means by the exit status of a unit whose process it could not start.
+_NO_SUCH_START = {
+    203: "EXEC: the interpreter or the helper is not visible to the manager",
+    205: "LIMITS",
+    216: "GROUP",
+    217: "USER",
+    218: "CAPABILITIES",
+    219: "CGROUP",
+    224: "PAM",
+    225: "NETWORK: no network namespace could be made",
+    226: "NAMESPACE: no user or mount namespace could be made",
+    227: "NO_NEW_PRIVILEGES",
+    237: "KEYRING",
+}
+
+
+def main(words: list[str]) -> NoReturn:
+    """Be the client, with the orders in the descriptor that `words` names. Never returns."""
+    status = -1
+    try:
+        file = _descriptor(words)
+        orders = _orders(file)
+        status = orders.status
+        for fd in (status, *orders.gateway):
+            os.set_inheritable(fd, False)
+        code = _run(orders, file)
+    except NotStarted as failure:
+        code = failure.code
+        tell(status, failure)
+    except OSError as error:
+        code = CONFINEMENT
+        tell(status, NotStarted(code, str(error)))
+    os._exit(code)
+
+
+def _run(orders: systemd_spec.Orders, file: int) -> int:
+    if not orders.gateway:
+        return _Client(orders, file).run()
+    from .gateway import Gateway  # only for a policy that names something to reach
+
+    gateway = Gateway(orders.gateway)  # our child, in the host's network; the unit has none of it
+    os.close(orders.gateway[0])
+    try:
+        return _Client(orders, file, (gateway.line, gateway.ready)).run()
+    finally:
+        gateway.end()
+
+
+def _descriptor(words: list[str]) -> int:
+    if len(words) != 1 or not words[0].isdecimal():
+        raise NotStarted(ARGUMENTS, "usage: systemd-client DESCRIPTOR")
+    return int(words[0])
+
+
+def _orders(file: int) -> systemd_spec.Orders:
+    try:
+        return systemd_spec.decode(parent_process.contents(os.dup(file)))
+    except (OSError, ValueError) as error:
+        raise NotStarted(ARGUMENTS, f"there are no orders in descriptor {file}: {error}") from None
+
+
+class _Client:
+    """One unit, from its start to its end."""
+
+    def __init__(self, orders: systemd_spec.Orders, file: int, gateway: tuple[int, ...] = ()) -> None:
+        """`gateway` are the descriptors that lead to the network gateway, if there is one."""
+        self._orders = orders
+        self._said = b""
+        self._started = False
+        self._failure: NotStarted | None = None
+        self._code: int | None = None
+        process.block_signals(PASSED_ON)
+        self._signals = process.signal_descriptor(PASSED_ON)
+        parent_process.die_with(os.getppid(), orders.launcher, orders.status)
+        self._control, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        self._words, words = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._words, False)
+        self._starter = self._start(theirs.fileno(), words)
+        theirs.close()
+        os.close(words)
+        self._ended = process.pidfd_open(self._starter)
+        self._hand_over(file, gateway)
+
+    def _start(self, stdin: int, output: int) -> int:
+        us = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            process.death_signal(process.SIGKILL)
+            if os.getppid() == us:
+                os.dup2(stdin, 0)
+                os.dup2(output, 1)
+                os.dup2(output, 2)
+                process.close_from(3)
+                process.default_signals()
+                environment = dict(item.split(b"=", 1) for item in self._orders.starter_environment)
+                os.execve(self._orders.starter[0], self._orders.starter, environment)  # noqa: S606
+        except OSError as error:
+            os.write(2, f"{os.fsdecode(self._orders.starter[0])}: {error.strerror}".encode())
+        finally:
+            os._exit(CONFINEMENT)
+
+    def _hand_over(self, file: int, gateway: tuple[int, ...]) -> None:
+        """Send the orders and our descriptors, and let go of these: the command's ends are its own.
+
+        All but standard error: that it could not be started may have to be told there.
+        """
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        stdio = [fd if _is_open(fd) else null for fd in range(3)]
+        given = struct.pack(f"{4 + len(gateway)}i", *stdio, file, *gateway)
+        self._control.sendmsg([ORDERS], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, given)])
+        for fd in (0, 1):
+            os.dup2(null, fd)
+        os.close(file)
+
+    def run(self) -> int:
+        """Wait for the end, and return the command's exit status. Raises NotStarted."""
+        poll = select.poll()
+        for fd in (self._control.fileno(), self._words, self._ended, self._signals):
+            poll.register(fd, select.POLLIN)
+        deadline: float | None = None
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+            ready = {fd for fd, _ in poll.poll(left)}
+            if self._words in ready and not self._collect():
+                poll.unregister(self._words)
+            if self._control.fileno() in ready and not self._hear():
+                poll.unregister(self._control.fileno())
+            if self._signals in ready:
+                for number in process.read_signals(self._signals):
+                    self._pass_on(number)
+            if self._ended in ready or (deadline is not None and not ready):
+                return self._conclude()
+            if deadline is None and (self._failure or self._code is not None):
+                deadline = time.monotonic() + _PATIENCE
+
+    def _collect(self) -> bool:
+        try:
+            chunk = os.read(self._words, 65536)
+        except BlockingIOError:
+            return False  # the manager may still hold the other end
+        self._said = (self._said + chunk)[-LONGEST:]
+        return bool(chunk)
+
+    def _hear(self) -> bool:
+        try:
+            message = self._control.recv(2 * LONGEST, _socket.MSG_DONTWAIT)
+        except OSError:
+            message = b""
+        kind, rest = message[:1], message[1:]
+        if kind == STARTED:
+            self._started = True
+        elif kind == ENDED:
+            self._code = int(rest)
+        elif kind == FAILED:
+            code, _, why = rest.decode("utf-8", "replace").partition(" ")
+            self._failure = NotStarted(int(code), why)
+        return bool(message)
+
+    def _pass_on(self, number: int) -> None:
+        if not self._started:
+            # Nothing runs yet that could answer it. Our end takes the unit's with it.
+            os._exit(128 + number)
+        try:
+            self._control.send(SIGNAL + b"%d" % number, _socket.MSG_NOSIGNAL)
+        except OSError:
+            pass  # the unit has ended, and systemd-run is about to say so
+
+    def _conclude(self) -> int:
+        while self._hear():  # what was said before systemd-run ended
+            pass
+        while self._collect():
+            pass
+        if self._failure:
+            raise self._failure
+        if self._code is not None:
+            return self._code
+        if self._started:
+            return 128 + process.SIGKILL  # somebody stopped the unit, and with it the command
+        _, status = os.waitpid(self._starter, 0)
+        raise NotStarted(CONFINEMENT, self._why_not(os.waitstatus_to_exitcode(status)))
+
+    def _why_not(self, code: int) -> str:
+        said = " ".join(self._said.decode("utf-8", "replace").split())
+        if code in _NO_SUCH_START:
+            why = f"systemd could not start the unit ({code}/{_NO_SUCH_START[code]})"
+            return f"{why}: {said}" if said else why
+        return f"systemd-run: {said}" if said else f"systemd-run ended with {code} and did not say why"
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True

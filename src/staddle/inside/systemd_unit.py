@@ -1,0 +1,165 @@
+"""The process that systemd starts for us: it makes the confinement and stays until the end.
+
+    systemd ── unit ── first ── command
+                │        │
+                │        └ PID 1 of the sandbox: reaps, passes signals on to everybody
+                └ outside of the sandbox's processes: holds the line to the client
+
+The unit's standard input is one end of a socket pair; the other is with the client, who sends
+the orders and the command's three descriptors, and is told how it went. When the client is
+gone, killed or not, the line is down, and this process ends everything: the kernel kills
+`first` with it, and with `first` every process of the sandbox.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import select
+import struct
+
+from ..ipc import systemd_spec
+from ..ipc.status import CONFINEMENT, NotStarted, written
+from ..ipc.wire import Malformed
+from ..linux import process
+from . import namespace_init
+from . import parent as parent_process
+from .namespace_init import PASSED_ON
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from .gateway import Gateway
+
+#: Messages. To us, once and first: descriptors come with it, the command's three, the orders, and
+#: two that lead to the gateway, where there is one. Then signals to pass on.
+ORDERS, SIGNAL = b"o", b"k"
+#: From us: a failure and its words, the command's first instruction, its exit status.
+FAILED, STARTED, ENDED = b"f", b"s", b"x"
+LONGEST = 4096
+
+
+def main() -> NoReturn:
+    """Be the unit. Never returns."""
+    control = _socket.socket(fileno=0)
+    try:
+        code = _unit(control)
+    except (NotStarted, Malformed, OSError) as error:
+        code = error.code if isinstance(error, NotStarted) else CONFINEMENT
+        _say(control, FAILED + written(code, str(error)))
+    os._exit(code)
+
+
+def _unit(control: _socket.socket) -> int:
+    stdio, orders, gateway = _receive(control)
+    process.block_signals(namespace_init.HANDLED)
+    _check_unit(orders)
+    first, told = namespace_init.start(orders, stdio, gateway)
+    for fd in (*stdio, *((gateway.line, gateway.ready) if gateway else ())):
+        os.close(fd)
+    return _attend(control, first, told)
+
+
+def _receive(control: _socket.socket) -> tuple[tuple[int, ...], systemd_spec.Orders, Gateway | None]:
+    """The command's descriptors, the orders, and the gateway. Only the client holds the other end."""
+    message, extra, flags, _ = control.recvmsg(16, _socket.CMSG_SPACE(6 * 4))
+    if message != ORDERS or len(extra) != 1 or flags & _socket.MSG_CTRUNC:
+        os._exit(CONFINEMENT)  # the client has ended before it asked for anything
+    count = len(extra[0][2]) // 4
+    *stdio, file = received = struct.unpack(f"{count}i", extra[0][2])[:4]
+    outward = struct.unpack(f"{count}i", extra[0][2])[4:]
+    for fd in (*received, *outward):
+        os.set_inheritable(fd, False)
+    orders = systemd_spec.decode(parent_process.contents(file))
+    if len(outward) != len(orders.gateway):
+        raise NotStarted(CONFINEMENT, "the network gateway is missing")
+    if not outward:
+        return tuple(stdio), orders, None
+    from .gateway import Gateway  # only for a policy that names something to reach
+
+    return tuple(stdio), orders, Gateway.elsewhere(*outward)
+
+
+def _check_unit(orders: systemd_spec.Orders) -> None:
+    """See that the properties did what they say: some mean nothing in some managers."""
+    if b"\nNoNewPrivs:\t1\n" not in _contents("/proc/self/status"):
+        raise NotStarted(CONFINEMENT, "systemd ignored NoNewPrivileges=yes")
+    for name, inode in orders.foreign:
+        kind = os.fsdecode(name)
+        if os.stat(f"/proc/self/ns/{kind}").st_ino == inode:
+            raise NotStarted(CONFINEMENT, f"systemd did not give the unit its own {kind} namespace")
+    if not orders.bounds:
+        return
+    own = next((line[3:] for line in _contents("/proc/self/cgroup").splitlines() if line[:3] == b"0::"), b"/")
+    for name, most in orders.bounds:
+        path = f"/sys/fs/cgroup{os.fsdecode(own)}/{os.fsdecode(name)}"
+        if not _is_bounded(_contents(path), most):
+            raise NotStarted(CONFINEMENT, f"systemd did not set the limit in {path}")
+
+
+def _is_bounded(text: bytes, most: int) -> bool:
+    """Whether a control group file says at most `most`: a number, or for cpu.max a quota and a period."""
+    words = text.split()
+    if not words or not all(word.isdigit() for word in words):
+        return False
+    return int(words[0]) <= (most * int(words[1]) // 1000 if len(words) > 1 else most)
+
+
+def _attend(control: _socket.socket, first: int, told: int) -> int:
+    """Pass signals on and tell the client how it goes, until `first` or the client has ended."""
+    ended = process.pidfd_open(first)
+    signals = process.signal_descriptor(PASSED_ON)
+    poll = select.poll()
+    for fd in (control.fileno(), told, ended, signals):
+        poll.register(fd, select.POLLIN)
+    failed = started = False
+    while True:
+        ready = {fd for fd, _ in poll.poll()}
+        if told in ready:
+            words = os.read(told, LONGEST)
+            failed, started = bool(words), True
+            _say(control, FAILED + words if words else STARTED)
+            poll.unregister(told)
+        if control.fileno() in ready:
+            message = _hear(control)
+            if not message:
+                os.kill(first, process.SIGKILL)
+                os.waitpid(first, 0)
+                return 128 + process.SIGKILL
+            if message[:1] == SIGNAL and message[1:].isdigit():
+                os.kill(first, int(message[1:]))
+        for number in process.read_signals(signals):
+            if not started:
+                return 128 + number  # nothing runs yet that could answer it; our end takes all along
+            os.kill(first, number)
+        if ended in ready and told not in ready:
+            code = namespace_init.as_a_shell(os.waitpid(first, 0)[1])
+            if not failed:
+                _say(control, ENDED + b"%d" % code)
+            return code
+
+
+# ---------------------------------------------------------------- small things
+
+
+def _contents(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _say(control: _socket.socket, message: bytes) -> None:
+    try:
+        control.send(message[:LONGEST], _socket.MSG_NOSIGNAL)
+    except OSError:
+        pass  # it has gone; the next look at the line says so
+
+
+def _hear(control: _socket.socket) -> bytes:
+    try:
+        return control.recv(LONGEST)
+    except OSError:
+        return b""

@@ -1,0 +1,81 @@
+"""The files between a shell and the host program: made, renewed and gone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from staddle.inside.agent.shell_files import NAMES, Channel, Files, InDirectory, Nameless
+
+
+@pytest.fixture(params=["directory", "nameless"])
+def channel(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Channel]:
+    if request.param == "nameless":
+        yield Nameless()
+        return
+    directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield InDirectory(directory, bytes(tmp_path))
+    os.close(directory)
+    assert list(tmp_path.iterdir()) == []
+
+
+def place(files: Files, name: str) -> bytes:
+    return files.places()[NAMES.index(name)]
+
+
+def test_both_ends_are_the_same_file(channel: Channel) -> None:
+    files = Files(channel, 0)
+    os.pwrite(files.descriptor("text"), b"echo", 0)
+    with open(place(files, "text"), "rb") as shown:
+        assert shown.read() == b"echo"
+    for name in ("output", "errors", "done"):
+        writer = os.open(place(files, name), os.O_WRONLY)
+        os.write(writer, name.encode())
+        os.close(writer)
+        assert os.read(files.descriptor(name), 99) == name.encode()
+    assert os.read(files.descriptor("output"), 99) == b""  # nobody has it open any more
+    files.close()
+
+
+def test_the_place_that_is_nowhere_is_not_there(channel: Channel) -> None:
+    files = Files(channel, 0)
+    with pytest.raises(FileNotFoundError):
+        os.open(files.places()[-1] + b"/nonce", os.O_WRONLY | os.O_CREAT)
+    files.close()
+
+
+def test_renewed_pipes_leave_the_old_ones_to_whoever_holds_them(channel: Channel) -> None:
+    files = Files(channel, 0)
+    reader = os.dup(files.descriptor("output"))
+    writer = os.open(place(files, "output"), os.O_WRONLY)
+    old = files.pipes()
+    files.renew()
+    assert files.former == old
+    assert not files.pipes() & old
+    os.write(writer, b"late")
+    assert os.read(reader, 99) == b"late"
+    new = os.open(place(files, "output"), os.O_WRONLY)
+    with pytest.raises(BlockingIOError):
+        os.read(files.descriptor("output"), 99)
+    for fd in (reader, writer, new):
+        os.close(fd)
+    files.close()
+
+
+def test_shells_share_a_channel(channel: Channel) -> None:
+    first, second = Files(channel, 0), Files(channel, 1)
+    assert not set(first.places()[:-1]) & set(second.places()[:-1])
+    first.close()
+    second.close()
+
+
+def test_nothing_stays_open(channel: Channel) -> None:
+    before = os.listdir("/proc/self/fd")
+    files = Files(channel, 0)
+    for _ in range(3):
+        files.renew()
+    files.close()
+    assert {*os.listdir("/proc/self/fd")} <= {*before}
