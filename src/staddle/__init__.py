@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from .launch.wrap import WrappedCommand, wrap
     from .layers.changes import Change
     from .policy import Identity, Limits, Network, Plan, Policy
-    from .session.asynchronous import AsyncSandbox
-    from .session.pool import Pool
-    from .session.result import Reason, Result
-    from .session.sandbox import Sandbox
-    from .session.snapshots import Snapshot
+    from .sandbox.aio.sandbox import AsyncSandbox
+    from .sandbox.pool import Pool
+    from .sandbox.result import Reason, Result
+    from .sandbox.sandbox import Sandbox
+    from .sandbox.workspace.snapshots import Snapshot
 
 __version__ = "0.1.0"
 
@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "AsyncSandbox": "session.asynchronous",
+    "AsyncSandbox": "sandbox.aio.sandbox",
     "Change": "layers.changes",
     "CommandResult": "environment",
     "Enforcement": "backends.base",
@@ -78,12 +78,12 @@ _HOME = {
     "Plan": "policy",
     "Policy": "policy",
     "PolicyNotEnforceable": "errors",
-    "Pool": "session.pool",
-    "Reason": "session.result",
-    "Result": "session.result",
+    "Pool": "sandbox.pool",
+    "Reason": "sandbox.result",
+    "Result": "sandbox.result",
     "RunOpts": "jail.jail",
-    "Sandbox": "session.sandbox",
-    "Snapshot": "session.snapshots",
+    "Sandbox": "sandbox.sandbox",
+    "Snapshot": "sandbox.workspace.snapshots",
     "StaddleError": "errors",
     "Workspace": "jail.workspace",
     "WrappedCommand": "launch.wrap",

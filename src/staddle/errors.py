@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .backends.base import Gap
     from .environment.contract import CommandResult
     from .layers.review import Conflict, Held
-    from .session.result import Result
+    from .sandbox.result import Result
 
 
 class StaddleError(Exception):

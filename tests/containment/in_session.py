@@ -8,7 +8,8 @@ from typing import Any, BinaryIO
 
 from staddle import Identity, Policy
 from staddle.inside.agent.as_root import RIGHTS
-from staddle.session import arguments, as_root, opening
+from staddle.sandbox.open import as_root, settings
+from staddle.sandbox.open import open as opening
 
 #: Who a command of a session is: its user, its root for once, or the root that all of it is.
 USERS = {"session": "", "session as root": "once", "session of root": "always"}
@@ -31,7 +32,7 @@ class Started:
     ) -> None:
         identity = Identity(uid=0) if root == "always" else None
         self.sandbox = opening.open_agent(
-            arguments.settings(policy=policy, backend="namespaces", identity=identity)
+            settings.settings(policy=policy, backend="namespaces", identity=identity)
         )
         if root == "once":
             assert as_root.asked_for(as_root.ROOT, self.sandbox)

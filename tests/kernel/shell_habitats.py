@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from staddle import Sandbox
 from staddle.inside.agent import standalone
-from staddle.session.link import AgentLink
-from staddle.session.shell import Outcome, Shell
+from staddle.sandbox.open.agent_client import AgentLink
+from staddle.shell.shell import Outcome, Shell
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb"}
 

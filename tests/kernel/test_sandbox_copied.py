@@ -12,7 +12,7 @@ import pytest
 from staddle import Policy, Sandbox, Snapshot
 from staddle.errors import CommitRefused
 from staddle.layers import removal
-from staddle.session import copied
+from staddle.sandbox.workspace import copied
 from tests.kernel.layers_overlay import picture
 from tests.kernel.waiting import until
 

@@ -29,7 +29,7 @@ from staddle.errors import (
     SandboxClosed,
 )
 from staddle.launch import running
-from staddle.session import execution
+from staddle.sandbox import execution
 from tests.kernel.file_habitats import HABITATS, opened
 from tests.kernel.waiting import JumpingClock, as_soon_as, until, with_argument
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Reason, Sandbox
-from staddle.session import protocol
+from staddle.shell import protocol
 from tests.kernel.in_a_child import python
 
 #: `interrupted(seconds, work)` does something, and raises Rung in it after so long.

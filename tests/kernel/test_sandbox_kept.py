@@ -17,7 +17,7 @@ from staddle import Policy, Sandbox
 from staddle.errors import InvalidCall, LayerError, PolicyNotEnforceable
 from staddle.files.remove_tree import remove
 from staddle.layers import keeping, kept, removal
-from staddle.session.kept import Kept
+from staddle.sandbox.workspace.persistent import Kept
 from tests.kernel.in_a_child import SRC
 from tests.kernel.waiting import until
 

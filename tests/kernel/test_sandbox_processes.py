@@ -10,8 +10,8 @@ import pytest
 
 from staddle import Sandbox
 from staddle.errors import InvalidCall, SandboxClosed
-from staddle.session.processes import Process
-from staddle.session.terminal import Terminal
+from staddle.sandbox.processes import Process
+from staddle.sandbox.terminal import Terminal
 from tests.kernel.sandboxes import BACKENDS, children, descriptors, every_backend, within
 from tests.kernel.waiting import with_argument
 

@@ -19,9 +19,9 @@ from staddle.errors import ArchiveRefused, CommitRefused
 from staddle.layers import archive, loading, removal
 from staddle.layers.stack import Frozen
 from staddle.layers.store import Store, sweep
-from staddle.session import saving
-from staddle.session.kept import Kept
-from staddle.session.layering import close_stores, empty_directory, store_for
+from staddle.sandbox.workspace import saving
+from staddle.sandbox.workspace.overlay import close_stores, empty_directory, store_for
+from staddle.sandbox.workspace.persistent import Kept
 from tests.kernel.kills import killed_at
 
 SRC = Path(__file__).parents[2] / "src"

@@ -14,8 +14,8 @@ from staddle.errors import LaunchFailed
 from staddle.files.remove_tree import remove
 from staddle.forkserver.client import mounter
 from staddle.layers import removal
-from staddle.session import snapshots
-from staddle.session.kept import Kept
+from staddle.sandbox.workspace import snapshots
+from staddle.sandbox.workspace.persistent import Kept
 
 
 @pytest.fixture

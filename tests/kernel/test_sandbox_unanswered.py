@@ -17,8 +17,9 @@ import pytest
 from staddle import AsyncSandbox, Sandbox
 from staddle.errors import SandboxLost, StaddleError
 from staddle.linux.tree import parent_of
-from staddle.session import bash, launched, link, shell
-from staddle.session.event_loop import in_thread
+from staddle.sandbox.aio.event_loop import in_thread
+from staddle.sandbox.open import agent_client, via_backend
+from staddle.shell import bash_process, shell
 from tests.kernel.sandboxes import within
 from tests.kernel.waiting import with_argument
 
@@ -72,9 +73,13 @@ def stopped_agent(sb: Sandbox) -> Iterator[int]:
 @pytest.fixture
 def in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that is stopped need not be waited for as long as one on a busy machine."""
-    for module, name in ((shell, "_PATIENCE"), (bash, "_LAST_PATIENCE"), (link, "_LAST_PATIENCE")):
+    for module, name in (
+        (shell, "_PATIENCE"),
+        (bash_process, "_LAST_PATIENCE"),
+        (agent_client, "_LAST_PATIENCE"),
+    ):
         monkeypatch.setattr(module, name, 1.0)
-    monkeypatch.setattr(launched, "_PATIENCE", 1.0)
+    monkeypatch.setattr(via_backend, "_PATIENCE", 1.0)
 
 
 stopped = pytest.mark.usefixtures("in_haste")

@@ -21,8 +21,8 @@ from staddle.errors import (
     SandboxLost,
     SessionBusy,
 )
-from staddle.session import parking
-from staddle.session.shell import Shell
+from staddle.shell import fd_budget
+from staddle.shell.shell import Shell
 from tests.kernel.in_a_child import SRC
 from tests.kernel.shell_habitats import FULLY, HABITATS, TriedShell
 from tests.kernel.waiting import until
@@ -318,8 +318,8 @@ def test_a_shell_at_rest_has_two_descriptors(tried: TriedShell) -> None:
 def test_only_the_shells_used_last_keep_their_files(
     unconfined: TriedShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parking, "room", lambda _: 3)
-    monkeypatch.setattr(parking.PARKING, "_room", 3)
+    monkeypatch.setattr(fd_budget, "room", lambda _: 3)
+    monkeypatch.setattr(fd_budget.PARKING, "_room", 3)
     before = open_descriptors()
     shells = [Shell(unconfined.link, unconfined.link.shell({}, "")) for _ in range(8)]
     for number in range(3):

@@ -238,7 +238,7 @@ def test_an_editor_and_a_pager_on_a_terminal(sb: Sandbox) -> None:
 
 def _ended(terminal: object) -> int | None:
     """Read what comes until it is over."""
-    from staddle.session.terminal import Terminal
+    from staddle.sandbox.terminal import Terminal
 
     assert isinstance(terminal, Terminal)
     while terminal.poll() is None:

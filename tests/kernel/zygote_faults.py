@@ -26,7 +26,9 @@ from staddle.forkserver import client
 from staddle.layers import removal
 from staddle.linux import process
 from staddle.policy.network import Network
-from staddle.session import arguments, layering, opening
+from staddle.sandbox.open import open as opening
+from staddle.sandbox.open import settings
+from staddle.sandbox.workspace import overlay
 from tests.kernel.faults import WATCHED as USUAL
 from tests.kernel.faults import Call, Watch, places, watched
 from tests.kernel.waiting import until
@@ -57,7 +59,7 @@ class HostProgram:
         self._made, self._root = Path(asked["place"], "made"), "of_a_root" in asked.get("parts", ())
         client._SPARES = 0  # nothing is made ahead: whatever happens, happens for whom we open one
         network = getattr(Network, asked.get("network", "deny"))()
-        self._settings = arguments.settings(
+        self._settings = settings.settings(
             asked["place"],
             Policy.agent().with_network(network).with_limits(**asked.get("limits", {})),
             backend="namespaces",
@@ -143,7 +145,7 @@ def _open(pid: str) -> list[str]:
 
 
 def _layers() -> int:
-    return sum(len(names) for store in layering._stores for _, names, _ in os.walk(store.path))
+    return sum(len(names) for store in overlay._stores for _, names, _ in os.walk(store.path))
 
 
 # ---------------------------------------------------------------- who makes its calls fail

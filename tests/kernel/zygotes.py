@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from staddle.session import arguments, opening
-from staddle.session.opening import Opened
+from staddle.sandbox.open import open as opening
+from staddle.sandbox.open import settings
+from staddle.sandbox.open.open import Opened
 
 
 def opened(workspace: str | None = None, mode: str = "overlay", **more: object) -> Opened:
     """A sandbox of the namespaces backend."""
-    return opening.open_agent(arguments.settings(workspace, backend="namespaces", mode=mode, **more))
+    return opening.open_agent(settings.settings(workspace, backend="namespaces", mode=mode, **more))
 
 
 def close(sandbox: Opened) -> None:

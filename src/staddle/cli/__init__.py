@@ -99,7 +99,7 @@ def command() -> NoReturn:
 
 def _leave_nothing() -> None:
     """What the interpreter's own end would wait for: layers that are being deleted."""
-    layering = sys.modules.get("staddle.session.layering")
+    layering = sys.modules.get("staddle.sandbox.workspace.overlay")
     if layering is not None:
         layering.close_stores()
 

@@ -7,7 +7,7 @@ import sys
 from ..display import shown
 from ..errors import CommitRefused, LayerError, UsageError
 from ..policy.workspace import PLACE
-from ..session.kept import Kept
+from ..sandbox.workspace.persistent import Kept
 from .kept import begin, below, counted, named, print_json, progress, row
 from .options import Option
 from .paging import print_paged

@@ -8,8 +8,8 @@ from math import ceil
 from ..display import shown
 from ..errors import UsageError
 from ..packages.installed import fold
-from ..session import kept as sessions
-from ..session import looking
+from ..sandbox.workspace import inspect
+from ..sandbox.workspace import persistent as sessions
 from .kept import JSON, LETTERS, begin, counted, named, print_json, row
 from .options import Option
 from .paging import BOLD, CYAN, GREEN, RED, Paint, print_paged
@@ -63,7 +63,7 @@ def main(words: Sequence[str]) -> int:
     name, paths = named(parsed, "diff")
     record = sessions.find(name)
     try:
-        found = looking.changes(record, paths or None, everything=parsed.on("all"))
+        found = inspect.changes(record, paths or None, everything=parsed.on("all"))
     except ValueError as error:
         raise UsageError(str(error), fix="name paths as `staddle diff --all` does") from None
     if parsed.on("json"):

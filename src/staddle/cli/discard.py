@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import UsageError
 from ..policy.workspace import PLACE
-from ..session.kept import Kept
+from ..sandbox.workspace.persistent import Kept
 from .kept import begin, counted, named
 from .settings import HELP
 

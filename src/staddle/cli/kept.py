@@ -8,7 +8,7 @@ import time
 
 from ..display import shown
 from ..errors import UsageError
-from ..session import kept as sessions
+from ..sandbox.workspace import persistent as sessions
 from .options import Option, Parsed, help_rows, parse_among
 
 TYPE_CHECKING = False
@@ -81,7 +81,7 @@ def is_within(path: str, directory: str) -> bool:
 def below(paths: Sequence[str]) -> tuple[str, ...] | None:
     """Paths as they are seen inside, or relative to the workspace; None for all."""
     from ..policy.workspace import PLACE
-    from ..session.layering import relative
+    from ..sandbox.workspace.overlay import relative
 
     try:
         return relative(paths, PLACE) if paths else None

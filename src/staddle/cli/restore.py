@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..display import shown
 from ..errors import LayerError, UsageError
-from ..session.kept import Kept
-from ..session.snapshots import Snapshot
+from ..sandbox.workspace.persistent import Kept
+from ..sandbox.workspace.snapshots import Snapshot
 from .kept import begin, progress
 from .options import Option
 from .settings import HELP

@@ -6,8 +6,8 @@ import os
 
 from ..errors import StaddleError, UsageError
 from ..policy.workspace import PLACE
-from ..session.kept import workspace_of
-from ..session.sandbox import Sandbox
+from ..sandbox.sandbox import Sandbox
+from ..sandbox.workspace.persistent import workspace_of
 from .kept import is_within
 from .run import command_from, refuse, say, say_gaps, say_violations
 from .settings import session_from
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..policy import Policy
-    from ..session.terminal import Terminal
+    from ..sandbox.terminal import Terminal
     from .options import Parsed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..display import shown
 from ..errors import StaddleError, UsageError
-from ..session import looking
+from ..sandbox.workspace import inspect
 from .kept import JSON, age, begin, every, human_size, print_json
 from .settings import HELP
 
@@ -66,14 +66,14 @@ def _facts(record: Record) -> dict[str, object]:
     changes: int | None = None
     problem = ""
     try:
-        changes = len(looking.changes(record))
+        changes = len(inspect.changes(record))
     except (StaddleError, OSError) as error:
         problem = str(error)
     return {
         "name": record.name,
         "workspace": record.workspace,
         "changes": changes,
-        "size": looking.size(record),
+        "size": inspect.size(record),
         "created": record.created,
         "used": record.used,
         "in_use": is_claimed(record.name),

@@ -10,7 +10,7 @@ import time
 from ..errors import InvalidCall, UsageError
 from ..launch.running import GRACE, give_pipes
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
-from ..session.sandbox import Sandbox
+from ..sandbox.sandbox import Sandbox
 from .options import help_rows, parse
 from .run import say, say_gaps, say_violations
 from .settings import KEEP, RUNNING, session_from

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..display import shown
 from ..errors import LayerError, UsageError
-from ..session import kept as sessions
+from ..sandbox.workspace import persistent as sessions
 from .kept import JSON, age, begin, named, print_json, progress
 from .options import Option
 from .settings import HELP

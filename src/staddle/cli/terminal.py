@@ -21,8 +21,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from ..session.sandbox import Sandbox
-    from ..session.terminal import Terminal
+    from ..sandbox.sandbox import Sandbox
+    from ..sandbox.terminal import Terminal
 
     class Signals(Protocol):
         """Where they arrive, and which did."""

@@ -31,8 +31,8 @@ from ..policy.environment import checked_name
 from ..policy.paths import several
 from ..policy.workspace import PLACE
 from ..redaction import RedactedTail, Secrets, secret_values
-from ..session import calls, files
-from ..session.execution import Execution, drive
+from ..sandbox import command_spec, files
+from ..sandbox.execution import Execution, drive
 from . import commands, writable
 from .contract import CommandResult
 from .keeping import Keeping
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from ..files.beneath import AnyPath
-    from ..session.inside import Inside
-    from ..session.sandbox import Sandbox
-    from ..session.shell import Outcome
+    from ..sandbox.open.open_sandbox import Inside
+    from ..sandbox.sandbox import Sandbox
+    from ..shell.shell import Outcome
     from .rules import CommandRules
 
 #: Reasons of an end that nothing in a CommandResult has room for but an event.
@@ -171,10 +171,10 @@ class SandboxEnvironment:
         limits = self._sandbox.policy.limits
         allowed = commands.seconds(timeout, limits.timeout)
         kept = commands.size(output_limit, limits.output)
-        argv = calls.arguments(_words((command, *args)))
+        argv = command_spec.arguments(_words((command, *args)))
         if self._rules is not None:
             self._rules.check(list(argv))
-        added = {} if env is None else calls.variables(env)
+        added = {} if env is None else command_spec.variables(env)
         secrets = self._secrets_with(added)
         try:
             if cancel is not None and cancel.is_set():

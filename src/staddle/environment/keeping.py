@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..files.globs import GlobSet
     from ..layers.changes import Change
-    from ..session.sandbox import Sandbox
+    from ..sandbox.sandbox import Sandbox
     from .allowed import Touched
 
 _RULE = "no glob of writable_paths names it"

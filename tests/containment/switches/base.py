@@ -63,7 +63,7 @@ def together(*patches: Patch) -> Patch:
 
 def _leave_sockets() -> None:
     from staddle.launch import wrap
-    from staddle.session import opening
+    from staddle.sandbox.open import open as opening
 
     wrap.closed = opening.closed = lambda plan, **_: plan
 

@@ -1,0 +1,1 @@
+"""The sandbox, awaited: `AsyncSandbox` and all that it has."""

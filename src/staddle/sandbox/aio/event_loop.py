@@ -1,0 +1,151 @@
+"""Waiting on an event loop for what the other face waits for in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol, TypeVar
+
+    from ...events import Event
+    from ...shell.shell import Outcome
+    from ..execution import Machine as Stepping
+
+    class Machine(Stepping, Protocol):
+        """What can be driven, and ended early."""
+
+        def interrupt(self) -> None: ...
+
+    T = TypeVar("T")
+
+
+async def readable(fd: int, until: float | None = None) -> bool:
+    """Wait until there is something to read; False when `until` (time.monotonic) came first."""
+    loop = asyncio.get_running_loop()
+    return await _ready(loop.add_reader, loop.remove_reader, fd, until)
+
+
+async def writable(fd: int) -> None:
+    """Wait until there is room to write."""
+    loop = asyncio.get_running_loop()
+    await _ready(loop.add_writer, loop.remove_writer, fd, None)
+
+
+async def _ready(
+    add: Callable[..., object], remove: Callable[[int], object], fd: int, until: float | None
+) -> bool:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[bool] = loop.create_future()
+    timer = None
+    if until is not None:
+        timer = loop.call_later(max(0.0, until - time.monotonic()), _settle, ready, False)
+    add(fd, _settle, ready, True)
+    try:
+        return await ready
+    finally:
+        remove(fd)
+        if timer is not None:
+            timer.cancel()
+
+
+def _settle(ready: asyncio.Future[bool], value: bool) -> None:
+    if not ready.done():
+        ready.set_result(value)
+
+
+async def in_thread(
+    function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None
+) -> T:
+    """Something that takes a moment and cannot be given up half-way.
+
+    A cancellation waits for it. What was made is undone then, because nobody will get it.
+    """
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await _done(work)
+        if work.exception() is None and undo is not None:
+            # A task can be cancelled again at every await. Work that a thread has not begun would be dropped.
+            undoing = asyncio.ensure_future(asyncio.to_thread(undo, work.result()))
+            await _done(undoing)
+            undoing.exception()  # the caller is told of the cancellation, and of nothing else
+        raise
+
+
+async def _done(work: asyncio.Future[T]) -> None:
+    """Wait until it is done, however often the task is cancelled meanwhile."""
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            continue
+
+
+class OnTheLoop:
+    """`on_connect` for a thread that asks, awaited on the event loop of the sandbox's owner."""
+
+    def __init__(self, on_connect: Callable[[Event], object], seconds: float) -> None:
+        self._on_connect, self._seconds = on_connect, seconds
+        #: Set when the sandbox is opened.
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def __call__(self, event: Event) -> object:
+        """The answer, or TimeoutError: nobody waits for it any longer then."""
+        answer = self._on_connect(event)
+        if self.loop is None or not asyncio.iscoroutine(answer):
+            return answer
+        try:
+            awaited = asyncio.run_coroutine_threadsafe(answer, self.loop)
+        except BaseException:
+            answer.close()  # the loop is closed
+            raise
+        try:
+            return awaited.result(self._seconds)
+        except TimeoutError:
+            awaited.cancel()
+            raise TimeoutError("no answer in time") from None
+
+
+async def advance(machine: Machine, enough: Callable[[], bool] = lambda: False) -> bool:
+    """One step, and the wait before the next, unless that was `enough`; whether it is over.
+
+    When the task is cancelled meanwhile, the command is interrupted and seen through to its end
+    before the cancellation goes on: whoever comes next finds everything whole.
+    """
+    if machine.step():
+        return True
+    if enough():
+        return False
+    try:
+        await _moment(machine)
+    except asyncio.CancelledError:
+        machine.interrupt()
+        while not machine.step():
+            try:
+                await _moment(machine)
+            except asyncio.CancelledError:
+                continue  # asked again: the answer is the same, when it is over
+        raise
+    return False
+
+
+async def see_through(machine: Machine) -> Outcome:
+    """Drive it to its end."""
+    try:
+        while not await advance(machine):
+            pass
+    except asyncio.CancelledError:
+        machine.finish()
+        raise
+    return machine.finish()
+
+
+async def _moment(machine: Machine) -> None:
+    if machine.pending:
+        await asyncio.sleep(0)  # the others have their turn, too
+    else:
+        await readable(machine.fileno(), machine.deadline)

@@ -1,0 +1,131 @@
+"""Processes and terminals of a sandbox, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+from ...launch.signals import SIGKILL
+from ..command_spec import input_bytes, patience
+from .event_loop import readable, writable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
+
+    from ..processes import Output, Process
+    from ..terminal import Terminal
+
+
+class AsyncProcess:
+    """A program in the background of a sandbox, as `Process`."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.pid, self.command = process.pid, process.command
+        self._stdin = asyncio.Lock()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.running
+
+    def poll(self) -> int | None:
+        """Its exit code, 128+N for signal N; None while it runs."""
+        return self._process.poll()
+
+    async def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for its end; its exit code, or None when it still runs after `timeout` seconds."""
+        return await _ended(self._process, timeout)
+
+    def output(self) -> Output:
+        """What it printed until now."""
+        return self._process.output()
+
+    async def send_stdin(self, data: bytes | str) -> None:
+        """Write to its standard input. Waits while it does not read; BrokenPipeError when it has ended."""
+        rest = memoryview(input_bytes(data))
+        async with self._stdin:
+            while rest:
+                sent = self._process.send_some(rest)
+                rest = rest[sent:]
+                if not sent:
+                    await writable(self._process.stdin_fileno())
+
+    def close_stdin(self) -> None:
+        """The end of its standard input. A second time does nothing."""
+        self._process.close_stdin()
+
+    def kill(self, signal: int = SIGKILL) -> None:
+        """Send it, and all that it started, a signal."""
+        self._process.kill(signal)
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._process)[1:]}"
+
+
+class AsyncTerminal:
+    """A terminal of the sandbox with a program on it, as `Terminal`. One task reads, one writes."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self.pid = terminal.pid
+
+    async def read(self, timeout: float | None = None) -> bytes:
+        """What was printed since, waiting for some. Empty: `timeout` seconds brought none, or it is over."""
+        limit = patience(timeout)
+        until = None if limit is None else time.monotonic() + limit
+        while (data := self._terminal.read_some()) is None:
+            if not await readable(self._terminal.fileno(), until):
+                return b""
+        return data
+
+    async def write(self, data: bytes | str) -> None:
+        """Type `data`. Waits while the program does not read."""
+        rest = memoryview(input_bytes(data))
+        while rest:
+            sent = self._terminal.write_some(rest)
+            rest = rest[sent:]
+            if not sent:
+                await writable(self._terminal.fileno())
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Another size; the programs on it are told."""
+        self._terminal.resize(rows, cols)
+
+    def poll(self) -> int | None:
+        """The exit code of the program, 128+N for signal N; None while it runs."""
+        return self._terminal.poll()
+
+    async def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for the end of the program; its exit code, or None when `timeout` seconds were not enough."""
+        return await _ended(self._terminal, timeout)
+
+    def kill(self) -> None:
+        """Kill the program, with everything it started."""
+        self._terminal.kill()
+
+    async def close(self) -> None:
+        """Hang up: the program gets a SIGHUP, and is killed if that does not end it. Twice is as once."""
+        await asyncio.to_thread(self._terminal.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+async def _ended(what: Process | Terminal, timeout: float | None) -> int | None:
+    limit = patience(timeout)
+    until = None if limit is None else time.monotonic() + limit
+    while (code := what.poll()) is None:
+        # A copy: two tasks may wait for the same end, and a loop has one reader for a descriptor.
+        copy = os.dup(what.end_fileno())
+        try:
+            if not await readable(copy, until):
+                return what.poll()
+        finally:
+            os.close(copy)
+    return code

@@ -1,0 +1,307 @@
+"""`AsyncSandbox`: the same sandbox, awaited. Commands are driven by the event loop, not by threads.
+
+    async with AsyncSandbox(workspace="project", mode="bind") as sb:
+        result = await sb.run("make test")
+        async for chunk in sb.stream("make install"):
+            print(chunk.text, end="")
+
+Cancelling a task that waits for a command interrupts the command. The cancellation goes on
+when the command is over, and the session is as usable as after any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...errors import SandboxClosed, SessionError
+from ...policy.asking import PATIENCE
+from .. import command_spec
+from ..open import settings as sandbox_settings
+from ..sandbox import Sandbox
+from .event_loop import OnTheLoop, in_thread, see_through
+from .files import AsyncFiled
+from .layers import AsyncLayered
+from .network import AsyncReachable
+from .session import AsyncSession
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from os import PathLike
+    from typing import Any, Self, Unpack
+
+    from ...backends.base import Enforcement
+    from ...events import Event
+    from ...limits.usage import Usage
+    from ...policy import Policy
+    from ...policy.plan import Plan
+    from ..command_spec import RunOptions, StreamOptions
+    from ..processes import Job
+    from ..result import Result
+    from ..session import Session, SessionState
+    from .processes import AsyncProcess, AsyncTerminal
+    from .session import AsyncStream
+
+
+class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
+    """A confined place to run commands in, as `Sandbox`, for asyncio.
+
+    Use it with `async with`, or call `close()` in the end. It is opened on first use. `on_connect`
+    may be a coroutine function; it is awaited on the loop on which the sandbox was opened.
+    """
+
+    def __init__(
+        self,
+        workspace: str | PathLike[str] | None = None,
+        policy: Policy | None = None,
+        *,
+        backend: str = "auto",
+        mode: str = "overlay",
+        best_effort: bool = False,
+        env: Mapping[str, str] | None = None,
+        keep: str | None = None,
+        on_connect: Callable[[Event], Any] | None = None,
+        on_connect_timeout: float = PATIENCE,
+        **world: Unpack[sandbox_settings.World],
+    ) -> None:
+        settings = sandbox_settings.settings(
+            workspace,
+            policy,
+            backend,
+            mode,
+            best_effort,
+            env,
+            keep,
+            on_connect,
+            on_connect_timeout,
+            awaited=True,
+            **world,
+        )
+        decider = None if on_connect is None else OnTheLoop(on_connect, settings.asks)
+        self._begin(
+            settings,
+            lambda: Sandbox(
+                workspace,
+                policy,
+                backend=backend,
+                mode=mode,
+                best_effort=best_effort,
+                env=env,
+                keep=keep,
+                on_connect=decider,
+                on_connect_timeout=on_connect_timeout,
+                **world,
+            ),
+            decider,
+        )
+
+    def _begin(
+        self,
+        settings: sandbox_settings.Settings,
+        make: Callable[[], Sandbox],
+        decider: OnTheLoop | None = None,
+    ) -> None:
+        self._settings, self._make, self._decider = settings, make, decider
+        self._sandbox: Sandbox | None = None
+        self._closed = False
+        self._opening = asyncio.Lock()
+        self._sessions: dict[str, AsyncSession] = {}
+
+    # ------------------------------------------------------------ commands
+
+    async def run(self, command: str, *, user: str | None = None, **options: Unpack[RunOptions]) -> Result:
+        """Run `command` in the sandbox's own session and wait for its end; see `Sandbox.run`."""
+        main = await self._main()
+        if user is None or not await in_thread(self._now().is_root, user):
+            return await main.run(command, **options)
+        command_spec.command_bytes(command)
+        return await self._executed(command, (self._now().bash, "-c", command), options, root=True)
+
+    def stream(self, command: str, **options: Unpack[StreamOptions]) -> AsyncStream:
+        """Run `command`, when the iteration begins, and iterate over what it prints as it comes."""
+        return self._session_of(self._now().main).stream(command, **options)
+
+    async def exec(
+        self, argv: Sequence[str], *, user: str | None = None, **options: Unpack[RunOptions]
+    ) -> Result:
+        """Run a program with exactly these arguments, without a shell; see `Sandbox.exec`."""
+        words = command_spec.arguments(argv)
+        await self._main()
+        root = user is not None and await in_thread(self._now().is_root, user)
+        return await self._executed(words, words, options, root=root)
+
+    async def _executed(
+        self, command: str | tuple[str, ...], argv: tuple[str, ...], options: RunOptions, *, root: bool
+    ) -> Result:
+        call, check = command_spec.of(command, self.policy.limits, options)
+        call.as_root = root
+        state = await (await self._main()).surroundings()
+        execution = await in_thread(self._now().execution, call, argv, state)
+        try:
+            outcome = await see_through(execution)
+        except BaseException:
+            call.abandon()
+            raise
+        result = call.result(outcome)
+        return result.check() if check else result
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> AsyncProcess:
+        """Start `command`, shell text or a list of arguments, in the background; see `Sandbox.start`."""
+        from .processes import AsyncProcess
+
+        state = await (await self._main()).surroundings()
+        return AsyncProcess(await in_thread(self._now().background, command, cwd, env, state))
+
+    async def processes(self) -> list[AsyncProcess | Job]:
+        """What was started, and the jobs that commands left behind; see `Sandbox.processes`."""
+        from ..processes import Process
+        from .processes import AsyncProcess
+
+        await self._main()
+        found = await in_thread(self._now().processes)
+        return [AsyncProcess(each) if isinstance(each, Process) else each for each in found]
+
+    async def terminal(
+        self,
+        argv: Sequence[str] | None = None,
+        *,
+        rows: int = 24,
+        cols: int = 80,
+        term: str = "xterm-256color",
+        cwd: str | PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> AsyncTerminal:
+        """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
+        from .processes import AsyncTerminal
+
+        state = await (await self._main()).surroundings()
+        opened = await in_thread(
+            lambda: self._now().open_terminal(argv, rows, cols, term=term, cwd=cwd, env=env, state=state)
+        )
+        return AsyncTerminal(opened)
+
+    async def interrupt(self) -> None:
+        """End the commands that run now, in every session; processes in the background go on."""
+        self._now().interrupt()
+
+    async def pause(self) -> None:
+        """Stop everything in it where it stands, until `resume()`. The time of commands goes on."""
+        await in_thread(self._now().pause)
+
+    async def resume(self) -> None:
+        """Let everything go on after `pause()`."""
+        await in_thread(self._now().resume)
+
+    @property
+    def usage(self) -> Usage:
+        """What everything in it has used. Without limits on the whole only the time on the clock is known."""
+        return self._now().usage
+
+    # ------------------------------------------------------------ the whole
+
+    async def session(self, name: str) -> AsyncSession:
+        """The session of that name, made when it is first asked for."""
+        await self._main()
+        return self._session_of(await in_thread(self._now().session, name))
+
+    async def reset(self) -> None:
+        """Begin anew: a fresh sandbox takes the place of this one; see `Sandbox.reset`."""
+        await self._main()
+        for session in self._sessions.values():
+            await session.end_stream()
+        await in_thread(self._now().reset)
+        self._sessions.clear()
+
+    async def close(self) -> None:
+        """End everything in it. A second time does nothing."""
+        async with self._opening:
+            self._closed = True
+            for session in self._sessions.values():
+                await session.end_stream()
+            if self._sandbox is not None:
+                await in_thread(self._sandbox.close)
+
+    @property
+    def state(self) -> Coroutine[Any, Any, SessionState]:
+        """What the sandbox's own session remembers: `await sb.state`."""
+        return self._state()
+
+    async def _state(self) -> SessionState:
+        return await (await self._main()).state
+
+    @property
+    def enforced(self) -> Enforcement:
+        """What is really in force, and every gap."""
+        return self._there().enforced
+
+    @property
+    def policy(self) -> Policy:
+        """The policy it was opened with."""
+        return self._settings.policy
+
+    @property
+    def plan(self) -> Plan:
+        """What the policy means on this host."""
+        return self._there().plan
+
+    @property
+    def alive(self) -> bool:
+        """Whether commands can be run in it."""
+        return self._sandbox is not None and self._sandbox.alive
+
+    async def violations(self) -> tuple[Event, ...]:
+        """Protected names that appeared in what may be written on the host since it was opened."""
+        return await in_thread(self._there().violations)
+
+    async def __aenter__(self) -> Self:
+        await self._main()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._sandbox)[1:]}" if self._sandbox else "<AsyncSandbox (not open)>"
+
+    # ------------------------------------------------------------ how
+
+    async def _main(self) -> AsyncSession:
+        return self._session_of((await self._opened()).main)
+
+    async def _opened(self) -> Sandbox:
+        if self._sandbox is None:
+            async with self._opening:
+                if self._sandbox is None and not self._closed:
+                    if self._decider is not None:
+                        self._decider.loop = asyncio.get_running_loop()
+                    self._sandbox = await in_thread(self._make, undo=Sandbox.close)
+        return self._now()
+
+    def _around(self, sandbox: Sandbox) -> Self:
+        """The awaited face of a sandbox that is open, as this one was opened."""
+        made = type(self).__new__(type(self))
+        made._begin(self._settings, self._make, self._decider)
+        made._sandbox = sandbox
+        return made
+
+    def _session_of(self, session: Session) -> AsyncSession:
+        known = self._sessions.get(session.name)
+        if known is None or known._session is not session:
+            known = self._sessions[session.name] = AsyncSession(session, self.policy.limits)
+        return known
+
+    def _there(self) -> Sandbox:
+        if self._sandbox is None:
+            raise SessionError("the sandbox is not open yet", fix="use `async with`, or run something first")
+        return self._sandbox
+
+    def _now(self) -> Sandbox:
+        if self._closed:
+            raise SandboxClosed("the sandbox is closed", fix="open another one")
+        return self._there()

@@ -1,0 +1,279 @@
+"""A session, awaited: its commands take turns, and are whole after every cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...errors import SessionBusy
+from .. import command_spec
+from ..command_spec import Call, command_bytes
+from ..execution import drive
+from ..stream import Chunks
+from .event_loop import advance, in_thread, see_through
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any, Self, Unpack
+
+    from ...policy.limits import Limits
+    from ...shell.shell import Shell
+    from ..command_spec import RunOptions, StreamOptions
+    from ..result import Result
+    from ..session import Session, SessionState
+    from ..stream import Chunk
+
+
+class AsyncSession:
+    """A shell in a sandbox, as `Session`. Commands run one at a time: a second one waits for its turn."""
+
+    def __init__(self, session: Session, limits: Limits) -> None:
+        self._session = session
+        self._limits = limits
+        self._turn = asyncio.Lock()
+        self._busy: set[asyncio.Task[Any] | None] = set()
+        self._streaming: Streaming | None = None
+
+    @property
+    def name(self) -> str:
+        """What it was asked for by."""
+        return self._session.name
+
+    async def run(self, command: str, **options: Unpack[RunOptions]) -> Result:
+        """Run `command` in the shell and wait for its end; the options are those of `Session.run`."""
+        text = command_bytes(command)
+        call, check = command_spec.of(command, self._limits, options)
+        async with _Turn(self):
+            self._session.remember(command)
+            try:
+                await _begin(self._session.shell, text, call, call)
+                outcome = await see_through(self._session.shell)
+            except BaseException:
+                call.abandon()
+                raise
+        result = self._session.over(call, outcome)
+        return result.check() if check else result
+
+    def stream(self, command: str, **options: Unpack[StreamOptions]) -> AsyncStream:
+        """Run `command`, when the iteration begins, and iterate over what it prints as it comes."""
+        text = command_bytes(command)
+        call = Call(command, self._limits, streamed=True, **options)
+        self._session.refuse_closed()
+        return AsyncStream(self, text, call)
+
+    async def interrupt(self) -> None:
+        """End the command that runs now, if there is one; its reason is `cancelled`."""
+        self._session.interrupt()
+
+    async def restart(self) -> None:
+        """A new shell as it was at the beginning; a command that runs is ended."""
+        await self._end_stream()
+        await asyncio.to_thread(self._session.restart)
+
+    @property
+    def state(self) -> Coroutine[Any, Any, SessionState]:
+        """What the session remembers: `await session.state`."""
+        return self._state()
+
+    async def surroundings(self) -> SessionState:
+        """As `Session.surroundings`."""
+        before = self._session.shell.state_before()
+        return await self._state() if before is None else self._session.remembered(before)
+
+    async def _state(self) -> SessionState:
+        async with _Turn(self):
+            return self._session.remembered(await in_thread(self._session.shell.state))
+
+    async def close(self) -> None:
+        """End the shell and what it started. A second time does nothing."""
+        await self.end_stream()
+        await asyncio.to_thread(self._session.close)
+
+    async def end_stream(self) -> None:
+        """Refuse whatever comes; a stream that nobody reads would keep its turn for ever."""
+        self._session.refuse_from_now()
+        await self._end_stream()
+
+    async def _end_stream(self) -> None:
+        if self._streaming is not None:
+            await self._streaming.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._session)[1:]}"
+
+
+class _Turn:
+    """The right to use a session's shell, for one task at a time."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def __aenter__(self) -> None:
+        session, task = self._session, asyncio.current_task()
+        session._session.refuse_closed()
+        if task in session._busy:
+            raise SessionBusy(
+                f"the session {session.name!r} runs a command of this very task",
+                why="it would wait for itself",
+                fix="read the stream to its end or close it first, or use another sb.session()",
+            )
+        await session._turn.acquire()
+        self._task = task
+        session._busy.add(task)
+
+    async def __aexit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Let the next one in."""
+        self._session._busy.discard(self._task)
+        self._session._turn.release()
+
+
+class AsyncStream:
+    """Iterate with `async for` for the chunks; `result` is there when they are over.
+
+    Who reads slowly slows the command down. Leaving the loop early leaves the command waiting,
+    and the session busy, until `aclose()`; `async with` does that.
+    """
+
+    def __init__(self, session: AsyncSession, text: bytes, call: Call) -> None:
+        self._streaming = Streaming(session, text, call)
+
+    @property
+    def result(self) -> Result | None:
+        """The result; None while the command runs."""
+        return self._streaming.result
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        chunk = await self._streaming.take()
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    async def aclose(self) -> None:
+        """Interrupt the command, if it still runs, and wait for its end."""
+        await self._streaming.close()
+
+    close = aclose
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        self._streaming.forget()
+
+
+class Streaming:
+    """A command that is driven by whoever takes its chunks."""
+
+    def __init__(self, session: AsyncSession, text: bytes, call: Call) -> None:
+        self._session, self._text, self._call = session, text, call
+        self._shell = session._session.shell
+        self._chunks = Chunks(call)
+        self._turn: _Turn | None = None
+        self._driving = asyncio.Lock()  # somebody may close the session while somebody else reads
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over = False
+        self.result: Result | None = None
+
+    async def take(self) -> Chunk | None:
+        """The next chunk; None when there are no more."""
+        if self._loop is None:
+            await self._begin()
+        while (chunk := self._chunks.take()) is None and not self._over:
+            await self._advance()
+        return chunk
+
+    async def close(self) -> None:
+        """End it, if it was begun and still runs."""
+        if self._turn is None:
+            self._over = True
+        if not self._over:
+            self._shell.interrupt()
+            while not self._over:
+                await self._advance()
+                while self._chunks.take() is not None:
+                    pass
+
+    def forget(self) -> None:
+        """Nobody will read it any more."""
+        if self._loop is not None and not self._over and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self.close()))
+
+    async def _begin(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        turn = _Turn(self._session)
+        try:
+            await turn.__aenter__()
+        except BaseException:
+            self._over = True
+            raise
+        self._session._session.remember(str(self._call.command))
+        try:
+            await _begin(self._shell, self._text, self._call, self._chunks)
+        except BaseException:
+            self._over = True
+            turn.leave()
+            raise
+        self._turn = turn
+        self._session._streaming = self
+
+    async def _advance(self) -> None:
+        async with self._driving:
+            if self._over:
+                return
+            try:
+                over = await advance(self._shell, lambda: not self._chunks.empty)
+            except asyncio.CancelledError:
+                self._finish()
+                raise
+            if over:
+                self._finish()
+
+    def _finish(self) -> None:
+        self._over = True
+        turn, self._turn = self._turn, None
+        self._session._streaming = None
+        try:
+            outcome = self._shell.finish()
+        finally:
+            if turn is not None:
+                turn.leave()
+        self._chunks.finish()
+        self.result = self._session._session.over(self._call, outcome)
+
+
+async def _begin(shell: Shell, text: bytes, call: Call, sinks: Call | Chunks) -> None:
+    """Start `text`: here, or in a thread when the shell has to be talked to first, or replaced."""
+
+    def begin(*, wait: bool) -> bool:
+        return shell.begin(
+            text,
+            timeout=call.timeout,
+            stdin=call.stdin,
+            env=call.env,
+            cwd=call.cwd,
+            out=sinks.out,
+            err=sinks.err,
+            wait=wait,
+        )
+
+    def give_up(_: bool) -> None:
+        shell.interrupt()
+        drive(shell)
+
+    if not begin(wait=False):
+        await in_thread(lambda: begin(wait=True), undo=give_up)

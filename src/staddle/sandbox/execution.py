@@ -1,0 +1,342 @@
+"""One program without a shell, from its start to its outcome, in steps that never wait.
+
+It has the same handles as a run of a Shell (`step`, `fileno`, `deadline`, `pending`,
+`finish`), so that one loop drives either: `drive` here, and an event loop in `event_loop`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import threading
+import time
+
+from ..errors import StaddleError
+from ..launch.running import give_pipes
+from ..launch.signals import SIGINT, SIGKILL, SIGTERM
+from ..limits.usage import of_process
+from ..shell.background_output import LateOutput
+from ..shell.shell import Outcome
+from .capture import Flooded
+from .result import signal_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Protocol
+
+    from .open.agent_client import AgentLink, Spawned
+    from .open.usage_meter import Account
+
+    Sink = Callable[[bytes], object]
+
+    class Machine(Protocol):
+        """What can be driven."""
+
+        @property
+        def deadline(self) -> float | None: ...
+        @property
+        def pending(self) -> bool: ...
+        def step(self) -> bool: ...
+        def fileno(self) -> int: ...
+        def interrupt(self) -> object: ...
+        def finish(self) -> Outcome: ...
+
+
+#: What one step reads at most, so that nobody waits for a program that prints without end.
+_AT_ONCE = 256 << 10
+_PIECE = 64 << 10
+#: The signals that end it, gentle first; each comes so much later than the one before, in seconds.
+_LADDER = (SIGINT, SIGTERM, SIGKILL)
+_GRACE = 0.15
+#: What does not die of the last one is waited for no longer.
+_PATIENCE = 2.0
+#: How often we look whether to go on, if somebody may say so; and how long nothing may happen.
+_LOOK_EVERY = 0.05
+_LONGEST = 3600.0
+
+
+def drive(machine: Machine, cancel: threading.Event | None = None) -> Outcome:
+    """See it through in this thread; it ends sooner once `cancel` is set.
+
+    It also does when a signal's handler raises something, which comes out when it has ended.
+    """
+    waiting = select.poll()
+    waiting.register(machine.fileno(), select.POLLIN)
+    raised: BaseException | None = None
+    while True:
+        try:
+            if machine.step():
+                break
+            if not machine.pending:
+                left = _LONGEST if machine.deadline is None else max(0.0, machine.deadline - time.monotonic())
+                if cancel is not None:
+                    if cancel.is_set():
+                        machine.interrupt()
+                    left = min(left, _LOOK_EVERY)
+                waiting.poll(left * 1000 + 1)
+        except BaseException as error:
+            if raised is not None and not isinstance(error, KeyboardInterrupt):
+                break  # it cannot be waited for
+            raised = raised or error
+            machine.interrupt()
+    outcome = machine.finish()
+    if raised is not None:
+        raise raised
+    return outcome
+
+
+class Streams:
+    """The pipes of a program to be started: `theirs` go inside, the others are ours."""
+
+    def __init__(self, uid: int | None, *, with_stdin: bool) -> None:
+        self.stdin = -1
+        self._theirs: list[int] = []
+        self._ours: list[int] = []
+        try:
+            if with_stdin:
+                read, self.stdin = os.pipe2(os.O_CLOEXEC)
+                os.set_blocking(self.stdin, False)
+                self._ours.append(self.stdin)
+                self._theirs.append(read)
+            else:
+                self._theirs.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            self.stdout, self.stderr = self._readable(), self._readable()
+            give_pipes(uid, self._theirs)
+        except BaseException:
+            self.close()
+            raise
+
+    def _readable(self) -> int:
+        ours, theirs = os.pipe2(os.O_CLOEXEC)
+        self._ours.append(ours)
+        self._theirs.append(theirs)
+        os.set_blocking(ours, False)
+        return ours
+
+    @property
+    def theirs(self) -> tuple[int, int, int]:
+        """Standard input, output and error of the program."""
+        one, two, three = self._theirs
+        return one, two, three
+
+    def started(self) -> None:
+        """The program has its ends: ours of them must close, or no end would ever show."""
+        while self._theirs:
+            os.close(self._theirs.pop())
+
+    def give_away(self, fd: int) -> int:
+        """This one of ours, which somebody else closes."""
+        self._ours.remove(fd)
+        return fd
+
+    def close_stdin(self) -> None:
+        """The end of the program's input. A second time does nothing."""
+        if self.stdin >= 0:
+            fd, self.stdin = self.give_away(self.stdin), -1
+            os.close(fd)
+
+    def close(self) -> None:
+        """Close what is left."""
+        self.started()
+        while self._ours:
+            os.close(self._ours.pop())
+
+
+class Execution:
+    """A program that runs, its input and its output. One thread drives it; any may interrupt it."""
+
+    def __init__(
+        self,
+        link: AgentLink,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        directory: str,
+        *,
+        uid: int | None,
+        stdin: bytes | None,
+        timeout: float | None,
+        out: Sink,
+        err: Sink,
+        known: set[Execution],
+        whole: bool = False,
+        root: bool = False,
+        account: Account | None = None,
+    ) -> None:
+        """With `whole`, what it leaves behind is ended with it; with `root`, it is the sandbox's root.
+
+        `account` is for what it uses. It is in `known` from before it starts to its end: whoever
+        sees something of it can interrupt it.
+        """
+        self._link, self._account = link, account
+        if account is not None:
+            account.begin()
+        self._known, self._directory, self._err = known, directory, err
+        self._unsent = memoryview(stdin or b"")
+        self._began = time.monotonic()
+        self.deadline: float | None = None if timeout is None else self._began + timeout
+        self.pending = False
+        self._status: int | None = None
+        self._error: BaseException | None = None
+        self._reason = ""  # why we end it, if we do
+        self._ladder: list[int] = []
+        self._ringing = threading.Lock()
+        self._streams = Streams(uid, with_stdin=stdin is not None)
+        self._bell = -1
+        try:
+            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._known.add(self)
+            self._spawned: Spawned = link.spawn(
+                argv, environment, directory, stdio=self._streams.theirs, whole=whole, root=root
+            )
+            self._streams.started()
+            self._epoll = select.epoll()
+            self._sinks = {self._streams.stdout: out, self._streams.stderr: err}
+            for fd in (self._spawned.fileno(), self._bell, *self._sinks):
+                self._epoll.register(fd, select.EPOLLIN)
+            if self._unsent:
+                self._epoll.register(self._streams.stdin, select.EPOLLOUT)
+            else:
+                self._streams.close_stdin()
+        except BaseException:
+            self._leave()
+            self._streams.close()
+            raise
+
+    def fileno(self) -> int:
+        """Readable when step() has something to do."""
+        return self._epoll.fileno()
+
+    def step(self) -> bool:
+        """Do what can be done without waiting; whether it is over."""
+        if self._status is not None:
+            return True
+        status = None
+        for fd, _ in self._epoll.poll(0):
+            if fd == self._streams.stdin:
+                self._send()
+            elif fd in self._sinks:
+                self._read(fd, _AT_ONCE // 2)
+            elif fd == self._bell:
+                os.eventfd_read(fd)
+                self._end("cancelled", SIGINT)
+            else:
+                status = self._spawned.poll()
+        if status is None and self.deadline is not None and time.monotonic() >= self.deadline:
+            status = self._out_of_time()
+        if status is not None:
+            for fd in list(self._sinks):  # what it wrote is in the pipes, and a pipe is only so long
+                self._read(fd, fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ))
+            self._status = status
+        return status is not None
+
+    @property
+    def failure(self) -> str:
+        """Why it was not started, once it is over; empty when it was."""
+        return "" if self._reason else self._spawned.failure
+
+    def interrupt(self) -> None:
+        """End it, gently at first; its outcome is `cancelled`. From any thread."""
+        with self._ringing:
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """Its sandbox is being closed, which kills it; its outcome is `closed`. From any thread."""
+        self._reason = "closed"
+
+    def finish(self) -> Outcome:
+        """The outcome, once it is over; raises what a sink raised."""
+        duration = time.monotonic() - self._began
+        self._leave()
+        self._epoll.close()
+        self._spawned.close()
+        self._leave_pipes()
+        self._streams.close()
+        if self._error is not None:
+            raise self._error
+        code = 128 + SIGKILL if self._status is None else self._status
+        if self._reason == "timeout":
+            return self._outcome(124, None, duration)
+        if not self._reason and self._spawned.failure:
+            self._err(self._spawned.failure.encode("utf-8", "replace") + b"\n")
+        return self._outcome(code, signal_in(code), duration)
+
+    # How.
+
+    def _leave(self) -> None:
+        """Nobody can interrupt it any more."""
+        self._known.discard(self)
+        with self._ringing:
+            if self._bell >= 0:
+                os.close(self._bell)
+            self._bell = -1
+
+    def _leave_pipes(self) -> None:
+        """Something that it left behind has them: a pipe that is closed would kill that."""
+        if self._sinks and self._reason != "closed":
+            held = [self._streams.give_away(fd) for fd in self._sinks]
+            LateOutput(None, b"").follow(held[0], held[1] if len(held) > 1 else -1)
+
+    def _outcome(self, code: int, signal: int | None, duration: float) -> Outcome:
+        reason = self._reason or ("signalled" if signal else "exited")
+        used = self._spawned.used
+        usage = None if used is None else of_process(used, duration)
+        why = Flooded.why if reason == "output_limit" else ""
+        outcome = Outcome(code, signal, reason, False, duration, self._directory, None, usage, why)
+        if self._account is not None:
+            self._account.end(outcome)
+        return outcome
+
+    def _end(self, reason: str, first: int) -> None:
+        if not self._reason:
+            self._reason = reason
+            self._ladder = list(_LADDER[_LADDER.index(first) :])
+            self._out_of_time()
+
+    def _out_of_time(self) -> int | None:
+        """The next signal; a status when there is none left and it does not die."""
+        if not self._reason:
+            self._end("timeout", SIGTERM)
+        elif self._ladder:
+            self._spawned.signal(self._ladder.pop(0), everything=True)
+            self.deadline = time.monotonic() + (_GRACE if self._ladder else _PATIENCE)
+        else:
+            try:
+                self._link.confirm()  # the kernel may take its time; but an agent must have heard of it
+            except StaddleError as error:
+                self._error = self._error or error
+            return 128 + SIGKILL
+        return None
+
+    def _send(self) -> None:
+        try:
+            self._unsent = self._unsent[os.write(self._streams.stdin, self._unsent[:_PIECE]) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._unsent = memoryview(b"")
+        if not self._unsent:
+            self._epoll.unregister(self._streams.stdin)
+            self._streams.close_stdin()
+
+    def _read(self, fd: int, most: int) -> None:
+        while most > 0:
+            try:
+                data = os.read(fd, min(_PIECE, most))
+            except BlockingIOError:
+                return
+            if not data:
+                self._epoll.unregister(fd)
+                del self._sinks[fd]
+                return
+            most -= len(data)
+            try:
+                if self._error is None:
+                    self._sinks[fd](data)
+            except Flooded:
+                self._end("output_limit", SIGTERM)
+            except BaseException as error:
+                self._error = error
+                self._end("cancelled", SIGTERM)

@@ -1,0 +1,399 @@
+"""The host program's end of the line to a sandbox's clerk, the process inside that looks after files.
+
+It is started when it is first needed, and again when something inside has killed it. Nothing
+that it says is believed: answers are checked and bounded, a descriptor that it hands out is
+looked at before it is used, errors are built here, and nobody waits for it without end.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import os
+import select
+import stat
+import threading
+
+from .. import errors
+from ..display import shown
+from ..errors import SandboxClosed, SessionError
+from ..ipc import file_messages
+from ..ipc.wire import Malformed
+from .open.agent_client import PATIENCE, lost
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from .open.agent_client import AgentLink, Spawned
+
+#: As many names as anybody can want at once, and as much room as they may take.
+MOST_ROWS, MOST_BYTES = 1_000_000, 256 << 20
+_PIPE_SIZE = 1 << 20
+#: After so many seconds without a word it is asked whether it was stopped.
+_SILENCE = 1.0
+_SIGCONT = 18
+
+_code: list[bytes] = []
+
+
+class Answer:
+    """Rows of (name, mode, size, modified), and a file (-1: none), which is the taker's to close."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[bytes, int, int, int]] = []
+        self.file = -1
+
+
+class Clerk:
+    """Asks the clerk of one sandbox. Thread-safe: one question at a time."""
+
+    def __init__(self, link: AgentLink) -> None:
+        self._link = link
+        #: Whoever has it knows that nothing is being done to files by us.
+        self.turn = threading.RLock()
+        self._line: _socket.socket | None = None
+        self._process: Spawned | None = None
+        self._closed = False
+
+    # ------------------------------------------------------------ questions
+
+    def ask(self, operation: bytes, *words: bytes, numbers: tuple[int, ...] = ()) -> Answer:
+        """Ask, and wait for the whole answer. OSError as the kernel said it inside."""
+        with self.turn:
+            for _ in range(2):
+                self._say(operation, words, numbers)
+                try:
+                    return self._answer()
+                except _Killed as killed:
+                    # It is safe to ask another one when nothing can have been done.
+                    if not killed.unheard and operation not in file_messages.LOOKS:
+                        raise
+                    last = killed
+            raise last
+
+    def open(self, operation: bytes, *words: bytes) -> int:
+        """A file inside, opened for reading; the caller's to close."""
+        found = self.ask(operation, *words).file
+        if found < 0:
+            raise self._lost("a file was asked for, and none came")
+        return found
+
+    def send(self, operation: bytes, *words: bytes, numbers: tuple[int, ...] = ()) -> Sending:
+        """Ask for something with content that is still to come. While the turn is held."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            _widen(writing)
+            os.set_blocking(writing, False)
+            self._say(operation, words, numbers, reading)
+        except BaseException:
+            os.close(writing)
+            raise
+        finally:
+            os.close(reading)
+        return Sending(self, writing)
+
+    def receive(self, operation: bytes, *words: bytes) -> Receiving:
+        """Ask for something that is too long for an answer. While the turn is held."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            _widen(reading)
+            os.set_blocking(reading, False)
+            self._say(operation, words, (), writing)
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        return Receiving(self, reading)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is being asked something at this moment."""
+        if not self.turn.acquire(blocking=False):
+            return True
+        self.turn.release()
+        return False
+
+    # ------------------------------------------------------------ the line
+
+    def _say(
+        self, operation: bytes, words: tuple[bytes, ...], numbers: tuple[int, ...], descriptor: int = -1
+    ) -> None:
+        handed = () if descriptor < 0 else (descriptor,)
+        if sum(map(len, words)) > file_messages.LONGEST - 4096:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        for attempt in range(3):
+            line = self._line or self._started()
+            try:
+                file_messages.say(line, file_messages.QUESTION, operation, words, numbers, descriptors=handed)
+                return
+            except OSError as error:
+                # It was killed since: another one can still be asked, for nothing has been done.
+                self._let_go()
+                if attempt == 2:
+                    raise self._lost("it is killed as soon as it is started") from error
+
+    def _conclude(self, operation: bytes) -> None:
+        """Say how it ended to the one that was asked, never to another, and wait for its answer."""
+        try:
+            if self._line is not None:
+                file_messages.say(self._line, file_messages.QUESTION, operation, (), ())
+        except OSError:
+            pass  # it has ended; what it said before is still there
+        self._answer()
+
+    def _answer(self) -> Answer:
+        """All of an answer."""
+        answer, room = Answer(), MOST_BYTES
+        for said in self._messages():
+            if said.letter == file_messages.ERROR:
+                raise file_messages.error_of(said)
+            rows: Any = said.fields[0]
+            room -= sum(len(row[0]) + 64 for row in rows)
+            if len(answer.rows) + len(rows) > MOST_ROWS or room < 0:
+                self._let_go()
+                raise OSError(errno.EOVERFLOW, f"it holds more than {MOST_ROWS:,} names")
+            answer.rows += rows
+            if said.letter == file_messages.LAST:
+                fd, said.descriptor = said.descriptor, -1  # ours to close, whatever it is
+                answer.file = self._checked(fd)
+        return answer
+
+    def _messages(self) -> Iterator[file_messages.Said]:
+        """The messages of one answer, the last one included."""
+        while True:
+            said = self.heard(PATIENCE)
+            if said is None:
+                raise self._lost(f"it has said nothing for {PATIENCE:g} seconds")
+            try:
+                yield said
+            finally:
+                said.close()
+            if said.letter != file_messages.MORE:
+                return
+
+    def heard(self, patience: float) -> file_messages.Said | None:
+        """The next message, or None when none comes within so many seconds."""
+        line = self._line
+        if line is None:
+            raise self._lost("it has ended")
+        poll = select.poll()
+        poll.register(line.fileno(), select.POLLIN)
+        if not self.wait(poll, patience):
+            return None
+        try:
+            said = file_messages.hear(line)
+        except ConnectionResetError:
+            raise self._killed(unheard=True) from None
+        except (Malformed, OSError) as error:
+            raise self._lost(str(error)) from error
+        if said is None:
+            raise self._killed(unheard=False)
+        if said.letter == file_messages.QUESTION:
+            said.close()
+            raise self._lost("it asks instead of answering")
+        return said
+
+    def wait(self, poll: select.poll, patience: float) -> list[tuple[int, int]]:
+        """What is ready within so many seconds. Something inside may have stopped it: it is told to go on."""
+        ready = poll.poll(min(patience, _SILENCE) * 1000)
+        if not ready and patience > _SILENCE:
+            if self._process is not None:
+                self._process.signal(_SIGCONT)
+            ready = poll.poll((patience - _SILENCE) * 1000)
+        return ready
+
+    @property
+    def line(self) -> int:
+        """Readable when it says something."""
+        return -1 if self._line is None else self._line.fileno()
+
+    def _checked(self, fd: int) -> int:
+        """A descriptor that was handed out is a regular file, or nothing."""
+        if fd >= 0 and not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise self._lost("it handed out something else than a file")
+        if fd >= 0:
+            os.set_blocking(fd, False)  # some files of the system wait for something to happen
+        return fd
+
+    # ------------------------------------------------------------ from start to end
+
+    def _started(self) -> _socket.socket:
+        if self._closed:
+            raise SandboxClosed("the sandbox is closed", fix="open another one")
+        if not _code:
+            from ..inside.agent.standalone import clerk_code
+
+            _code.append(clerk_code())
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        code = os.memfd_create("staddle", os.MFD_CLOEXEC)
+        try:
+            view = memoryview(_code[0])
+            while view:
+                view = view[os.write(code, view) :]
+            self._process = self._link.clerk(theirs.fileno(), code)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            os.close(code)
+            theirs.close()
+        ours.settimeout(PATIENCE)
+        self._line = ours
+        return ours
+
+    def _let_go(self) -> None:
+        """End it: what comes from it now belongs to no question."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def _lost(self, why: str) -> SessionError:
+        process = self._process
+        failure = process.failure if process is not None and process.poll() is not None else ""
+        self._let_go()
+        if self._closed:
+            return SandboxClosed("the sandbox is closed", fix="open another one")
+        if not self._link.alive:
+            return lost()
+        return SessionError(
+            "the process in the sandbox that looks after files is gone",
+            why=shown(failure)[:500] or why,
+            fix="look what was done, and try again",
+        )
+
+    def _killed(self, *, unheard: bool) -> SessionError:
+        found = self._lost("something inside has killed it")
+        if isinstance(found, SandboxClosed):
+            return found
+        killed = _Killed(found.what, why=found.why, fix=found.fix)
+        killed.unheard = unheard
+        return killed
+
+    def close(self) -> None:
+        """The sandbox ends. Whoever waits for an answer finds out."""
+        self._closed = True
+        if self.turn.acquire(blocking=False):
+            try:
+                self._let_go()
+            finally:
+                self.turn.release()
+
+    def forsake(self) -> None:
+        """In a fork of the program: it is its parent's."""
+        self._closed = True
+        if self._line is not None:
+            self._line.close()
+
+
+class _Killed(SessionError):
+    """It ended in the middle; `unheard`: before it had read the question."""
+
+    unheard = False
+
+
+class Sending:
+    """Content on its way inside: `write` it, then `finish`; or `drop` it."""
+
+    def __init__(self, clerk: Clerk, pipe: int) -> None:
+        self._clerk, self._pipe = clerk, pipe
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send all of it."""
+        left = memoryview(data).cast("B")
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLOUT)
+        poll.register(self._clerk.line, select.POLLIN)
+        while left:
+            ready = dict(self._clerk.wait(poll, PATIENCE))
+            if not ready:
+                raise self._clerk._lost("it does not take what it asked for")
+            if self._clerk.line in ready:
+                self._early()
+                continue
+            try:
+                left = left[os.write(self._pipe, left[:_PIPE_SIZE]) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                self._early()
+
+    def _early(self) -> None:
+        """It says something before all was sent: that it goes on, or why it does not."""
+        said = self._clerk.heard(PATIENCE)
+        if said is None:
+            raise self._clerk._lost("it has let go of its pipe")
+        said.close()
+        if said.letter == file_messages.MORE:
+            return
+        self._close()
+        if said.letter == file_messages.ERROR:
+            raise file_messages.error_of(said)
+        raise self._clerk._lost("it is done before it has everything")
+
+    def finish(self) -> None:
+        """That was all: wait until it is done."""
+        self._close()
+        self._clerk._conclude(file_messages.ALL)
+
+    def drop(self) -> None:
+        """It is not to be. After an error of its own, nothing more to do."""
+        if self._pipe < 0:
+            return
+        self._close()
+        try:
+            self._clerk._conclude(file_messages.DROP)
+        except (OSError, errors.StaddleError):
+            pass
+
+    def _close(self) -> None:
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+
+
+class Receiving:
+    """A stream from inside, to be read."""
+
+    def __init__(self, clerk: Clerk, pipe: int) -> None:
+        self._clerk, self._pipe = clerk, pipe
+        self._ended = False
+
+    def read(self, size: int, /) -> bytes:
+        """At most so many bytes; nothing at the end. Raises what went wrong inside."""
+        if self._ended:
+            return b""
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        while True:
+            if not self._clerk.wait(poll, PATIENCE):
+                raise self._clerk._lost("it sends nothing")
+            try:
+                data = os.read(self._pipe, min(size, _PIPE_SIZE))
+            except BlockingIOError:
+                continue
+            if not data:
+                self._ended = True
+                self._clerk._answer()
+            return data
+
+    def close(self) -> None:
+        """Done; what was not read is not wanted."""
+        os.close(self._pipe)
+        if not self._ended:
+            self._clerk._let_go()
+
+
+def _widen(pipe: int) -> None:
+    import fcntl
+
+    try:
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+    except OSError:
+        pass  # so many pipes are wide already: it works as it is

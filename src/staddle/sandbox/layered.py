@@ -1,0 +1,245 @@
+"""What a sandbox offers for the changes to its files: look at them, keep them, drop them, go back."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+
+from ..errors import InvalidCall
+from ..policy.workspace import PLACE
+from .open.deferred_signals import holding
+from .workspace import snapshots
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+    from contextlib import AbstractContextManager
+    from os import PathLike
+    from typing import Any, Protocol, Self, TypeVar
+
+    from ..layers.changes import Change
+    from ..layers.commit import Committed
+    from ..layers.review import OnConflict
+    from ..packages.installed import Package
+    from .file_client import Clerk
+    from .open.open import Opened
+    from .open.settings import Settings
+    from .session import Session
+    from .workspace.overlay import Layering
+    from .workspace.snapshots import Snapshot
+
+    T = TypeVar("T")
+
+    class _Inside(Protocol):
+        opened: Opened
+        clerk: Clerk
+
+        def every_session(self) -> list[Session]: ...
+
+
+class Layered:
+    """The part of a sandbox that knows about layers."""
+
+    if TYPE_CHECKING:
+        _settings: Settings
+
+        def _now(self) -> _Inside: ...
+
+        @classmethod
+        def _continued(cls, settings: Settings, snapshot: Snapshot) -> Self: ...
+        def session(self, name: str) -> Session: ...
+        def close(self) -> None: ...
+
+    def diff(self, paths: Collection[str] | None = None, *, everything: bool = False) -> list[Change]:
+        """Every change to the workspace that is not the host's, by the path that is seen inside.
+
+        Of `paths` only, when given: files or directories, relative to where the session is, also in
+        the home or in /tmp. With `everything`, the changes there are told, too, after those of the
+        workspace. Waits for commands that run; what runs in the background may change more meanwhile.
+        """
+
+        def found(opened: Opened, sessions: list[Session]) -> list[Change]:
+            layering = snapshots.layering_of(opened)
+            return layering.diff(_by_tree(layering, paths, sessions), everything=everything)
+
+        return self._at_rest(found)
+
+    def packages(self) -> tuple[Package, ...]:
+        """What pip, apt and npm have installed in it, by what they have left in its layers."""
+        from ..packages.installed import installed
+
+        return installed(self.diff(everything=True))
+
+    def keep_downloads(self) -> int:
+        """Keep what its pip, uv and npm have downloaded, for sandboxes that `use_downloads`; how many files.
+
+        They will take it for what their indexes would have sent: keep only what you would install.
+        """
+        from ..packages.downloads import KEPT, keep
+
+        home = self._now().opened.decided.plan.identity.home
+        return keep(self.diff([f"{home}/{path.rstrip('/')}" for path in KEPT]), home)
+
+    def use_downloads(self) -> None:
+        """Have downloads that were kept under its own caches from now on; it cannot change them."""
+        from ..packages.downloads import PLACES, trees
+
+        opened = self._now().opened
+        home, store = opened.decided.plan.identity.home, snapshots.layering_of(opened).stack.store
+        for name in PLACES:
+            self.files.mkdir(f"{home}/{name}", parents=True)  # type: ignore[attr-defined]
+        found = trees(home, store.path, store.owner[0] if store.owner else None)
+        snapshots.extend(opened, found)
+
+    def commit(
+        self,
+        paths: Collection[str] | None = None,
+        *,
+        on_conflict: OnConflict = "refuse",
+        allow_protected: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Committed:
+        """Take the changes, or those of `paths`, over to the host: all of them, or none.
+
+        Before anything is written, CommitRefused lists every file that changed on the host
+        meanwhile (`on_conflict` "overwrite", or a function that decides for each, goes on), and
+        protected names and new programs (`allow_protected` takes them). `progress` is called with
+        how many of how many files are done.
+        """
+
+        def committed(opened: Opened, sessions: list[Session]) -> Committed:
+            layering = snapshots.layering_of(opened)
+            # The shell is asked where it is: it must be able to answer.
+            chosen = _below(layering, paths, sessions)
+            with _stopped(opened):
+                return layering.commit(chosen, on_conflict, allow_protected, progress)
+
+        return self._at_rest(committed)
+
+    def discard(self, paths: Collection[str] | None = None) -> None:
+        """Drop the changes, or those of `paths`: the workspace is there as the host has it now.
+
+        The home and /tmp stay as they are, unless a path is named there.
+        """
+
+        def discarded(opened: Opened, sessions: list[Session]) -> None:
+            layering = snapshots.layering_of(opened)
+            chosen = _by_tree(layering, paths, sessions)
+            following = {PLACE: layering.fresh()} if chosen is None else layering.without(chosen)
+            come_back = partial(snapshots.come_back, sessions, at_once=True)
+            snapshots.change(opened, layering, following, come_back)
+
+        self._at_rest(discarded)
+
+    def snapshot(self, label: str = "") -> Snapshot:
+        """This moment, to come back to: the workspace, the home, /tmp, and the state of every session.
+
+        Waits for commands that run.
+        """
+        return self._at_rest(partial(snapshots.take, label=label))
+
+    def snapshots(self) -> list[Snapshot]:
+        """The snapshots of it that somebody has, the oldest first; each one's `parent` makes them a tree.
+
+        `close()` deletes one.
+        """
+        return snapshots.held(snapshots.layering_of(self._now().opened))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Be as at that snapshot, of this sandbox or of one that it was forked from or to.
+
+        Waits for commands that run. Programs in the background go on, in directories that are no
+        longer those that others see.
+        """
+        self._at_rest(partial(snapshots.restore, snapshot=snapshot))
+
+    @classmethod
+    def from_snapshot(
+        cls,
+        snapshot: Snapshot | str | PathLike[str],
+        workspace: str | PathLike[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """A new sandbox as at that snapshot, or the one that was saved to that file, with every session.
+
+        `workspace` is to have what was in the workspace then; without one there is only what the
+        sandbox had written itself. The options are those of a new sandbox.
+        """
+        with snapshots.found(snapshot) as point:
+            made = cls(workspace, **options)  # type: ignore[call-arg]
+            try:
+                made._go_on(point)
+            except BaseException:
+                made.close()
+                raise
+            return made
+
+    def _go_on(self, snapshot: Snapshot) -> None:
+        """Be as at the snapshot, with all sessions that there were."""
+        for name in snapshot.sessions:
+            self.session(name)
+        self.restore(snapshot)
+
+    def fork(self, n: int = 1) -> list[Self]:
+        """`n` sandboxes that continue from here, each with its own processes and its own changes."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise InvalidCall(f"fork({n!r})", why="a number of sandboxes is needed", fix="say fork(2)")
+        point = self.snapshot("fork")
+        made: list[Self] = []
+        try:
+            for _ in range(n):
+                made.append(self._continued(self._settings, point))
+        except BaseException:
+            for sandbox in made:
+                sandbox.close()
+            raise
+        finally:
+            point.close()
+        return made
+
+    def _at_rest(self, work: Callable[[Opened, list[Session]], T]) -> T:
+        """Do it while no command runs in any session, and none begins; nor does anybody look after files."""
+        inside = self._now()
+        sessions = inside.every_session()
+        turns: list[AbstractContextManager[object]] = [
+            *(session.shell.held() for session in sessions),
+            inside.clerk.turn,
+        ]
+        return holding(turns, partial(work, inside.opened, sessions))
+
+
+@contextmanager
+def _stopped(opened: Opened) -> Iterator[None]:
+    opened.link.pause()
+    try:
+        yield
+    finally:
+        opened.link.resume()
+
+
+def _by_tree(
+    layering: Layering, paths: Collection[str] | None, sessions: list[Session]
+) -> dict[str, list[str]] | None:
+    if paths is None:
+        return None
+    _refuse_text(paths)
+    try:
+        return layering.by_tree(paths, sessions[0].shell.directory())
+    except ValueError as error:
+        raise InvalidCall(str(error)) from None
+
+
+def _refuse_text(paths: Collection[str] | None) -> None:
+    if isinstance(paths, str):
+        raise InvalidCall(f"paths is {paths!r}", why="it is one text", fix=f"say [{paths!r}]")
+
+
+def _below(
+    layering: Layering, paths: Collection[str] | None, sessions: list[Session]
+) -> tuple[str, ...] | None:
+    """Paths in the workspace, as paths below it."""
+    found = _by_tree(layering, paths, sessions)
+    elsewhere = [root for root in found or () if root != PLACE]
+    if elsewhere:
+        raise InvalidCall(f"{elsewhere[0]!r} is not in the workspace", why="nothing else is ever taken over")
+    return None if found is None else tuple(found[PLACE])

@@ -1,0 +1,474 @@
+"""The host program's end of the line to the agent of one sandbox.
+
+Every process that is asked for has a line of its own, so that no thread reads another's answers.
+Nothing that comes from the other end is believed: messages are checked, descriptors are looked
+at before they are used, and nobody is waited for without end.
+"""
+
+from __future__ import annotations
+
+import _socket
+import _thread
+import os
+import select
+import stat
+import time
+from contextlib import suppress
+
+from ..._value import Value
+from ...errors import LaunchFailed, SandboxClosed, SandboxLost, StaddleError
+from ...ipc import agent_messages
+from ...ipc.descriptors import close_all
+from ...ipc.wire import Malformed
+from ...shell.protocol import Places
+from .deferred_signals import free_within
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+#: An agent does nothing that takes long, once it has started. One that does not answer is stopped, or worse.
+PATIENCE = 10.0
+_STARTING_PATIENCE = 60.0
+#: When the sandbox ends anyway, it is not waited for so long.
+_LAST_PATIENCE = 3.0
+#: What the paths of a shell's files may be made of: they are put into its command lines as they are.
+_PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-")
+#: Of which kind the files of a shell are, in the order in which they come.
+_KINDS = (stat.S_ISREG, stat.S_ISREG, stat.S_ISFIFO, stat.S_ISREG, stat.S_ISFIFO, stat.S_ISFIFO)
+
+
+class ShellFiles(Value):
+    """The files between us and a shell, and where the shell finds them."""
+
+    text: int
+    status: int
+    done: int
+    input: int
+    output: int
+    errors: int
+    places: Places
+
+    def descriptors(self) -> tuple[int, ...]:
+        """All of them."""
+        return self.text, self.status, self.done, self.input, self.output, self.errors
+
+
+class OpenedShell(Value):
+    """A shell that was just started, and all that belongs to it; the taker's to close."""
+
+    pid: int
+    line: int
+    control: int
+    files: ShellFiles
+    #: Its number on the host, 0 when that is not known.
+    outside: int = 0
+
+    def close(self) -> None:
+        """It is for nobody: it ends."""
+        close_all((self.line, self.control, *self.files.descriptors()))
+
+
+class AgentLink:
+    """Requests to one agent. Thread-safe."""
+
+    def __init__(
+        self,
+        main_line: int,
+        close: Callable[[], None] = lambda: None,
+        *,
+        kill: Callable[[], None] = lambda: None,
+        stop_first: bool = False,
+    ) -> None:
+        """Takes `main_line`; `close` is called once, after the line is closed.
+
+        `kill` ends the agent, and everything in the sandbox with it, without its help. With
+        `stop_first` nothing in the sandbox runs any more when `close` is called.
+        """
+        self._stop_first, self._kill = stop_first, kill
+        self._line = _socket.socket(fileno=main_line)
+        self._line.settimeout(PATIENCE)
+        self._turn = _thread.allocate_lock()
+        self._close = close
+        self._closed = False
+        #: Whether everything in the sandbox, the agent as well, may be stopped because we want it so.
+        self.is_paused = False
+        self._is_behind, self._serial = False, 0  # whether an answer may come that nobody waits for
+
+    def announced(self) -> OpenedShell:
+        """The shell that was started ahead: the first thing that an agent says."""
+        with self._turn:
+            return opened_shell(self._hear(_STARTING_PATIENCE), "the sandbox could not be made")
+
+    def shell(
+        self, environment: Mapping[str, str], directory: str, program: str = "/bin/bash"
+    ) -> OpenedShell:
+        """Start another shell."""
+        said = agent_messages.encode(
+            agent_messages.SHELL, os.fsencode(program), _environment(environment), os.fsencode(directory)
+        )
+        return opened_shell(self._ask(said, patience=_STARTING_PATIENCE))
+
+    def spawn(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        directory: str,
+        *,
+        stdio: tuple[int, int, int] | None = None,
+        terminal: tuple[int, int] | None = None,
+        whole: bool = False,
+        root: bool = False,
+    ) -> Spawned:
+        """Start a program on these descriptors, which stay the caller's, or on a terminal (rows, columns).
+
+        With `whole`, what it leaves behind is ended with it. With `root`, it is the sandbox's root.
+        """
+        rows, columns = terminal or (0, 0)
+        kind = agent_messages.SPAWN_WHOLE if whole else agent_messages.SPAWN
+        said = agent_messages.encode(
+            agent_messages.SPAWN_ROOT if root else kind,
+            tuple(os.fsencode(word) for word in argv),
+            _environment(environment),
+            os.fsencode(directory),
+            rows,
+            columns,
+        )
+        message = self._ask(said, stdio or ())
+        if message.kind != agent_messages.STARTED:
+            raise _refused(message, f"{argv[0]!r} could not be started")
+        line, *master = message.descriptors
+        return Spawned(message.fields[0], line, master[0] if master else -1)
+
+    def clerk(self, line: int, code: int) -> Spawned:
+        """Start a clerk that serves on `line`, made of the memory file `code`; both stay the caller's."""
+        message = self._ask(agent_messages.encode(agent_messages.CLERK), (line, code))
+        if message.kind != agent_messages.STARTED or len(message.descriptors) != 1:
+            raise _refused(message, "the sandbox's files cannot be reached")
+        return Spawned(message.fields[0], message.descriptors[0])
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody is at the other end."""
+        if self._closed:
+            return False
+        poll = select.poll()
+        poll.register(self._line.fileno(), 0)
+        return not poll.poll(0)
+
+    def network(self) -> int:
+        """A line for the sandbox's network, on which its sockets come; the taker's to close."""
+        message = self._ask(agent_messages.encode(agent_messages.NETWORK))
+        if message.kind != agent_messages.LINE:
+            raise _refused(message, "the sandbox's network cannot be used")
+        return message.descriptors[0]
+
+    def pause(self) -> None:
+        """Stop everything that runs in the sandbox."""
+        self._pause(True)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._pause(False)
+
+    def look(self) -> None:
+        """Have the agent, where it holds limits, look now, and tell what it found."""
+        message = self._ask(agent_messages.encode(agent_messages.LOOK))
+        if message.kind != agent_messages.LOOKED:
+            raise _refused(message, "the sandbox's limits could not be looked at")
+
+    def count(self, *, whole: bool = False) -> tuple[int, int, int, int, int, int]:
+        """What was used in the sandbox until now, as `usage.Count` has it; only with `whole` all of it."""
+        message = self._ask(agent_messages.encode(agent_messages.COUNT, int(whole)))
+        if message.kind != agent_messages.COUNTED:
+            raise _refused(message, "what the sandbox uses could not be counted")
+        spent: tuple[int, int, int, int, int, int] = message.fields[0]
+        return spent
+
+    def end_everything(self) -> None:
+        """Kill everything in the sandbox but its agent; shells come back when they are needed."""
+        message = self._ask(agent_messages.encode(agent_messages.END_ALL))
+        if message.kind != agent_messages.ALL_ENDED:
+            raise _refused(message, "what runs in the sandbox could not be ended")
+
+    def _pause(self, stop: bool, patience: float = PATIENCE) -> None:
+        message = self._ask(agent_messages.encode(agent_messages.PAUSE, int(stop)), patience=patience)
+        if message.kind != agent_messages.PAUSED:
+            raise _refused(message, "the sandbox could not be stopped")
+
+    def swap(self, roots: Sequence[str], make: Callable[[int], None], *, alone: bool) -> str:
+        """Have other mounts in the place of the trees with these roots; empty, or who is in the way of that.
+
+        `make` has them sent on a line, at the other end of which the agent has got ready for them
+        meanwhile. With `alone` nobody but shells may be in the sandbox, and no file open for writing.
+        """
+        said = agent_messages.encode(agent_messages.SWAP, int(alone), tuple(map(os.fsencode, roots)))
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
+            with self._turn:
+                self._say(said, (theirs.fileno(),))
+                theirs.close()
+                try:
+                    make(ours.fileno())
+                finally:  # if nothing was sent, it says so, or why it does not wait
+                    ours.close()
+                    message = self._hear(_STARTING_PATIENCE)
+        finally:
+            ours.close()
+            theirs.close()
+        if message.kind == agent_messages.BUSY:
+            return str(message.fields[0].decode("utf-8", "replace"))
+        if message.kind != agent_messages.SWAPPED:
+            raise _refused(message, "the files could not be exchanged")
+        return ""
+
+    def close(self) -> None:
+        """End the sandbox and everything in it."""
+        if not free_within(_LAST_PATIENCE, self._turn):
+            self._hang_up()  # it does not answer whoever has the turn, and will not answer us
+        elif self._stop_first and not self._closed:
+            try:
+                self._pause(True, _LAST_PATIENCE)
+            except StaddleError:
+                self._kill()  # it has ended by itself, or was stopped
+        with self._turn:
+            if self._closed:
+                return
+            self._closed = True
+            self._line.close()
+        self._close()
+
+    def kill(self) -> None:
+        """End the sandbox, whose agent does not answer any more. From any thread; `close` is to follow.
+
+        One that was paused cannot answer, and may be resumed: it is spared.
+        """
+        if not self.is_paused:
+            self._kill()
+            self._hang_up()
+
+    def confirm(self) -> None:
+        """See that the agent answers; if it does not, the sandbox is killed, and that is the error."""
+        with self._turn:
+            self._catch_up(_LAST_PATIENCE)
+
+    def _hang_up(self) -> None:
+        """Wake up who waits for an answer."""
+        try:
+            self._line.shutdown(_socket.SHUT_RDWR)
+        except OSError:
+            pass  # nobody is there any more
+
+    def forsake(self) -> None:
+        """In a fork of the program: the sandbox is its parent's, and must not outlive that because of us."""
+        self._closed = True  # without the turn: a thread that had it is not here
+        self._line.close()
+
+    def _ask(
+        self, said: bytes, descriptors: Sequence[int] = (), *, patience: float = PATIENCE
+    ) -> agent_messages.Message:
+        with self._turn:
+            self._say(said, descriptors)
+            try:
+                return self._hear(patience)
+            except StaddleError:
+                raise
+            except BaseException:  # of a signal's handler: what was asked for is for nobody
+                with suppress(StaddleError):
+                    self._catch_up()
+                raise
+
+    def _say(self, said: bytes, descriptors: Sequence[int] = ()) -> None:
+        if self._closed:
+            raise SandboxClosed("the sandbox is closed", fix="open another one")
+        if self._is_behind:
+            self._catch_up()
+        self._is_behind = True  # from before it is said: whoever is interrupted now does not know
+        try:
+            agent_messages.say(self._line, said, descriptors)
+        except OSError as error:
+            if error.errno == 7:  # E2BIG
+                self._is_behind = False
+                raise LaunchFailed("the program could not be started", why=str(error)) from None
+            raise lost() from error
+
+    def _catch_up(self, patience: float = PATIENCE) -> None:
+        """Let go of the answer to somebody who was interrupted while they waited for it, if there is one."""
+        self._serial += 1
+        self._is_behind = False
+        self._say(agent_messages.encode(agent_messages.POKE, self._serial))
+        while True:
+            message = self._heard(patience)
+            if (message.kind, message.fields) == (agent_messages.POKED, (self._serial,)):
+                break
+            message.close()
+        self._is_behind = False
+
+    def _hear(self, patience: float = PATIENCE) -> agent_messages.Message:
+        message = self._heard(patience)
+        self._is_behind = False
+        return message
+
+    def _heard(self, patience: float = PATIENCE) -> agent_messages.Message:
+        try:
+            if patience != PATIENCE:
+                self._line.settimeout(patience)
+            try:
+                message = agent_messages.hear(self._line)
+            finally:
+                if patience != PATIENCE:
+                    self._line.settimeout(PATIENCE)
+        except TimeoutError:
+            self.kill()
+            raise lost("its agent does not answer") from None
+        except (Malformed, OSError) as error:
+            raise lost(str(error)) from error
+        if message is None:
+            raise lost()
+        return message
+
+
+class Spawned:
+    """A process that the agent started, with its own line. Thread-safe."""
+
+    def __init__(self, pid: int, line: int, master: int = -1) -> None:
+        self.pid, self.master = pid, master
+        self._line = _socket.socket(fileno=line)
+        self._line.setblocking(False)
+        self._turn = _thread.allocate_lock()
+        self._status: int | None = None
+        self._closed = False
+        self.failure = ""
+        #: As usage.of_process has it, once it has ended.
+        self.used: tuple[int, int, int, int, int, int] | None = None
+
+    def fileno(self) -> int:
+        """Readable when the process has ended, or the sandbox is gone."""
+        return self._line.fileno()
+
+    def poll(self) -> int | None:
+        """Its exit status (128+N for signal N), or None while it runs. Never waits."""
+        with self._turn:
+            while self._status is None and not self._closed:
+                try:
+                    message = agent_messages.hear(self._line)
+                except BlockingIOError:
+                    break
+                except (Malformed, OSError):
+                    message = None
+                if message is None:
+                    self._status = 128 + 9  # the agent has ended, and everything with it
+                elif message.kind == agent_messages.ENDED:
+                    self._status = exit_code(message.fields[0])
+                    self.failure = message.fields[1].decode("utf-8", "replace")
+                    self.used = message.fields[2]
+            return self._status
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """The same, waiting up to `timeout` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None and not self._closed:
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            # A second at a time: another thread may read the end, or close the line, meanwhile.
+            patience = 1.0 if left is None else min(left, 1.0)
+            poll = select.poll()
+            try:
+                poll.register(self._line.fileno(), select.POLLIN)
+            except ValueError:  # closed
+                return self._status
+            poll.poll(patience * 1000)
+        return status
+
+    def signal(self, number: int, *, everything: bool = False) -> None:
+        """Send it a signal; with `everything` also to whatever it started."""
+        with self._turn:
+            if self._status is None and not self._closed:
+                try:
+                    agent_messages.say(
+                        self._line, agent_messages.encode(agent_messages.SIGNAL, number, int(everything))
+                    )
+                except OSError:
+                    pass  # it has ended; the next poll says so
+
+    def close(self) -> None:
+        """Let go of it: it is killed with everything it started, if it still runs. `master` stays open."""
+        with self._turn:
+            if not self._closed:
+                self._closed = True
+                self._line.close()
+
+
+def exit_code(status: int) -> int:
+    """What a shell would say of a process that ended so."""
+    code = os.waitstatus_to_exitcode(status & 0xFFFF)
+    return code if code >= 0 else 128 - code
+
+
+def lost(why: str = "") -> SandboxLost:
+    """The error of a sandbox that does not answer any more."""
+    return SandboxLost(
+        "the sandbox has ended by itself",
+        why=why or "its first process was killed, or its host program's memory ran out",
+        fix="open another one",
+    )
+
+
+def shell_files(
+    message: agent_messages.Message, places: tuple[bytes, ...], descriptors: list[int]
+) -> ShellFiles:
+    """The files of a shell out of a message, looked at first."""
+    plain = len(places) == 7 and all(place and _PLAIN.issuperset(place) for place in places)
+    if not plain or not all(kind(os.fstat(fd).st_mode) for kind, fd in zip(_KINDS, descriptors, strict=True)):
+        message.close()
+        raise lost("its agent handed out something else than the files of a shell")
+    for fd in descriptors:
+        os.set_blocking(fd, False)
+    text, status, done, stdin, output, errors = descriptors
+    return ShellFiles(text, status, done, stdin, output, errors, Places(*places))
+
+
+def opened_shell(message: agent_messages.Message, what: str = "a shell could not be started") -> OpenedShell:
+    """The shell that a message announces, or the error that it is instead: `what`, and why."""
+    if message.kind != agent_messages.OPENED:
+        raise _refused(message, what)
+    try:
+        pid, places = message.fields
+        line, control, *files = message.descriptors[:8]
+        if not stat.S_ISSOCK(os.fstat(line).st_mode) or not stat.S_ISFIFO(os.fstat(control).st_mode):
+            raise lost("its agent handed out something else than a line and a pipe")
+        made = shell_files(message, places, files)
+        os.set_blocking(control, False)
+        outside = 0
+        for handle in message.descriptors[8:]:
+            outside = _meant_by(handle)
+            os.close(message.descriptors.pop())
+        return OpenedShell(pid, line, control, made, outside)
+    except BaseException:
+        message.close()
+        raise
+
+
+def _meant_by(handle: int) -> int:
+    """The number here of the process that a pidfd means; 0 when it means none."""
+    try:
+        file = os.open(f"/proc/self/fdinfo/{handle}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        number = os.read(file, 4096).partition(b"\nPid:")[2].split(None, 1)[:1]
+    finally:
+        os.close(file)
+    return int(number[0]) if number and number[0].isdigit() else 0
+
+
+def _refused(message: agent_messages.Message, what: str) -> LaunchFailed | SandboxLost:
+    message.close()
+    if message.kind == agent_messages.REFUSED:
+        return LaunchFailed(what, why=message.fields[0].decode("utf-8", "replace"))
+    return lost("its agent answered something else than it was asked")
+
+
+def _environment(variables: Mapping[str, str]) -> tuple[bytes, ...]:
+    return tuple(os.fsencode(f"{name}={value}") for name, value in variables.items())

@@ -1,0 +1,159 @@
+"""A command as the root of a sandbox: who may ask for it, and what it finds.
+
+Root inside is nobody outside: see inside.agent.as_root. It has the whole system to write in; for that
+the sandbox's layers are extended when it is first asked for, or, where the session itself is
+root, when that begins.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from ...errors import InvalidCall, RootUnavailable
+from ...policy.environment import PATH
+from ...policy.paths import ROOT_HOME
+from ..workspace.home_layer import SYSTEM, digest, whole
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ...layers.store import Store
+    from ...mounts.operations import Operation
+    from ...packages.skeleton import Part
+    from ...policy.plan import Plan
+    from ..workspace.overlay import Layering
+    from .open import Opened
+
+ROOT = "root"
+_BACKEND = "namespaces"
+#: When one of these changes, the system is another one.
+_STATE = ("/var/lib/dpkg/status", "/usr", "/usr/lib", "/usr/local", "/opt", "/etc")
+_building = threading.Lock()
+
+
+def asked_for(user: object, opened: Opened) -> bool:
+    """Whether `user` is root, and not who the session is. RootUnavailable where that cannot be had.
+
+    With root the system can be written, whoever the session is.
+    """
+    own = opened.decided.plan.identity
+    if user not in (ROOT, own.user):
+        raise InvalidCall(f"there is no user {user!r} inside", fix=f"say user={own.user!r} or user={ROOT!r}")
+    if user == own.user or own.uid == 0:
+        return False
+    backend = opened.decided.backend.name
+    if backend != _BACKEND:
+        raise RootUnavailable(
+            "nobody can be root in this sandbox",
+            why=f"the {backend} backend gives it one user",
+            fix=f"choose backend={_BACKEND!r}",
+        )
+    layering = opened.layering
+    if layering is not None and layering.swaps and not _has_the_system(layering):
+        from ..workspace import snapshots
+
+        snapshots.extend(opened, _bases(layering, opened.decided.plan))
+    return True
+
+
+def variables(env: Mapping[str, str]) -> dict[str, str]:
+    """What root finds in its environment: what the session exports, and what is its own."""
+    return {**env, "HOME": ROOT_HOME, "USER": ROOT, "LOGNAME": ROOT, "PATH": PATH}
+
+
+# ---------------------------------------------------------------- the system
+
+
+def prepare(layering: Layering, plan: Plan) -> None:
+    """Before a sandbox is opened: a session that is root begins with the system in layers.
+
+    One that was kept goes on over the system as it is by now, and with the ids of this process.
+    """
+    if _has_the_system(layering):
+        if layering.stays:
+            _check_owner(layering, plan)
+            layering.rebase(_bases(layering, plan))
+    elif plan.identity.uid == 0:
+        layering.begin(_bases(layering, plan))
+
+
+def _has_the_system(layering: Layering) -> bool:
+    return "/usr" in layering.beside
+
+
+def _check_owner(layering: Layering, plan: Plan) -> None:
+    """The root of a session, and root in a session of somebody else, are two ids where there are many."""
+    from ...forkserver.client import root_of
+
+    owner = root_of(layering.stack.store.owner, plan.identity.uid)
+    if owner is not None and os.stat(layering.beside["/usr"].stack.top.upper).st_uid != owner:
+        before = "Identity(uid=0)" if plan.identity.uid else "user='root'"
+        raise InvalidCall(
+            "root cannot go on in this session",
+            why=f"its system was written with {before}",
+            fix="open it in the same way, or choose another name",
+        )
+
+
+def _bases(layering: Layering, plan: Plan) -> dict[str, list[str]]:
+    """What lies below the layers of each directory of the system, topmost first."""
+    from ...forkserver.client import root_of
+    from ...mounts.from_plan import lay_out
+    from ...mounts.host import Host
+    from ...packages.skeleton import mounted_below
+
+    store = layering.stack.store
+    if plan.base and store.owner is not None and not _is_open(plan.base):
+        return {}  # who mounts layers is nobody on the host, and cannot reach it: it stays read-only
+    owner = root_of(store.owner, plan.identity.uid)
+    view = lay_out(plan, Host()).operations
+    with _building:
+        parts = _skeleton(store, owner, view, plan.base, always=plan.identity.uid == 0)
+    with open("/proc/self/mountinfo", "rb") as file:
+        closed = mounted_below([part.host for part in parts if part.host], file.read())
+    return {
+        part.root: [part.skeleton, *([part.host] if part.host else [])]
+        for part in parts
+        if (part.host not in closed or not part.host) and part.root != plan.identity.home
+    }
+
+
+def _is_open(path: str) -> bool:
+    """Whether everybody may pass through all of `path`."""
+    while path != "/":
+        if not os.stat(path).st_mode & 0o001:
+            return False
+        path = os.path.dirname(path)
+    return True
+
+
+def _skeleton(
+    store: Store, owner: int | None, view: Sequence[Operation], host: str, *, always: bool
+) -> tuple[Part, ...]:
+    """The skeleton of the system as it is now, in `store`; made if it is not there.
+
+    `always` tells those of sessions that are root from the others: they are somebody else's.
+    """
+    from ...layers.keeping import give
+    from ...mounts import rows
+    from ...packages import skeleton
+
+    def make(half: str) -> None:
+        skeleton.build(half, view, owner, host)
+        os.chmod(half, 0o711)  # noqa: S103 - who mounts it passes through
+
+    state = [_changed(host + path) for path in _STATE]
+    name = digest((rows.encoded(tuple(view)), always, host, state))
+    place = whole(f"{store.path}/{SYSTEM}{name}", make)
+    if owner is not None and os.stat(f"{place}/etc").st_uid != owner:
+        give(place, (owner, owner))  # an earlier process has made it, with other ids
+    return skeleton.parts(place, host)
+
+
+def _changed(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0

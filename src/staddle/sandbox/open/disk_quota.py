@@ -1,0 +1,156 @@
+"""`limits.disk` of a sandbox whose changes are in directories of ours: counted, and who writes more is ended.
+
+The directories lie on a file system that is not ours to size. How much of that is used is asked for
+often, which costs nothing; what the sandbox takes is counted only when that could be too much.
+One thread for all sandboxes with such a limit, started with the first of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from ...errors import StaddleError
+from ...limits import disk
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..workspace.overlay import Layering
+    from .agent_client import AgentLink
+
+#: Between two looks, in seconds; longer while nothing changes. Counting may take this part of the time.
+_OFTEN, _SELDOM, _SHARE = 0.03, 0.25, 10
+
+
+class Filling:
+    """What one sandbox writes."""
+
+    def __init__(self, layering: Layering, most: int) -> None:
+        self._layering, self._most = layering, most
+        self._link: AgentLink | None = None
+        self._used: tuple[int, int] | None = None  # of the file system, when it was last counted
+        self._taken = disk.Occupied(0, 0)
+        self._not_before = 0.0
+        self._at_end: disk.Occupied | None = None  # what was there when everything was ended for it
+        #: How often everything was ended for it.
+        self.ended = 0
+
+    def attach(self, link: AgentLink) -> None:
+        """The sandbox is there."""
+        self._link = link
+        self._not_before = time.monotonic() + _OFTEN  # its first command is not to wait for a first count
+        _WATCH.add(self)
+
+    def close(self) -> None:
+        """The sandbox has ended."""
+        _WATCH.remove(self)
+        self._link = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is too much, as far as it was counted."""
+        return disk.is_over(self._taken, self._most)
+
+    def look(self) -> float:
+        """Look once, and do what must be done; how many seconds until the next look."""
+        link, now = self._link, time.monotonic()
+        if link is None:
+            return _SELDOM
+        used = _used(self._layering.stack.store.path)
+        if used == self._used:
+            return _SELDOM
+        if now < self._not_before or not self._may_be_over(used):
+            return _OFTEN
+        self._taken = self._count(self._most if self._at_end is None else None)
+        self._used = used
+        if not self.is_over:
+            self._at_end = None
+        elif self._at_end is None or _is_more(self._taken, self._at_end):
+            try:
+                self.ended += 1
+                link.end_everything()
+            except StaddleError:
+                pass  # it has ended by itself
+            # What is there stays, for whoever removes something: only more ends it again.
+            self._at_end = self._taken = self._count(None)
+        self._not_before = now + (time.monotonic() - now) * _SHARE
+        return _OFTEN
+
+    def _may_be_over(self, used: tuple[int, int]) -> bool:
+        """Whether what came to the file system since the last count, by whomever, would be too much."""
+        if self._used is None or self.is_over:
+            return True
+        more = disk.Occupied(
+            self._taken.bytes + max(0, used[0] - self._used[0]),
+            self._taken.inodes + max(0, used[1] - self._used[1]),
+        )
+        return disk.is_over(more, self._most)
+
+    def _count(self, most: int | None) -> disk.Occupied:
+        """What is taken; no further than to be over `most`."""
+        total = count = 0
+        for path in self._layering.written():
+            found = disk.occupied(path, most)
+            total, count = total + found.bytes, count + found.inodes
+            if not found.whole:
+                return disk.Occupied(total, count, whole=False)
+        return disk.Occupied(total, count)
+
+
+def _is_more(now: disk.Occupied, before: disk.Occupied) -> bool:
+    return now.bytes > before.bytes or now.inodes > before.inodes
+
+
+def _used(path: str) -> tuple[int, int]:
+    """Bytes and inodes that are in use on a file system."""
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return 0, 0
+    return (status.f_blocks - status.f_bfree) * status.f_frsize, status.f_files - status.f_ffree
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self._several: list[Filling] = []
+        self._renew()
+        self._begin = threading.Lock()
+        self._process = 0
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()  # held itself: a signal can come into the `with` of a Condition
+        self._changed = threading.Condition(self._lock)
+
+    def add(self, filling: Filling) -> None:
+        with self._begin:
+            if self._process != os.getpid():  # the first one, or a fork, which has no thread of ours
+                self._several = []
+                self._renew()
+                threading.Thread(target=self._work, name="staddle-disk", daemon=True).start()
+                self._process = os.getpid()
+        with self._lock:
+            self._several.append(filling)
+            self._changed.notify()
+
+    def remove(self, filling: Filling) -> None:
+        if self._process == os.getpid():
+            with self._lock:
+                self._several = [item for item in self._several if item is not filling]
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                while not self._several:
+                    self._changed.wait()
+                several = list(self._several)
+            wait = _SELDOM
+            for filling in several:
+                try:
+                    wait = min(wait, filling.look())
+                except Exception:  # noqa: S112 - its layers have gone under it
+                    continue
+            time.sleep(wait)
+
+
+_WATCH = _Watch()

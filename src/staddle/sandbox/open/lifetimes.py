@@ -1,0 +1,104 @@
+"""Sandboxes whose time is up are closed: after `limits.max_lifetime`, or `limits.idle` without a command.
+
+One thread for all that have such a limit, started with the first of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from weakref import ref
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from weakref import ReferenceType
+
+    from ...policy.limits import Limits
+    from ..sandbox import Sandbox
+
+#: How often a sandbox that is in use is looked at again, in seconds, at most.
+_OFTEN = 1.0
+
+
+class _Life:
+    """One sandbox, and when it was last seen to be in use."""
+
+    def __init__(self, sandbox: Sandbox, limits: Limits) -> None:
+        self.sandbox: ReferenceType[Sandbox] = ref(sandbox)
+        self.limits = limits
+        self.began = time.monotonic()
+        self.used = self.began
+
+    def due(self, sandbox: Sandbox, now: float) -> tuple[float, str]:
+        """When its time is up, or it has to be looked at again, and the limit that ends it if that is now."""
+        limits = self.limits
+        whole = float("inf") if limits.max_lifetime is None else self.began + limits.max_lifetime
+        if whole <= now:
+            return now, "max_lifetime"
+        if limits.idle is None:
+            return whole, ""
+        if sandbox.in_use:
+            self.used = now
+            return min(whole, now + min(limits.idle, _OFTEN)), ""
+        idle = max(self.used, sandbox.last_asked) + limits.idle
+        return (now, "idle") if idle <= now else (min(whole, idle), "")
+
+
+class Lifetimes:
+    """All sandboxes of this process that end by the clock."""
+
+    def __init__(self) -> None:
+        self._lives: list[_Life] = []
+        self._renew()
+        self._begin = threading.Lock()
+        self._process = 0
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()  # held itself: a signal can come into the `with` of a Condition
+        self._changed = threading.Condition(self._lock)
+
+    def watch(self, sandbox: Sandbox, limits: Limits) -> None:
+        """Close `sandbox` when `limits` say so."""
+        if limits.max_lifetime is None and limits.idle is None:
+            return
+        with self._begin:
+            if self._process != os.getpid():  # the first one, or a fork, which has no thread of ours
+                self._lives = []
+                self._renew()
+                threading.Thread(target=self._work, name="staddle-lifetimes", daemon=True).start()
+                self._process = os.getpid()
+        with self._lock:
+            self._lives.append(_Life(sandbox, limits))
+            self._changed.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                over, wait = self._look()
+                if not over:
+                    self._changed.wait(wait)
+            while over:
+                sandbox, limit = over.pop()
+                sandbox.end(f"its time was up (limits.{limit})")
+                del sandbox
+
+    def _look(self) -> tuple[list[tuple[Sandbox, str]], float | None]:
+        """Those whose time is up; how long until the next one's is."""
+        now = time.monotonic()
+        over: list[tuple[Sandbox, str]] = []
+        soonest = float("inf")
+        for life in list(self._lives):
+            sandbox = life.sandbox()
+            if sandbox is None or not sandbox.is_open:
+                self._lives.remove(life)
+                continue
+            when, limit = life.due(sandbox, now)
+            if limit:
+                self._lives.remove(life)
+                over.append((sandbox, limit))
+            soonest = min(soonest, when)
+        return over, None if soonest == float("inf") else max(0.0, soonest - now)
+
+
+LIFETIMES = Lifetimes()

@@ -1,0 +1,179 @@
+"""The limits on everything in one sandbox, as the host program holds and measures them.
+
+Where this host has control groups for us, the sandbox has some of its own. Every process that
+its agent starts enters them, by doors that the agent has; the agent itself stays outside, or
+it would be the kernel's choice when they are full. Where there are none, the agent watches, and
+tells what it did in a file that we give it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from ...errors import LaunchFailed, StaddleError
+from ...limits import here, reasons, standing_in
+from ...limits.telling import PEAK, SIZE, TALLY
+from ...limits.usage import Events, GroupMeter, Usage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...limits.group import Group
+    from ...policy.limits import Limits
+    from ..workspace.overlay import Layering
+    from .agent_client import AgentLink
+    from .disk_quota import Filling
+
+
+#: What there is beside the limit on memory when files have used that up, to remove some.
+_ROOM = 32 << 20
+
+
+class Limiting:
+    """The groups of one sandbox, or the tally of its agent, or both. Thread-safe."""
+
+    def __init__(self, limits: Limits, layering: Layering | None) -> None:
+        """Make what holds `limits`. LaunchFailed when the host refuses. `layering` is where changes go."""
+        self.limits = limits
+        _, memory, processes = standing_in.stand_ins(limits)
+        self._filling = _filling(limits.disk, memory, layering)
+        self._tally = os.memfd_create("staddle", os.MFD_CLOEXEC) if memory or processes else -1
+        #: Whether it is to have control groups.
+        self.grouped = standing_in.asked(limits) and bool(here.means().places)
+        self._group: Group | None = None
+        self._whole: GroupMeter | None = None
+        self._peak = 0
+        #: Whether there is more memory for a while than there should be.
+        self.roomy = False
+
+    def along(self) -> tuple[int, ...]:
+        """What the agent is to have: see ipc.forkserver_messages.Request."""
+        return (self._tally,) if self._tally >= 0 else ()
+
+    def hold(self, group: Group) -> None:
+        """These are its groups, and everything in it is there: put the limits on. LaunchFailed if not."""
+        self._group, self._whole = group, GroupMeter(group)
+        group.limit(self.limits)
+        if too_little := self.too_little():  # for the shell that is there
+            raise LaunchFailed("a shell could not be started", why=too_little, fix="give limits.memory more")
+
+    def attach(self, link: AgentLink) -> None:
+        """The sandbox is there, at the other end of `link`."""
+        if self._filling is not None:
+            self._filling.attach(link)
+
+    def meter(self) -> GroupMeter | None:
+        """For what the groups tell of one shell's commands, where there are any."""
+        return None if self._group is None else GroupMeter(self._group)
+
+    @property
+    def watched(self) -> bool:
+        """Whether the agent holds some of the limits."""
+        return self._tally >= 0
+
+    @property
+    def filled(self) -> int:
+        """How often everything was ended because too much was written."""
+        return 0 if self._filling is None else self._filling.ended
+
+    def told(self) -> tuple[int, int]:
+        """By the agent: processes that it ended for their memory, times that it saw all there may be."""
+        return _told(self._tally)[:2]
+
+    def seen(self) -> int | None:
+        """The most memory that the agent saw since this was last asked, if it saw any."""
+        memory = _told(self._tally)[2]
+        if memory:
+            os.pwrite(self._tally, bytes(8), PEAK)
+        self.note(memory)
+        return memory or None
+
+    def note(self, memory: int | None) -> None:
+        """So much memory was in use at once, during some command: that is forgotten with every one."""
+        if memory is not None and memory > self._peak:
+            self._peak = memory
+
+    def total(self, wall: float) -> Usage:
+        """What was used since the sandbox was made, as far as the groups, or the agent, tell."""
+        if self._whole is None:
+            self.note(_told(self._tally)[2])
+            return Usage(wall, memory=self._peak or None)
+        used = self._whole.total(wall)
+        self.note(used.memory or _told(self._tally)[2])
+        return used.replace(memory=self._peak or None)
+
+    def too_little(self) -> str:
+        """Why nothing can be run, if that is for the memory; else empty."""
+        ended = 0 if self._whole is None else self._whole.events().out_of_memory
+        found = reasons.ran_into(self.limits, 1, Events(), Events(ended, 0))
+        return "" if found is None else found.sentence
+
+    def make_room(self, link: AgentLink) -> None:
+        """Memory was used up. If it still is, that is by files, which no process takes along when it ends.
+
+        So those end that could write more, and whoever removes some of them has a little to run in.
+        """
+        if self._group is None or self._whole is None or self.limits.memory is None or self.roomy:
+            return
+        if self._whole.files() > self.limits.memory * 3 // 4:
+            try:
+                link.end_everything()
+            except StaddleError:
+                return  # the sandbox has ended
+            self._group.widen(self.limits.replace(memory=self.limits.memory + _ROOM))
+            self.roomy = True
+
+    def take_room_back(self) -> None:
+        """As soon as it is not needed any more."""
+        if self._group is None or self._whole is None:
+            return
+        if self._whole.files() < (self.limits.memory or 0) // 2:
+            self._group.limit(self.limits.replace(cpu=None, processes=None))
+            self.roomy = False
+
+    def freeze(self) -> bool:
+        """Stop everything where it stands, if there is a way to do that from here; whether it did."""
+        return self._group is not None and self._group.freezes and self._group.freeze()
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        if self._group is not None:
+            self._group.thaw()
+
+    def close(self) -> None:
+        """The sandbox has ended: what is left in its groups ends, and they are removed."""
+        if self._filling is not None:
+            self._filling.close()
+        if self._whole is not None:
+            self._whole.park()
+        if self._group is not None:
+            self._group.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
+        if self._tally >= 0:
+            tally, self._tally = self._tally, -1
+            os.close(tally)
+
+
+def _filling(most: int | None, memory: int, layering: Layering | None) -> Filling | None:
+    """Who counts what is written: for the limit on that, or for one on memory that no group holds."""
+    if layering is None or (most is None and not memory):
+        return None
+    if most is None:
+        from ...limits.disk import in_memory
+
+        if not in_memory(layering.stack.store.path):
+            return None
+    from .disk_quota import Filling
+
+    return Filling(layering, most or memory)
+
+
+def _told(tally: int) -> tuple[int, int, int]:
+    """What the agent has told until now."""
+    try:
+        ended, full, peak = struct.unpack(TALLY, os.pread(tally, SIZE, 0))
+    except (OSError, struct.error):
+        return 0, 0, 0  # nothing yet, or the sandbox is closed
+    return ended, full, peak

@@ -1,0 +1,213 @@
+"""What a sandbox reaches, and how it is reached: its gateway, connections and ports into it."""
+
+from __future__ import annotations
+
+import _socket
+import os
+import select
+import threading
+from collections import deque
+
+from ...errors import LaunchFailed
+from ...ipc.descriptors import receive
+from ...network.host import forward, starting
+from ...network.namespace.arrangement import needs_gateway
+from ...policy.network import Network
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...events import Event
+    from ...network.gateway.deciding import Deciding, OnConnect
+    from ...network.gateway.orders import Question
+    from ...policy.plan import Plan
+    from .agent_client import AgentLink
+
+_LONGEST = 1 << 16
+#: Events that are kept until somebody asks.
+_KEPT = 1000
+#: Milliseconds after which the thread that attends a gateway sees whether it still has to.
+_LOOK = 500
+
+
+class Reach:
+    """The network of one sandbox on this side. Thread-safe.
+
+    `on_connect` is asked about what the plan's network leaves open, in threads of its own.
+    """
+
+    def __init__(
+        self, plan: Plan, on_connect: OnConnect | None = None, line: _socket.socket | None = None
+    ) -> None:
+        """Starts the gateway at once, if the policy needs one: it takes a moment to be there.
+
+        `line` leads to one that somebody else starts and gives its sockets to.
+        """
+        self._lock = threading.Lock()
+        self._deciding = _deciding(plan, on_connect)
+        self._gateway: starting.GatewayProcess | None = None
+        self._line: _socket.socket | None = None
+        self._events: deque[Event] = deque(maxlen=_KEPT)
+        self._unclaimed = 0  # of the events, the last ones
+        self._refused: dict[tuple[str, str], Event] = {}
+        self._attending: threading.Thread | None = None
+        self._closed = False
+        if line is not None:
+            self._gateway = starting.GatewayProcess(line, 0)
+        elif plan.asks or needs_gateway(plan.network):
+            self._gateway = starting.start(plan.network, starting.Bounds(asks=plan.asks))
+        self._given = line is not None
+        if self._deciding is not None:
+            self._attend()
+
+    def attach(self, link: AgentLink) -> None:
+        """Give the gateway the sockets that it is to serve; nothing goes out before."""
+        if self._gateway is not None and not self._given:
+            with self._lock:
+                self._attached(link, self._gateway)
+
+    def connect(self, link: AgentLink, port: int) -> int:
+        """The descriptor of a connection to a server inside, at `port` of its 127.0.0.1."""
+        with self._lock:
+            return forward.connect(self._attached(link, self._gateway).fileno(), port)
+
+    def expose(self, link: AgentLink, port: int, host_port: int) -> int:
+        """A port of our 127.0.0.1 that leads to `port` inside, until the sandbox is closed."""
+        with self._lock:
+            if self._gateway is None:
+                self._gateway = starting.start(Network.deny())
+            line = self._attached(link, self._gateway)
+            found = forward.exposed(self._gateway, line.fileno(), port, host_port)
+            self._attend()
+            return found
+
+    def events(self) -> tuple[Event, ...]:
+        """What was tried since the last call: allowed, refused, failed."""
+        with self._lock:
+            self._collect(everything=True)
+            found = tuple(self._events)
+            self._events.clear()
+            self._unclaimed = 0
+            return found
+
+    def refused(self, who: Callable[[], str]) -> tuple[Event, ...]:
+        """What was refused since this was last asked, each destination once; `events` tells it, too.
+
+        Of all that nobody is known to have tried, `who` tells who it was: a command that is over now.
+        """
+        if self._gateway is None:
+            return ()
+        with self._lock:
+            self._collect(everything=True)
+            if self._unclaimed:
+                self._claim(who())
+            found = tuple(self._refused.values())
+            self._refused.clear()
+            return found
+
+    def close(self) -> None:
+        """Nothing goes out or in any more, and nobody is asked."""
+        if self._deciding is not None:
+            self._deciding.close()
+        with self._lock:
+            self._closed = True
+            gateway, self._gateway = self._gateway, None
+            line, self._line = self._line, None
+        if gateway is not None:
+            gateway.close()
+        if line is not None:
+            line.close()
+
+    def _attached(self, link: AgentLink, gateway: starting.GatewayProcess | None) -> _socket.socket:
+        if self._line is None:
+            self._line = _socket.socket(fileno=link.network())
+            self._line.setblocking(False)
+            while True:
+                try:
+                    message, descriptors = receive(self._line, _LONGEST)
+                except BlockingIOError:
+                    break  # all of it came before the line itself
+                if not message:
+                    break
+                try:
+                    if gateway is not None:
+                        gateway.pass_on(message, descriptors)
+                finally:
+                    for fd in descriptors:
+                        os.close(fd)
+            self._line.setblocking(True)
+        return self._line
+
+    # What it tells and asks for.
+
+    def _collect(self, everything: bool = False) -> None:
+        """Read what there is. Whoever reads it passes on what the others wait for."""
+        gateway = self._gateway
+        if gateway is None:
+            return
+        for attempt in gateway.all_attempts() if everything else gateway.attempts():
+            self._keep(starting.event(attempt))
+        for question in gateway.questions():
+            if self._deciding is not None:
+                self._deciding.ask(question, self._answer, self._note)
+
+    def _claim(self, who: str) -> None:
+        claimed = [self._events.pop() for _ in range(min(self._unclaimed, len(self._events)))]
+        self._events += [event.replace(who=who) for event in reversed(claimed)]
+        self._refused = {what: event.replace(who=event.who or who) for what, event in self._refused.items()}
+        self._unclaimed = 0
+
+    def _keep(self, event: Event) -> None:
+        self._events.append(event)
+        self._unclaimed += 1
+        if event.kind == "refused" and len(self._refused) < _KEPT:
+            self._refused.setdefault((event.what, event.rule), event)
+
+    def _answer(self, question: Question, allowed: bool) -> None:
+        with self._lock:
+            if self._gateway is not None:
+                try:
+                    self._gateway.decide(question, allowed)
+                except LaunchFailed:
+                    pass  # it has ended: nothing goes out any more
+
+    def _note(self, event: Event) -> None:
+        with self._lock:
+            self._keep(event)
+
+    def _attend(self) -> None:
+        """Have a thread read what the gateway asks for, until it or the sandbox ends."""
+        if self._attending is None:
+            self._attending = threading.Thread(target=self._feed, name="staddle-network", daemon=True)
+            self._attending.start()
+
+    def _feed(self) -> None:
+        """Whenever the gateway wants a decision, or sockets that lead inside, see that it gets them."""
+        while True:
+            with self._lock:
+                gateway = self._gateway
+                if self._closed or gateway is None or gateway.ended():
+                    return
+                poll = select.poll()
+                poll.register(gateway.fileno(), select.POLLIN)
+            if not poll.poll(_LOOK):
+                continue
+            with self._lock:
+                if self._closed:
+                    return
+                self._collect()
+                if self._line is None:
+                    continue
+                try:
+                    forward.feed(gateway, self._line.fileno())
+                except (OSError, forward.ForwardFailed):
+                    return
+
+
+def _deciding(plan: Plan, on_connect: OnConnect | None) -> Deciding | None:
+    if on_connect is None:
+        return None
+    from ...network.gateway.deciding import Deciding
+
+    return Deciding(on_connect, plan.network, plan.asks)

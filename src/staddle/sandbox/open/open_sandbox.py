@@ -1,0 +1,148 @@
+"""One sandbox that is open, and everything of it that we hold: `Sandbox` has one at a time."""
+
+from __future__ import annotations
+
+import os
+from weakref import WeakSet
+
+from ...shell.shell import Shell
+from ..file_client import Clerk
+from ..processes import Processes
+from ..session import Session
+from . import open as opening
+from .usage_meter import Accounts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...events import Event
+    from ...layers.changes import Change
+    from ...limits.usage import Usage
+    from ..execution import Execution
+    from ..terminal import Terminal
+    from ..workspace.snapshots import Snapshot
+    from .settings import Settings
+    from .usage_meter import Account
+
+#: The session that every sandbox has.
+MAIN = "main"
+#: All that are open in this process.
+_EVERY: WeakSet[Inside] = WeakSet()
+
+
+def _after_fork() -> None:
+    for inside in list(_EVERY):
+        inside.opened.link.forsake()
+        inside.clerk.forsake()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Inside:
+    """One sandbox that is open, and everything of it that we hold."""
+
+    def __init__(self, settings: Settings, snapshot: Snapshot | None = None) -> None:
+        self._limits = settings.policy.limits
+        self.opened = opened = opening.open_agent(settings, snapshot.layering() if snapshot else None)
+        self._accounts = Accounts(opened.link, opened.limiting)
+        try:
+            shell = Shell(
+                opened.link, opened.shell, directory=opened.directory or None, account=self.account()
+            )
+        except BaseException:
+            opened.link.close()
+            raise
+        self.main = Session(MAIN, shell, self._limits, aftermath=self.aftermath)
+        self.named: dict[str, Session] = {}
+        self.executions: set[Execution] = set()
+        self.terminals: list[Terminal] = []
+        self.processes = Processes()
+        self.clerk = Clerk(opened.link)
+        _EVERY.add(self)
+        if snapshot is not None:
+            for name in snapshot.sessions:
+                snapshot.continue_in(self.main if name == MAIN else self.session(name), opened.layering)
+
+    def session(self, name: str) -> Session:
+        """The named session, made if need be."""
+        found = self.named.get(name)
+        if found is None:
+            opened = self.opened
+            started = opened.link.shell(opened.environment, opened.directory, opened.bash)
+            shell = Shell(opened.link, started, account=self.account())
+            found = self.named[name] = Session(name, shell, self._limits, self._forget, self.aftermath)
+        return found
+
+    def _forget(self, session: Session) -> None:
+        self.named.pop(session.name, None)
+
+    def aftermath(self, who: Callable[[], str] = str) -> tuple[tuple[Change, ...] | None, tuple[Event, ...]]:
+        """What was changed in the workspace and what the network refused since this was last asked.
+
+        `who` tells whose doing that is.
+        """
+        layering, reach = self.opened.layering, self.opened.reach
+        return layering.changes() if layering else (), reach.refused(who) if reach else ()
+
+    def pass_over(self) -> None:
+        """What we have changed just now is no command's doing. While one runs nobody can tell."""
+        layering = self.opened.layering
+        if layering and not self.executions and not any(one.shell.busy for one in self.every_session()):
+            layering.changes()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a command, a program or a terminal runs, or files are being looked after."""
+        return (
+            any(session.shell.busy for session in self.every_session())
+            or bool(self.executions)
+            or self.processes.running
+            or any(not terminal.closed for terminal in self.terminals)
+            or self.clerk.busy
+        )
+
+    def pause(self) -> None:
+        """Stop everything: by the groups it is in, else by signals."""
+        limiting = self.opened.limiting
+        self.opened.link.is_paused = True
+        if limiting is None or not limiting.freeze():
+            self.opened.link.pause()
+
+    def resume(self) -> None:
+        """Let it go on, whichever way it was stopped."""
+        if self.opened.limiting is not None:
+            self.opened.limiting.thaw()
+        self.opened.link.resume()
+        self.opened.link.is_paused = False
+
+    def usage(self) -> Usage:
+        """What was used until now."""
+        return self._accounts.total()
+
+    def account(self) -> Account:
+        """For what a shell or a program uses."""
+        return self._accounts.account()
+
+    def every_session(self) -> list[Session]:
+        """The main one first."""
+        return [self.main, *self.named.values()]
+
+    def close(self) -> None:
+        """End it. What runs at this moment finds out by itself."""
+        self.opened.link.is_paused = False  # it will not be resumed
+        if not self.in_use:
+            # All at once. An agent that hears of its shell's end first tidies up after that, for nobody.
+            self.opened.link.close()
+        for execution in list(self.executions):
+            execution.close()
+        self.clerk.close()
+        try:
+            for session in self.every_session():
+                session.close()
+        finally:
+            self.opened.link.close()
+        self.processes.close()
+        for terminal in self.terminals:
+            terminal.close()

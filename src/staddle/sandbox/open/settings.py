@@ -1,0 +1,143 @@
+"""The arguments of a sandbox: what it is asked to be, checked before anything is looked up."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ... import backends
+from ..._value import Value
+from ...errors import InvalidCall, PolicyError
+from ...policy import Policy
+from ...policy.asking import PATIENCE, whole_seconds
+from ...policy.environment import checked
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from os import PathLike
+    from typing import Any, TypedDict
+
+    from ...network.gateway.deciding import OnConnect
+    from ...policy.identity import Identity
+
+MODES = ("overlay", "bind", "readonly")
+
+_USUAL: list[Policy] = []  # what a sandbox has that is not given a policy, once it was needed
+
+
+if TYPE_CHECKING:
+
+    class World(TypedDict, total=False):
+        """Who is inside and what it looks like there: fields of a policy. None: as the policy has it."""
+
+        identity: Identity | None
+        environment: str | None
+        base: str | PathLike[str] | None
+
+
+class Settings(Value):
+    """What a sandbox is to be."""
+
+    workspace: str | None
+    policy: Policy
+    backend: str
+    mode: str
+    best_effort: bool
+    env: Mapping[str, str]
+    keep: str | None = None
+    #: Who decides about destinations that the policy leaves open, and in how many seconds.
+    on_connect: OnConnect | None = None
+    asks: int = 0
+
+
+def settings(  # noqa: PLR0917 - as Sandbox takes them
+    workspace: object = None,
+    policy: object = None,
+    backend: object = "auto",
+    mode: object = "overlay",
+    best_effort: object = False,
+    env: object = None,
+    keep: object = None,
+    on_connect: object = None,
+    on_connect_timeout: object = PATIENCE,
+    *,
+    awaited: bool = False,
+    **world: Any,
+) -> Settings:
+    """The arguments of a Sandbox, checked as far as that needs no look at the host's backends.
+
+    With `awaited`, there is an event loop on which `on_connect` can be awaited. `world` are those
+    fields of a policy that a sandbox takes by themselves: `World`.
+    """
+    if policy is None:
+        policy = _USUAL[0] if _USUAL else Policy.agent()
+        _USUAL[:] = [policy]
+    if not isinstance(policy, Policy):
+        raise PolicyError(f"policy is {policy!r}", why="it is not a Policy", fix="say Policy.agent()")
+    given = {field: value for field, value in world.items() if value is not None}
+    if given:
+        unknown = next((field for field in given if field not in ("identity", "environment", "base")), None)
+        if unknown is not None:
+            raise TypeError(f"a sandbox has no {unknown!r}")
+        policy = policy.replace(**given)
+    if mode not in MODES:
+        raise InvalidCall(f"there is no mode {mode!r}", fix=f"choose {', '.join(MODES)}")
+    if not isinstance(best_effort, bool):
+        raise InvalidCall(f"best_effort is {best_effort!r}", why="it is neither True nor False")
+    if backend != "auto":
+        backends.get(str(backend))
+    name = None if keep is None else _kept_name(keep, str(mode))
+    if name is not None and workspace is None:
+        from ..workspace.persistent import workspace_of
+
+        workspace = workspace_of(name)
+    if workspace is not None:
+        if not isinstance(workspace, str | os.PathLike):
+            raise InvalidCall(f"workspace is {workspace!r}", why="it is not a path")
+        workspace = _real(os.path.expanduser(os.fsdecode(workspace)))
+        if not os.path.isdir(workspace):
+            raise InvalidCall(
+                f"the workspace {workspace!r} is not a directory", fix="make it first, or leave it out"
+            )
+    variables = checked({} if env is None else env)
+    decider, asks = _decider(on_connect, on_connect_timeout, awaited)
+    return Settings(workspace, policy, str(backend), str(mode), best_effort, variables, name, decider, asks)
+
+
+def _real(path: str) -> str:
+    """The path without links: mostly there are none in it, and the kernel says so at once."""
+    if sys.platform == "linux" and path.startswith("/"):
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            return os.path.realpath(path)
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}") == path:
+                return path
+        except OSError:
+            pass  # there is no /proc
+        finally:
+            os.close(fd)
+    return os.path.realpath(path)
+
+
+def _decider(on_connect: object, timeout: object, awaited: bool) -> tuple[OnConnect | None, int]:
+    seconds = whole_seconds(timeout)
+    if on_connect is None:
+        return None, 0
+    from ...network.gateway.deciding import checked
+
+    return checked(on_connect, awaited=awaited), seconds
+
+
+def _kept_name(keep: object, mode: str) -> str:
+    from ...layers.kept import checked_name
+
+    if mode != "overlay":
+        raise InvalidCall(
+            f"keep={keep!r} and mode={mode!r} contradict each other",
+            why="only a layer of its own can be kept",
+            fix="leave one of them out",
+        )
+    return checked_name(keep)

@@ -1,0 +1,205 @@
+"""The agent as a backend's command: started confined, heard of, and ended with all that it started.
+
+A backend asks the kernel to end its command with the *thread* that started it. A sandbox lives
+as long as the program, so one thread that never ends starts them all.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import queue
+import subprocess
+import threading
+
+from ...errors import LaunchFailed, StaddleError
+from ...inside.agent import standalone
+from ...launch import running
+from ...launch.lifeline import Lifeline
+from ...linux import tree
+from .agent_client import AgentLink
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...backends.base import Backend, Launch
+    from ...network.gateway.deciding import OnConnect
+    from ...policy.plan import Plan
+    from .agent_client import OpenedShell
+    from .network import Reach
+
+    Process = subprocess.Popen[bytes]
+
+#: How long an agent gets to end everything, in seconds, before its launcher is told to.
+_PATIENCE = 5.0
+#: Those that give a sandbox a network of its own, with a gateway where something can be reached.
+_OWN_NETWORK = ("bwrap", "systemd")
+
+
+def launch_agent(
+    backend: Backend,
+    plan: Plan,
+    bash: str,
+    on_connect: OnConnect | None = None,
+    after: Callable[[], None] | None = None,
+) -> tuple[AgentLink, OpenedShell, int | None, Reach | None]:
+    """An agent in a new sandbox of `backend`, and a shell in it.
+
+    Then the id that its processes have on the host, if that is not ours, and what it reaches, if
+    the backend started a network gateway for it. `after` is called when it has ended.
+    """
+    launch = backend.prepare(plan, standalone.command())
+    try:
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        said, saying = os.pipe2(os.O_CLOEXEC)
+    except BaseException:
+        launch.close()
+        raise
+    try:
+        # A launcher that relays signals looks after its own end, and so does a bare agent.
+        alone = launch.relays or backend.name == "native"
+        started = _thread_that_stays().start(lambda: _Started(launch, alone, theirs, saying))
+    except BaseException:
+        for fd in (ours.detach(), said):
+            os.close(fd)
+        raise
+    finally:
+        theirs.close()
+        os.close(saying)
+    link: AgentLink | None = None
+    try:
+        standalone.send_code(ours)
+        reach = _reach(backend, launch, plan, on_connect)
+        link = AgentLink(ours.detach(), lambda: _end(started, reach, after), kill=started.kill)
+        # As the agent was started: only the backend knows where home and /tmp ended up.
+        return link, link.shell({}, "", bash), launch.uid, reach
+    except BaseException as error:
+        if link is not None:
+            link.close()
+        else:
+            ours.close()
+            started.end()
+        if isinstance(error, StaddleError | OSError):
+            raise _diagnosis(launch, started, said) from error
+        raise
+    finally:
+        os.close(said)
+        if launch.status is not None:
+            os.close(launch.status)
+
+
+def _reach(backend: Backend, launch: Launch, plan: Plan, on_connect: OnConnect | None) -> Reach | None:
+    if backend.name not in _OWN_NETWORK or plan.network.mode == "open":
+        return None
+    from .network import Reach
+
+    return Reach(plan, on_connect, None if launch.told is None else launch.told.take_line())
+
+
+def _end(started: _Started, reach: Reach | None, after: Callable[[], None] | None) -> None:
+    started.end()
+    if reach is not None:
+        reach.close()
+    if after is not None:
+        after()
+
+
+class _Started:
+    """The launcher of an agent, from its start to its end."""
+
+    def __init__(self, launch: Launch, alone: bool, line: _socket.socket, errors: int) -> None:
+        self._lifeline = None if alone else Lifeline()
+        try:
+            self.process: Process = running.start(
+                launch,
+                group=0 if self._lifeline is None else self._lifeline.group,  # Ctrl-C is not for it
+                stdin=line,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
+        except BaseException:
+            if self._lifeline is not None:
+                self._lifeline.close()
+            raise
+
+    def end(self) -> None:
+        """The line is closed: wait until everything inside has ended, and see to it that it does."""
+        try:
+            self.process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        if self._lifeline is not None:
+            self._lifeline.close()
+
+    def kill(self) -> None:
+        """End the launcher, and with it everything inside, without the agent's help.
+
+        On native nothing but the agent ties what it started to its end.
+        """
+        started = [tree.Process(pid) for pid in tree.descendants(self.process.pid)]
+        running.end(self.process)
+        for process in started:
+            process.kill()
+
+
+def _diagnosis(launch: Launch, started: _Started, said: int) -> LaunchFailed:
+    """Why there is no agent: what the launcher says of itself, and its last words."""
+    words = b""
+    os.set_blocking(said, False)
+    try:
+        words = os.read(said, 4096)
+    except BlockingIOError:
+        pass
+    failure = running.never_started(launch, launch.status) if started.process.returncode else None
+    last = words.decode("utf-8", "replace").strip()
+    why = "; ".join(part for part in (failure, last) if part) or "its first process ended at once"
+    return LaunchFailed("the sandbox could not be started", why=why, fix="see `staddle doctor`")
+
+
+# ---------------------------------------------------------------- one thread for all
+
+
+class _Thread:
+    """The thread that stays, and what it is asked to start."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._stay, name="staddle-launches", daemon=True).start()
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is of this process, and not of the one that we are a fork of."""
+        return self._process == os.getpid()
+
+    def start(self, make: Callable[[], _Started]) -> _Started:
+        """Start a launcher there, and wait for that."""
+        answer: queue.SimpleQueue[_Started | BaseException] = queue.SimpleQueue()
+
+        def job() -> None:
+            try:
+                answer.put(make())
+            except BaseException as error:
+                answer.put(error)
+
+        self._asked.put(job)
+        made = answer.get()
+        if isinstance(made, BaseException):
+            raise made
+        return made
+
+    def _stay(self) -> None:
+        while True:
+            self._asked.get()()
+
+
+_threads: list[_Thread] = []
+_making = threading.Lock()
+
+
+def _thread_that_stays() -> _Thread:
+    with _making:
+        if not _threads or not _threads[0].ours:
+            _threads[:] = [_Thread()]
+        return _threads[0]

@@ -1,0 +1,323 @@
+"""`Sandbox`: a computer for an agent. A shell that remembers, programs, processes, terminals.
+
+with Sandbox(workspace="project", mode="bind") as sb:
+    sb.run("cd src && make").check()
+    sb.run("pwd").stdout        # /workspace/src: the session remembers
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+
+from ..errors import InvalidCall, SandboxClosed
+from ..policy.asking import PATIENCE
+from . import command_spec
+from .execution import drive
+from .filed import Filed
+from .layered import Layered
+from .open import open as opening
+from .open import settings as sandbox_settings
+from .open.lifetimes import LIFETIMES
+from .open.open_sandbox import MAIN, Inside
+from .processes import Process
+from .reachable import Reachable
+from .spawn import Started
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from os import PathLike
+    from typing import Any, Self, Unpack
+
+    from ..backends.base import Enforcement
+    from ..events import Event
+    from ..limits.usage import Usage
+    from ..policy import Policy
+    from ..policy.plan import Plan
+    from .command_spec import RunOptions, StreamOptions
+    from .processes import Job
+    from .result import Result
+    from .session import Session, SessionState
+    from .stream import Stream
+    from .terminal import Terminal
+    from .workspace.snapshots import Snapshot
+
+
+class Sandbox(Layered, Filed, Reachable, Started):
+    """A confined place to run commands in, open until `close()`.
+
+    `workspace` is a directory of the host, seen at /workspace. With `mode="overlay"` changes to
+    it stay in the sandbox, with "bind" they are made directly, with "readonly" there are none.
+    Without one, /workspace is empty and gone with the sandbox. `env` are variables for
+    everything in it. What cannot be enforced raises PolicyNotEnforceable before anything
+    runs, or, with `best_effort`, is listed in `enforced`. `keep` is a name under which the
+    changes stay when it is closed, for the next sandbox of that name and for `staddle diff`.
+    `on_connect` decides about destinations that the policy's network leaves open; what it does not
+    answer with True within `on_connect_timeout` seconds is refused. `identity`, `environment` and
+    `base` are the policy's fields of these names.
+
+    Everything may be called from any thread. After `close()` everything raises SandboxClosed;
+    a command that ran at that moment has a result with `Reason.closed`.
+    """
+
+    def __init__(
+        self,
+        workspace: str | PathLike[str] | None = None,
+        policy: Policy | None = None,
+        *,
+        backend: str = "auto",
+        mode: str = "overlay",
+        best_effort: bool = False,
+        env: Mapping[str, str] | None = None,
+        keep: str | None = None,
+        on_connect: Callable[[Event], Any] | None = None,
+        on_connect_timeout: float = PATIENCE,
+        **world: Unpack[sandbox_settings.World],
+    ) -> None:
+        self._closed = True  # until it is open
+        asked = (workspace, policy, backend, mode, best_effort, env, keep, on_connect, on_connect_timeout)
+        self._begin(sandbox_settings.settings(*asked, **world))
+
+    def _begin(self, settings: sandbox_settings.Settings, snapshot: Snapshot | None = None) -> None:
+        self._closed = True
+        self._process = os.getpid()
+        self._settings = settings
+        self._lock = threading.RLock()
+        self._ended_by, self.last_asked = "", time.monotonic()
+        self._inside = Inside(settings, snapshot)
+        self._closed = False
+        LIFETIMES.watch(self, settings.policy.limits)
+
+    @classmethod
+    def _continued(cls, settings: sandbox_settings.Settings, snapshot: Snapshot) -> Self:
+        """Another sandbox that goes on where a snapshot was taken."""
+        made = cls.__new__(cls)
+        made._begin(settings, snapshot)
+        return made
+
+    @staticmethod
+    def check(**given: Any) -> None:
+        """Raise what Sandbox(**given) would raise before it starts anything."""
+        opening.decide(sandbox_settings.settings(**given))
+
+    # ------------------------------------------------------------ commands
+
+    def run(self, command: str, *, user: str | None = None, **options: Unpack[RunOptions]) -> Result:
+        """Run `command` in the sandbox's own session and wait for its end; see `Session.run`.
+
+        With `user="root"` a shell of its own runs it, as the sandbox's root: where the session is, with
+        its exported variables. The session keeps its state.
+        """
+        if not self.is_root(user):
+            return self.main.run(command, **options)
+        command_spec.command_bytes(command)
+        return self._executed(command, (self.bash, "-c", command), options, root=True)
+
+    def stream(self, command: str, **options: Unpack[StreamOptions]) -> Stream:
+        """Run `command` in the sandbox's own session, and read what it prints as it comes."""
+        return self.main.stream(command, **options)
+
+    def exec(self, argv: Sequence[str], *, user: str | None = None, **options: Unpack[RunOptions]) -> Result:
+        """Run a program with exactly these arguments, without a shell, where the session is.
+
+        It has the session's exported variables, and takes the options of `run`. A program that
+        is not there ends with 127, one that cannot be run with 126. While a command runs in the
+        session, it does not wait for that, and finds the directory and variables of before it.
+        """
+        words = command_spec.arguments(argv)
+        return self._executed(words, words, options, root=self.is_root(user))
+
+    def _executed(
+        self, command: str | tuple[str, ...], argv: tuple[str, ...], options: RunOptions, *, root: bool
+    ) -> Result:
+        call, check = command_spec.of(command, self.policy.limits, options)
+        call.as_root = root
+        result = call.result(drive(self.execution(call, argv, self.main.surroundings)))
+        return result.check() if check else result
+
+    def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Process:
+        """Start `command`, shell text or a list of arguments, in the background, where the session is.
+
+        It has the session's exported variables and no timeout; it ends with the sandbox.
+        """
+        return self.background(command, cwd, env, self.main.surroundings)
+
+    def processes(self) -> list[Process | Job]:
+        """What was started, and the jobs that commands left behind; those that ended for a while, too."""
+        inside = self._now()
+        return inside.processes.listed(inside.every_session(), self._tell)
+
+    def terminal(
+        self,
+        argv: Sequence[str] | None = None,
+        *,
+        rows: int = 24,
+        cols: int = 80,
+        term: str = "xterm-256color",
+        cwd: str | PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Terminal:
+        """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
+        return self.open_terminal(argv, rows, cols, term=term, cwd=cwd, env=env, state=self.main.surroundings)
+
+    def interrupt(self) -> None:
+        """End the commands that run now, in every session; processes in the background go on."""
+        inside = self._now()
+        for session in inside.every_session():
+            session.interrupt()
+        for execution in list(inside.executions):
+            execution.interrupt()
+
+    # ------------------------------------------------------------ the whole
+
+    def session(self, name: str) -> Session:
+        """The session of that name: another shell in the same sandbox, made when it is first asked for."""
+        if not isinstance(name, str) or not name:
+            raise InvalidCall(f"the session's name is {name!r}", fix="give it a short text")
+        with self._lock:
+            inside = self._now()
+            return inside.main if name == MAIN else inside.session(name)
+
+    def reset(self) -> None:
+        """Begin anew: a fresh sandbox takes the place of this one, with nothing left of what was in it.
+
+        What was written to a host directory (mode "bind", or `write` of the policy) stays written.
+        """
+        with self._lock:
+            self._now()
+            if self._settings.keep is not None:
+                raise InvalidCall("a sandbox with keep= cannot be reset", fix="discard() its changes")
+            fresh = Inside(self._settings)
+            old, self._inside = self._inside, fresh
+        old.close()
+
+    def close(self) -> None:
+        """End everything in it. A second time does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            for session in self._inside.every_session():
+                session.refuse_from_within()
+            self._closed = True
+        if self._process == os.getpid():  # a fork of the program has nothing to end here
+            self._inside.close()
+
+    def pause(self) -> None:
+        """Stop everything in it where it stands, until `resume()`. The time of commands goes on."""
+        self._now().pause()
+
+    def resume(self) -> None:
+        """Let everything go on after `pause()`."""
+        self._now().resume()
+
+    @property
+    def usage(self) -> Usage:
+        """What everything in it has used. Without limits on the whole only the time on the clock is known."""
+        return self._now().usage()
+
+    @property
+    def main(self) -> Session:
+        """The session that `run`, `stream` and `state` use."""
+        return self._now().main
+
+    @property
+    def state(self) -> SessionState:
+        """What the session remembers: env, cwd, functions, aliases, options, history, ..."""
+        return self.main.state
+
+    @property
+    def enforced(self) -> Enforcement:
+        """What is really in force, and every gap."""
+        return self._inside.opened.decided.enforced
+
+    @property
+    def policy(self) -> Policy:
+        """The policy it was opened with."""
+        return self._settings.policy
+
+    @property
+    def plan(self) -> Plan:
+        """What the policy means on this host."""
+        return self._inside.opened.decided.plan
+
+    @property
+    def alive(self) -> bool:
+        """Whether commands can be run in it: it is open, and nothing has killed it."""
+        return not self._closed and self._inside.opened.link.alive
+
+    def violations(self) -> tuple[Event, ...]:
+        """Protected names that appeared in what may be written on the host since it was opened."""
+        from ..launch.view import appeared
+
+        workspace = self._inside.opened.decided.workspace
+        return (*appeared(self.plan), *(() if workspace is None else appeared(workspace)))
+
+    def refusals(self) -> tuple[Event, ...]:
+        """What the network has refused, and no result has told yet."""
+        return self._now().aftermath()[1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._closed and not sys.is_finalizing():  # then it ends with us, by itself
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<Sandbox on {self.enforced.backend}{' (closed)' if self._closed else ''}>"
+
+    # ------------------------------------------------------------ for the clock
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody has closed it."""
+        return not self._closed
+
+    @property
+    def in_use(self) -> bool:
+        """Whether something that was asked for runs in it now."""
+        return self._inside.in_use
+
+    def end(self, why: str) -> None:
+        """Close it, whatever runs; `why` is told to whoever comes later."""
+        self._ended_by = why
+        self.close()
+
+    # ------------------------------------------------------------ for both faces
+
+    def warm_up(self) -> None:
+        """Do now what the first command would have to wait for."""
+        shell = self.main.shell
+        shell.run(b"", out=lambda _: None, err=lambda _: None)  # opens what is kept open
+        shell.state()
+
+    def _tell(self, pids: Sequence[int], signal: int) -> set[int]:
+        """Send processes of the sandbox a signal, 0 for none; which of them are there."""
+        # As any program of the sandbox would: it can reach no other process than its own.
+        script = 'for pid; do kill -s "$0" "$pid" 2>/dev/null && echo "$pid"; done'
+        done = self.exec([self.bash, "-c", script, str(signal), *map(str, pids)], timeout=10, cwd="/")
+        return {int(line) for line in done.stdout_bytes.split() if line.isdigit()} & set(pids)
+
+    def _now(self) -> Inside:
+        if self._closed:
+            raise SandboxClosed("the sandbox is closed", why=self._ended_by, fix="open another one")
+        self.last_asked = time.monotonic()
+        if self._process != os.getpid():
+            raise SandboxClosed(
+                "the sandbox belongs to another process",
+                why="this one is a fork of the program that opened it",
+                fix="open one here",
+            )
+        return self._inside

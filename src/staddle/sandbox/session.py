@@ -1,0 +1,265 @@
+"""A session: one shell with its state, for commands one after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from weakref import ref
+
+from ..errors import SandboxClosed, SessionBusy
+from ..shell.state import State
+from .command_spec import FROM_POLICY, Call, command_bytes
+from .stream import Stream
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from os import PathLike
+    from typing import Self
+    from weakref import ReferenceType
+
+    from ..policy.limits import Limits
+    from ..shell.shell import Outcome, Shell
+    from .command_spec import Aftermath, Heard
+    from .result import Result
+
+#: How many commands a session remembers, and how much of each.
+_REMEMBERED = 1000
+_REMEMBERED_BYTES = 10_000
+_REMEMBERED_JOBS = 100
+
+
+class SessionState(State):
+    """What a session remembers: its shell's state, and the commands that were run, the last one last."""
+
+    history: tuple[str, ...] = ()
+
+
+class Session:
+    """A shell in a sandbox, with variables, functions, a directory and jobs of its own.
+
+    Commands run one at a time: a second one waits for its turn. Safe to use from any thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shell: Shell,
+        limits: Limits,
+        on_close: Callable[[Session], None] = lambda _: None,
+        aftermath: Aftermath | None = None,
+    ) -> None:
+        self.name = name
+        self._shell = shell
+        self._limits = limits
+        self._on_close = on_close
+        self._aftermath = aftermath
+        self._closed = self._ended = False
+        self._stream: ReferenceType[Stream] | None = None
+        self._busy: set[int] = set()  # the threads that have a command here
+        self._history: deque[str] = deque(maxlen=_REMEMBERED)
+        self.jobs: dict[int, str] = {}  # the newest job after a command, and that command
+
+    def run(
+        self,
+        command: str,
+        *,
+        timeout: float | None = FROM_POLICY,
+        cwd: str | PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        on_stdout: Heard = None,
+        on_stderr: Heard = None,
+        check: bool = False,
+        spill: str | PathLike[str] | None = None,
+    ) -> Result:
+        """Run `command` in the shell and wait for its end. A command that fails is a result.
+
+        `timeout` is in seconds, by default the policy's; None is no end. `cwd` and `env` hold
+        for this command only. Without `stdin` its standard input is empty. `on_stdout` and
+        `on_stderr` are called with text as it comes; an error of theirs ends the command and
+        comes out here. `spill` names a directory of the host for output that is too long to be
+        kept. `check` raises CommandFailed, with the result, unless the command succeeded.
+        """
+        text = command_bytes(command)
+        call = Call(
+            command,
+            self._limits,
+            timeout=timeout,
+            stdin=stdin,
+            env=env,
+            cwd=cwd,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            spill=spill,
+        )
+        me = self._entering()
+        try:
+            self._busy.add(me)
+            self.remember(command)
+            outcome = self._shell.run(
+                text,
+                timeout=call.timeout,
+                stdin=call.stdin,
+                env=call.env,
+                cwd=call.cwd,
+                out=call.out,
+                err=call.err,
+            )
+        except BaseException:
+            call.abandon()
+            raise
+        finally:
+            self._busy.discard(me)
+        result = self.over(call, outcome)
+        return result.check() if check else result
+
+    def stream(
+        self,
+        command: str,
+        *,
+        timeout: float | None = FROM_POLICY,
+        cwd: str | PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        spill: str | PathLike[str] | None = None,
+    ) -> Stream:
+        """Run `command` and iterate over what it prints, as it comes; `.result` when it is over."""
+        text = command_bytes(command)
+        call = Call(
+            command,
+            self._limits,
+            timeout=timeout,
+            stdin=stdin,
+            env=env,
+            cwd=cwd,
+            spill=spill,
+            streamed=True,
+        )
+        me = self._entering()
+        try:
+            self._busy.add(me)
+            self.remember(command)
+            stream = Stream(self._shell, text, call, self.over, lambda: self._busy.discard(me))
+            self._stream = ref(stream)
+            return stream
+        except BaseException:
+            self._busy.discard(me)
+            call.abandon()
+            raise
+
+    def interrupt(self) -> None:
+        """End the command that runs now, if there is one; its reason is `cancelled`. From any thread."""
+        if not self._closed:
+            self._shell.interrupt()
+
+    def restart(self) -> None:
+        """A new shell as it was at the beginning, without its state, jobs and history."""
+        self.refuse_closed()
+        self.refuse_from_within()
+        self._end_stream()
+        self._shell.restart()
+        self._history.clear()
+        self.jobs.clear()
+
+    @property
+    def state(self) -> SessionState:
+        """What the session remembers at this moment; waits for the command that runs."""
+        me = self._entering()
+        try:
+            self._busy.add(me)
+            state = self._shell.state()
+        finally:
+            self._busy.discard(me)
+        return self.remembered(state)
+
+    def close(self) -> None:
+        """End the shell and what it started. A second time does nothing."""
+        self.refuse_from_within()
+        self.refuse_from_now()
+        if not self._ended:
+            self._ended = True
+            self._end_stream()
+            self._shell.close()
+            self._on_close(self)
+
+    def _end_stream(self) -> None:
+        """A stream that nobody reads at the moment would keep its turn for ever."""
+        stream = None if self._stream is None else self._stream()
+        if stream is not None:
+            stream.close()
+
+    def refuse_from_within(self) -> None:
+        """SessionBusy, when a command that passes its output on to this thread would have to end first."""
+        stream = None if self._stream is None else self._stream()
+        reading = stream is not None and stream.result is None
+        if threading.get_ident() in self._busy and not reading:
+            raise SessionBusy(
+                f"the session {self.name!r} cannot be closed by what its own command calls",
+                why="it would wait for itself",
+                fix="use sb.interrupt(), or raise an error: that ends the command",
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Session {self.name!r}{' (closed)' if self._closed else ''}>"
+
+    # For the other faces.
+
+    @property
+    def shell(self) -> Shell:
+        """The shell, for those who drive it themselves."""
+        return self._shell
+
+    @property
+    def surroundings(self) -> SessionState:
+        """The state for a program that is started beside the shell: while a command runs, that of before."""
+        before = self._shell.state_before()
+        return self.state if before is None else self.remembered(before)
+
+    def remembered(self, state: State) -> SessionState:
+        """A shell's state with the history of this session."""
+        fields = {name: getattr(state, name) for name in State._fields}
+        return SessionState(**fields, history=tuple(self._history))
+
+    def refuse_closed(self) -> None:
+        """SandboxClosed, if it is."""
+        if self._closed:
+            raise SandboxClosed(f"the session {self.name!r} is closed", fix="open another one")
+
+    def remember(self, command: str) -> None:
+        """It is run now."""
+        self._history.append(command[:_REMEMBERED_BYTES])
+
+    def refuse_from_now(self) -> None:
+        """Whatever comes is refused, and what is ended from now on is so because of that."""
+        self._closed = True
+
+    def over(self, call: Call, outcome: Outcome) -> Result:
+        """The result of a command. The job that it left is remembered."""
+        if self._closed and outcome.reason == "cancelled":
+            outcome.reason = "closed"
+        job = outcome.newest_job
+        if job is not None and job not in self.jobs:
+            self.jobs[job] = str(call.command)[:_REMEMBERED_BYTES]
+            while len(self.jobs) > _REMEMBERED_JOBS:
+                del self.jobs[next(iter(self.jobs))]
+        call.aftermath = self._aftermath
+        return call.result(outcome)
+
+    def _entering(self) -> int:
+        """This thread, which is to be in `_busy`: SessionBusy, if it is."""
+        self.refuse_closed()
+        me = threading.get_ident()
+        if me in self._busy:
+            raise SessionBusy(
+                f"the session {self.name!r} runs a command of this very thread",
+                why="it would wait for itself",
+                fix="read the stream to its end or close it first, or use another sb.session()",
+            )
+        return me

@@ -1,0 +1,181 @@
+"""A command's output while it runs, in the order it comes, as fast as it is read and no faster."""
+
+from __future__ import annotations
+
+import codecs
+import select
+import threading
+import time
+from collections import deque
+
+from .._value import Value
+from .execution import drive
+from .open.deferred_signals import uninterrupted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Literal, Self
+
+    from ..shell.shell import Outcome, Shell
+    from .command_spec import Call
+    from .result import Result
+
+
+class Chunk(Value):
+    """A piece of what a command prints. It never ends inside a character."""
+
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+
+    @property
+    def text(self) -> str:
+        """The same as text, U+FFFD for what is not UTF-8."""
+        return self.data.decode("utf-8", "replace")
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Chunks:
+    """What has been printed and not been taken yet."""
+
+    def __init__(self, call: Call) -> None:
+        self._ready: deque[Chunk] = deque()
+        self._held: dict[Literal["stdout", "stderr"], bytes] = {"stdout": b"", "stderr": b""}
+        self.out = self._sink("stdout", call.out)
+        self.err = self._sink("stderr", call.err)
+
+    def _sink(
+        self, name: Literal["stdout", "stderr"], also: Callable[[bytes], None]
+    ) -> Callable[[bytes], None]:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+        def feed(data: bytes) -> None:
+            also(data)
+            decoder.decode(data)
+            data = self._held[name] + data
+            half = len(decoder.getstate()[0])  # of a character that goes on in the next piece
+            self._held[name] = data[len(data) - half :] if half else b""
+            if len(data) > half:
+                self._ready.append(Chunk(name, data[: len(data) - half]))
+
+        return feed
+
+    def finish(self) -> None:
+        """Nothing more comes: half a character is all there is of it."""
+        for name, data in self._held.items():
+            if data:
+                self._ready.append(Chunk(name, data))
+        self._held = {"stdout": b"", "stderr": b""}
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is none to be taken."""
+        return not self._ready
+
+    def take(self) -> Chunk | None:
+        """The next one, if there is one."""
+        return self._ready.popleft() if self._ready else None
+
+
+class Stream:
+    """Iterate for the chunks; `result` is there when they are over.
+
+    The command is driven by the iteration: who reads slowly slows it down, and nothing piles up
+    here. Leaving the loop early, or `close()`, interrupts the command. The session is busy
+    until one or the other.
+    """
+
+    def __init__(
+        self,
+        shell: Shell,
+        text: bytes,
+        call: Call,
+        result: Callable[[Call, Outcome], Result],
+        over: Callable[[], None],
+    ) -> None:
+        self._over: Callable[[], None] | None = None
+        self._driving = threading.Lock()
+        self._shell, self._call, self._resulting = shell, call, result
+        self._chunks = Chunks(call)
+        self._result: Result | None = None
+        try:
+            shell.begin(
+                text,
+                timeout=call.timeout,
+                stdin=call.stdin,
+                env=call.env,
+                cwd=call.cwd,
+                out=self._chunks.out,
+                err=self._chunks.err,
+            )
+            self._over = over
+            self._waiting = select.poll()
+            self._waiting.register(shell.fileno(), select.POLLIN)
+        except BaseException:  # of a signal's handler, when it has begun
+            if shell.runs_for(self._chunks.out):
+                shell.interrupt()
+                drive(shell)
+            self._over = None
+            raise
+
+    @property
+    def result(self) -> Result | None:
+        """The result; None while the command runs."""
+        return self._result
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Chunk:
+        while (chunk := self._chunks.take()) is None:
+            if self._over is None:
+                raise StopIteration
+            self._advance()
+        return chunk
+
+    def close(self) -> None:
+        """Interrupt the command, if it still runs, and wait for its end. The session is free then."""
+        if self._over is not None:
+            self._shell.interrupt()
+            while self._over is not None:
+                self._advance()
+                while self._chunks.take() is not None:
+                    pass
+
+    def _advance(self) -> None:
+        with self._driving:  # somebody may close the session while somebody else reads
+            if self._over is None:
+                return
+            shell = self._shell
+            if shell.step():
+                uninterrupted(self._finish)
+            elif self._chunks.empty and not shell.pending:
+                left = None if shell.deadline is None else max(0.0, shell.deadline - time.monotonic())
+                self._waiting.poll(None if left is None else left * 1000 + 1)
+
+    def _finish(self) -> None:
+        over, self._over = self._over, None
+        try:
+            outcome = self._shell.finish()
+        except BaseException:
+            self._call.abandon()
+            raise
+        finally:
+            if over is not None:
+                over()
+        self._chunks.finish()
+        self._result = self._resulting(self._call, outcome)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,156 @@
+"""A terminal of the sandbox, with a program on it: for people, and for programs that want one."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+import struct
+import termios
+import time
+
+from ..errors import InvalidCall, SandboxClosed
+from ..launch.signals import SIGHUP, SIGKILL
+from .command_spec import input_bytes, patience
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
+
+    from .open.agent_client import Spawned
+
+_LARGEST = 65535
+_PIECE = 64 << 10
+#: How long a program may take to end when its terminal is taken away.
+_GRACE = 0.5
+
+
+class Terminal:
+    """The user's side of a pseudo-terminal: what is written here is typed there.
+
+    Everything a program on it prints, its echo and its control sequences, comes out as it is.
+    """
+
+    def __init__(self, spawned: Spawned, rows: int, cols: int) -> None:
+        self.pid = spawned.pid  # of the program on it, as the sandbox counts
+        self.rows, self.cols = rows, cols
+        self._spawned = spawned
+        self._master = spawned.master
+        os.set_blocking(self._master, False)
+
+    def fileno(self) -> int:
+        """Readable when there is something to read, or the program has ended."""
+        if self._master < 0:
+            raise SandboxClosed("the terminal is closed")
+        return self._master
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return self._master < 0
+
+    def end_fileno(self) -> int:
+        """Readable when the program has ended."""
+        return self._spawned.fileno()
+
+    def read(self, timeout: float | None = None) -> bytes:
+        """What was printed since, waiting for some. Empty: `timeout` seconds brought none, or it is over."""
+        limit = patience(timeout)
+        until = None if limit is None else time.monotonic() + limit
+        while (data := self.read_some()) is None:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                return b""
+            self._await(select.POLLIN, left)
+        return data
+
+    def read_some(self) -> bytes | None:
+        """What is there to be read; None for nothing yet, empty when it is over."""
+        try:
+            return os.read(self.fileno(), _PIECE)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno == errno.EIO:  # nobody has the other side open
+                return b""
+            raise
+
+    def write(self, data: bytes | str) -> None:
+        """Type `data`. Waits while the program does not read."""
+        rest = memoryview(input_bytes(data))
+        while rest:
+            sent = self.write_some(rest)
+            rest = rest[sent:]
+            if not sent:
+                self._await(select.POLLOUT, None)
+
+    def write_some(self, data: bytes | memoryview) -> int:
+        """Type as much of `data` as there is room for; how much that was."""
+        try:
+            return os.write(self.fileno(), data[:4096])
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            if error.errno == errno.EIO:
+                return len(data)  # nobody is there to read it
+            raise
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Another size; the programs on it are told."""
+        size(rows, cols)
+        self.rows, self.cols = rows, cols
+        fcntl.ioctl(self.fileno(), termios.TIOCSWINSZ, struct.pack("HHHH", self.rows, self.cols, 0, 0))
+
+    @property
+    def failure(self) -> str:
+        """Why its program could not be run, when it is over because of that."""
+        return self._spawned.failure
+
+    def poll(self) -> int | None:
+        """The exit code of the program, 128+N for signal N; None while it runs."""
+        return self._spawned.poll()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for the end of the program; its exit code, or None when `timeout` seconds were not enough."""
+        return self._spawned.wait(patience(timeout))
+
+    def kill(self) -> None:
+        """Kill the program, with everything it started."""
+        if self.poll() is None:
+            self._spawned.signal(SIGKILL, everything=True)
+
+    def close(self) -> None:
+        """Hang up: the program gets a SIGHUP, and is killed if that does not end it. Twice is as once."""
+        if self._master < 0:
+            return
+        master, self._master = self._master, -1
+        os.close(master)
+        try:
+            if self._spawned.poll() is None:
+                self._spawned.signal(SIGHUP)
+                self._spawned.wait(_GRACE)
+        except SandboxClosed:
+            pass
+        self._spawned.close()
+
+    def _await(self, event: int, left: float | None) -> None:
+        waiting = select.poll()
+        waiting.register(self.fileno(), event)
+        waiting.poll(None if left is None else left * 1000 + 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Terminal {self.cols}x{self.rows}{' (closed)' if self._master < 0 else ''}>"
+
+
+def size(rows: int, cols: int) -> None:
+    """InvalidCall, unless a terminal can have that size."""
+    for name, value in (("rows", rows), ("cols", cols)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
+            raise InvalidCall(f"{name} is {value!r}", fix=f"choose a whole number from 1 to {_LARGEST}")

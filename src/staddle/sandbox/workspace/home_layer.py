@@ -1,0 +1,136 @@
+"""What is in a sandbox's home and in its /tmp before anything is written there: a directory of ours.
+
+It lies in the store, as the lowest layer of the world, and is shared by all sandboxes of a plan.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+
+from ...errors import LaunchFailed
+from ...mounts import rows
+from ...mounts.host import open_named
+from ...mounts.operations import Bind, Directory, File, Symlink
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from ...layers.store import Store
+    from ...mounts.operations import Operation
+
+_NAME = "skeleton-"
+#: What is in the directories of the system at first, where those can be written: see `as_root`.
+SYSTEM = "system-"
+#: The mode of directories in between, and of those that something is mounted on.
+_WAY = 0o755
+
+
+def made(store: Store, operations: Sequence[Operation]) -> str:
+    """The skeleton with exactly these, in `store`; made if it is not there."""
+    path = f"{store.path}/{_NAME}{_name(tuple(operations))}"
+    return whole(path, lambda half: _make(half, operations, store.owner))
+
+
+def whole(path: str, make: Callable[[str], object]) -> str:
+    """`path`, a directory that is not there before it is whole: `make` is given the place of a new one."""
+    if not os.path.isdir(path):
+        half = f"{path}.{os.urandom(4).hex()}"
+        try:
+            os.mkdir(half, 0o700)
+            make(half)
+        except BaseException:
+            _remove(half)
+            raise
+        try:
+            os.rename(half, path)
+        except OSError:  # another thread was quicker
+            _remove(half)
+    return path
+
+
+def sweep(store: Store, used: Collection[str]) -> None:
+    """Remove the skeletons of `store` that nobody needs; `used` are paths in it, or elsewhere."""
+    needed = {path.partition("/")[0] for path in used}
+    for name in os.listdir(store.path):
+        if name.startswith((_NAME, SYSTEM)) and name not in needed:
+            _remove(f"{store.path}/{name}")
+
+
+@lru_cache(maxsize=8)
+def _name(operations: tuple[Operation, ...]) -> str:
+    return digest(rows.encoded(operations))
+
+
+def digest(what: object) -> str:
+    """A name for something that is told from anything else by its repr."""
+    from _blake2 import blake2b  # hashlib's, without the rest of it
+
+    return str(blake2b(repr(what).encode(), digest_size=12).hexdigest())
+
+
+def _make(path: str, operations: Sequence[Operation], owner: tuple[int, int] | None) -> None:
+    modes: dict[str, int] = {path: _WAY}
+    for operation in operations:
+        above, _, name = operation.path.rpartition("/")
+        _put(operation, f"{_directories(path, above, modes)}/{name}", modes)
+    for place, mode in reversed(modes.items()):  # at last: some may not be written then, by us either
+        if owner is not None:
+            os.chown(place, *owner, follow_symlinks=False)
+        if not os.path.islink(place):
+            os.chmod(place, mode)
+
+
+def _directories(root: str, path: str, modes: dict[str, int]) -> str:
+    """The directory at `path` in the skeleton, made with all above it that are missing."""
+    here = root
+    for name in path.split("/")[1:]:
+        here = f"{here}/{name}"
+        _directory(here, modes.get(here, _WAY), modes)
+    return here
+
+
+def _put(operation: Operation, place: str, modes: dict[str, int]) -> None:
+    if isinstance(operation, Symlink):
+        os.symlink(operation.target, place)
+        modes[place] = 0o777
+    elif isinstance(operation, Directory) or (isinstance(operation, Bind) and _is_directory(operation)):
+        _directory(place, operation.mode if isinstance(operation, Directory) else _WAY, modes)
+    elif isinstance(operation, File):
+        _file(place, operation.content, operation.mode, modes)
+    elif isinstance(operation, Bind) and not _is_missing(operation):
+        _file(place, b"", 0o444, modes)
+
+
+def _directory(place: str, mode: int, modes: dict[str, int]) -> None:
+    if place not in modes:
+        os.mkdir(place, 0o700)
+    modes[place] = mode
+
+
+def _file(place: str, content: bytes, mode: int, modes: dict[str, int]) -> None:
+    with open(place, "xb") as file:
+        file.write(content)
+    modes[place] = mode
+
+
+def _is_directory(operation: Bind) -> bool:
+    return not _is_missing(operation) and os.path.isdir(operation.outside)
+
+
+def _is_missing(operation: Bind) -> bool:
+    """Whether what is to be shown is optional and gone; the same question that is asked when it is shown."""
+    try:
+        os.close(open_named(operation.outside))
+    except LaunchFailed:
+        if operation.optional:
+            return True
+        raise
+    return False
+
+
+def _remove(path: str) -> None:
+    from ...files.remove_tree import remove
+
+    remove((os.fsencode(path),))

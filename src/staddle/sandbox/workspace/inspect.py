@@ -1,0 +1,81 @@
+"""A kept session looked at from outside, by its record alone: also while somebody works in it."""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import LayerError
+from ...layers import kept
+from ...layers.merged import View
+from ...policy.workspace import PLACE
+from .kept_snapshot import paths as paths_of
+from .layered_tree import by_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from ...layers.changes import Change
+    from ...layers.kept import Record
+
+
+def changes(
+    record: Record, paths: Collection[str] | None = None, *, everything: bool = False
+) -> list[Change]:
+    """What a session has changed, also while somebody works in it; with `everything`, also elsewhere.
+
+    Only at and below `paths` when given, as they are seen inside, from the workspace; ValueError for
+    one that cannot be told about.
+    """
+    from ...layers.changes import diff
+
+    check_workspace(record)
+    directory = f"{kept.directory_of(record.name)}/{kept.LAYERS}"
+    base = record.workspace or f"{directory}/empty"
+
+    def view(layers: tuple[str, ...], below: Sequence[str]) -> View:
+        return View(tuple(f"{directory}/{name}/upper" for name in layers), tuple(below))
+
+    places = {PLACE: (PLACE,), **{tree.root: tree.places for tree in record.beside}}
+    chosen = None if paths is None else by_tree(paths, PLACE, places)
+    found = []
+    try:
+        if chosen is None or PLACE in chosen:
+            below = None if chosen is None else chosen[PLACE]
+            found += diff(view(record.layers, [base]), below, at=PLACE, baseline=record.baseline)
+        for tree in record.beside:
+            if everything if chosen is None else tree.root in chosen:
+                below = None if chosen is None else chosen[tree.root]
+                found += diff(view(tree.layers, paths_of(directory, tree.bases)), below, at=tree.root)
+        return found
+    except FileNotFoundError:
+        raise LayerError(
+            f"the layers of the session {record.name!r} are not there",
+            why="whoever works in it has just put others in their place, or they were deleted",
+            fix="try again",
+        ) from None
+
+
+def size(record: Record) -> int:
+    """The bytes that its layers take."""
+    from ...layers.store import usage
+
+    directory = f"{kept.directory_of(record.name)}/{kept.LAYERS}"
+    return sum(usage(f"{directory}/{name}/upper") for name in record.every_layer)
+
+
+def check_workspace(record: Record) -> None:
+    """LayerError when the directory that a session is of is not the one that is there now."""
+    if record.workspace is None:
+        return
+    try:
+        inode = os.stat(record.workspace).st_ino if os.path.isdir(record.workspace) else -1
+    except OSError:
+        inode = -1
+    if inode != record.inode:
+        what = "is not there" if inode == -1 else "is another directory than the one it was made for"
+        raise LayerError(
+            f"the session {record.name!r} has lost its workspace",
+            why=f"{record.workspace!r} {what}",
+            fix=f"put it back, or let the changes go: staddle sessions rm {record.name}",
+        )

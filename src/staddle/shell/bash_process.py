@@ -1,0 +1,444 @@
+"""One bash process, from the host program: its pipes, its files, its line. It knows one run at a time."""
+
+from __future__ import annotations
+
+import _socket
+import fcntl
+import os
+import select
+import struct
+import time
+
+from ..errors import LaunchFailed
+from ..ipc import agent_messages
+from ..ipc.wire import Malformed
+from ..sandbox.open.agent_client import ShellFiles, lost, opened_shell, shell_files
+from .protocol import ASK_AGAIN, question
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..sandbox.open.agent_client import OpenedShell
+    from .protocol import Run
+
+    Sink = Callable[[bytes], None]
+
+_FIONREAD = 0x541B
+_F_SETPIPE_SZ = 1031
+#: The least a pipe holds; a command that fills it gets larger ones, while it runs.
+_PIPE, _LARGE_PIPE = 64 << 10, 256 << 10
+#: How much one call of `step` passes on at most.
+_AT_ONCE = 256 << 10
+#: How much of what a shell says by itself is kept for a dump.
+_LONGEST_DUMP = 32 << 20
+#: How often what it said since the last run is looked at: somebody may go on saying more.
+_MOST_NOISE = 16
+_TICKS = os.sysconf("SC_CLK_TCK")
+#: How long the agent may take for something that concerns a shell, and for the last thing of a run that was
+#: ended, in seconds. One that takes longer is stopped, or worse.
+_PATIENCE, _LAST_PATIENCE = 10.0, 5.0
+
+#: One descriptor of this process that is always readable, once there is a shell.
+_bells: list[int] = []
+
+
+def _bell() -> int:
+    if not _bells:
+        _bells.append(os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+    return _bells[0]
+
+
+class Bash:
+    """A shell process. Not thread-safe, but for `wake` and `hang_up`."""
+
+    def __init__(self, opened: OpenedShell) -> None:
+        self.pid, self.outside = opened.pid, opened.outside
+        self.ended: int | None = None
+        self.used: tuple[int, int, int, int, int, int] | None = None  # in all, once it has ended
+        self.why = ""
+        self.hello = b""
+        self._line = _socket.socket(fileno=opened.line)
+        self._line.setblocking(False)
+        self._control = opened.control
+        self._files: ShellFiles | None = None
+        self._length = 0
+        self._left: set[int] = set()
+        #: Whether its pipes are not for the next run: they were left, or somebody may read its input.
+        self.stale = False
+        self.said: bytes | None = None
+        self._readable: dict[int, Sink] = {}
+        self._use(opened.files)
+
+    # ---------------------------------------------------------------- files
+
+    @property
+    def files(self) -> ShellFiles:
+        """Its files, asked for again when they were given back."""
+        return self._files or self._use(self._ask_files(agent_messages.ATTACH))
+
+    @property
+    def parked(self) -> bool:
+        """Whether its files were given back."""
+        return self._files is None
+
+    def _use(self, files: ShellFiles) -> ShellFiles:
+        self._files = files
+        self._length = _LONGEST_DUMP  # nobody knows what is in it
+        self._epoll = select.epoll()
+        self._bell = _bell()
+        self._quick = select.poll()
+        for fd in (files.done, self._line.fileno()):
+            self._epoll.register(fd, select.EPOLLIN)
+            self._quick.register(fd, select.POLLIN)
+        for fd in (files.output, files.errors):
+            # By edge: a pipe that somebody has written to and closed stays ready for ever.
+            self._epoll.register(fd, select.EPOLLIN | select.EPOLLET)
+        return files
+
+    def park(self) -> None:
+        """Give back all but the line and the control pipe. Only between runs, when nobody holds the pipes."""
+        if not self.stale:
+            self._drop_files()
+
+    def renew(self) -> None:
+        """New pipes in place of those that were left to background jobs."""
+        self._drop_files()
+        self._use(self._ask_files(agent_messages.RENEW))
+
+    def leave(self, stream: str) -> int:
+        """Give up one of the pipes; it is the taker's from now on."""
+        fd: int = getattr(self.files, stream)
+        self._epoll.unregister(fd)
+        self._left.add(fd)
+        self.stale = True
+        return fd
+
+    def _drop_files(self) -> None:
+        """Close all that were not left to somebody."""
+        if self._files is not None:
+            self._epoll.close()
+            for fd in self._files.descriptors():
+                if fd not in self._left:
+                    os.close(fd)
+        self._files = None
+        self._left.clear()
+        self.stale = False
+
+    def close(self) -> None:
+        """Let go of the process, which ends with everything below it if it still runs."""
+        self._drop_files()
+        self._line.close()
+        if self._control >= 0:
+            os.close(self._control)
+            self._control = -1
+
+    def fileno(self) -> int:
+        """Readable when `step` has something to do."""
+        return self._epoll.fileno()
+
+    # ---------------------------------------------------------------- the line
+
+    def wake(self) -> None:
+        """Have `step` return at once, now or when it is called next. From any thread; needs no agent."""
+        try:
+            self._epoll.register(self._bell, select.EPOLLIN)
+        except (OSError, ValueError):
+            pass  # it rings already, or no run is waited for: the files were given back
+
+    def hang_up(self) -> None:
+        """End the process and everything below it, and wake up whoever waits for its line. From any thread.
+
+        The descriptors stay open: another thread may be using them.
+        """
+        try:
+            self._line.shutdown(_socket.SHUT_RDWR)
+        except OSError:
+            pass  # it is closed, or the agent is gone
+
+    def ask_step(self, step: int, began: float, newest_job: int) -> None:
+        """Take a step of ending the run that began then."""
+        if step == ASK_AGAIN:
+            self.more(question(self.files.places, self._run.nonce))
+            return
+        age = time.monotonic() - began
+        since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - age) * _TICKS)
+        try:
+            agent_messages.say(
+                self._line, agent_messages.encode(agent_messages.END_RUN, step, since, newest_job)
+            )
+        except BlockingIOError:
+            pass  # it will be asked again
+        except OSError:
+            raise lost() from None
+
+    def settle(self) -> None:
+        """Wait until the agent has done all that it was asked: a late step would hit the next run."""
+        self._ask(agent_messages.POKE, agent_messages.POKED, 0, patience=_LAST_PATIENCE)
+
+    def again(self) -> Bash:
+        """Another shell, started as this one was."""
+        message = self._ask(agent_messages.AGAIN, agent_messages.OPENED)
+        return Bash(opened_shell(message))
+
+    def _ask_files(self, kind: bytes) -> ShellFiles:
+        message = self._ask(kind, agent_messages.FILES)
+        return shell_files(message, message.fields[0], message.descriptors)
+
+    def _ask(
+        self, kind: bytes, expected: bytes, *fields: int, patience: float = _PATIENCE
+    ) -> agent_messages.Message:
+        try:
+            agent_messages.say(self._line, agent_messages.encode(kind, *fields))
+        except OSError:
+            raise lost() from None
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        end = time.monotonic() + patience
+        while (left := end - time.monotonic()) > 0:
+            poll.poll(left * 1000 + 1)
+            for message in self._messages():
+                if message.kind == expected:
+                    return message
+                message.close()
+                if message.kind == agent_messages.REFUSED:
+                    raise lost(message.fields[0].decode("utf-8", "replace"))
+        raise lost("its agent does not answer")
+
+    def _messages(self) -> list[agent_messages.Message]:
+        """What came on the line; the end of the process is noted."""
+        found: list[agent_messages.Message] = []
+        while True:
+            try:
+                message = agent_messages.hear(self._line)
+            except BlockingIOError:
+                return found
+            except (Malformed, OSError) as error:
+                raise lost(str(error)) from error
+            if message is None:
+                raise lost()
+            if message.kind == agent_messages.ENDED:
+                self.ended, self.why = message.fields[0], message.fields[1].decode("utf-8", "replace")
+                self.used = message.fields[2]
+            found.append(message)
+            if message.kind in (agent_messages.FILES, agent_messages.OPENED):
+                return found
+
+    # ---------------------------------------------------------------- a run
+
+    def idle(self) -> bool:
+        """Take note of what happened since the last run; whether the process is still there."""
+        done = self.files.done
+        for _ in range(_MOST_NOISE):
+            ready = self._quick.poll(0)
+            if not ready or self.ended is not None:
+                break
+            for fd, _ in ready:
+                if fd == done:
+                    self._said()
+                else:
+                    self._messages()
+        return self.ended is None
+
+    def write(self, text: bytes, status: int, give_back: bytes, stdin: bytes | None) -> None:
+        """Put the text, and what else the lines will refer to, where the shell finds it."""
+        files = self.files
+        try:
+            before, self._length = self._length, max(self._length, len(text))
+            _put(files.text, text)
+            if len(text) < before:
+                os.ftruncate(files.text, len(text))
+            self._length = len(text)
+            if status:
+                os.pwrite(files.status, b"%-16b %-3d\n" % (give_back, status), 0)
+            if stdin is not None:
+                os.ftruncate(files.input, 0)
+                _put(files.input, stdin)
+        except OSError as error:
+            raise LaunchFailed(
+                "a command or its input could not be handed over", why=str(error), fix="put it into a file"
+            ) from error
+
+    def begin(self, run: Run, out: Sink, err: Sink, *, listen: bool = False) -> None:
+        """Drive `run` from now on. With `listen`, what the shell says by itself is kept in `said`."""
+        self._readable = {}
+        self._grown: set[int] = set()
+        self.said = b"" if listen else None
+        self._waits_for_room = False
+        self._sent = 0
+        self._run, self._out, self._err = run, out, err
+        if self.ended is None:
+            self._write()
+        else:
+            run.shell_ended(self.ended)
+
+    def stir(self) -> None:
+        """Have it wake up, by an empty line, since somebody is about to use it."""
+        if self._control >= 0 and self.ended is None:
+            stir(self._control)
+
+    def has_begun(self, run: Run) -> bool:
+        """Whether something of this run may have been said to the shell."""
+        return self._run is run
+
+    def say_instead(self, run: Run, line: bytes) -> bool:
+        """Say this to the shell, which has all lines of `run`, or none; False if it may have a part."""
+        if len(run.unwritten) > select.PIPE_BUF:
+            return False
+        run.unwritten = memoryview(line)
+        self._write()
+        return True
+
+    def wait_briefly(self) -> None:
+        """Wait a millisecond for the answer alone: what is printed need not wake us up before that."""
+        # A second time after noise: a shell that has just been started has greeted, and is heard now.
+        for _ in range(2):
+            if self._waits_for_room or self._run.over:
+                return
+            ready = self._quick.poll(1)
+            if not ready:
+                return
+            self._handle(ready)
+
+    def step(self, timeout: float = 0) -> None:
+        """Do what can be done, after waiting up to `timeout` seconds (-1: as long as it takes)."""
+        run = self._run
+        if not run.over:
+            self._handle(self._epoll.poll(0 if self._readable else timeout))
+        room = _AT_ONCE
+        for fd, sink in tuple(self._readable.items()):
+            while room > 0:
+                data = self._read(fd)
+                if data:
+                    room -= len(data)
+                    sink(data)
+                if not data or len(data) < _PIPE:
+                    del self._readable[fd]
+                    break
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to read without waiting for it."""
+        return bool(self._readable)
+
+    def rest(self, stream: str) -> bool:
+        """Pass on what is left in a pipe of a run that is over; whether somebody still holds it."""
+        files = self.files
+        fd, sink = (files.output, self._out) if stream == "output" else (files.errors, self._err)
+        left = _LARGE_PIPE if fd in self._grown else _PIPE
+        while left >= 0:  # past what it holds: it may have been full
+            try:
+                data = os.read(fd, _PIPE)
+            except BlockingIOError:
+                break
+            if not data:
+                if fd in self._grown:
+                    _resize(fd, _PIPE)
+                return False
+            sink(data)
+            left -= len(data)
+        return True
+
+    def unread(self) -> bool:
+        """Whether the shell ended before it had read any of the run's lines: it may be run elsewhere."""
+        if self._sent == 0:
+            return True
+        (count,) = struct.unpack("i", fcntl.ioctl(self._control, _FIONREAD, bytes(4)))
+        return bool(count >= self._sent)
+
+    def more(self, data: bytes) -> None:
+        """Write further lines for the run."""
+        self._run.unwritten = memoryview(bytes(self._run.unwritten) + data)
+        self._write()
+
+    def _handle(self, ready: list[tuple[int, int]]) -> None:
+        files, run = self.files, self._run
+        for fd, _ in ready:
+            if fd == files.done:
+                run.heard(self._said(), files.places)
+            elif fd == files.output:
+                self._readable[fd] = self._out
+            elif fd == files.errors:
+                self._readable[fd] = self._err
+            elif fd == self._control:
+                self._write()
+            elif fd == self._bell:
+                self._epoll.unregister(fd)
+            else:
+                self._hear()
+
+    def _hear(self) -> None:
+        files, run = self.files, self._run
+        for message in self._messages():
+            if message.kind == agent_messages.ENDED:
+                # It may have answered with its last breath.
+                while said := self._said():
+                    run.heard(said, files.places)
+                run.shell_ended(message.fields[0])
+            else:
+                message.close()
+
+    def _said(self) -> bytes:
+        try:
+            data = os.read(self.files.done, _PIPE)
+        except BlockingIOError:
+            return b""
+        if self.said is not None and len(self.said) < _LONGEST_DUMP:
+            self.said += data
+        if not self.hello:
+            self._greeted(data)
+        return data
+
+    def _greeted(self, data: bytes) -> None:
+        if not self.hello and (at := data.find(b"/hello.")) >= 0:
+            self.hello = data[at + 7 : at + 15].partition(b":")[0]
+
+    def _read(self, fd: int) -> bytes:
+        try:
+            data = os.read(fd, _LARGE_PIPE if fd in self._grown else _PIPE)
+        except BlockingIOError:
+            return b""
+        if len(data) == _PIPE and fd not in self._grown:
+            self._grown.add(fd)
+            _resize(fd, _LARGE_PIPE)
+        return data
+
+    def _write(self) -> None:
+        run = self._run
+        try:
+            while run.unwritten:
+                count = os.write(self._control, run.unwritten)
+                self._sent += count
+                run.wrote(count)
+        except BlockingIOError:
+            if not self._waits_for_room:
+                self._waits_for_room = True
+                self._epoll.register(self._control, select.EPOLLOUT)
+            return
+        except BrokenPipeError:
+            run.wrote(len(run.unwritten))  # it has ended; the line will say so
+        if self._waits_for_room:
+            self._waits_for_room = False
+            self._epoll.unregister(self._control)
+
+
+def stir(control: int) -> None:
+    """Have the shell at the other end of this pipe wake up: it takes a moment to come round."""
+    try:
+        os.write(control, b"\n")
+    except OSError:
+        pass  # it is gone, or has enough to do
+
+
+def _put(fd: int, data: bytes) -> None:
+    """Write the whole of `data` at the beginning of a file."""
+    done = os.pwrite(fd, data, 0)
+    while done < len(data):
+        done += os.pwrite(fd, data[done : done + (1 << 20)], done)
+
+
+def _resize(fd: int, size: int) -> None:
+    try:
+        fcntl.fcntl(fd, _F_SETPIPE_SZ, size)
+    except OSError:
+        pass  # over what this user may have: it stays as it is

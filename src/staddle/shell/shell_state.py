@@ -1,0 +1,435 @@
+"""One bash at a time, and all that is known of it: how it is talked to, and the state it is in.
+
+Whenever bash may not survive the next text, its state is asked for first; otherwise shortly after
+each command, while nobody waits. When it has ended, another one takes its place with the state
+that is known. For one thread at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+
+from .._value import Value
+from ..errors import BackendUnavailable, LaunchFailed
+from ..ipc.agent_messages import BRAKE, BRAKE_TRAP, KILL_SHELL
+from ..launch.signals import SIGKILL
+from ..sandbox.open.agent_client import exit_code
+from ..sandbox.open.deferred_signals import to_its_end, uninterrupted
+from . import hazards, protocol, state
+from .bash_process import Bash
+from .quoting import quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: The oldest bash that has all we say to it: `declare -p` of everything, `${!-}`, BASHOPTS.
+OLDEST = (4, 4)
+#: Our own texts take a moment; a shell that needs longer is not usable.
+_PATIENCE = 10.0
+#: Among the letters of `$-`.
+_ERREXIT = ord("e")
+
+
+class Ended(Exception):
+    """The shell did not survive a text of ours."""
+
+
+class Remembered(Value):
+    """What a shell was at some moment."""
+
+    dump: state.Dump | None
+    status: int
+    cwd: bytes
+
+
+class Memory:
+    """A bash that is replaced when it ends, and what it remembers."""
+
+    def __init__(self, bash: Bash, directory: str | None) -> None:
+        """`directory` is where `bash` is, and what another one enters first, when it is not started there."""
+        self.bash = bash
+        self._directory = directory
+        self._secret = os.urandom(6).hex().encode()
+        self._serial = 0
+        self._may_end = False
+        #: How long it took, last time, to ask for the state.
+        self.cost = 0.0
+        self._is_compared = False  # with what it was
+        self._words: tuple[protocol.Places | None, protocol.Way | None, bytes] = None, None, b""
+        self._forget()
+        self.unsaid = b""
+
+    def _forget(self) -> None:
+        """Know nothing but that it has just started."""
+        self._checked, self._used = False, False
+        self.way, self._word = protocol.Way(), state.WORDS[0]
+        self._dump: state.Dump | None = None
+        self._usual: state.Dump | None = None
+        #: Something has run since the state was asked for; that may have hidden a builtin; some
+        #: later text may end the shell because of it; the shell tells its state when it leaves.
+        self.dirty, self._unsure, self._tainted, self._guarded = True, False, False, False
+        #: Whether it stops when it is told to, and whether the signal for that means something else.
+        self.braked, self._brake_is_theirs = True, False
+        self.status, self.newest_job, self._flags = 0, 0, b""
+        self.cwd, self._oldpwd = b"", b""
+        #: What has to be said to it before the next text.
+        self.unsaid = b""
+        if self._directory is not None:
+            self.unsaid = b"\\builtin cd -- %b; \\unset OLDPWD\n" % quoted(os.fsencode(self._directory))
+
+    # ---------------------------------------------------------------- before a text
+
+    def revive(self, *, look: bool = True) -> None:
+        """Have a bash that is there, with pipes of its own.
+
+        Without a look, one that has ended just now is noticed by the text that it does not get.
+        """
+        if self.bash.ended is not None or (look and not self.bash.idle()):
+            self.replace()
+        elif self.bash.stale:
+            uninterrupted(self.bash.renew)
+
+    def is_ready(self, text: bytes, *, comes_back: bool) -> bool:
+        """Whether `revive` and `prepare` would have nothing to say to the shell."""
+        wary = hazards.may_end(text) or self._unsure or self._tainted or _ERREXIT in self._flags
+        unknown = (self.dirty and wary) or (comes_back and not self.cwd)
+        return not unknown and not self.bash.parked and not self.bash.stale and self.bash.idle()
+
+    def prepare(self, text: bytes, *, comes_back: bool) -> None:
+        """Have a bash that `text` can be given to. With `comes_back` it is for another directory."""
+        may_end = self._may_end = hazards.may_end(text)
+        if self.dirty and (may_end or self._unsure or self._tainted or _ERREXIT in self._flags):
+            self.learn()
+        if may_end or not self.braked:
+            self._set_traps(text)
+        if comes_back:
+            self.directory()
+
+    def _set_traps(self, text: bytes) -> None:
+        """Have traps of ours in the shell, but not where `text` might see them."""
+        listed = hazards.lists_traps(text)
+        if self.braked == listed and not self._brake_is_theirs:
+            self.braked = not listed
+            action = b"-" if listed else b"-- " + quoted(BRAKE_TRAP)
+            self.unsaid += b"%btrap %b SIGRTMAX\n" % (self._word, action)
+        if b"trap" not in text:
+            self._guard(text)
+        elif self._guarded:
+            self._guarded = False
+            self.unsaid += self._word + b"trap - EXIT\n"
+
+    def _guard(self, text: bytes) -> None:
+        """Have the shell tell its state once more when it leaves, where nobody would see that."""
+        known = self._dump
+        if self._guarded or known is None or self._word == state.WORDS[-1]:
+            return
+        trapped = known.exit_trap is not None or known.debug_trap is not None
+        traced = b"x" in self._flags or b"v" in self._flags or hazards.traces(text)
+        leaves = hazards.may_leave(text) or self._tainted or _ERREXIT in self._flags
+        if leaves and not trapped and not traced:
+            asked = state.question(self._secret, self.bash.files.places.done, self._word)
+            self.unsaid += b"%btrap -- %b EXIT\n" % (self._word, quoted(asked))
+            self._guarded = True
+
+    # ---------------------------------------------------------------- a text
+
+    def give(
+        self,
+        text: bytes,
+        timeout: float | None,
+        *,
+        stdin: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: bytes | None = None,
+    ) -> protocol.Run:
+        """Lay a caller's text before the shell; the run that `bash.begin` takes."""
+        known, self._used, self.dirty = self._dump, True, True
+        if known is not None and known.debug_trap is not None and b"T" not in self._flags:
+            # A script does not see the DEBUG trap, and puts it back at its end.
+            text = b"%btrap -- %b DEBUG; %b" % (self._word, quoted(known.debug_trap), text)
+            self.unsaid += self._word + b"trap - DEBUG\n"
+        self.bash.write(text, self.status, self.way.give_back, stdin)
+        return self._run(timeout, status=self.status, env=env, cwd=cwd, has_input=stdin is not None)
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the shell tells its state when it leaves."""
+        return self._guarded
+
+    def _run(
+        self,
+        timeout: float | None,
+        *,
+        status: int = 0,
+        env: Mapping[str, str] | None = None,
+        cwd: bytes | None = None,
+        has_input: bool = False,
+    ) -> protocol.Run:
+        self._serial += 1
+        nonce = b"%b%d" % (self._secret, self._serial)
+        places, before, self.unsaid = self.bash.files.places, self.unsaid, b""
+        if status or env or cwd is not None or has_input or before:
+            said = protocol.lines(
+                places, nonce, self.way, status=status, env=env, cwd=cwd, has_input=has_input, before=before
+            )
+        else:  # as mostly: the same words for these files and in this way, but for the nonce
+            if self._words[:2] != (places, self.way):
+                self._words = places, self.way, protocol.lines(places, b"%b", self.way)
+            said = self._words[2] % (nonce, nonce, nonce)
+        return protocol.Run(nonce, said, time.monotonic(), timeout)
+
+    def note(self, run: protocol.Run, text: bytes, *, came_back: bool) -> None:
+        """Remember how a caller's run has ended. With `came_back` the shell is where it was before."""
+        self.check_version()
+        answer = run.answer
+        if answer is not None:
+            self.status, self._flags, self.newest_job = answer.status, answer.flags, answer.newest_job
+            if came_back:
+                back = b"OLDPWD=" + quoted(self._oldpwd) if self._oldpwd else b"\\unset OLDPWD"
+                self.unsaid += b"\\builtin cd -- %b; %b\n" % (quoted(self.cwd), back)
+            else:
+                self.cwd, self._oldpwd = answer.cwd, answer.oldpwd
+        elif run.ended is not None:
+            self.status, self.newest_job, self._flags = exit_code(run.ended), 0, b""
+            if self._guarded and (last := state.Dump.found(self._secret, self.bash.said or b"")):
+                last.without_trap(b"EXIT")
+                self._dump, self.dirty = self._ours_left_out(last), False
+        self._unsure = self._unsure or hazards.may_hide(text, self._may_end)
+        self._tainted = self._tainted or (self._may_end and hazards.may_plant(text))
+
+    # ---------------------------------------------------------------- texts of our own
+
+    def _do(self, text: bytes) -> bytes:
+        """Run a text of ours; what the shell said meanwhile. What the text prints is of no interest."""
+        bash = self.bash
+        bash.write(text, 0, b"", None)
+        run = self._run(_PATIENCE)
+        bash.begin(run, _nobody, _nobody, listen=True)
+        bash.wait_briefly()
+        while not run.over:
+            bash.step(max(0.0, (run.deadline or 0) - time.monotonic()))
+            step = run.step(time.monotonic())
+            if step not in (None, BRAKE):
+                bash.ask_step(step, run.began, self.newest_job)
+        for stream in ("output", "errors"):
+            bash.rest(stream)
+        self.check_version()
+        if run.answer is None:
+            bash.ended = bash.ended or SIGKILL
+            raise Ended
+        self._flags = run.answer.flags
+        self.cwd, self._oldpwd = run.answer.cwd, run.answer.oldpwd
+        return bash.said or b""
+
+    @to_its_end
+    def learn(self) -> None:
+        """Ask for the state, and how the shell is to be talked to; another shell if that ends it."""
+        began = time.monotonic()
+        try:
+            self._learn()
+        except Ended:
+            self.replace()
+        self.cost = time.monotonic() - began
+
+    def _learn(self, *, desperate: bool = False) -> None:
+        attempts = [(self.way, self._word), *((way, word) for word in state.WORDS for way in protocol.WAYS)]
+        for way, word in attempts:
+            self.way = way
+            self._serial += 1
+            nonce = b"%bd%d" % (self._secret, self._serial)
+            place = self.bash.files.places.done
+            self.unsaid += state.debug_question(nonce, place, word)
+            found = state.Dump.found(nonce, self._do(state.question(nonce, place, word)))
+            if found is not None:
+                break
+        else:
+            self.way = protocol.Way()
+            if not desperate:  # perhaps there is no builtin left to read a file with
+                self.unsaid += b"\\builtin enable . source return\n"
+                self._learn(desperate=True)
+            self.dirty = self._unsure = False  # before the next text there is nothing to be learned
+            return
+        self._word = word
+        self._guarded = self._guarded and found.exit_trap is not None
+        if self._guarded:
+            found.without_trap(b"EXIT")
+        self._dump = self._ours_left_out(found)
+        self.way = protocol.way(found.functions(), found.disabled()) or way
+        self.dirty = self._unsure = False
+
+    def _ours_left_out(self, found: state.Dump) -> state.Dump:
+        """Without the brake, which every shell has from the beginning."""
+        brake = found.trap(b"SIGRTMAX")
+        self.braked = brake == BRAKE_TRAP
+        self._brake_is_theirs = brake is not None and not self.braked
+        if self.braked:
+            found.without_trap(b"SIGRTMAX")
+        return found
+
+    def told(self) -> state.State | None:
+        """What the shell told last, if it has told anything; where it is is known after each command."""
+        dump, cwd = self._dump, self.cwd
+        try:
+            known = None if dump is None else dump.state()
+        except (ValueError, IndexError):
+            return None
+        return known.replace(cwd=os.fsdecode(cwd)) if known is not None and cwd else known
+
+    def state(self) -> state.State:
+        """What the shell remembers now."""
+        if self.dirty or self._dump is None:
+            self.learn()
+        try:
+            if self._dump is not None:
+                return self._dump.state()
+        except (ValueError, IndexError):
+            pass  # what a shell says is what its commands made of it
+        raise LaunchFailed(
+            "the shell does not tell its state",
+            why="functions hide its builtins, or a DEBUG trap vetoes every command",
+            fix="use restart()",
+        )
+
+    def remembered(self) -> Remembered:
+        """What the shell is now."""
+        self._is_compared = True
+        if self.dirty or self._dump is None:
+            self.learn()
+        return Remembered(self._dump, self.status, self.cwd)
+
+    def directory(self) -> str:
+        """Where the shell is."""
+        if not self.cwd:
+            uninterrupted(partial(self._do, b""))
+        return os.fsdecode(self.cwd)
+
+    def come_back(self) -> None:
+        """Enter the present directory by its name, or the root if it is not there any more.
+
+        Before the next text, whoever it is from.
+        """
+        self.directory()
+        where, back = quoted(self.cwd), quoted(self._oldpwd)
+        said = b"\\builtin cd -- %b 2>/dev/null || \\builtin cd -- /\n" % where
+        said += b"OLDPWD=%b\n" % back if self._oldpwd else b"\\unset OLDPWD\n"
+        if not self.unsaid.endswith(said):
+            self.unsaid += said
+
+    @to_its_end
+    def catch_up(self) -> None:
+        """Say what waits for the next text."""
+        if self.unsaid:
+            try:
+                self._do(b"")
+            except Ended:
+                self.replace()
+
+    def foresee(self) -> None:
+        """Do now, when there is time, what somebody will wait for who comes back to an earlier state."""
+        if self._is_compared and self._dump is not None and not self.dirty:
+            try:
+                self._dump.essence()
+            except ValueError:
+                pass  # whoever compares it finds out
+
+    # ---------------------------------------------------------------- another bash
+
+    def abandon(self, run: protocol.Run) -> None:
+        """Nobody will see `run` through: its shell ends with it, and the next text gets another one."""
+        self.bash.ask_step(KILL_SHELL, run.began, self.newest_job)
+        self.bash.ended = SIGKILL
+
+    def ask_again(self, run: protocol.Run, unsaid: bytes) -> None:
+        """Nobody knows whether the shell was given `run`: have it answer, or end it, in any case.
+
+        `unsaid` is what would have been said before.
+        """
+        if not self.bash.say_instead(run, unsaid + protocol.question(self.bash.files.places, run.nonce)):
+            self.abandon(run)
+
+    @to_its_end
+    def become(self, remembered: Remembered | None) -> None:
+        """Be in the state that was remembered, in another bash if need be; without one, begin anew."""
+        if remembered is not None and remembered.dump is not None and self.bash.idle():
+            now = self.remembered()
+            if now.dump is not None and now.dump.is_as(remembered.dump) and not self.newest_job:
+                self.status, self.cwd = remembered.status, remembered.cwd
+                self.come_back()
+                return
+            if now.dump is not None and not self._used and self._told_all(remembered, now):
+                return
+        if remembered is None:
+            self.restart()
+        else:
+            self._dump, self.status, self.cwd = remembered.dump, remembered.status, remembered.cwd
+            self.replace()
+
+    def _told_all(self, remembered: Remembered, usual: Remembered) -> bool:
+        """Tell a shell that nobody has used yet what it is to remember; whether it has survived that."""
+        known = remembered.dump
+        if known is None:
+            return False
+        self._usual = usual.dump
+        hidden = known.disabled() | known.functions() & {b"builtin", b"command"}
+        try:
+            self._do(known.replay(usual.dump))
+            if hidden or known.debug_trap is not None or protocol.way(known.functions(), hidden) != self.way:
+                self._learn()
+            else:  # it can be talked to as before, and is asked when there is time
+                self._dump, self.dirty = known, True
+        except (Ended, ValueError):
+            return False
+        self.status = remembered.status
+        return True
+
+    @to_its_end
+    def restart(self) -> None:
+        """Another bash, as at the beginning."""
+        old, self.bash = self.bash, self.bash.again()
+        old.close()
+        self._forget()
+
+    @to_its_end
+    def replace(self) -> None:
+        """Another bash in place of the one that has ended, with the state that is known."""
+        if not self._checked and self.bash.why:
+            raise LaunchFailed(
+                "bash could not be started", why=self.bash.why, fix="install bash, or let the policy show it"
+            )
+        known, status, cwd = self._dump, self.status, self.cwd
+        for careful in (False, True, None):
+            self.restart()
+            self.unsaid = b""
+            try:
+                self._learn()
+                self._usual = self._dump
+                if known is not None and careful is not None:
+                    self._do(known.replay(self._usual, careful=careful))
+                    self._learn()
+                elif cwd:
+                    self._do(b"\\builtin cd -- %b\n" % quoted(cwd))
+                break
+            except (Ended, ValueError):
+                continue  # something in the state ends any shell that has it, or it is none
+        self._dump = self._dump or known
+        self.status = status
+
+    def check_version(self) -> None:
+        """See once that this bash is one that we can talk to."""
+        if self._checked or not self.bash.hello:
+            return
+        numbers = tuple(int(part) for part in self.bash.hello.split(b".")[:2] if part.isdigit())
+        if numbers < OLDEST:
+            raise BackendUnavailable(
+                f"bash {'.'.join(map(str, numbers))} is too old for a session",
+                why=f"it tells its state and takes it back from bash {'.'.join(map(str, OLDEST))} on",
+                fix="install a newer bash where the policy shows it",
+            )
+        self._checked = True
+
+
+def _nobody(_: bytes) -> None:
+    pass

@@ -1,0 +1,51 @@
+"""Why there is no sandbox, or no shell, is said as it was told."""
+
+from __future__ import annotations
+
+import _socket
+import os
+
+import pytest
+
+from staddle.errors import LaunchFailed
+from staddle.ipc import agent_messages
+from staddle.sandbox.open.agent_client import AgentLink
+
+
+def refusing(why: bytes) -> AgentLink:
+    """A link whose agent has said only that."""
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    agent_messages.say(theirs, agent_messages.encode(agent_messages.REFUSED, why))
+    theirs.close()
+    return AgentLink(ours.detach())
+
+
+def test_a_sandbox_that_could_not_be_made_is_not_told_as_a_matter_of_its_shell() -> None:
+    link = refusing(b"while its own part of the view was made: mount: No space left on device")
+    with pytest.raises(LaunchFailed, match="the sandbox could not be made") as caught:
+        link.announced()
+    assert caught.value.why == "while its own part of the view was made: mount: No space left on device"
+    link.close()
+
+
+def test_an_answer_to_somebody_who_was_interrupted_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    link = AgentLink(ours.detach())
+    read, write = os.pipe()
+
+    def interrupt(line: _socket.socket) -> agent_messages.Message:
+        monkeypatch.undo()
+        agent_messages.say(theirs, agent_messages.encode(agent_messages.STARTED, 7), (write,))
+        os.close(write)
+        agent_messages.say(theirs, agent_messages.encode(agent_messages.POKED, 1))
+        agent_messages.say(theirs, agent_messages.encode(agent_messages.COUNTED, (0, 0, 0, 0, 0, 42)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(agent_messages, "hear", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        link.spawn(["true"], {}, "/", stdio=(0, 1, 2))
+    assert os.read(read, 1) == b"", "the program's line is closed: it ends"
+    os.close(read)
+    assert link.count()[5] == 42
+    link.close()
+    theirs.close()

@@ -1,0 +1,110 @@
+"""Both faces of a sandbox have the same names, and a sandbox is decided before anything is started."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+
+from staddle import AsyncSandbox, PolicyNotEnforceable, Sandbox
+from staddle.errors import InvalidCall
+from staddle.sandbox.aio.session import AsyncSession, AsyncStream
+from staddle.sandbox.open import open as opening
+from staddle.sandbox.open import settings
+from staddle.sandbox.session import Session
+from staddle.sandbox.stream import Stream
+
+#: What users of a sandbox call it by; the rest of its public names are for our own faces.
+NAMES = [
+    "run",
+    "exec",
+    "stream",
+    "start",
+    "processes",
+    "session",
+    "terminal",
+    "interrupt",
+    "reset",
+    "state",
+    "enforced",
+    "policy",
+    "plan",
+    "alive",
+    "violations",
+    "close",
+    "diff",
+    "commit",
+    "discard",
+    "snapshot",
+    "restore",
+    "fork",
+    "from_snapshot",
+]
+
+
+def test_the_awaited_sandbox_has_every_name() -> None:
+    for name in NAMES:
+        assert hasattr(Sandbox, name)
+        assert hasattr(AsyncSandbox, name)
+    for name in ("run", "stream", "interrupt", "restart", "state", "close", "name"):
+        assert hasattr(AsyncSession, name)
+        assert name == "name" or hasattr(Session, name)
+    for name in ("result", "close"):
+        assert hasattr(Stream, name)
+        assert hasattr(AsyncStream, name)
+
+
+@pytest.mark.parametrize(
+    "name", ["__init__", "run", "exec", "stream", "start", "terminal", "session", "fork", "from_snapshot"]
+)
+def test_they_take_the_same_arguments(name: str) -> None:
+    sync, awaited = (inspect.signature(getattr(cls, name)).parameters for cls in (Sandbox, AsyncSandbox))
+    assert [(p.name, p.kind, p.default) for p in sync.values()] == [
+        (p.name, p.kind, p.default) for p in awaited.values()
+    ]
+
+
+def test_an_interpreter_that_the_policy_hides_is_granted_for_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = tmp_path / "python"
+    (prefix / "bin").mkdir(parents=True)
+    program = prefix / "bin/python3"
+    program.write_bytes(b"")
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(sys, "base_prefix", str(prefix))
+    decided = opening.decide(settings.settings(backend="bwrap"))
+    assert decided.plan.shows(str(program))
+    assert not decided.plan.shows(str(tmp_path / "other"))
+    assert not opening.decide(settings.settings(backend="native")).plan.shows(str(program))
+
+
+def test_where_there_are_no_layers_it_is_told_that_there_is_a_copy(tmp_path: Path) -> None:
+    for backend in ("bwrap", "landlock", "native"):
+        decided = opening.decide(settings.settings(tmp_path, backend=backend))
+        assert [gap.documented for gap in decided.enforced.gaps if gap.protection == "layers"] == [True]
+
+
+def test_what_is_to_be_kept_needs_layers(tmp_path: Path) -> None:
+    for backend in ("bwrap", "landlock", "native", "systemd"):
+        with pytest.raises(PolicyNotEnforceable) as refusal:
+            opening.decide(settings.settings(tmp_path, backend=backend, keep="x"))
+        assert "mode='bind'" in refusal.value.fix
+        assert refusal.value.gaps
+
+
+def test_the_place_of_the_workspace_is_told_where_it_is_another(tmp_path: Path) -> None:
+    decided = opening.decide(settings.settings(tmp_path, backend="native", mode="bind"))
+    assert decided.plan.cwd == str(tmp_path)
+    assert [gap for gap in decided.enforced.gaps if gap.protection == "workspace" and gap.documented]
+    decided = opening.decide(settings.settings(tmp_path, backend="bwrap", mode="bind"))
+    assert decided.plan.cwd == "/workspace"
+    assert decided.enforced.gaps == ()
+
+
+def test_what_is_checked_needs_no_sandbox(tmp_path: Path) -> None:
+    Sandbox.check(backend="native")
+    with pytest.raises(InvalidCall):
+        Sandbox.check(workspace=tmp_path / "nowhere")

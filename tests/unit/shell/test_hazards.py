@@ -1,0 +1,61 @@
+"""What a text may do to its shell."""
+
+from __future__ import annotations
+
+import pytest
+
+from staddle.shell import hazards
+from staddle.shell.fd_budget import EACH, room
+
+
+@pytest.mark.parametrize(
+    "text", [b"exit 1", b"exec ls", b"kill $$", b"set -e", b"ulimit -n 3", b". lib", b"exec 3>&-"]
+)
+def test_these_may_end_the_shell(text: bytes) -> None:
+    assert hazards.may_end(text)
+
+
+@pytest.mark.parametrize("text", [b"true", b"echo hi", b"ls -l | wc", b"cd /tmp && make", b"x=1"])
+def test_these_do_not(text: bytes) -> None:
+    assert not hazards.may_end(text)
+    assert not hazards.may_hide(text)
+    assert not hazards.may_plant(text)
+
+
+def test_a_function_that_exits_is_dangerous_later() -> None:
+    assert hazards.may_plant(b"die() { exit 1; }")
+    assert not hazards.may_plant(b"exit 1")
+
+
+@pytest.mark.parametrize(
+    "text", [b".() { :; }", b"enable -n .", b"source lib", b"function return { :; }", b"eval x"]
+)
+def test_these_may_hide_a_builtin(text: bytes) -> None:
+    assert hazards.may_hide(text)
+
+
+def test_tracing_is_seen_in_all_spellings() -> None:
+    for text in (b"set -x", b"set -eux", b"set -o xtrace", b"a; set -e; set -v"):
+        assert hazards.traces(text), text
+    assert not hazards.traces(b"set -e; set -")
+
+
+def test_listing_traps_is_told_from_setting_them() -> None:
+    for text in (
+        b"trap",
+        b"trap -p",
+        b"x=$(trap)",
+        b"trap | cat",
+        b"a; trap; b",
+        b"trap >f",
+        b"trap  -p INT",
+    ):
+        assert hazards.lists_traps(text), text
+    for text in (b"trap 'x' INT", b"trap - EXIT", b"(trap '' INT)", b"echo a"):
+        assert not hazards.lists_traps(text), text
+
+
+def test_there_is_room_for_two_hundred_sandboxes_under_the_usual_limit() -> None:
+    assert 200 * 3 + room(1024) * EACH < 1024 - 32
+    assert room(1024) >= 40
+    assert room(64) >= 2
