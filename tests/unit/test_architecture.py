@@ -1,0 +1,244 @@
+"""The tree is what docs/architecture.md says: imports lead down, a name means one thing, files stay short.
+
+Imports are read with `ast`, never executed. An import for the type checker counts like any other, and so
+does one inside a function.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "staddle"
+PAGE = ROOT / "docs" / "architecture.md"
+LONGEST = 500  # lines of one file
+
+#: The rooms from the ground up. Each row is one room; a room imports from itself and from the rows before it.
+#: A file belongs to the row that has the longest part of its path.
+ROOMS: tuple[tuple[str, ...], ...] = (
+    ("_value.py", "errors.py", "events.py", "display.py", "redaction.py"),
+    ("linux",),
+    ("files",),
+    ("policy",),
+    ("mounts",),
+    ("layers",),
+    ("ipc",),
+    ("limits",),
+    ("bases",),
+    ("network/__init__.py", "network/rules"),
+    ("network/namespace",),
+    ("network/gateway",),
+    ("network/host",),
+    ("launch",),
+    ("packages",),
+    ("inside", "inside/agent", "inside/landlock"),
+    ("backends",),
+    ("shell",),
+    ("forkserver",),
+    ("sandbox", "sandbox/open", "sandbox/workspace"),
+    ("sandbox/aio",),
+    ("jail",),
+    ("environment",),
+    ("diagnosis.py", "testing.py"),
+    ("__init__.py",),
+    ("adapters",),
+    ("mcp",),
+    ("tui",),
+    ("server",),
+    ("fleet",),
+    ("cli", "__main__.py"),
+)
+#: These rooms import nothing of ours but `staddle` itself: the public names.
+PUBLIC_NAMES_ONLY = ("adapters", "mcp", "tui", "server", "fleet")
+#: Class names that stand in more than one file, each with the reason why one name is right for both.
+ALLOWED_TWICE: dict[str, str] = {}
+
+
+class Import(NamedTuple):
+    """One imported name: where it is written, and the file it leads to, both relative to SOURCE."""
+
+    file: str
+    line: int
+    target: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} imports {self.target}"
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Every source file, parsed, by its path relative to SOURCE."""
+    paths = sorted(SOURCE.rglob("*.py"))
+    return {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text(), str(path)) for path in paths}
+
+
+def file_of(parts: tuple[str, ...]) -> str | None:
+    """The file of the module with this dotted name, without the leading `staddle`; None for any other."""
+    path = "/".join(parts)
+    choices = (f"{path}.py", f"{path}/__init__.py") if parts else ("__init__.py",)
+    return next((choice for choice in choices if choice in trees()), None)
+
+
+def imports_of(file: str) -> Iterator[Import]:
+    """Everything of ours that `file` imports."""
+    package = tuple(file.split("/")[:-1])
+    for node in ast.walk(trees()[file]):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top, *rest = alias.name.split(".")
+                if top == "staddle" and (target := file_of(tuple(rest))):
+                    yield Import(file, node.lineno, target, "")
+        elif isinstance(node, ast.ImportFrom):
+            words = tuple(node.module.split(".")) if node.module else ()
+            if node.level:
+                start = (*package[: len(package) - node.level + 1], *words)
+            elif words[0] == "staddle":
+                start = words[1:]
+            else:
+                continue
+            for alias in node.names:
+                target = file_of((*start, alias.name)) or file_of(start)
+                if target:
+                    yield Import(file, node.lineno, target, alias.name)
+
+
+@cache
+def every_import() -> tuple[Import, ...]:
+    """All imports of the tree."""
+    return tuple(found for file in trees() for found in imports_of(file))
+
+
+def room(file: str) -> tuple[int, str] | None:
+    """(number of its row, the part of its path that says so); None for a file in no room."""
+    rows = [(number, path) for number, row in enumerate(ROOMS) for path in row]
+    around = [item for item in rows if file == item[1] or file.startswith(f"{item[1]}/")]
+    return max(around, key=lambda item: len(item[1]), default=None)
+
+
+def lines(offenders: list[str]) -> str:
+    """The message of a failure."""
+    return "\n  ".join((f"{len(set(offenders))}:", *sorted(set(offenders))))
+
+
+def test_imports_lead_down() -> None:
+    """A room imports only from rooms below it, at run time and for the type checker."""
+    offenders = [f"{file}:1 is in no room" for file in trees() if room(file) is None]
+    for found in every_import():
+        here, there = room(found.file), room(found.target)
+        if here is None or there is None or here[0] == there[0]:
+            continue
+        if there[0] > here[0]:
+            offenders.append(f"{found}: {here[1]} stands below {there[1]}")
+        elif here[1] in PUBLIC_NAMES_ONLY and found.target != "__init__.py":
+            offenders.append(f"{found}: {here[1]} uses the public names only")
+    assert not offenders, lines(offenders)
+
+
+def only_passes_on(file: str) -> bool:
+    """Whether it is the file of a package and defines nothing but how its names are loaded."""
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    defined = [node.name for node in ast.walk(trees()[file]) if isinstance(node, kinds)]
+    return file.endswith("__init__.py") and set(defined) <= {"__getattr__", "__dir__"}
+
+
+def followed(found: Import) -> str:
+    """The file that defines what is imported, past packages that only pass it on."""
+    if only_passes_on(found.target):
+        for further in imports_of(found.target):
+            if further.name == found.name and further.target != found.target:
+                return followed(further)
+    return found.target
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The strongly connected components with more than one file (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for following in graph.get(node, ()):
+            if following not in index:
+                visit(following)
+            if following in stack:
+                low[node] = min(low[node], low[following])
+        if low[node] == index[node]:
+            start = stack.index(node)
+            if len(stack) - start > 1:
+                found.append(set(stack[start:]))
+            del stack[start:]
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Also not through a package that passes names on, nor for the type checker alone."""
+    graph: dict[str, set[str]] = defaultdict(set)
+    edges = [(found, followed(found)) for found in every_import() if not only_passes_on(found.file)]
+    for found, target in edges:
+        if target != found.file:
+            graph[found.file].add(target)
+    offenders = []
+    for circle in circles(graph):
+        inner = {
+            f"{f.file}:{f.line} -> {target}" for f, target in edges if f.file in circle and target in circle
+        }
+        offenders.append("\n    ".join((f"a circle of {len(circle)} files", *sorted(inner))))
+    assert not offenders, lines(offenders)
+
+
+def test_a_class_name_stands_once() -> None:
+    """A leading underscore does not make it another name."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for file, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].append(f"{file}:{node.lineno}")
+    twice = {name: where for name, where in places.items() if len(where) > 1}
+    offenders = [f"{name}: {', '.join(twice[name])}" for name in twice.keys() - ALLOWED_TWICE.keys()]
+    offenders += [
+        f"{name} is in ALLOWED_TWICE and stands once" for name in ALLOWED_TWICE.keys() - twice.keys()
+    ]
+    assert not offenders, lines(offenders)
+
+
+def test_every_room_is_on_the_map() -> None:
+    """Each package is named in the page, as `path/`."""
+    page = PAGE.read_text()
+    packages = {Path(file).parent.as_posix() for file in trees()} - {"."}
+    offenders = [
+        f"src/staddle/{path}/ is not named in {PAGE.name}" for path in packages if f"`{path}/`" not in page
+    ]
+    assert not offenders, lines(offenders)
+
+
+def test_links_and_paths_of_the_map_lead_somewhere() -> None:
+    """Every link has its file, and so has every `path.py`; NAME in one stands for a name to be chosen."""
+    offenders = []
+    for number, line in enumerate(PAGE.read_text().splitlines(), 1):
+        links = [PAGE.parent / target for target in re.findall(r"\]\(([^)#\s:]+)[)#]", line)]
+        gone = [path for path in links if not path.exists()]
+        named = [path for path in re.findall(r"`([\w/.]+\.py)`", line) if "NAME" not in path]
+        gone += [Path(path) for path in named if not any((top / path).exists() for top in (SOURCE, ROOT))]
+        offenders += [f"docs/{PAGE.name}:{number} -> {path}" for path in gone]
+    assert not offenders, lines(offenders)
+
+
+def test_no_file_is_too_long() -> None:
+    """A file past this many lines holds more than one idea."""
+    sizes = {file: len((SOURCE / file).read_text().splitlines()) for file in trees()}
+    offenders = [f"src/staddle/{file}:{size} lines" for file, size in sizes.items() if size > LONGEST]
+    assert not offenders, lines(offenders)
