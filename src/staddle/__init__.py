@@ -14,8 +14,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .backends.base import Enforcement, Gap
     from .diagnosis import doctor
+    from .enforcement import Enforcement, Gap
     from .environment import CommandResult, ExecutionEnvironment, LocalEnvironment
     from .errors import PolicyNotEnforceable, StaddleError
     from .events import Event
@@ -66,10 +66,10 @@ _HOME = {
     "AsyncSandbox": "sandbox.aio.sandbox",
     "Change": "layers.changes",
     "CommandResult": "environment",
-    "Enforcement": "backends.base",
+    "Enforcement": "enforcement",
     "Event": "events",
     "ExecutionEnvironment": "environment",
-    "Gap": "backends.base",
+    "Gap": "enforcement",
     "Identity": "policy",
     "Jail": "jail.jail",
     "Limits": "policy",

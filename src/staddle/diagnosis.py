@@ -7,7 +7,7 @@ import sys
 
 from . import backends
 from ._value import Value
-from .backends.base import PROTECTIONS, Gap, Probe
+from .enforcement import PROTECTIONS, Gap, Probe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

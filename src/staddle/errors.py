@@ -47,10 +47,9 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .backends.base import Gap
-    from .environment.contract import CommandResult
-    from .layers.review import Conflict, Held
-    from .sandbox.result import Result
+    from typing import Any
+
+    from .enforcement import Gap
 
 
 class StaddleError(Exception):
@@ -116,12 +115,10 @@ class PathNotAllowed(StaddleError):
 class CommandEnded(StaddleError):
     """The command was ended before its own end, and everything it started with it.
 
-    `result` is what it had printed until then; None only where nobody collected it.
+    `result` is a `staddle.CommandResult` with the output until then; None only where no output was collected.
     """
 
-    def __init__(
-        self, what: str, *, why: str = "", fix: str = "", result: CommandResult | None = None
-    ) -> None:
+    def __init__(self, what: str, *, why: str = "", fix: str = "", result: Any = None) -> None:
         super().__init__(what, why=why, fix=fix)
         self.result = result
 
@@ -174,7 +171,7 @@ class ExtraMissing(StaddleError, ImportError):
 class CommandFailed(StaddleError):
     """A command that was to succeed ended with an error. `status` is what a shell would say.
 
-    `result` is the whole of it where it ran in a session.
+    `result` is the `staddle.Result` where it ran in a session, else None.
     """
 
     def __init__(
@@ -185,7 +182,7 @@ class CommandFailed(StaddleError):
         fix: str = "",
         status: int = 1,
         output: bytes = b"",
-        result: Result | None = None,
+        result: Any = None,
     ) -> None:
         super().__init__(what, why=why, fix=fix)
         self.status = status
@@ -238,7 +235,10 @@ class LayerError(StaddleError):
 
 
 class CommitRefused(LayerError):
-    """Nothing was written. `conflicts` changed on the host meanwhile, `held` needs allow_protected."""
+    """Nothing was written. `conflicts` changed on the host meanwhile, `held` needs allow_protected.
+
+    The classes are in `staddle.layers.review`.
+    """
 
     def __init__(
         self,
@@ -246,8 +246,8 @@ class CommitRefused(LayerError):
         *,
         why: str = "",
         fix: str = "",
-        conflicts: tuple[Conflict, ...] = (),
-        held: tuple[Held, ...] = (),
+        conflicts: tuple[Any, ...] = (),
+        held: tuple[Any, ...] = (),
     ) -> None:
         super().__init__(what, why=why, fix=fix)
         self.conflicts, self.held = conflicts, held

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Self
 
 from . import backends
 from ._value import Value
-from .backends.base import Gap, Launch, Probe, Step
+from .enforcement import Gap, Probe, Step
+from .launch.contract import Launch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from staddle import backends, doctor
-from staddle.backends.base import PROTECTIONS
+from staddle.enforcement import PROTECTIONS
 from tests.cli.staddle_command import staddle
 
 

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from staddle import backends
-from staddle.backends.base import PROTECTIONS
 from staddle.cli.settings import RUNNING
+from staddle.enforcement import PROTECTIONS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]

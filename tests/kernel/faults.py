@@ -27,9 +27,9 @@ from typing import Any
 
 from seccompy.notify import Listener, RespFlag
 
-from staddle.backends.base import Launch
 from staddle.backends.namespaces import Namespaces
 from staddle.errors import LaunchFailed
+from staddle.launch.contract import Launch
 from staddle.linux import process, seccomp
 from staddle.linux.syscalls import NUMBERS, architecture
 from staddle.policy.network import Network

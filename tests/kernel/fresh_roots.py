@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from staddle.backends.base import Launch
 from staddle.backends.bwrap import Bwrap
 from staddle.backends.namespaces import Namespaces
 from staddle.errors import LaunchFailed, PolicyNotEnforceable
+from staddle.launch.contract import Launch
 from staddle.policy.plan import Grant, Link, Plan, Scratch, Variable
 from tests.unit.mounts.plans import WHY, plan
 

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from staddle import errors
-from staddle.backends.base import Gap
+from staddle.enforcement import Gap
 
 ALL = [
     value

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from staddle import Policy, backends, wrap
-from staddle.backends.base import Backend, Gap
+from staddle.backends.base import Backend
+from staddle.enforcement import Gap
 from staddle.errors import BackendUnavailable, PolicyNotEnforceable
 from staddle.testing import Canary, FakeBackend, Scripted, trace, unchanged, workspace
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from ..enforcement import Enforcement, Gap, Probe
 from ..errors import BackendUnavailable, PolicyNotEnforceable, UnknownBackend
-from .base import Backend, Enforcement, Gap, Probe
+from .base import Backend
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from ..policy.plan import Grant, Link, Plan, Scratch, Variable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .base import Launch
+    from ..launch.contract import Launch
 
 _SIGKILL, _SIGPIPE = 9, 13  # the signal module costs as much as half an interpreter
 _READ = ("status", "uid_map", "net/dev", "mountinfo", "environ")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..display import shown
+from ..enforcement import Step
 from ..mounts.operations import Bind
 from ..mounts.owners import needs_translation
-from .base import Step
 from .last_steps import needed, rlimits
 
 TYPE_CHECKING = False

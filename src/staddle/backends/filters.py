@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Step
+from ..enforcement import Step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from .base import Gap, Step
+from ..enforcement import Gap, Step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

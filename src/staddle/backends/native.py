@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 
-from .base import PROTECTIONS, Gap, Launch, Probe, Step
+from ..enforcement import PROTECTIONS, Gap, Probe, Step
+from ..launch.contract import Launch
 from .shortfalls import identity
 
 TYPE_CHECKING = False

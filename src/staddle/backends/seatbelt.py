@@ -21,11 +21,12 @@ import contextlib
 import os
 import sys
 
+from ..enforcement import Gap, Probe, Step
 from ..errors import BackendUnavailable, LaunchFailed, PolicyError
+from ..launch.contract import Launch
 from ..policy.identity import Identity
 from ..policy.plan import Grant, Plan
 from . import sbpl
-from .base import Gap, Launch, Probe, Step
 from .gateways import nobody_asks
 from .shortfalls import identity
 

@@ -6,8 +6,8 @@ as it is called in a sentence.
 
 from __future__ import annotations
 
+from ..enforcement import Gap
 from . import gateways
-from .base import Gap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

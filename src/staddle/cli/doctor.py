@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..backends.base import PROTECTIONS
+from ..enforcement import PROTECTIONS
 from ..errors import UsageError
 from .options import Option, help_rows, parse
 from .settings import HELP

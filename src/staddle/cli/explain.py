@@ -13,7 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..backends.base import Backend, Gap
+    from ..backends.base import Backend
+    from ..enforcement import Gap
     from ..policy.plan import Plan
 
 _OPTIONS = (Option("command", "SCRIPT", "explain this line of shell", short="c"), *RUNNING)

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..backends.base import Enforcement
+    from ..enforcement import Enforcement
     from ..events import Event
     from ..launch.wrap import WrappedCommand
     from ..policy.plan import Plan

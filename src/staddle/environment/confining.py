@@ -6,7 +6,7 @@ import _thread
 import os
 
 from .. import backends
-from ..backends.base import Enforcement
+from ..enforcement import Enforcement
 from ..errors import BackendUnavailable, CommandNotFound, LayerError, PolicyNotEnforceable
 from ..launch.view import find_program
 from ..launch.wrap import WrappedCommand, checked, prepare, wrap
@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..backends.base import Gap
+    from ..enforcement import Gap
     from ..errors import LaunchFailed
     from ..events import Event
     from ..files.globs import GlobSet

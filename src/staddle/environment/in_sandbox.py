@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import threading
 
-from ..backends.base import Gap
 from ..display import shown
+from ..enforcement import Gap
 from ..errors import (
     CommandCancelled,
     CommandNotFound,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import IO, Literal, Self
 
-    from ..backends.base import Enforcement, Gap
+    from ..enforcement import Enforcement, Gap
     from ..files.beneath import AnyPath, PendingFile
     from ..launch.wrap import WrappedCommand
     from .rules import CommandRules

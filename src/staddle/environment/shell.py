@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 
-from ..backends.base import Gap
+from ..enforcement import Gap
 from ..errors import PathEscape
 from ..files import beneath
 from ..linux.openat2 import open_beneath, open_without_symlinks

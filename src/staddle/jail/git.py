@@ -174,7 +174,7 @@ class Git:
         """What `git command arguments` prints. GitFailed when git says no, GitRefused before it is asked."""
         import subprocess
 
-        from ..backends.base import Launch
+        from ..launch.contract import Launch
         from ..launch.running import complete
         from ..policy.limits import Limits
 

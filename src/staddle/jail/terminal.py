@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
-    from ..backends.base import Launch
+    from ..launch.contract import Launch
 
 
 def on_its_own(command: Sequence[str]) -> list[str]:

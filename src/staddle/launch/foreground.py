@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, Protocol
 
-    from ..backends.base import Launch
+    from .contract import Launch
 
     class Signals(Protocol):
         """Where they arrive, and which did."""

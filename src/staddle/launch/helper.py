@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from ..backends.base import Launch
 from ..errors import LaunchFailed
 from ..ipc.exec_spec import Instructions, encode
 from ..ipc.status import sentence
+from .contract import Launch
 
 #: The helper itself starts with this and nothing of the caller's: it can be read in /proc.
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}

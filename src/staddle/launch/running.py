@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, Literal, TypeVar
 
-    from ..backends.base import Launch
     from ..linux.tree import Children
     from ..network.host.told import Told
     from ..policy.limits import Limits
     from .completed import Completed
+    from .contract import Launch
     from .output import Tail
 
     Kept = TypeVar("Kept", HeadTail, Tail)

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from ..backends.base import Enforcement, Launch
+    from ..enforcement import Enforcement
     from ..events import Event
     from ..network.gateway.deciding import Deciding
     from ..policy import Policy
     from ..policy.plan import Plan
     from .completed import Completed
+    from .contract import Launch
 
 
 class WrappedCommand:

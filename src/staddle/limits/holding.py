@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .._value import Value
-from ..backends.base import Gap
+from ..enforcement import EnforcedLimit, Gap
 from .controls import LIMIT_OF
 
 TYPE_CHECKING = False
@@ -29,17 +28,11 @@ _STAND_IN = {
 }
 
 
-class Held(Value):
-    """A limit that holds, and by what. `exact` is false where it can be exceeded for a moment."""
-
-    limit: str
-    by: str
-    exact: bool = True
-
-
 _DISK = {
-    "memory": Held("disk", "the size of the sandbox's own file system"),
-    "directory": Held("disk", "the host program, which counts what is written and then ends it", exact=False),
+    "memory": EnforcedLimit("disk", "the size of the sandbox's own file system"),
+    "directory": EnforcedLimit(
+        "disk", "the host program, which counts what is written and then ends it", exact=False
+    ),
 }
 _STRAIGHT_TO_THE_HOST = Gap(
     "limits.disk",
@@ -54,29 +47,29 @@ def held(
     *,
     inside: bool,
     layer: Literal["memory", "directory", "none"],
-) -> tuple[tuple[Held, ...], tuple[Gap, ...]]:
+) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:
     """The limits that were asked for: those that hold, and those that do not.
 
     `inside`: a first process of ours is in the sandbox, in a user and a pid namespace of its
     own, and can stand in for a controller. `layer` is where writing goes: to a file system in
     memory of ours, to a directory of ours on the host, or straight to the host.
     """
-    holds: list[Held] = []
+    holds: list[EnforcedLimit] = []
     gaps: list[Gap] = []
     for name, value in limits.as_dict().items():
         if value is None:
             continue
         if name in _ALWAYS:
-            holds.append(Held(name, _ALWAYS[name]))
+            holds.append(EnforcedLimit(name, _ALWAYS[name]))
         elif name == "disk":
             if layer in _DISK:
                 holds.append(_DISK[layer])
             else:
                 gaps.append(_STRAIGHT_TO_THE_HOST)
         elif version := means.version(_CONTROLLER[name]):
-            holds.append(Held(name, f"a control group (version {version})"))
+            holds.append(EnforcedLimit(name, f"a control group (version {version})"))
         elif inside and name in _STAND_IN:
-            holds.append(Held(name, _STAND_IN[name], exact=name == "processes"))
+            holds.append(EnforcedLimit(name, _STAND_IN[name], exact=name == "processes"))
         else:
             gaps.append(_gap(name, means))
     return tuple(holds), tuple(gaps)

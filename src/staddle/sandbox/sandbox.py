@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import Any, Self, Unpack
 
-    from ..backends.base import Enforcement
+    from ..enforcement import Enforcement
     from ..events import Event
     from ..limits.usage import Usage
     from ..policy import Policy

@@ -10,8 +10,8 @@ from .base import SOCKETS_IN_GRANTS, Edit, Patch, Switch, allow_everything, noth
 
 def _trust_bwrap() -> None:
     """Its self-test notices most of this by itself, and would not start anything."""
-    from staddle.backends.base import Probe
     from staddle.backends.bwrap import Bwrap
+    from staddle.enforcement import Probe
 
     Bwrap._begin = lambda self, found: None  # type: ignore[method-assign]
     Bwrap._probed = lambda self, found: Probe("bwrap", usable=True)  # type: ignore[method-assign]

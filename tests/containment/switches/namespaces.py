@@ -26,8 +26,8 @@ from .base import (
 
 def _trust() -> None:
     """Its self-test notices most of this by itself, and would not start anything."""
-    from staddle.backends.base import Probe
     from staddle.backends.namespaces import Namespaces
+    from staddle.enforcement import Probe
 
     Namespaces.probe = lambda self: Probe("namespaces", usable=True)  # type: ignore[method-assign]
 

@@ -24,8 +24,8 @@ def _orders(change: Callable[[Any], Any]) -> Patch:
     """Change what both ends of the line are told."""
 
     def off() -> None:
-        from staddle.backends.base import Probe
         from staddle.backends.systemd import Systemd, orders
+        from staddle.enforcement import Probe
 
         original = orders.orders
         orders.orders = lambda *args, **options: change(original(*args, **options))
@@ -38,8 +38,8 @@ def _command(change: Callable[[Any], Any]) -> Patch:
     """Change what the command's own process does last."""
 
     def off() -> None:
-        from staddle.backends.base import Probe
         from staddle.backends.systemd import Systemd, orders
+        from staddle.enforcement import Probe
 
         original = orders.instructions
         orders.instructions = lambda *args: change(original(*args))
@@ -52,8 +52,8 @@ def _without_property(name: str) -> Patch:
     """A unit without one property, as if the manager did not know it."""
 
     def off() -> None:
-        from staddle.backends.base import Probe
         from staddle.backends.systemd import Systemd, unit
+        from staddle.enforcement import Probe
 
         original = unit.properties
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from staddle.backends.base import Probe
 from staddle.backends.landlock.probing import Findings
+from staddle.enforcement import Probe
 from staddle.policy import Limits, Network
 from staddle.policy.identity import Identity
 from staddle.policy.plan import Grant, Hidden, Plan, Scratch, Variable

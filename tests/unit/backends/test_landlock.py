@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from staddle.backends.base import PROTECTIONS
 from staddle.backends.landlock import Landlock, rules, shortfalls
 from staddle.backends.landlock.layout import Layout, parent_for_private
 from staddle.backends.landlock.probing import stranger
 from staddle.backends.landlock.root import as_user, view
+from staddle.enforcement import PROTECTIONS
 from staddle.errors import BackendUnavailable, PolicyNotEnforceable
 from staddle.ipc.exec_spec import Instructions, decode
 from staddle.linux import landlock as kernel

@@ -6,8 +6,8 @@ import os
 import subprocess
 
 from staddle import backends
-from staddle.backends.base import PROTECTIONS
 from staddle.backends.native import Native
+from staddle.enforcement import PROTECTIONS
 from staddle.policy import Limits
 from staddle.policy.plan import Variable
 

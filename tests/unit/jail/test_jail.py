@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from staddle import backends
-from staddle.backends.base import Gap
+from staddle.enforcement import Gap
 from staddle.errors import (
     CommandCancelled,
     CommandFailed,

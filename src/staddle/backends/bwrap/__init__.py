@@ -15,12 +15,13 @@ from __future__ import annotations
 import _thread
 import os
 
+from ...enforcement import Probe, Step
 from ...errors import BackendUnavailable, StaddleError
+from ...launch.contract import Launch
 from ...linux.userns import Obstacle
 from ...mounts.from_plan import lay_out
 from ...mounts.host import Host
 from .. import programs
-from ..base import Launch, Probe, Step
 from ..strangers import stranger
 from . import version
 from .launching import Starter, launch
@@ -29,9 +30,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...enforcement import Gap
     from ...mounts.from_plan import Layout
     from ...policy.plan import Plan
-    from ..base import Gap
     from ..canary import Canary
 
 _INSTALL = "apt-get install bubblewrap (or dnf, pacman, apk, zypper)"

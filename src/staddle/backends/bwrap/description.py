@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ...display import shown
+from ...enforcement import Step
 from ...mounts.operations import Bind
 from ...mounts.owners import needs_translation
 from .. import gateways
-from ..base import Step
 from ..filters import filter_profile, filter_steps
 from . import arguments, rlimits, scoping
 from .launching import is_staged

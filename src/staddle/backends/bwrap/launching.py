@@ -19,10 +19,10 @@ import os
 from ..._value import Value
 from ...errors import LaunchFailed
 from ...ipc.status import sentence
+from ...launch.contract import Launch
 from ...linux.seccomp import program
 from ...mounts.operations import Bind, File, Mask
 from .. import gateways
-from ..base import Launch
 from ..descriptors import Descriptors
 from ..filters import filter_profile
 from . import arguments, rlimits

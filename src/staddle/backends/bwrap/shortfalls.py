@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...enforcement import Gap
 from .. import shortfalls
-from ..base import Gap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

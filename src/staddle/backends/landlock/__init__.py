@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 
+from ...enforcement import Step
 from ...errors import PolicyNotEnforceable
+from ...launch.contract import Launch
 from ...linux import landlock as kernel
 from ...linux import process, seccomp
 from ...policy.paths import upward
-from ..base import Launch, Step
 from ..filters import landlock_profile
 from . import reaching, rules, shortfalls
 from .layout import Layout, parent_for_private
@@ -26,9 +27,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ...enforcement import Gap, Probe
     from ...ipc.exec_spec import Instructions
     from ...policy.plan import Plan
-    from ..base import Gap, Probe
     from .root import View
 
 

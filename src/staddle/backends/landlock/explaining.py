@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from _socket import AF_INET, AF_INET6, inet_ntop
 
+from ...enforcement import Step
 from ...linux import landlock as kernel
-from ..base import Step
 from ..filters import filter_steps, landlock_profile
 from .rules import names
 

@@ -7,18 +7,18 @@ import select
 import time
 
 from ..._value import Value
+from ...enforcement import Probe
 from ...errors import StaddleError
 from ...linux import landlock as kernel
 from ...linux import seccomp
 from ...linux.process import SIGKILL
 from ...linux.syscalls import architecture
-from ..base import Probe
 from . import rules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...ipc.exec_spec import Instructions
-    from ..base import Launch
+    from ...launch.contract import Launch
 
 #: What the shell says when something is possible that must not be, or has not been done.
 _TRY = """

@@ -7,8 +7,8 @@ is no loopback but the host's.
 
 from __future__ import annotations
 
+from ...enforcement import Gap
 from ...linux import landlock as kernel
-from ..base import Gap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ...enforcement import Gap
 from ...linux import landlock as kernel
 from ...policy.paths import Ancestry
 from .. import gateways, shortfalls
-from ..base import Gap
 from . import reaching, rules
 
 TYPE_CHECKING = False

@@ -19,18 +19,19 @@ from __future__ import annotations
 import _thread
 import os
 
+from ...enforcement import Probe
 from ...errors import BackendUnavailable, StaddleError
 from ...linux.userns import Obstacle
-from ..base import Probe
 from ..strangers import stranger
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...enforcement import Gap, Step
+    from ...launch.contract import Launch
     from ...mounts.from_plan import Layout
     from ...policy.plan import Plan
-    from ..base import Gap, Launch, Step
 
 #: What was found out, by who asked. Per process.
 _known: dict[int, Probe] = {}

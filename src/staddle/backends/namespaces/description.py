@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...enforcement import Step
 from .. import gateways
-from ..base import Step
 from ..description import last, view
 from ..filters import filter_profile, filter_steps
 from .orders import namespaces, scopes

@@ -8,9 +8,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...enforcement import Gap
     from ...mounts.from_plan import Layout
     from ...policy.plan import Plan
-    from ..base import Gap
 
 
 def gaps(plan: Plan, layout: Layout, stranger: int | None) -> Iterator[Gap]:

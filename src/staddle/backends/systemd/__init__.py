@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import os
 
+from ...enforcement import Gap, Probe, Step
 from ...errors import BackendUnavailable, LaunchFailed
+from ...launch.contract import Launch
 from ...linux import systemd_manager
 from ...linux.userns import Obstacle
-from ..base import Gap, Launch, Probe, Step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

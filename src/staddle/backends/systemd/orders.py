@@ -10,10 +10,10 @@ from ...ipc.exec_spec import encode as encode_instructions
 from ...ipc.namespace_spec import foreign
 from ...ipc.status import sentence
 from ...launch import helper
+from ...launch.contract import Launch
 from ...linux import userns
 from ...mounts import rows
 from .. import gateways
-from ..base import Launch
 from ..descriptors import Descriptors
 from ..last_steps import instructions, needed
 from . import unit

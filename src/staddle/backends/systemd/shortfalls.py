@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ...enforcement import Gap
 from ...linux import landlock
 from .. import shortfalls
-from ..base import Gap
 from .delegation import controllers
 from .unit import bounds
 

@@ -11,8 +11,8 @@ import sys
 
 from ... import backends
 from ..._value import Value
-from ...backends.base import Gap
 from ...backends.shortfalls import NEED_MORE
+from ...enforcement import Gap
 from ...errors import LaunchFailed, PolicyNotEnforceable, StaddleError
 from ...launch.view import find_program
 from ...linux import tree
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Literal
 
-    from ...backends.base import Backend, Enforcement
+    from ...backends.base import Backend
+    from ...enforcement import EnforcedLimit, Enforcement
     from ...forkserver.requests import Layers
-    from ...limits.holding import Held
     from ...network.gateway.deciding import OnConnect
     from ...policy.limits import Limits
     from ...policy.plan import Plan
@@ -131,7 +131,7 @@ def _decided(
     if (known := plan_cache.known(plan, asking)) is not None:
         return known  # type: ignore[no-any-return]
     held, chosen = plan, name
-    holds: tuple[Held, ...] = ()
+    holds: tuple[EnforcedLimit, ...] = ()
     if chosen in _MAY_BE_OURS and _limited(plan.limits) and backends.get(_OWN_LAYER).probe().usable:
         holds, gaps = _held(plan.limits, asked.mode)
         if not gaps or asked.best_effort or chosen == _OWN_LAYER:  # else another backend may do better
@@ -151,7 +151,7 @@ def _limited(limits: Limits) -> bool:
     return any(getattr(limits, name) is not None for name in NEED_MORE)
 
 
-def _held(limits: Limits, mode: str) -> tuple[tuple[Held, ...], tuple[Gap, ...]]:
+def _held(limits: Limits, mode: str) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:
     from ...limits import here
     from ...limits.holding import held
 

@@ -23,7 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...backends.base import Backend, Launch
+    from ...backends.base import Backend
+    from ...launch.contract import Launch
     from ...network.gateway.deciding import OnConnect
     from ...policy.plan import Plan
     from .agent_client import OpenedShell

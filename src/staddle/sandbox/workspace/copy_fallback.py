@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ... import backends
-from ...backends.base import Gap
+from ...enforcement import Gap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,0 +1,79 @@
+"""Protections by name, gaps, probe results, backend steps, and the enforcement they add up to. Values only."""
+
+from __future__ import annotations
+
+from ._value import Value
+
+# What a sandbox promises, by the short name that probes, gaps and `doctor` use.
+PROTECTIONS: dict[str, str] = {
+    "read": "only granted paths can be read",
+    "write": "only granted paths can be written, created, removed or renamed",
+    "metadata": "mode, owner, times and attributes of other files cannot be changed or listed",
+    "deny": "denied paths do not exist inside, also below a grant",
+    "guard": "protected names below a writable path cannot be changed",
+    "tmp": "/tmp, /dev/shm and the home directory are private and gone afterwards",
+    "network": "the network is exactly what the policy says",
+    "sockets": "no UNIX socket of the host can be reached but those granted by name (see 'Files you grant')",
+    "processes": "no process of the host can be seen",
+    "signals": "no process of the host can be signalled, traced or slowed down",
+    "ipc": "no shared memory, semaphore or message queue of the host can be reached",
+    "devices": "only null, zero, full, random, urandom and a private terminal exist",
+    "capabilities": "no capability in any set, and none can be gained",
+    "filter": "the system call filter is on",
+    "keyring": "no key of the host's keyrings can be read",
+    "descriptors": "only standard input, output, error and declared descriptors are open",
+    "environment": "only the plan's variables exist",
+    "terminal": "nothing can be typed into the user's terminal",
+    "parent": "everything ends when the process that started it ends",
+}
+
+
+class Gap(Value):
+    """One thing that will not hold. `documented` gaps are accepted by naming the backend."""
+
+    protection: str
+    why: str
+    fix: str = ""
+    documented: bool = False
+
+
+class Probe(Value):
+    """What a real attempt in a child process showed."""
+
+    backend: str
+    usable: bool
+    why: str = ""
+    fix: str = ""
+    version: str = ""
+
+
+class Step(Value):
+    """One thing the backend will do, and the rule that asked for it."""
+
+    action: str
+    origin: str
+
+
+class EnforcedLimit(Value):
+    """A limit that holds, and by what. `exact` is false where it can be exceeded for a moment."""
+
+    limit: str
+    by: str
+    exact: bool = True
+
+
+class Enforcement(Value):
+    """What is really in force: the protections that hold, and every gap."""
+
+    backend: str
+    held: tuple[str, ...]
+    gaps: tuple[Gap, ...]
+    why: str = ""
+    #: By what each limit of the policy is held, where a sandbox as a whole is limited.
+    limits: tuple[EnforcedLimit, ...] = ()
+
+    @classmethod
+    def of(cls, backend: str, gaps: tuple[Gap, ...], why: str = "") -> Enforcement:
+        """All protections but those a gap names."""
+        open_ = {gap.protection for gap in gaps}
+        return cls(backend, tuple(name for name in PROTECTIONS if name not in open_), gaps, why)
