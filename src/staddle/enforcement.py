@@ -1,4 +1,4 @@
-"""Protections by name, gaps, probe results, backend steps, and the enforcement they add up to. Values only."""
+"""Protections by name, gaps, probe results, backend steps, and the enforcement of a policy. Values only."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from ..display import shown
 from ..errors import CommandCancelled, CommandTimeout, LaunchFailed, PolicyError
 from ..events import Event
 from ..launch.output import Tail
+from ..launch.redaction import RedactedTail
 from ..launch.running import end, never_started, see_through, start
 from ..linux import tree
-from ..redaction import RedactedTail
 from .contract import CommandResult
 
 TYPE_CHECKING = False
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable
 
+    from ..launch.redaction import Secrets
     from ..launch.wrap import WrappedCommand
-    from ..redaction import Secrets
 
 #: How often a cancellation is looked for.
 _LOOK_EVERY = 0.05

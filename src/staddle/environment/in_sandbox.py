@@ -27,10 +27,10 @@ from ..files.beneath import relative
 from ..files.globs import Glob
 from ..ipc import file_messages
 from ..launch.output import Tail
+from ..launch.redaction import RedactedTail, Secrets, secret_values
 from ..policy.environment import checked_name
 from ..policy.paths import several
 from ..policy.workspace import PLACE
-from ..redaction import RedactedTail, Secrets, secret_values
 from ..sandbox import command_spec, files
 from ..sandbox.execution import Execution, drive
 from . import commands, writable

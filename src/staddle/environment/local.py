@@ -9,13 +9,13 @@ from ..errors import CommandCancelled, LaunchFailed, PathNotAllowed, PolicyError
 from ..files import beneath
 from ..files.beneath import relative
 from ..files.globs import Glob
+from ..launch.redaction import Secrets, secret_values
 from ..launch.running import within_lifetime
 from ..linux.openat2 import open_without_symlinks
 from ..policy import Policy
 from ..policy.compiler import compile
 from ..policy.environment import checked_name
 from ..policy.paths import several
-from ..redaction import Secrets, secret_values
 from . import commands, writable
 from .confining import Confinement
 from .contract import CommandResult

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ..redaction import Secrets
+    from ..launch.redaction import Secrets
 
 FILE = "journal.jsonl"
 #: A line longer than this is cut: a prompt can be a book.

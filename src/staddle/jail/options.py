@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterable
 
-    from ..redaction import Secrets
+    from ..launch.redaction import Secrets
     from .workspace import Workspace
 
 #: The variable that the key becomes, where no agent says another.
@@ -74,7 +74,7 @@ class RunOpts(Value):
 
     def secrets(self) -> Secrets:
         """What must be in no message: the key, and the values of variables that look like secrets."""
-        from ..redaction import Secrets, secret_values
+        from ..launch.redaction import Secrets, secret_values
 
         layers = [self.policy.env if self.policy else {}, variables(self.env)]
         found = secret_values(layers, ())

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 
-from .launch.output import Tail
-from .policy.environment import is_secret
+from ..policy.environment import is_secret
+from .output import Tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from .errors import StaddleError
-    from .events import Event
+    from ..errors import StaddleError
+    from ..events import Event
 
 #: What stands where a value was.
 MARK = b"(hidden)"

@@ -6,8 +6,8 @@ import pytest
 
 from staddle.errors import CommandNotFound, CommandTimeout
 from staddle.events import Event
+from staddle.launch.redaction import RedactedTail, Redactor, Secrets, secret_values
 from staddle.policy.plan import Variable
-from staddle.redaction import RedactedTail, Redactor, Secrets, secret_values
 
 KEY = b"sk-0123456789"
 
