@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .events import Event
     from .jail.jail import Jail, RunOpts, new_jail
     from .jail.workspace import Workspace
-    from .launch.wrap import WrappedCommand, wrap
     from .layers.changes import Change
     from .policy import Identity, Limits, Network, Plan, Policy
     from .sandbox.aio.sandbox import AsyncSandbox
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from .sandbox.result import Reason, Result
     from .sandbox.sandbox import Sandbox
     from .sandbox.workspace.snapshots import Snapshot
+    from .wrapping import WrappedCommand, wrap
 
 __version__ = "0.1.0"
 
@@ -86,10 +86,10 @@ _HOME = {
     "Snapshot": "sandbox.workspace.snapshots",
     "StaddleError": "errors",
     "Workspace": "jail.workspace",
-    "WrappedCommand": "launch.wrap",
+    "WrappedCommand": "wrapping",
     "doctor": "diagnosis",
     "new_jail": "jail.jail",
-    "wrap": "launch.wrap",
+    "wrap": "wrapping",
 }
 
 

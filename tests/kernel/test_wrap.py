@@ -18,7 +18,7 @@ from staddle.errors import (
     PolicyNotEnforceable,
     UnknownBackend,
 )
-from staddle.launch.wrap import is_wrapped
+from staddle.wrapping import is_wrapped
 
 BACKENDS = ["namespaces", "bwrap", "landlock"]
 confined = pytest.mark.parametrize("backend", BACKENDS)

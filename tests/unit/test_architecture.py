@@ -39,6 +39,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("packages",),
     ("inside", "inside/agent", "inside/landlock"),
     ("backends",),
+    ("wrapping.py",),
     ("shell",),
     ("forkserver",),
     ("sandbox", "sandbox/open", "sandbox/workspace"),

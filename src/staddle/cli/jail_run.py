@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..jail.jail import Runner
     from ..jail.visit import Visit
     from ..jail.workspace import Workspace
-    from ..launch.wrap import WrappedCommand
+    from ..wrapping import WrappedCommand
 
 #: What a jail says itself.
 _NOT_HERE = ("workspace", "mode", "timeout", "help")
@@ -180,7 +180,7 @@ def _runner(program: str) -> Runner:
 
     def prepared(argv: list[str], policy: Policy, **how: Any) -> WrappedCommand:
         from ..launch.view import find_program
-        from ..launch.wrap import wrap
+        from ..wrapping import wrap
 
         wrapped = wrap(argv, policy, **how)
         try:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from ..enforcement import Enforcement
     from ..events import Event
-    from ..launch.wrap import WrappedCommand
     from ..policy.plan import Plan
+    from ..wrapping import WrappedCommand
 
 _OPTIONS = (Option("command", "SCRIPT", "run this line of shell with bash", short="c"), KEEP, *RUNNING)
 
@@ -100,8 +100,8 @@ def _attended(parsed: Parsed, wrapped: WrappedCommand, plan: Plan) -> int:
 def confined(parsed: Parsed) -> tuple[WrappedCommand, Plan]:
     """The wrapped command and its plan, from the options. Nothing has run yet."""
     from ..launch.view import find_program
-    from ..launch.wrap import prepare
     from ..policy.compiler import compile
+    from ..wrapping import prepare
 
     policy, workspace = policy_from(parsed)
     command, script = command_from(parsed)

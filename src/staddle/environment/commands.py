@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..launch.redaction import Secrets
-    from ..launch.wrap import WrappedCommand
+    from ..wrapping import WrappedCommand
 
 #: How often a cancellation is looked for.
 _LOOK_EVERY = 0.05

@@ -9,10 +9,10 @@ from .. import backends
 from ..enforcement import Enforcement
 from ..errors import BackendUnavailable, CommandNotFound, LayerError, PolicyNotEnforceable
 from ..launch.view import find_program
-from ..launch.wrap import WrappedCommand, checked, prepare, wrap
 from ..policy.compiler import compile
 from ..policy.paths import covers
 from ..policy.plan import Layered
+from ..wrapping import WrappedCommand, checked, prepare, wrap
 from . import shell
 
 TYPE_CHECKING = False

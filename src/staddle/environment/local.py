@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..enforcement import Enforcement, Gap
     from ..files.beneath import AnyPath, PendingFile
-    from ..launch.wrap import WrappedCommand
+    from ..wrapping import WrappedCommand
     from .rules import CommandRules
 
 #: The largest file that read_file returns: what an agent made may be a terabyte of holes.

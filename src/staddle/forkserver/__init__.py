@@ -3,13 +3,11 @@
     host program ── line ── server ── line ── cloner ── clone ── spare = agent (PID 1) ── fork ── shells
 
     client        the host program's side; connection: one server, as that has it; requests: what it asks for
-    shared_view   which part of a view all sandboxes of a plan share, and which is each one's own (pure)
     server        the fork server's loop
     template      the server makes the shared part, once
     cloner        a fork of the server that only clones itself
     spare         the clone, ahead of being asked for; spares: those that wait
     workspace     the last part: the directory that this sandbox is for
-    home_layers   the layer of a sandbox's home, ahead of being asked for
     prewarm       what is done ahead so that it is quick, and its memory shared
 
 On the server's side only standard library, single-threaded, everything imported before the first

@@ -18,13 +18,12 @@ from ..inside.agent.network import encoded as encoded_network
 from ..ipc import forkserver_messages as records
 from ..linux import idmaps, landlock
 from ..linux.seccomp import program
-from ..mounts import rows
+from ..mounts import rows, shared_view
 from ..mounts.from_plan import lay_out
 from ..mounts.host import Host
 from ..mounts.operations import Bind
 from ..network.namespace.arrangement import arrange
 from ..policy.workspace import PLACE
-from . import shared_view
 from .connection import Promise, Zygote
 from .requests import Layers, lent
 from .requests import request as request_for

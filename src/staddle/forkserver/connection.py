@@ -12,10 +12,9 @@ from ..ipc.descriptors import close_all, receive, send
 from ..launch import helper
 from ..layers import removal
 from ..limits import scope
-from ..linux import idmaps
-from ..mounts.building import not_built, take
 from ..mounts.operations import Bind
 from ..mounts.rows import decoded
+from .requests import taken_as_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -273,15 +272,6 @@ class Zygote:
         return b""
 
 
-def taken_as_root(operation: Bind, blueprint: records.Blueprint) -> int | None:
-    """What a grant names, as root's sandbox is to see it."""
-    stranger = blueprint.base + blueprint.whose
-    try:
-        return take(operation, lambda owner, group: idmaps.translation(owner, group, stranger), private=True)
-    except OSError as error:
-        raise not_built(f"{operation.outside!r}: {error.strerror or error}") from error
-
-
 def _groups(blueprint: records.Blueprint, pid: int) -> Ahead:
     """For the sandboxes of the zygote that is `pid`: below ours, or in the scope that it was started in."""
     from ..limits import here
@@ -309,7 +299,7 @@ def _start(
         while view:
             view = view[os.write(file, view) :]
         process = subprocess.Popen(
-            (*before, *helper.command("zygote", str(line), str(file))),
+            (*before, *helper.python("forkserver/__main__.py", str(line), str(file))),
             env={**helper.ENVIRONMENT, **(around or {})},
             cwd="/",
             pass_fds=(line, file),

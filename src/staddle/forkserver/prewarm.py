@@ -24,7 +24,7 @@ from ..ipc.status import NotStarted
 from ..linux import process
 from ..mounts.operations import Bind
 from ..mounts.rows import decoded, encoded
-from .shared_view import ASIDE
+from ..mounts.shared_view import ASIDE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

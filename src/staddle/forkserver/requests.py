@@ -7,11 +7,12 @@ from functools import lru_cache
 
 from .._value import Value
 from ..ipc import forkserver_messages as records
+from ..linux import idmaps
 from ..mounts import rows
+from ..mounts.building import not_built, take
 from ..mounts.host import open_named
 from ..mounts.operations import Bind
 from ..policy.workspace import PLACE
-from .connection import taken_as_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,6 +77,15 @@ def lent(view: Sequence[Operation], blueprint: records.Blueprint) -> list[int]:
         return []
     lent = taken_as_root(view[0], blueprint)
     return [] if lent is None else [lent]
+
+
+def taken_as_root(operation: Bind, blueprint: records.Blueprint) -> int | None:
+    """What a grant names, as root's sandbox is to see it."""
+    stranger = blueprint.base + blueprint.whose
+    try:
+        return take(operation, lambda owner, group: idmaps.translation(owner, group, stranger), private=True)
+    except OSError as error:
+        raise not_built(f"{operation.outside!r}: {error.strerror or error}") from error
 
 
 def _found(path: str) -> tuple[int, int]:

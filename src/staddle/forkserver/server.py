@@ -15,7 +15,7 @@ import os
 import select
 
 from ..files.remove_tree import remove
-from ..inside.agent import verify
+from ..inside.agent import home_layers, verify
 from ..inside.parent import contents
 from ..ipc.descriptors import close_all, receive, send
 from ..ipc.forkserver_messages import (
@@ -36,10 +36,10 @@ from ..ipc.reasons import reason
 from ..ipc.wire import Malformed
 from ..linux import process
 from ..linux.openat2 import open_beneath
-from . import home_layers, template, workspace
+from ..mounts.shared_view import OLD_ROOT
+from . import template, workspace
 from .cloner import Maker
 from .prewarm import rehearse_all
-from .shared_view import OLD_ROOT
 from .spares import Spare, Spares, tell
 
 TYPE_CHECKING = False

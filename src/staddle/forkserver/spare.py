@@ -29,8 +29,8 @@ from ..linux.landlock import Ruleset
 from ..linux.syscalls import call
 from ..mounts.operations import Empty
 from ..mounts.rows import decoded
+from ..mounts.shared_view import CONTROL
 from .prewarm import rehearse
-from .shared_view import CONTROL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import select
 
+from ..inside.agent import home_layers
 from ..ipc.descriptors import close_all, send
 from ..ipc.forkserver_messages import TAKEN
-from . import home_layers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

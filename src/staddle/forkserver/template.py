@@ -15,7 +15,7 @@ from ..linux.syscalls import call
 from ..mounts.building import Builder, place_for
 from ..mounts.operations import Bind
 from ..mounts.rows import decoded
-from .shared_view import OLD_ROOT
+from ..mounts.shared_view import OLD_ROOT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import os
 from ..linux import mounts, overlay
 from ..linux.openat2 import open_beneath
 from ..mounts.operations import Bind
-from .shared_view import ASIDE, LENT
+from ..mounts.shared_view import ASIDE, LENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

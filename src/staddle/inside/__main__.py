@@ -28,10 +28,6 @@ def main() -> None:
         from staddle.inside import namespace_launcher
 
         namespace_launcher.main(sys.argv[2:])
-    elif sys.argv[1:2] == ["zygote"]:
-        from staddle.forkserver import server
-
-        server.main(sys.argv[2:])
     elif sys.argv[1:2] == ["bwrap"]:
         from staddle.inside import bwrap_prelude
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from .. import backends
 from ..errors import CommandFailed, CommandTimedOut, UnknownBackend
-from ..launch.wrap import wrap
+from ..wrapping import wrap
 from .options import KEY, RunOpts, bootstrap, confinement
 from .visit import Visit
 

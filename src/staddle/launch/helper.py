@@ -16,15 +16,20 @@ ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
 
 def command(role: str, *where: str) -> tuple[str, ...]:
     """The helper's command line in one of its roles, with the number of a descriptor or a file's path."""
+    return python("inside/__main__.py", role, *where)
+
+
+def python(program: str, *words: str) -> tuple[str, ...]:
+    """The command line that runs a file of this package in an interpreter without site-packages."""
     if not sys.executable:
         raise LaunchFailed(
             "the helper cannot be started",
             why="this Python does not know its own interpreter (sys.executable is empty)",
             fix="run staddle from an ordinary Python",
         )
-    program = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inside/__main__.py")
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     # The real interpreter: a virtual environment's link would only make it look for packages.
-    return (os.path.realpath(sys.executable), "-I", "-S", program, role, *where)
+    return (os.path.realpath(sys.executable), "-I", "-S", os.path.join(package, program), *words)
 
 
 def launch(instructions: Instructions, *, relays: bool = True) -> Launch:

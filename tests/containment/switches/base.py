@@ -62,10 +62,10 @@ def together(*patches: Patch) -> Patch:
 
 
 def _leave_sockets() -> None:
-    from staddle.launch import wrap
+    from staddle import wrapping
     from staddle.sandbox.open import open as opening
 
-    wrap.closed = opening.closed = lambda plan, **_: plan
+    wrapping.closed = opening.closed = lambda plan, **_: plan
 
 
 #: Every way to start something looks for them. Landlock never lets one in a readable directory be used.

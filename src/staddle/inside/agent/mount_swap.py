@@ -11,11 +11,11 @@ from __future__ import annotations
 import errno
 import os
 
-from ...forkserver.shared_view import carried
 from ...linux import mounts, overlay
 from ...linux.openat2 import open_beneath
 from ...mounts.building import Builder
 from ...mounts.operations import Bind
+from ...mounts.shared_view import carried
 from ...policy.paths import WORKSPACE as PLACE
 
 TYPE_CHECKING = False

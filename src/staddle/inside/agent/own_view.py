@@ -11,15 +11,14 @@ import _socket
 import os
 
 from ...errors import LaunchFailed
-from ...forkserver import home_layers
-from ...forkserver.shared_view import ASIDE, CONTROL, OLD_PROCESSES
 from ...ipc.descriptors import receive, send
 from ...ipc.reasons import reason
 from ...linux import mounts
 from ...linux.syscalls import call
 from ...mounts.building import Builder, mount_processes
 from ...mounts.rows import decoded
-from . import verify
+from ...mounts.shared_view import ASIDE, CONTROL, OLD_PROCESSES
+from . import home_layers, verify
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 
-from ...forkserver.shared_view import ASIDE
 from ...ipc.namespace_spec import foreign
 from ...ipc.status import CONFINEMENT, NotStarted
 from ...linux.reading import whole
+from ...mounts.shared_view import ASIDE
 from ..verify import own_root, rights, shared
 
 TYPE_CHECKING = False

@@ -16,15 +16,15 @@ that is made. It is kept aside in the shared part, in a directory that no sandbo
 from __future__ import annotations
 
 from .._value import Value
-from ..mounts.operations import Bind, Directory, Empty, File, Mask, Processes, Symlink
 from ..policy.paths import ROOT_HOME, covers
 from ..policy.paths import WORKSPACE as PLACE
+from .operations import Bind, Directory, Empty, File, Mask, Processes, Symlink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from ..mounts.operations import Operation
+    from .operations import Operation
 
 #: In the template: what is shown later, and the old root. Unmounted before anything of a sandbox
 #: runs; then the session's control files are there, a directory for each shell.

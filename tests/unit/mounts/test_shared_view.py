@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from staddle.forkserver.shared_view import ASIDE, OLD_ROOT, carried, share
 from staddle.mounts.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
+from staddle.mounts.shared_view import ASIDE, OLD_ROOT, carried, share
 from staddle.policy.workspace import PLACE
 
 ROOT = Empty("/", 0o755, 4096, "")

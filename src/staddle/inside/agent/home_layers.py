@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 
-from ..files.remove_tree import remove
-from ..inside.agent.mount_swap import show
-from ..linux import overlay
-from .shared_view import LENT, OLD_ROOT
+from ...files.remove_tree import remove
+from ...linux import overlay
+from ...mounts.shared_view import LENT, OLD_ROOT
+from .mount_swap import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..ipc.forkserver_messages import Blueprint
+    from ...ipc.forkserver_messages import Blueprint
 
 
 def new_name(blueprint: Blueprint) -> bytes:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 
-from ..backends import choose
-from ..errors import AlreadyWrapped, PolicyError
-from ..policy.asking import PATIENCE, asking, whole_seconds
-from ..policy.compiler import compile
-from ..policy.listening import closed
+from .backends import choose
+from .errors import AlreadyWrapped, PolicyError
+from .policy.asking import PATIENCE, asking, whole_seconds
+from .policy.compiler import compile
+from .policy.listening import closed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from ..enforcement import Enforcement
-    from ..events import Event
-    from ..network.gateway.deciding import Deciding
-    from ..policy import Policy
-    from ..policy.plan import Plan
-    from .completed import Completed
-    from .contract import Launch
+    from .enforcement import Enforcement
+    from .events import Event
+    from .launch.completed import Completed
+    from .launch.contract import Launch
+    from .network.gateway.deciding import Deciding
+    from .policy import Policy
+    from .policy.plan import Plan
 
 
 class WrappedCommand:
@@ -53,7 +53,7 @@ class WrappedCommand:
 
     def popen(self, **kwargs: Any) -> subprocess.Popen[Any]:
         """Start it. Takes what `subprocess.Popen` takes, but for what confines the command."""
-        from .running import start
+        from .launch.running import start
 
         launch = self.launch()
         if launch.status is not None:
@@ -73,7 +73,7 @@ class WrappedCommand:
         the policy's `limits.output`, head and tail kept. A failing command is a result;
         LaunchFailed means that it never started.
         """
-        from .running import complete
+        from .launch.running import complete
 
         return complete(self.launch(), self.plan.limits, **kwargs)
 
@@ -82,7 +82,7 @@ class WrappedCommand:
 
         After `run()`, also every destination that the network refused, once each.
         """
-        from .view import appeared
+        from .launch.view import appeared
 
         told = self._launch.told
         return appeared(self.plan) if told is None else (*appeared(self.plan), *told.events())
@@ -143,7 +143,7 @@ def wrap(
     plan = compile(policy, cwd=cwd, env=env)
     if on_connect is None:
         return prepare(command, plan, backend=backend, best_effort=best_effort)
-    from ..network.gateway import deciding
+    from .network.gateway import deciding
 
     ask = deciding.checked(on_connect, awaited=False)
     plan = asking(plan, whole_seconds(on_connect_timeout))
@@ -159,8 +159,8 @@ def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) 
     chosen, enforced = choose(plan, backend, best_effort=best_effort)
     limits = plan.limits
     if chosen.name == "namespaces" and (limits.memory or limits.cpu or limits.processes):
-        from ..limits.holding import held  # who holds each is only looked up where it is not obvious
-        from ..limits.standing_in import usable
+        from .limits.holding import held  # who holds each is only looked up where it is not obvious
+        from .limits.standing_in import usable
 
         enforced = enforced.replace(limits=held(limits, usable(), inside=True, layer="none")[0])
     return WrappedCommand(chosen.prepare(plan, command), plan, enforced)
@@ -190,7 +190,7 @@ def checked(argv: Sequence[str]) -> list[str]:
 def is_wrapped(argv: Sequence[str]) -> bool:
     """Whether `argv` is a command line that `wrap` made."""
     words = [os.fsdecode(item) for item in argv[:24] if isinstance(item, str | bytes)]
-    here = os.path.dirname(os.path.dirname(__file__))
+    here = os.path.dirname(__file__)
     launchers = ("inside/__main__.py", "backends/seatbelt_launcher.py")
     if any(os.path.join(here, launcher) in words for launcher in launchers):
         return True
