@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from staddle import Sandbox
 from staddle.inside.agent import standalone
-from staddle.sandbox.open.agent_client import AgentLink
-from staddle.shell.shell import Outcome, Shell
+from staddle.ipc.agent_client import AgentLink
+from staddle.shell.outcome import Outcome
+from staddle.shell.shell import Shell
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb"}
 

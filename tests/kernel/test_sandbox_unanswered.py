@@ -16,9 +16,10 @@ import pytest
 
 from staddle import AsyncSandbox, Sandbox
 from staddle.errors import SandboxLost, StaddleError
+from staddle.ipc import agent_client
 from staddle.linux.tree import parent_of
 from staddle.sandbox.aio.event_loop import in_thread
-from staddle.sandbox.open import agent_client, via_backend
+from staddle.sandbox.open import via_backend
 from staddle.shell import bash_process, shell
 from tests.kernel.sandboxes import within
 from tests.kernel.waiting import with_argument

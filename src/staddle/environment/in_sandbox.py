@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ..files.beneath import AnyPath
     from ..sandbox.open.open_sandbox import Inside
     from ..sandbox.sandbox import Sandbox
-    from ..shell.shell import Outcome
+    from ..shell.outcome import Outcome
     from .rules import CommandRules
 
 #: Reasons of an end that nothing in a CommandResult has room for but an event.

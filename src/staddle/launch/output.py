@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+#: Bytes that a command may print to a stream that has no reader. One that prints more has no end.
+FLOOD = 1 << 30
+
+
+class Flooded(Exception):
+    """A sink raises this when a command has printed more than FLOOD. It ends the command (`output_limit`)."""
+
+    why = "it printed more than 1 GiB, most of which nobody kept (limits.output)"
+
 
 class HeadTail:
     """Keeps the first and the last bytes of a stream within `limit`, and counts the rest.

@@ -1,6 +1,6 @@
 """What a user holds: a sandbox, its sessions, what came of a command. On the host, with the user's rights.
 
-open/        from settings to a sandbox that is open; agent_client: the line to the agent inside
+open/        from settings to a sandbox that is open
 workspace/   where its changes are: in layers, in a copy, kept; snapshots of them
 aio/         the same, awaited
 

@@ -6,22 +6,14 @@ import codecs
 import os
 
 from ..errors import InvalidCall
-from ..launch.output import HeadTail
+from ..launch.output import FLOOD, Flooded, HeadTail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-#: As much as a command may print to a stream that nobody takes: then it prints without end.
-FLOOD = 1 << 30
 _NO_END = float("inf")
-
-
-class Flooded(Exception):
-    """A command has printed more than that. Ends it; its reason is the output limit."""
-
-    why = "it printed more than 1 GiB, most of which nobody kept (limits.output)"
 
 
 class Capture:

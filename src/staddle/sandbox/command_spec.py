@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..events import Event
     from ..layers.changes import Change
     from ..policy.limits import Limits
-    from ..shell.shell import Outcome
+    from ..shell.outcome import Outcome
 
     Heard = Callable[[str], object] | None
     Aftermath = Callable[[Callable[[], str]], tuple[tuple[Change, ...] | None, tuple[Event, ...]]]

@@ -13,12 +13,12 @@ import threading
 import time
 
 from ..errors import StaddleError
+from ..launch.output import Flooded
 from ..launch.running import give_pipes
 from ..launch.signals import SIGINT, SIGKILL, SIGTERM
 from ..limits.usage import of_process
 from ..shell.background_output import LateOutput
-from ..shell.shell import Outcome
-from .capture import Flooded
+from ..shell.outcome import Outcome
 from .result import signal_in
 
 TYPE_CHECKING = False
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Protocol
 
-    from .open.agent_client import AgentLink, Spawned
-    from .open.usage_meter import Account
+    from ..ipc.agent_client import AgentLink, Spawned
+    from ..shell.usage_meter import Account
 
     Sink = Callable[[bytes], object]
 

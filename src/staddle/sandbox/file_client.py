@@ -18,15 +18,15 @@ from .. import errors
 from ..display import shown
 from ..errors import SandboxClosed, SessionError
 from ..ipc import file_messages
+from ..ipc.agent_client import PATIENCE, lost
 from ..ipc.wire import Malformed
-from .open.agent_client import PATIENCE, lost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from .open.agent_client import AgentLink, Spawned
+    from ..ipc.agent_client import AgentLink, Spawned
 
 #: As many names as anybody can want at once, and as much room as they may take.
 MOST_ROWS, MOST_BYTES = 1_000_000, 256 << 20

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from functools import partial
 
 from ..errors import InvalidCall
+from ..interrupts import holding
 from ..policy.workspace import PLACE
-from .open.deferred_signals import holding
 from .workspace import snapshots
 
 TYPE_CHECKING = False

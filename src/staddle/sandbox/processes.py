@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Self
 
+    from ..ipc.agent_client import Spawned
     from .execution import Streams
-    from .open.agent_client import Spawned
     from .session import Session
 
     #: Sends processes of the sandbox a signal, 0 for none; which of them are there.

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from weakref import ReferenceType
 
     from ..policy.limits import Limits
-    from ..shell.shell import Outcome, Shell
+    from ..shell.outcome import Outcome
+    from ..shell.shell import Shell
     from .command_spec import Aftermath, Heard
     from .result import Result
 

@@ -14,11 +14,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..ipc.agent_client import Spawned
     from ..policy import Policy
+    from ..shell.usage_meter import Account
     from .command_spec import Call
-    from .open.agent_client import Spawned
     from .open.open_sandbox import Inside
-    from .open.usage_meter import Account
     from .session import Session, SessionState
 
 #: A person's prompt: who, where. The shell's own would say `bash-5.2$`.

@@ -9,8 +9,8 @@ import time
 from collections import deque
 
 from .._value import Value
+from ..interrupts import uninterrupted
 from .execution import drive
-from .open.deferred_signals import uninterrupted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Literal, Self
 
-    from ..shell.shell import Outcome, Shell
+    from ..shell.outcome import Outcome
+    from ..shell.shell import Shell
     from .command_spec import Call
     from .result import Result
 

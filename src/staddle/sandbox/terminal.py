@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-    from .open.agent_client import Spawned
+    from ..ipc.agent_client import Spawned
 
 _LARGEST = 65535
 _PIECE = 64 << 10

@@ -11,15 +11,15 @@ import time
 
 from ..errors import LaunchFailed
 from ..ipc import agent_messages
+from ..ipc.agent_client import ShellFiles, lost, opened_shell, shell_files
 from ..ipc.wire import Malformed
-from ..sandbox.open.agent_client import ShellFiles, lost, opened_shell, shell_files
 from .protocol import ASK_AGAIN, question
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..sandbox.open.agent_client import OpenedShell
+    from ..ipc.agent_client import OpenedShell
     from .protocol import Run
 
     Sink = Callable[[bytes], None]

@@ -12,7 +12,13 @@ import resource
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .shell import Shell
+    from typing import Protocol
+
+    class ParkableShell(Protocol):
+        """A shell that can give descriptors back while no command runs in it."""
+
+        def park(self) -> bool: ...
+
 
 #: Descriptors that a shell in use has more than one at rest.
 EACH = 9
@@ -29,12 +35,12 @@ class Parking:
     """The shells of this process that have their files open, the one used longest ago first."""
 
     def __init__(self) -> None:
-        self._shells: dict[Shell, None] = {}
+        self._shells: dict[ParkableShell, None] = {}
         self._turn = _thread.allocate_lock()
         self._room = 0
-        self._latest: Shell | None = None
+        self._latest: ParkableShell | None = None
 
-    def used(self, shell: Shell) -> None:
+    def used(self, shell: ParkableShell) -> None:
         """`shell` is about to be used; another one may have to give back its files."""
         if self._latest is shell:
             return
@@ -54,7 +60,7 @@ class Parking:
                 with self._turn:
                     self._shells.setdefault(other)
 
-    def forget(self, shell: Shell) -> None:
+    def forget(self, shell: ParkableShell) -> None:
         """`shell` is closed."""
         with self._turn:
             self._shells.pop(shell, None)

@@ -8,7 +8,13 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .shell import Shell
+    from typing import Protocol
+
+    class IdleShell(Protocol):
+        """A shell that can be looked after while no command runs in it."""
+
+        def tidy(self) -> None: ...
+
 
 #: So long after a command nobody seems to be about to run another.
 QUIET = 0.005
@@ -20,12 +26,12 @@ class Janitor:
     """Looks after shells that have come to rest."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Shell, float] = {}
+        self._waiting: dict[IdleShell, float] = {}
         self._turn = _thread.allocate_lock()
         self._bell = _thread.allocate_lock()
         self._process = 0
 
-    def soon(self, shell: Shell, cost: float) -> None:
+    def soon(self, shell: IdleShell, cost: float) -> None:
         """Look after `shell` when it has been quiet for a moment, longer where that `cost` much last time."""
         when = time.monotonic() + max(QUIET, _PATIENCE * cost)
         with self._turn:
@@ -38,7 +44,7 @@ class Janitor:
             if self._bell.locked():
                 self._bell.release()
 
-    def forget(self, shell: Shell) -> None:
+    def forget(self, shell: IdleShell) -> None:
         """`shell` is closed."""
         with self._turn:
             self._waiting.pop(shell, None)

@@ -21,6 +21,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ..ipc.agent_client import Places
+
 #: A step of ours among those that the agent takes: a shell that is interrupted while it reads forgets
 #: the line, which may have been the question.
 ASK_AGAIN = -1
@@ -35,18 +37,6 @@ LADDER = (
 _LAST_STEPS = next(number for number, (step, _) in enumerate(LADDER) if step == KILL_SHELL)
 #: What the shell says by itself is kept up to here, to look for its answer in it.
 _LONGEST_NOISE = 64 << 10
-
-
-class Places(Value):
-    """Where the shell finds its files."""
-
-    text: bytes
-    status: bytes
-    done: bytes
-    input: bytes
-    output: bytes
-    errors: bytes
-    nowhere: bytes
 
 
 class Answer:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import _thread
 
 from ..errors import SandboxClosed, SandboxLost, SessionBusy, StaddleError
-from ..sandbox.open.deferred_signals import free_within
+from ..interrupts import free_within
 from .bash_process import Bash
 from .fd_budget import PARKING
 from .idle import JANITOR, QUIET
-from .running_command import Command, Outcome
+from .outcome import Outcome
+from .running_command import Command
 from .shell_state import OLDEST, Memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..sandbox.open.agent_client import AgentLink, OpenedShell
-    from ..sandbox.open.usage_meter import Account
+    from ..ipc.agent_client import AgentLink, OpenedShell
     from .background_output import LateOutput
     from .shell_state import Remembered
     from .state import State
+    from .usage_meter import Account
 
-__all__ = ["OLDEST", "Outcome", "Shell"]
+__all__ = ["OLDEST", "Shell"]
 
 #: How many logs of late output are kept after their jobs have ended.
 _MOST_LOGS = 64

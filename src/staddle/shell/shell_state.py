@@ -13,10 +13,10 @@ from functools import partial
 
 from .._value import Value
 from ..errors import BackendUnavailable, LaunchFailed
+from ..interrupts import to_its_end, uninterrupted
+from ..ipc.agent_client import exit_code
 from ..ipc.agent_messages import BRAKE, BRAKE_TRAP, KILL_SHELL
 from ..launch.signals import SIGKILL
-from ..sandbox.open.agent_client import exit_code
-from ..sandbox.open.deferred_signals import to_its_end, uninterrupted
 from . import hazards, protocol, state
 from .bash_process import Bash
 from .quoting import quoted
@@ -24,6 +24,8 @@ from .quoting import quoted
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from ..ipc.agent_client import Places
 
 #: The oldest bash that has all we say to it: `declare -p` of everything, `${!-}`, BASHOPTS.
 OLDEST = (4, 4)
@@ -58,7 +60,7 @@ class Memory:
         #: How long it took, last time, to ask for the state.
         self.cost = 0.0
         self._is_compared = False  # with what it was
-        self._words: tuple[protocol.Places | None, protocol.Way | None, bytes] = None, None, b""
+        self._words: tuple[Places | None, protocol.Way | None, bytes] = None, None, b""
         self._forget()
         self.unsaid = b""
 

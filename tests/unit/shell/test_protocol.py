@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
+from staddle.ipc.agent_client import Places
 from staddle.ipc.agent_messages import BRAKE, INTERRUPT, KILL, KILL_SHELL, TERMINATE
-from staddle.shell.protocol import (
-    ASK_AGAIN,
-    LADDER,
-    Places,
-    Run,
-    Way,
-    answer,
-    lines,
-    way,
-)
+from staddle.shell.protocol import ASK_AGAIN, LADDER, Run, Way, answer, lines, way
 
 PLACES = Places(b"/s/text", b"/s/status", b"/s/done", b"/s/input", b"/s/output", b"/s/errors", b"/s/x")
 

@@ -16,8 +16,8 @@ from ...limits import disk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ...ipc.agent_client import AgentLink
     from ..workspace.overlay import Layering
-    from .agent_client import AgentLink
 
 #: Between two looks, in seconds; longer while nothing changes. Counting may take this part of the time.
 _OFTEN, _SELDOM, _SHARE = 0.03, 0.25, 10

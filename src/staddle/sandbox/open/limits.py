@@ -18,10 +18,10 @@ from ...limits.usage import Events, GroupMeter, Usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ...ipc.agent_client import AgentLink
     from ...limits.group import Group
     from ...policy.limits import Limits
     from ..workspace.overlay import Layering
-    from .agent_client import AgentLink
     from .disk_quota import Filling
 
 

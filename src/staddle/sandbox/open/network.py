@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...events import Event
+    from ...ipc.agent_client import AgentLink
     from ...network.gateway.deciding import Deciding, OnConnect
     from ...network.gateway.orders import Question
     from ...policy.plan import Plan
-    from .agent_client import AgentLink
 
 _LONGEST = 1 << 16
 #: Events that are kept until somebody asks.

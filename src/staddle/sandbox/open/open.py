@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from ...backends.base import Backend
     from ...enforcement import EnforcedLimit, Enforcement
     from ...forkserver.requests import Layers
+    from ...ipc.agent_client import AgentLink, OpenedShell
     from ...network.gateway.deciding import OnConnect
     from ...policy.limits import Limits
     from ...policy.plan import Plan
     from ..workspace.overlay import Layering
-    from .agent_client import AgentLink, OpenedShell
     from .limits import Limiting
     from .network import Reach
     from .settings import Settings
@@ -211,8 +211,8 @@ def _opened(asked: Settings, layering: Layering | None) -> Opened:
 
 def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: OnConnect | None) -> Opened:
     from ...forkserver import client
+    from ...ipc.agent_client import AgentLink
     from ...shell.bash_process import stir
-    from .agent_client import AgentLink
     from .network import Reach
 
     plan = decided.plan

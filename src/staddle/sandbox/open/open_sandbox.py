@@ -6,11 +6,11 @@ import os
 from weakref import WeakSet
 
 from ...shell.shell import Shell
+from ...shell.usage_meter import Accounts
 from ..file_client import Clerk
 from ..processes import Processes
 from ..session import Session
 from . import open as opening
-from .usage_meter import Accounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from ...events import Event
     from ...layers.changes import Change
     from ...limits.usage import Usage
+    from ...shell.usage_meter import Account
     from ..execution import Execution
     from ..terminal import Terminal
     from ..workspace.snapshots import Snapshot
     from .settings import Settings
-    from .usage_meter import Account
 
 #: The session that every sandbox has.
 MAIN = "main"

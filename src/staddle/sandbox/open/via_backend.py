@@ -14,20 +14,20 @@ import threading
 
 from ...errors import LaunchFailed, StaddleError
 from ...inside.agent import standalone
+from ...ipc.agent_client import AgentLink
 from ...launch import running
 from ...launch.lifeline import Lifeline
 from ...linux import tree
-from .agent_client import AgentLink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...backends.base import Backend
+    from ...ipc.agent_client import OpenedShell
     from ...launch.contract import Launch
     from ...network.gateway.deciding import OnConnect
     from ...policy.plan import Plan
-    from .agent_client import OpenedShell
     from .network import Reach
 
     Process = subprocess.Popen[bytes]

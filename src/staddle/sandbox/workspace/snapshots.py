@@ -17,9 +17,9 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from ...errors import InvalidCall, LayerError
 from ...inside.agent.mount_swap import WORLD
+from ...interrupts import uninterrupted
 from ...layers.stack import Stack
 from ...policy.workspace import PLACE
-from ..open.deferred_signals import uninterrupted
 from .layered_tree import Point
 
 TYPE_CHECKING = False

@@ -15,13 +15,12 @@ import stat
 import time
 from contextlib import suppress
 
-from ..._value import Value
-from ...errors import LaunchFailed, SandboxClosed, SandboxLost, StaddleError
-from ...ipc import agent_messages
-from ...ipc.descriptors import close_all
-from ...ipc.wire import Malformed
-from ...shell.protocol import Places
-from .deferred_signals import free_within
+from .._value import Value
+from ..errors import LaunchFailed, SandboxClosed, SandboxLost, StaddleError
+from ..interrupts import free_within
+from . import agent_messages
+from .descriptors import close_all
+from .wire import Malformed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +35,18 @@ _LAST_PATIENCE = 3.0
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-")
 #: Of which kind the files of a shell are, in the order in which they come.
 _KINDS = (stat.S_ISREG, stat.S_ISREG, stat.S_ISFIFO, stat.S_ISREG, stat.S_ISFIFO, stat.S_ISFIFO)
+
+
+class Places(Value):
+    """Where the shell finds its files."""
+
+    text: bytes
+    status: bytes
+    done: bytes
+    input: bytes
+    output: bytes
+    errors: bytes
+    nowhere: bytes
 
 
 class ShellFiles(Value):

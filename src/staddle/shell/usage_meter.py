@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import time
 
-from ...errors import StaddleError
-from ...limits import reasons
-from ...limits.usage import Events, ProcessMeter, Usage, in_the_end, of_process
+from ..errors import StaddleError
+from ..limits import reasons
+from ..limits.usage import Events, ProcessMeter, Usage, in_the_end, of_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...inside.agent.usage import Spent
-    from ...limits.reasons import RanInto
-    from ...limits.usage import Line
-    from ...shell.shell import Outcome
-    from .agent_client import AgentLink
-    from .limits import Limiting
+    from typing import Protocol
+
+    from ..inside.agent.usage import Spent
+    from ..limits.reasons import RanInto
+    from ..limits.usage import GroupMeter, Line
+    from ..policy.limits import Limits
+    from .outcome import Outcome
+
+    class MeteredLimits(Protocol):
+        """The limits of a sandbox, as far as a meter asks them."""
+
+        limits: Limits
+        roomy: bool
+
+        @property
+        def watched(self) -> bool: ...
+        @property
+        def filled(self) -> int: ...
+        def meter(self) -> GroupMeter | None: ...
+        def told(self) -> tuple[int, int]: ...
+        def seen(self) -> int | None: ...
+        def note(self, memory: int | None) -> None: ...
+        def total(self, wall: float) -> Usage: ...
+        def make_room(self, link: AgentLink) -> None: ...
+        def take_room_back(self) -> None: ...
+
+    from ..ipc.agent_client import AgentLink
 
 #: A command that was ended on purpose, or whose end nobody saw, has its reason.
 _BY_ITSELF = ("exited", "signalled", "shell_exited")
@@ -26,7 +47,7 @@ _A_MOMENT, _TOO_SHORT = 0.005, 0.00015
 class Accounts:
     """Of one sandbox. Thread-safe."""
 
-    def __init__(self, link: AgentLink, limiting: Limiting | None) -> None:
+    def __init__(self, link: AgentLink, limiting: MeteredLimits | None) -> None:
         self._link, self._limiting = link, limiting
         self._began = time.monotonic()
         #: How many processes there were when somebody last asked.
@@ -62,7 +83,7 @@ class Accounts:
 class Account:
     """Of the commands of one shell, or of one program. One thread at a time."""
 
-    def __init__(self, all_: Accounts, link: AgentLink, limiting: Limiting | None) -> None:
+    def __init__(self, all_: Accounts, link: AgentLink, limiting: MeteredLimits | None) -> None:
         self._all, self._link, self._limiting = all_, link, limiting
         self._group = None if limiting is None else limiting.meter()
         self._shell = ProcessMeter(0)
@@ -165,7 +186,7 @@ class Account:
         found = self._ran_into(self._limiting, status)
         return "" if found is None else found.sentence
 
-    def _ran_into(self, limiting: Limiting, code: int) -> RanInto | None:
+    def _ran_into(self, limiting: MeteredLimits, code: int) -> RanInto | None:
         full = limiting.filled > self._filled
         return reasons.ran_into(limiting.limits, code, self._before, self._events(), full=full)
 

@@ -9,7 +9,7 @@ import pytest
 
 from staddle.errors import LaunchFailed
 from staddle.ipc import agent_messages
-from staddle.sandbox.open.agent_client import AgentLink
+from staddle.ipc.agent_client import AgentLink
 
 
 def refusing(why: bytes) -> AgentLink:

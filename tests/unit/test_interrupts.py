@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from staddle.sandbox.open.deferred_signals import holding, uninterrupted
+from staddle.interrupts import holding, uninterrupted
 
 
 class Rung(Exception):
