@@ -56,7 +56,7 @@ def sandbox(bases: dict[str, list[str]]) -> Iterator[Sandbox]:
 
 
 def extend(sandbox: Sandbox, bases: dict[str, list[str]]) -> None:
-    snapshots.extend(sandbox._now().opened, bases)
+    snapshots.extend(sandbox._now().opened.layering, bases)
 
 
 def paths(sandbox: Sandbox) -> list[str]:

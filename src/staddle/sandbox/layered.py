@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from functools import partial
 
-from ..errors import InvalidCall
+from ..errors import InvalidCall, LayerError
 from ..interrupts import holding
 from ..policy.workspace import PLACE
 from .workspace import snapshots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
     from contextlib import AbstractContextManager
     from os import PathLike
     from typing import Any, Protocol, Self, TypeVar
@@ -58,8 +57,7 @@ class Layered:
         workspace. Waits for commands that run; what runs in the background may change more meanwhile.
         """
 
-        def found(opened: Opened, sessions: list[Session]) -> list[Change]:
-            layering = snapshots.layering_of(opened)
+        def found(layering: Layering, sessions: list[Session]) -> list[Change]:
             return layering.diff(_by_tree(layering, paths, sessions), everything=everything)
 
         return self._at_rest(found)
@@ -85,11 +83,12 @@ class Layered:
         from ..packages.downloads import PLACES, trees
 
         opened = self._now().opened
-        home, store = opened.decided.plan.identity.home, snapshots.layering_of(opened).stack.store
+        layering = _layering(opened)
+        home, store = opened.decided.plan.identity.home, layering.stack.store
         for name in PLACES:
             self.files.mkdir(f"{home}/{name}", parents=True)  # type: ignore[attr-defined]
         found = trees(home, store.path, store.owner[0] if store.owner else None)
-        snapshots.extend(opened, found)
+        snapshots.extend(layering, found)
 
     def commit(
         self,
@@ -107,11 +106,10 @@ class Layered:
         how many of how many files are done.
         """
 
-        def committed(opened: Opened, sessions: list[Session]) -> Committed:
-            layering = snapshots.layering_of(opened)
+        def committed(layering: Layering, sessions: list[Session]) -> Committed:
             # The shell is asked where it is: it must be able to answer.
             chosen = _below(layering, paths, sessions)
-            with _stopped(opened):
+            with layering.trees.stopped():
                 return layering.commit(chosen, on_conflict, allow_protected, progress)
 
         return self._at_rest(committed)
@@ -122,12 +120,11 @@ class Layered:
         The home and /tmp stay as they are, unless a path is named there.
         """
 
-        def discarded(opened: Opened, sessions: list[Session]) -> None:
-            layering = snapshots.layering_of(opened)
+        def discarded(layering: Layering, sessions: list[Session]) -> None:
             chosen = _by_tree(layering, paths, sessions)
             following = {PLACE: layering.fresh()} if chosen is None else layering.without(chosen)
             come_back = partial(snapshots.come_back, sessions, at_once=True)
-            snapshots.change(opened, layering, following, come_back)
+            snapshots.change(layering, following, come_back)
 
         self._at_rest(discarded)
 
@@ -143,7 +140,7 @@ class Layered:
 
         `close()` deletes one.
         """
-        return snapshots.held(snapshots.layering_of(self._now().opened))
+        return snapshots.held(_layering(self._now().opened))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Be as at that snapshot, of this sandbox or of one that it was forked from or to.
@@ -197,7 +194,7 @@ class Layered:
             point.close()
         return made
 
-    def _at_rest(self, work: Callable[[Opened, list[Session]], T]) -> T:
+    def _at_rest(self, work: Callable[[Layering, list[Session]], T]) -> T:
         """Do it while no command runs in any session, and none begins; nor does anybody look after files."""
         inside = self._now()
         sessions = inside.every_session()
@@ -205,16 +202,18 @@ class Layered:
             *(session.shell.held() for session in sessions),
             inside.clerk.turn,
         ]
-        return holding(turns, partial(work, inside.opened, sessions))
+        return holding(turns, partial(work, _layering(inside.opened), sessions))
 
 
-@contextmanager
-def _stopped(opened: Opened) -> Iterator[None]:
-    opened.link.pause()
-    try:
-        yield
-    finally:
-        opened.link.resume()
+def _layering(opened: Opened) -> Layering:
+    """The layers of a sandbox, or LayerError when it has none."""
+    if opened.layering is None:
+        raise LayerError(
+            "this sandbox keeps no changes apart",
+            why="it has no workspace, or writes to it directly",
+            fix="give it a workspace, with mode='overlay'",
+        )
+    return opened.layering
 
 
 def _by_tree(

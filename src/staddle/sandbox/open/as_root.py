@@ -54,7 +54,7 @@ def asked_for(user: object, opened: Opened) -> bool:
     if layering is not None and layering.swaps and not _has_the_system(layering):
         from ..workspace import snapshots
 
-        snapshots.extend(opened, _bases(layering, opened.decided.plan))
+        snapshots.extend(layering, _bases(layering, opened.decided.plan))
     return True
 
 

@@ -24,12 +24,11 @@ from . import as_root, plan_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Literal
 
     from ...backends.base import Backend
     from ...enforcement import EnforcedLimit, Enforcement
-    from ...forkserver.requests import Layers
     from ...ipc.agent_client import AgentLink, OpenedShell
     from ...network.gateway.deciding import OnConnect
     from ...policy.limits import Limits
@@ -61,7 +60,7 @@ class Opened(Value):
 
     Further shells start with `environment` in `directory`; empty: as the agent was started.
     `uid` is who its processes are on the host, if that is not us. `layering` is where its changes
-    go, and `make_trees` has mounts made with other layers.
+    go.
     """
 
     link: AgentLink
@@ -72,7 +71,6 @@ class Opened(Value):
     directory: str
     uid: int | None
     layering: Layering | None = None
-    make_trees: Callable[[Mapping[str, Layers], int], None] | None = None
     reach: Reach | None = None
     limiting: Limiting | None = None
 
@@ -205,7 +203,10 @@ def _opened(asked: Settings, layering: Layering | None) -> Opened:
     after = None if layering is None else layering.close
     link, shell, uid, reach = launch_agent(decided.backend, plan, bash, asked.on_connect, after)
     if layering is not None:
+        from ..workspace.mounted_trees import MountedTrees
+
         layering.seen_at(plan.cwd)
+        layering.attach(MountedTrees(link))
     return Opened(link, shell, decided, bash, {}, "", uid, layering, reach=reach)
 
 
@@ -213,6 +214,7 @@ def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: O
     from ...forkserver import client
     from ...ipc.agent_client import AgentLink
     from ...shell.bash_process import stir
+    from ..workspace.mounted_trees import MountedTrees
     from .network import Reach
 
     plan = decided.plan
@@ -283,6 +285,8 @@ def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: O
                 "a shell could not be started", why=too_little, fix="give limits.memory more"
             ) from error
         raise
+    if layering:
+        layering.attach(MountedTrees(link, taken.make_trees))
     return Opened(
         link,
         shell,
@@ -292,7 +296,6 @@ def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: O
         plan.cwd,
         taken.uid,
         layering,
-        taken.make_trees,
         reach,
         limiting,
     )

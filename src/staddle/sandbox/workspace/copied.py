@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from ...layers.store import Layer
     from ...policy import Policy
     from ...policy.plan import Plan
-    from ..open.open import Opened
 
 
 class OfCopy(Baseline):
@@ -263,13 +262,10 @@ class Copied(Layering):
                 gone += [f"{path}/{below}" for below, _ in walk(tree, path)]
         baseline.expect(gone)
 
-    def put(self, opened: Opened, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
+    def put(self, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
         """Have in the copy what is in another one, while everything stands still."""
-        opened.link.pause()
-        try:
+        with self.trees.stopped():
             exchange(self.directory, stacks[PLACE].top.upper)
-        finally:
-            opened.link.resume()
         return True
 
     def replace(self, stacks: Mapping[str, Stack]) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 
 from ...errors import LayerError
 from ...forkserver.client import World, mounter
-from ...forkserver.requests import Layers, in_order
+from ...forkserver.requests import Layers
 from ...inside.agent.mount_swap import WORLD
 from ...layers import removal
 from ...layers.baseline import Baseline
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ...layers.review import OnConflict
     from ...mounts.operations import Operation
     from ...shell.shell_state import Remembered
-    from ..open.open import Opened
     from .layered_tree import Point
+    from .mounted_trees import MountedTrees
 
 
 #: More than this are not looked through after every command; `diff` does it when asked.
@@ -52,6 +52,7 @@ class Layering:
     """
 
     swaps = True
+    _mounted: MountedTrees | None = None
 
     def __init__(
         self,
@@ -184,13 +185,20 @@ class Layering:
             root: self.mounted(stack) if root == PLACE else layers_of(stack) for root, stack in stacks.items()
         }
 
-    def put(self, opened: Opened, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
+    def attach(self, mounted: MountedTrees) -> None:
+        """The sandbox is open, and these are its trees."""
+        self._mounted = mounted
+
+    @property
+    def trees(self) -> MountedTrees:
+        """The trees of the sandbox that has this open. LayerError while there is none."""
+        if self._mounted is None:
+            raise LayerError("no sandbox has these layers")
+        return self._mounted
+
+    def put(self, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
         """Mount `stacks` in place of what is there. With `alone`, False when something is in the way."""
-        if opened.make_trees is None:
-            raise LayerError("this sandbox has no layers")
-        layers = self.layers(stacks)
-        make = partial(opened.make_trees, layers)
-        return not opened.link.swap(in_order(layers), make, alone=alone)
+        return self.trees.swap(self.layers(stacks), alone=alone)
 
     def written(self) -> list[str]:
         """The directories that hold what this sandbox has written."""

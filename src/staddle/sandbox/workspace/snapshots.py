@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
-from ...errors import InvalidCall, LayerError
+from ...errors import InvalidCall
 from ...inside.agent.mount_swap import WORLD
 from ...interrupts import uninterrupted
 from ...layers.stack import Stack
@@ -26,14 +26,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from os import PathLike
-    from typing import Literal
+    from typing import Literal, Protocol
 
     from ...layers.baseline import Baseline
     from ...layers.stack import Frozen
+    from ...shell.shell import Shell
     from ...shell.shell_state import Remembered
-    from ..open.open import Opened
-    from ..session import Session
     from .overlay import Layering
+
+    class NamedShell(Protocol):
+        """A session, as far as a snapshot needs it."""
+
+        @property
+        def name(self) -> str: ...
+        @property
+        def shell(self) -> Shell: ...
 
 
 class Snapshot:
@@ -124,7 +131,7 @@ class Snapshot:
         _history(made).at = ref(self)
         return made
 
-    def continue_in(self, session: Session, layering: Layering | None) -> None:
+    def continue_in(self, session: NamedShell, layering: Layering | None) -> None:
         """Have a session be as that of its name was, in a sandbox that works on `layering`."""
         shell = self._shells.get(session.name)
         with session.shell.held():
@@ -183,22 +190,10 @@ def held(layering: Layering) -> list[Snapshot]:
     return [snapshot for snapshot in found if snapshot is not None and not snapshot.closed]
 
 
-def layering_of(opened: Opened) -> Layering:
-    """The layers of a sandbox, or LayerError when it has none."""
-    if opened.layering is None:
-        raise LayerError(
-            "this sandbox keeps no changes apart",
-            why="it has no workspace, or writes to it directly",
-            fix="give it a workspace, with mode='overlay'",
-        )
-    return opened.layering
-
-
-def take(opened: Opened, sessions: list[Session], label: str) -> Snapshot:
+def take(layering: Layering, sessions: Sequence[NamedShell], label: str) -> Snapshot:
     """A snapshot of a sandbox whose `sessions` are at rest."""
     if not isinstance(label, str):
         raise InvalidCall(f"the label is {label!r}", why="it is not text")
-    layering = layering_of(opened)
     shells = {session.name: session.shell.remembered() for session in sessions}
     method: Literal["swap", "copy"] = "swap"
     points: dict[str, Frozen] = {}
@@ -213,11 +208,11 @@ def take(opened: Opened, sessions: list[Session], label: str) -> Snapshot:
                 points[root] = stack.freeze()
                 following[root] = points[root].stack()
         if following:
-            _exchange(opened, layering, following, alone=True, then=partial(come_back, sessions))
+            _exchange(layering, following, alone=True, then=partial(come_back, sessions))
         if following or not layering.swaps:  # something was in the way
             _close(following)
             method = "copy"
-            points.update(_copied(opened, layering, following or layering.stacks()))
+            points.update(_copied(layering, following or layering.stacks()))
         else:
             layering.tidy()
     except BaseException:
@@ -231,9 +226,8 @@ def take(opened: Opened, sessions: list[Session], label: str) -> Snapshot:
     return made
 
 
-def restore(opened: Opened, sessions: list[Session], snapshot: Snapshot) -> None:
+def restore(layering: Layering, sessions: Sequence[NamedShell], snapshot: Snapshot) -> None:
     """Be as at the snapshot: its files, its shells; a session that was not there begins anew."""
-    layering = layering_of(opened)
     given, snapshot = snapshot, snapshot.on(layering)
     following = {PLACE: snapshot._point.stack()}
     try:
@@ -257,22 +251,19 @@ def restore(opened: Opened, sessions: list[Session], snapshot: Snapshot) -> None
             shell = snapshot._shells.get(session.name)
             session.shell.become(layering.at_home(shell, snapshot._point) if shell else None)
 
-    change(opened, layering, following, then)
+    change(layering, following, then)
 
 
-def change(
-    opened: Opened, layering: Layering, following: dict[str, Stack], then: Callable[[], object] = tuple
-) -> None:
+def change(layering: Layering, following: dict[str, Stack], then: Callable[[], object] = tuple) -> None:
     """Go on with other layers, whoever is in the way, and do what belongs to that `then`."""
     try:
-        _exchange(opened, layering, following, alone=False, then=then)
+        _exchange(layering, following, alone=False, then=then)
     except BaseException:
         _close(following)
         raise
 
 
 def _exchange(
-    opened: Opened,
     layering: Layering,
     following: dict[str, Stack],
     *,
@@ -286,7 +277,7 @@ def _exchange(
     """
 
     def work() -> None:
-        if layering.put(opened, following, alone=alone):
+        if layering.put(following, alone=alone):
             layering.replace(following)
             following.clear()
             then()
@@ -294,7 +285,7 @@ def _exchange(
     uninterrupted(work)
 
 
-def extend(opened: Opened, bases: Mapping[str, Sequence[str]]) -> None:
+def extend(layering: Layering, bases: Mapping[str, Sequence[str]]) -> None:
     """Have directories of the system in layers of their own, so that they can be written, from now on.
 
     `bases` tells for each, by its path inside, what lies below: paths of the host, topmost first. Who
@@ -302,7 +293,6 @@ def extend(opened: Opened, bases: Mapping[str, Sequence[str]]) -> None:
     they are. They are part of everything then: snapshots, forks, `diff(everything=True)`, kept
     sessions. Programs that run go on with what they have open.
     """
-    layering = layering_of(opened)
     following: dict[str, Stack] = {}
     try:
         for root, below in bases.items():
@@ -312,28 +302,26 @@ def extend(opened: Opened, bases: Mapping[str, Sequence[str]]) -> None:
         _close(following)
         raise
     if following:
-        change(opened, layering, following)
+        change(layering, following)
 
 
-def come_back(sessions: list[Session], *, at_once: bool = False) -> None:
+def come_back(sessions: Sequence[NamedShell], *, at_once: bool = False) -> None:
     """Have shells be where they are, in the directory that is mounted there now; see `Shell.come_back`."""
     for session in sessions:
         session.shell.come_back(at_once=at_once)
 
 
-def _copied(opened: Opened, layering: Layering, roots: Iterable[str]) -> dict[str, Frozen]:
+def _copied(layering: Layering, roots: Iterable[str]) -> dict[str, Frozen]:
     """The trees with these roots, at one moment."""
     stacks, made = layering.stacks(), {}
-    opened.link.pause()
-    try:
-        for root in roots:
-            made[root] = stacks[root].copy()
-        return made
-    except BaseException:
-        _close(made)
-        raise
-    finally:
-        opened.link.resume()
+    with layering.trees.stopped():
+        try:
+            for root in roots:
+                made[root] = stacks[root].copy()
+            return made
+        except BaseException:
+            _close(made)
+            raise
 
 
 def _close(several: Mapping[str, Frozen | Stack]) -> None:
