@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from ..files.beneath import AnyPath
-    from ..sandbox.open.open_sandbox import Inside
+    from ..sandbox.open_sandbox import OpenSandbox
     from ..sandbox.sandbox import Sandbox
     from ..shell.outcome import Outcome
     from .rules import CommandRules
@@ -237,7 +237,7 @@ class SandboxEnvironment:
     def __repr__(self) -> str:
         return f"<SandboxEnvironment {self._path!r} in {self._sandbox!r}>"
 
-    def _inside(self) -> Inside:
+    def _inside(self) -> OpenSandbox:
         return self._sandbox._now()
 
     def _words(self, name: str) -> tuple[bytes, bytes]:

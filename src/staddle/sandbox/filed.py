@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..environment.in_sandbox import SandboxEnvironment
     from ..environment.rules import CommandRules
     from .files import AnyPath, Source
-    from .open.open_sandbox import Inside
+    from .open_sandbox import OpenSandbox
 
 
 class Filed:
@@ -20,7 +20,7 @@ class Filed:
 
     if TYPE_CHECKING:
 
-        def _now(self) -> Inside: ...
+        def _now(self) -> OpenSandbox: ...
 
     @property
     def files(self) -> Files:

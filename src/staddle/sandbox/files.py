@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import IO, Literal, Protocol
 
-    from .open.open_sandbox import Inside
+    from .open_sandbox import OpenSandbox
 
     AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
     Kind = Literal["file", "directory", "symlink", "other"]
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     class Owner(Protocol):
         """The sandbox whose files these are."""
 
-        def _now(self) -> Inside: ...
+        def _now(self) -> OpenSandbox: ...
 
 
 #: The largest file that is read into memory unless more is asked for: it may be a terabyte of holes.
@@ -173,14 +173,14 @@ class Files:
     def __repr__(self) -> str:
         return f"<Files of {self._sandbox!r}>"
 
-    def _at(self, path: AnyPath) -> tuple[Inside, bytes]:
+    def _at(self, path: AnyPath) -> tuple[OpenSandbox, bytes]:
         """The sandbox as it is now, and `path` from its root."""
         inside = self._sandbox._now()
         name = encoded(path)
         return inside, name if name.startswith(b"/") else os.path.join(os.fsencode(directory(inside)), name)
 
 
-def directory(inside: Inside) -> str:
+def directory(inside: OpenSandbox) -> str:
     """Where the session is; while a command runs, where it was before."""
     shell = inside.main.shell
     held = shell.held()
@@ -208,7 +208,7 @@ def encoded(path: AnyPath) -> bytes:
 
 
 def put(
-    inside: Inside,
+    inside: OpenSandbox,
     content: Content,
     operation: bytes,
     *words: bytes,

@@ -14,26 +14,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from contextlib import AbstractContextManager
     from os import PathLike
-    from typing import Any, Protocol, Self, TypeVar
+    from typing import Any, Self, TypeVar
 
     from ..layers.changes import Change
     from ..layers.commit import Committed
     from ..layers.review import OnConflict
     from ..packages.installed import Package
-    from .file_client import Clerk
     from .open.open import Opened
     from .open.settings import Settings
+    from .open_sandbox import OpenSandbox
     from .session import Session
     from .workspace.overlay import Layering
     from .workspace.snapshots import Snapshot
 
     T = TypeVar("T")
-
-    class _Inside(Protocol):
-        opened: Opened
-        clerk: Clerk
-
-        def every_session(self) -> list[Session]: ...
 
 
 class Layered:
@@ -42,7 +36,7 @@ class Layered:
     if TYPE_CHECKING:
         _settings: Settings
 
-        def _now(self) -> _Inside: ...
+        def _now(self) -> OpenSandbox: ...
 
         @classmethod
         def _continued(cls, settings: Settings, snapshot: Snapshot) -> Self: ...

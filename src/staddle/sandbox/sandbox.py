@@ -21,7 +21,7 @@ from .layered import Layered
 from .open import open as opening
 from .open import settings as sandbox_settings
 from .open.lifetimes import LIFETIMES
-from .open.open_sandbox import MAIN, Inside
+from .open_sandbox import MAIN, OpenSandbox
 from .processes import Process
 from .reachable import Reachable
 from .spawn import Started
@@ -87,7 +87,7 @@ class Sandbox(Layered, Filed, Reachable, Started):
         self._settings = settings
         self._lock = threading.RLock()
         self._ended_by, self.last_asked = "", time.monotonic()
-        self._inside = Inside(settings, snapshot)
+        self._inside = OpenSandbox(settings, snapshot)
         self._closed = False
         LIFETIMES.watch(self, settings.policy.limits)
 
@@ -196,7 +196,7 @@ class Sandbox(Layered, Filed, Reachable, Started):
             self._now()
             if self._settings.keep is not None:
                 raise InvalidCall("a sandbox with keep= cannot be reset", fix="discard() its changes")
-            fresh = Inside(self._settings)
+            fresh = OpenSandbox(self._settings)
             old, self._inside = self._inside, fresh
         old.close()
 
@@ -310,7 +310,7 @@ class Sandbox(Layered, Filed, Reachable, Started):
         done = self.exec([self.bash, "-c", script, str(signal), *map(str, pids)], timeout=10, cwd="/")
         return {int(line) for line in done.stdout_bytes.split() if line.isdigit()} & set(pids)
 
-    def _now(self) -> Inside:
+    def _now(self) -> OpenSandbox:
         if self._closed:
             raise SandboxClosed("the sandbox is closed", why=self._ended_by, fix="open another one")
         self.last_asked = time.monotonic()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..policy import Policy
     from ..shell.usage_meter import Account
     from .command_spec import Call
-    from .open.open_sandbox import Inside
+    from .open_sandbox import OpenSandbox
     from .session import Session, SessionState
 
 #: A person's prompt: who, where. The shell's own would say `bash-5.2$`.
@@ -29,9 +29,9 @@ class Started:
     """The part of a sandbox that starts programs."""
 
     if TYPE_CHECKING:
-        _inside: Inside
+        _inside: OpenSandbox
 
-        def _now(self) -> Inside: ...
+        def _now(self) -> OpenSandbox: ...
         @property
         def main(self) -> Session: ...
         @property

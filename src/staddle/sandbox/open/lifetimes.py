@@ -12,10 +12,22 @@ from weakref import ref
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Protocol
     from weakref import ReferenceType
 
     from ...policy.limits import Limits
-    from ..sandbox import Sandbox
+
+    class TimedSandbox(Protocol):
+        """A sandbox, as far as the clock needs it."""
+
+        @property
+        def is_open(self) -> bool: ...
+        @property
+        def in_use(self) -> bool: ...
+        @property
+        def last_asked(self) -> float: ...
+        def end(self, why: str) -> None: ...
+
 
 #: How often a sandbox that is in use is looked at again, in seconds, at most.
 _OFTEN = 1.0
@@ -24,13 +36,13 @@ _OFTEN = 1.0
 class _Life:
     """One sandbox, and when it was last seen to be in use."""
 
-    def __init__(self, sandbox: Sandbox, limits: Limits) -> None:
-        self.sandbox: ReferenceType[Sandbox] = ref(sandbox)
+    def __init__(self, sandbox: TimedSandbox, limits: Limits) -> None:
+        self.sandbox: ReferenceType[TimedSandbox] = ref(sandbox)
         self.limits = limits
         self.began = time.monotonic()
         self.used = self.began
 
-    def due(self, sandbox: Sandbox, now: float) -> tuple[float, str]:
+    def due(self, sandbox: TimedSandbox, now: float) -> tuple[float, str]:
         """When its time is up, or it has to be looked at again, and the limit that ends it if that is now."""
         limits = self.limits
         whole = float("inf") if limits.max_lifetime is None else self.began + limits.max_lifetime
@@ -58,7 +70,7 @@ class Lifetimes:
         self._lock = threading.RLock()  # held itself: a signal can come into the `with` of a Condition
         self._changed = threading.Condition(self._lock)
 
-    def watch(self, sandbox: Sandbox, limits: Limits) -> None:
+    def watch(self, sandbox: TimedSandbox, limits: Limits) -> None:
         """Close `sandbox` when `limits` say so."""
         if limits.max_lifetime is None and limits.idle is None:
             return
@@ -83,10 +95,10 @@ class Lifetimes:
                 sandbox.end(f"its time was up (limits.{limit})")
                 del sandbox
 
-    def _look(self) -> tuple[list[tuple[Sandbox, str]], float | None]:
+    def _look(self) -> tuple[list[tuple[TimedSandbox, str]], float | None]:
         """Those whose time is up; how long until the next one's is."""
         now = time.monotonic()
-        over: list[tuple[Sandbox, str]] = []
+        over: list[tuple[TimedSandbox, str]] = []
         soonest = float("inf")
         for life in list(self._lives):
             sandbox = life.sandbox()

@@ -5,30 +5,30 @@ from __future__ import annotations
 import os
 from weakref import WeakSet
 
-from ...shell.shell import Shell
-from ...shell.usage_meter import Accounts
-from ..file_client import Clerk
-from ..processes import Processes
-from ..session import Session
-from . import open as opening
+from ..shell.shell import Shell
+from ..shell.usage_meter import Accounts
+from .file_client import Clerk
+from .open import open as opening
+from .processes import Processes
+from .session import Session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...events import Event
-    from ...layers.changes import Change
-    from ...limits.usage import Usage
-    from ...shell.usage_meter import Account
-    from ..execution import Execution
-    from ..terminal import Terminal
-    from ..workspace.snapshots import Snapshot
-    from .settings import Settings
+    from ..events import Event
+    from ..layers.changes import Change
+    from ..limits.usage import Usage
+    from ..shell.usage_meter import Account
+    from .execution import Execution
+    from .open.settings import Settings
+    from .terminal import Terminal
+    from .workspace.snapshots import Snapshot
 
 #: The session that every sandbox has.
 MAIN = "main"
 #: All that are open in this process.
-_EVERY: WeakSet[Inside] = WeakSet()
+_EVERY: WeakSet[OpenSandbox] = WeakSet()
 
 
 def _after_fork() -> None:
@@ -40,7 +40,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Inside:
+class OpenSandbox:
     """One sandbox that is open, and everything of it that we hold."""
 
     def __init__(self, settings: Settings, snapshot: Snapshot | None = None) -> None:
