@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from staddle.ipc.gateway_messages import LONGEST, Attempt
 from staddle.linux.mounts import CLONE_NEWNS, MS_BIND, MS_REC, MS_SLAVE, mount
 from staddle.linux.netlink import LOOPBACK, Netlink, address, link_up
 from staddle.linux.process import SIGKILL, death_signal
 from staddle.linux.syscalls import call
 from staddle.linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
-from staddle.network.gateway.orders import LONGEST, Attempt
 from staddle.network.host.starting import Bounds, GatewayProcess, start
 from staddle.network.namespace.arrangement import arrange
 from staddle.network.namespace.handing import answer, hand_over, is_wish

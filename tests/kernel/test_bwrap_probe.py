@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from staddle.backends import bwrap as module
-from staddle.backends import canary, programs
+from staddle.backends import canary
 from staddle.backends.bwrap import Bwrap
 from staddle.errors import BackendUnavailable, LaunchFailed
+from staddle.linux import programs
 from tests.kernel.fresh_roots import Ran, system
 from tests.unit.mounts.plans import read
 

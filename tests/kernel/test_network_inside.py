@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from staddle.ipc.gateway_messages import LONGEST, decode_sockets
+from staddle.ipc.network_spec import NetworkSpec
 from staddle.linux import netlink
 from staddle.linux.process import become
 from staddle.linux.syscalls import call
 from staddle.linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
-from staddle.network.gateway.orders import LONGEST, decode_sockets
 from staddle.network.host.probing import probe
-from staddle.network.namespace.arrangement import Arrangement, arrange
+from staddle.network.namespace.arrangement import arrange
 from staddle.network.namespace.handing import connected, hand_over, stock
 from staddle.network.namespace.inside import prepare
 from staddle.network.rules import synthetic
@@ -84,7 +85,7 @@ def test_when_preparing_fails_nothing_stays_open() -> None:
     before = set(os.listdir("/proc/self/fd"))
     local = socket.inet_aton("127.0.0.1")
     with pytest.raises(OSError, match="in use"):
-        prepare(Arrangement(forwards=((local, 80), (local, 81), (local, 80))))
+        prepare(NetworkSpec(forwards=((local, 80), (local, 81), (local, 80))))
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
@@ -117,7 +118,7 @@ def test_a_socket_made_inside_connects_inside_whoever_holds_it() -> None:
     child = os.fork()
     if child == 0:
         own_network()
-        prepare(Arrangement())
+        prepare(NetworkSpec())
         server = socket.create_server(("127.0.0.1", 7000))
         hand_over(theirs.fileno(), stock(1))
         os.write(say, connected(7000).getpeername()[0].encode())
@@ -154,7 +155,7 @@ def test_without_the_right_over_a_namespace_nothing_is_made() -> None:
         try:
             if os.geteuid() == 0:
                 become(65534, 65534)
-            prepare(Arrangement())
+            prepare(NetworkSpec())
         except PermissionError:
             status = 0
         finally:

@@ -7,7 +7,7 @@ import socket
 import time
 from pathlib import Path
 
-from staddle.network.gateway.orders import Attempt
+from staddle.ipc.gateway_messages import Attempt
 from tests.kernel.network_servers import http_server, nameserver
 from tests.kernel.network_world import OTHER, PUBLIC, in_a_world, sandbox
 from tests.kernel.waiting import until

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staddle import Network
+from staddle.ipc.gateway_messages import Settings
 from staddle.network.gateway.answering import _Stream
 from staddle.network.gateway.gateway import Gateway
-from staddle.network.gateway.orders import Settings
 from staddle.network.rules import dns, synthetic
 from staddle.network.rules.rules import decide, may_ask, resolved
 from staddle.network.rules.sniff import look

@@ -13,9 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..inside.agent.network import Row
+    from ..ipc.network_spec import NetworkRow, NetworkSpec
     from ..network.host.told import Told
-    from ..network.namespace.arrangement import Arrangement
     from ..policy.plan import Plan
     from .descriptors import Descriptors
 
@@ -48,9 +47,9 @@ def line(
     return told, (give.keep(theirs.detach()), give.keep(os.dup(ours.fileno())))
 
 
-def rows(plan: Plan) -> tuple[Row, ...]:
+def rows(plan: Plan) -> tuple[NetworkRow, ...]:
     """What of it is made in the sandbox's network namespace."""
-    from ..inside.agent.network import encoded
+    from ..ipc.network_spec import encoded
 
     return encoded(_arrangement(plan))
 
@@ -111,7 +110,7 @@ def nobody_asks(who: str, plan: Plan) -> Iterator[Gap]:
         )
 
 
-def _arrangement(plan: Plan) -> Arrangement:
+def _arrangement(plan: Plan) -> NetworkSpec:
     from ..network.namespace.arrangement import arrange
 
     return arrange(plan.network, asks=bool(plan.asks))

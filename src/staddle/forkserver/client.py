@@ -14,8 +14,8 @@ from .._value import Value
 from ..errors import LaunchFailed
 from ..files.remove_tree import remove
 from ..inside.agent.mount_swap import WORLD
-from ..inside.agent.network import encoded as encoded_network
 from ..ipc import forkserver_messages as records
+from ..ipc.network_spec import encoded as encoded_network
 from ..linux import idmaps, landlock
 from ..linux.seccomp import program
 from ..mounts import rows, shared_view
@@ -310,8 +310,8 @@ def _blueprint(plan: Plan, shared: shared_view.Shared, bash: str) -> records.Blu
     from ..backends.last_steps import rlimits
     from ..backends.namespaces.orders import scopes
     from ..limits import processors
-    from ..limits.in_memory import sized
     from ..limits.standing_in import stand_ins
+    from ..mounts.sizes import sized
 
     base, count = _ids() if os.geteuid() == 0 else (-1, 1)
     who = plan.identity

@@ -24,8 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from ..ipc.network_spec import NetworkRow
     from ..ipc.wire import Shape
-    from .agent.network import Row
 
 MAGIC = b"staddle-before-bwrap-1\n"
 
@@ -37,7 +37,7 @@ class Orders(Value):
     status: int
     launcher: int
     #: What is made in the network namespace, and the gateway's line: its own end and the other.
-    network: tuple[Row, ...]
+    network: tuple[NetworkRow, ...]
     gateway: tuple[int, ...]
     #: Descriptors of the namespaces that hold the staged view, -1 where there are none.
     user_namespace: int

@@ -15,7 +15,7 @@ from ..network.host.spawning import end, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .agent.network import Row
+    from ..ipc.network_spec import NetworkRow
 
 #: Milliseconds for a gateway to be there.
 _PATIENCE = 20_000
@@ -57,10 +57,10 @@ class Gateway:
 
     # In the sandbox's first process.
 
-    def give_sockets(self, network: tuple[Row, ...]) -> None:
+    def give_sockets(self, network: tuple[NetworkRow, ...]) -> None:
         """Make the network of the namespace that we are in. Needs CAP_NET_ADMIN over it."""
+        from ..ipc.network_spec import decoded
         from ..network.namespace import handing, inside
-        from .agent.network import decoded
 
         ready = inside.prepare(decoded(network))
         try:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    #: Microseconds of CPU time, user and system; bytes read and written; the largest memory of one
+    #: process, in bytes; the number of processes that were started, -1 where it is not known.
+    UsageCounts = tuple[int, int, int, int, int, int]
+
 # To the agent, on the main line.
 SHELL = b"S"  # program, environment, directory
 SPAWN = b"P"  # argv, environment, directory, rows, columns; three descriptors, or rows and columns

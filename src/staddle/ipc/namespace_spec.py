@@ -18,9 +18,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..inside.agent.network import Row as NetworkRow
     from ..mounts.operations import Operation
     from ..mounts.rows import Row
+    from .network_spec import NetworkRow
     from .wire import Shape
 
 MAGIC = b"staddle-surroundings-1\n"
@@ -46,7 +46,7 @@ class Surroundings(Value):
     foreign: tuple[tuple[bytes, int], ...]
     #: `Instructions`, encoded.
     command: bytes
-    #: What of the network is made inside, as `inside.agent.network` has it, and the descriptors of the
+    #: What of the network is made inside, as `network_spec` has it, and the descriptors of the
     #: gateway's line: its own end and the other. Neither where nothing outside can be reached.
     network: tuple[NetworkRow, ...]
     gateway: tuple[int, ...]

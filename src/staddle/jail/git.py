@@ -18,9 +18,9 @@ from __future__ import annotations
 import os
 import stat
 
-from ..backends.programs import DIRECTORIES, find
 from ..errors import GitFailed, GitRefused
 from ..linux import reading
+from ..linux.programs import DIRECTORIES, find
 from ..policy.gitconfig import parse
 
 TYPE_CHECKING = False

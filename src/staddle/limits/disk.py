@@ -10,10 +10,7 @@ import os
 import stat
 
 from .._value import Value
-
-#: As many bytes of a limit allow one inode; and those that any sandbox may have.
-_BYTES_AN_INODE, _FEWEST = 4096, 1024
-_PAGE = 4096
+from ..mounts.sizes import inodes
 
 
 class Occupied(Value):
@@ -22,17 +19,6 @@ class Occupied(Value):
     bytes: int
     inodes: int
     whole: bool = True
-
-
-def inodes(disk: int) -> int:
-    """How many files and directories `limits.disk` allows: one for each page of it."""
-    return max(_FEWEST, disk // _BYTES_AN_INODE)
-
-
-def tmpfs_options(disk: int) -> str:
-    """The mount options of a tmpfs that holds no more than that."""
-    size = -(-disk // _PAGE) * _PAGE  # the kernel counts pages
-    return f"size={size},nr_inodes={inodes(disk)}"
 
 
 def is_over(taken: Occupied, disk: int) -> bool:

@@ -71,10 +71,9 @@ def words(group: str, name: str) -> frozenset[str]:
 
 
 def _manager(uid: int, root: str) -> tuple[Literal["user", "system", ""], str, frozenset[str]]:
-    from ..backends.systemd.delegation import controllers
-    from ..linux.systemd_manager import Manager, find
+    from ..linux.systemd_manager import Manager, delegated_controllers, find
 
     found = find(uid, root=root)
     if not isinstance(found, Manager):
         return "", found.why, frozenset()
-    return found.scope, "", controllers(found.scope, uid, f"{root}/sys/fs/cgroup")
+    return found.scope, "", delegated_controllers(found.scope, uid, f"{root}/sys/fs/cgroup")

@@ -14,7 +14,7 @@ from . import controls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..inside.agent.usage import Spent
+    from ..ipc.agent_messages import UsageCounts
     from .group import Group
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -216,12 +216,12 @@ class ProcessMeter:
     __del__ = park
 
 
-def in_the_end(spent: Spent) -> Line:
+def in_the_end(spent: UsageCounts) -> Line:
     """The last line of a process that has ended with so much."""
     return Line(spent[0] / 1e6, spent[1] / 1e6, spent[2], spent[3], -1)
 
 
-def of_process(used: Spent, wall: float) -> Usage:
+def of_process(used: UsageCounts, wall: float) -> Usage:
     """What is known of a process and all it has waited for when it has ended, as an agent's `Count` has it.
 
     The most memory that the kernel tells is that of whoever forked it, where that was more.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from .._value import Value
-from ..backends import programs
+from . import programs
 from .userns import Obstacle, observe, obstacle
 
 TYPE_CHECKING = False
@@ -110,3 +110,19 @@ def cause(problem: str, found: Manager) -> Obstacle:
     if refused is not None:
         return refused
     return Obstacle(problem, f"see what `journalctl {'--user ' if found.scope == 'user' else ''}-e` says")
+
+
+def delegated_controllers(
+    scope: Literal["user", "system"], uid: int | None = None, mount: str = "/sys/fs/cgroup"
+) -> frozenset[str]:
+    """The cgroup controllers that the manager can pass on: limits hold only with them.
+
+    They are those of the manager's own part of the tree; none where the tree is not the unified one.
+    """
+    uid = os.geteuid() if uid is None else uid
+    own = f"user.slice/user-{uid}.slice/user@{uid}.service/" if scope == "user" else ""
+    try:
+        with open(f"{mount}/{own}cgroup.controllers") as file:
+            return frozenset(file.read().split())
+    except OSError:
+        return frozenset()

@@ -19,12 +19,12 @@ import os
 import stat
 
 from ..errors import LaunchFailed
-from ..limits.disk import tmpfs_options
 from ..linux import mounts
 from ..linux.openat2 import open_beneath
 from .host import open_named
 from .operations import Bind, Devices, Directory, Empty, File, Mask, Overlay, Processes, Seal, Symlink
 from .owners import needs_translation, translate, unwritable
+from .sizes import tmpfs_options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

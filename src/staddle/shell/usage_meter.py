@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from ..inside.agent.usage import Spent
+    from ..ipc.agent_messages import UsageCounts
     from ..limits.reasons import RanInto
     from ..limits.usage import GroupMeter, Line
     from ..policy.limits import Limits
@@ -120,7 +120,7 @@ class Account:
         self.begin(shell)
         self._is_ahead = True
 
-    def end(self, outcome: Outcome, spent: Spent | None = None) -> None:
+    def end(self, outcome: Outcome, spent: UsageCounts | None = None) -> None:
         """It is over: add to its outcome what it used and, if that made it fail, the limit it ran into.
 
         `spent` is by a shell that has ended with it, in its whole life.
@@ -158,7 +158,7 @@ class Account:
         if self._group is not None:
             self._group.park()
 
-    def _used(self, outcome: Outcome, spent: Spent | None) -> Usage:
+    def _used(self, outcome: Outcome, spent: UsageCounts | None) -> Usage:
         """By the shell and what it has waited for."""
         before, now = self._line, self._shell.now() if spent is None else in_the_end(spent)
         self._line, self._looked = now, time.monotonic()

@@ -10,9 +10,9 @@ from staddle.backends import gateways
 from staddle.backends import shortfalls as common
 from staddle.backends.namespaces import Namespaces, description, orders, shortfalls
 from staddle.backends.namespaces.orders import NAMESPACES
-from staddle.inside.agent.network import decoded
 from staddle.ipc import namespace_spec
 from staddle.ipc.exec_spec import decode
+from staddle.ipc.network_spec import decoded
 from staddle.limits import here, where
 from staddle.linux.landlock import RIGHTS
 from staddle.linux.seccomp import program

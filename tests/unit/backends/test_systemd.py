@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from staddle.backends.systemd import delegation, description, orders, shortfalls, unit
+from staddle.backends.systemd import description, orders, shortfalls, unit
 from staddle.ipc import systemd_spec
 from staddle.ipc.exec_spec import decode
-from staddle.linux.systemd_manager import Manager, Obstacle, find
+from staddle.linux.systemd_manager import Manager, Obstacle, delegated_controllers, find
 from staddle.mounts.from_plan import lay_out
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
@@ -159,7 +159,7 @@ def test_an_ordinary_plan_has_no_gap() -> None:
 
 
 def test_what_it_cannot_hold_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortfalls, "controllers", lambda scope: frozenset({"memory"}))
+    monkeypatch.setattr(shortfalls, "delegated_controllers", lambda scope: frozenset({"memory"}))
     limits = Limits(memory="1G", cpu=1, processes=5, disk="1G")
     made = plan(
         limits=limits,
@@ -186,9 +186,9 @@ def test_controllers_are_those_of_the_managers_own_part(tmp_path: Path) -> None:
     own.mkdir(parents=True)
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
     (own / "cgroup.controllers").write_text("memory\n")
-    assert delegation.controllers("user", 7, str(tmp_path)) == {"memory"}
-    assert delegation.controllers("system", 0, str(tmp_path)) == {"cpu", "memory", "pids"}
-    assert delegation.controllers("user", 8, str(tmp_path)) == frozenset()
+    assert delegated_controllers("user", 7, str(tmp_path)) == {"memory"}
+    assert delegated_controllers("system", 0, str(tmp_path)) == {"cpu", "memory", "pids"}
+    assert delegated_controllers("user", 8, str(tmp_path)) == frozenset()
 
 
 def test_the_steps_name_everything_and_no_secret() -> None:
@@ -230,7 +230,7 @@ def host(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from staddle.backends import programs
+    from staddle.linux import programs
 
     monkeypatch.setattr(programs, "_problem", lambda *_: "")
 

@@ -9,11 +9,12 @@ import pytest
 
 from staddle.limits import disk
 from staddle.limits.disk import Occupied
+from staddle.mounts.sizes import tmpfs_options
 
 
 def test_options_of_a_file_system_that_holds_no_more() -> None:
-    assert disk.tmpfs_options(64 << 20) == "size=67108864,nr_inodes=16384"
-    assert disk.tmpfs_options(1) == "size=4096,nr_inodes=1024"
+    assert tmpfs_options(64 << 20) == "size=67108864,nr_inodes=16384"
+    assert tmpfs_options(1) == "size=4096,nr_inodes=1024"
 
 
 def test_a_sparse_file_counts_by_what_it_takes(tmp_path: Path) -> None:

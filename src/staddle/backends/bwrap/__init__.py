@@ -18,10 +18,10 @@ import os
 from ...enforcement import Probe, Step
 from ...errors import BackendUnavailable, StaddleError
 from ...launch.contract import Launch
+from ...linux import programs
 from ...linux.userns import Obstacle
 from ...mounts.from_plan import lay_out
 from ...mounts.host import Host
-from .. import programs
 from ..strangers import stranger
 from . import version
 from .launching import Starter, launch

@@ -83,7 +83,7 @@ def launch(plan: Plan, layout: Layout, stranger: int | None, command: Sequence[s
 def _view(plan: Plan, layout: Layout) -> list[Operation]:
     if plan.limits.memory is None:
         return needed(layout)
-    from ...limits.in_memory import sized
+    from ...mounts.sizes import sized
 
     return sized(plan.limits, needed(layout))
 

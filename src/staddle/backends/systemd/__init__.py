@@ -3,7 +3,6 @@
     manager      which manager there is to talk to, or why there is none
     unit         plan -> the unit's properties and systemd-run's command line (pure)
     orders       plan -> what the process inside the unit is to do
-    delegation   which limits the manager can really set here
 
 The manager gives the unit its own network, IPC and keys, a control group and an end; our
 process inside it checks that this is so and does the rest: a fresh root with only what the

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ...enforcement import Gap
 from ...linux import landlock
+from ...linux.systemd_manager import delegated_controllers
 from .. import shortfalls
-from .delegation import controllers
 from .unit import bounds
 
 TYPE_CHECKING = False
@@ -33,7 +33,7 @@ def scopes() -> frozenset[str]:
 
 def _limits(plan: Plan, found: Manager) -> Iterator[Gap]:
     asked = bounds(plan.limits)
-    missing = asked.keys() - controllers(found.scope) if asked else ()
+    missing = asked.keys() - delegated_controllers(found.scope) if asked else ()
     for controller in asked:
         if controller in missing:
             yield Gap(

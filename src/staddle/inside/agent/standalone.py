@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: What the agent is made of, in the order of import.
 _PACKAGES = (
     *("staddle", "staddle.linux", "staddle.ipc", "staddle.inside", "staddle.inside.agent"),
-    *("staddle.network", "staddle.network.gateway", "staddle.network.namespace"),
+    *("staddle.network", "staddle.network.namespace"),
 )
 _MODULES = (
     *("staddle.linux.syscalls", "staddle.linux.process", "staddle.ipc.wire", "staddle.ipc.status"),
@@ -29,7 +29,7 @@ _MODULES = (
     *("staddle.ipc.descriptors", "staddle.ipc.agent_messages", "staddle.inside.agent.shell_files"),
     *("staddle.inside.agent.process_tree", "staddle.inside.agent.spawn"),
     *("staddle.inside.agent.processes", "staddle.inside.agent.usage"),
-    *("staddle._value", "staddle.network.gateway.orders", "staddle.network.namespace.handing"),
+    *("staddle._value", "staddle.ipc.gateway_messages", "staddle.network.namespace.handing"),
     *("staddle.inside.agent.greeting", "staddle.inside.agent.agent", "staddle.inside.agent.standalone"),
 )
 

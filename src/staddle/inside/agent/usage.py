@@ -15,9 +15,7 @@ from . import process_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    #: Microseconds of the processors, for itself and for the kernel; bytes read and written; the most
-    #: memory of one process, in bytes; and how many processes were started, -1 where nobody knows.
-    Spent = tuple[int, int, int, int, int, int]
+    from ...ipc.agent_messages import UsageCounts
 
 _TICK = 1_000_000 // os.sysconf("SC_CLK_TCK")
 
@@ -34,7 +32,7 @@ class Count:
         # Of ourselves, with all that we have waited for. Soon nobody may open it, but who has it may read.
         self._own = _opened("/proc/self/io")
 
-    def reap(self) -> tuple[int, int, Spent] | None:
+    def reap(self) -> tuple[int, int, UsageCounts] | None:
         """A child that has ended: its number, its status, and what it used; None when there is none now."""
         before = _read(self._own)
         try:
@@ -63,7 +61,7 @@ class Count:
         self._look()
         return self._started
 
-    def whole(self) -> Spent:
+    def whole(self) -> UsageCounts:
         """What was used until now, by those that have ended and those that run. Looks at each of these."""
         total = self._ended
         for pid in process_tree.below(os.getpid(), process_tree.table()):

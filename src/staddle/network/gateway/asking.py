@@ -6,7 +6,7 @@ Anything but a yes in time is a no. An entry that refuses is never asked about.
 
 from __future__ import annotations
 
-from .orders import Question
+from ...ipc.gateway_messages import Question
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

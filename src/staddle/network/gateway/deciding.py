@@ -19,8 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ...ipc.gateway_messages import Question
     from ...policy.network import Network
-    from .orders import Question
 
     OnConnect = Callable[[Event], object]
     #: The question, whom to tell the answer, and whom what went wrong; not asked after so long.

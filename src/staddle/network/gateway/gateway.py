@@ -12,6 +12,16 @@ import array
 import errno
 import os
 
+from ...ipc.gateway_messages import (
+    LONGEST,
+    MOST_DESCRIPTORS,
+    Attempt,
+    Settings,
+    decode_decision,
+    decode_settings,
+    decode_sockets,
+    decode_turn,
+)
 from ...ipc.wire import Malformed
 from ...policy.network import Network
 from ..namespace.arrangement import WILDCARD_SLOTS, exact_names
@@ -25,16 +35,6 @@ from .confinement import confine
 from .connection import Connection
 from .datagrams import Datagrams
 from .loop import INPUT, Loop
-from .orders import (
-    LONGEST,
-    MOST_DESCRIPTORS,
-    Attempt,
-    Settings,
-    decode_decision,
-    decode_settings,
-    decode_sockets,
-    decode_turn,
-)
 from .relay import Budget, reset
 from .resolving import Resolver
 from .telling import Teller
@@ -43,7 +43,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from .orders import Label
+    from ...ipc.gateway_messages import Label
 
 #: Messages read before others have their turn.
 _TURNS = 32

@@ -9,7 +9,14 @@ from __future__ import annotations
 import _socket
 from collections import deque
 
-from .orders import Attempt, Question, encode_attempt, encode_hungry, encode_question, encode_turn
+from ...ipc.gateway_messages import (
+    Attempt,
+    Question,
+    encode_attempt,
+    encode_hungry,
+    encode_question,
+    encode_turn,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import struct
 
 from ...errors import StaddleError
 from ...ipc import wire
+from ...ipc.gateway_messages import LONGEST, MOST_DESCRIPTORS
 from ...policy.hosts import checked_port
-from ..gateway.orders import LONGEST, MOST_DESCRIPTORS
 from ..namespace.handing import CONNECT, STOCK, STOCKED, WISH
 
 TYPE_CHECKING = False

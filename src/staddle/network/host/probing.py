@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 
 from ..._value import Value
+from ...ipc.network_spec import NetworkSpec
 from ...linux.syscalls import call
 from ...linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
-from ..namespace.arrangement import Arrangement
 from ..namespace.inside import prepare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-_SMALLEST = Arrangement(resolver=True, gates=((bytes((192, 0, 2, 0)), 24, ()),))
+_SMALLEST = NetworkSpec(resolver=True, gates=((bytes((192, 0, 2, 0)), 24, ()),))
 _REDIRECTS, _TELLS, _V6, _FAILED = 1, 2, 4, 128
 
 
@@ -30,7 +30,7 @@ class Found(Value):
 def probe() -> Found:
     """Prepare a network namespace as for a sandbox, and see what came of it.
 
-    Without `redirects` a policy is held as `Arrangement.unheld` says; without `tells`, what is
+    Without `redirects` a policy is held as `NetworkSpec.unheld` says; without `tells`, what is
     refused by address is refused without an event.
     """
     child = os.fork()

@@ -19,8 +19,7 @@ import sys
 from ..._value import Value
 from ...errors import LaunchFailed, PolicyError
 from ...events import Event
-from ...ipc.wire import Malformed
-from ..gateway.orders import (
+from ...ipc.gateway_messages import (
     LONGEST,
     Attempt,
     Question,
@@ -35,6 +34,7 @@ from ..gateway.orders import (
     encode_sockets,
     encode_turn,
 )
+from ...ipc.wire import Malformed
 from ..namespace.unheard import Unheard
 from .spawning import end
 

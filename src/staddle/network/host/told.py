@@ -11,13 +11,13 @@ import select
 import time
 
 from ...events import Event
+from ...ipc.gateway_messages import LONGEST, decode_attempt, decode_question, encode_decision
 from ...ipc.wire import Malformed
-from ..gateway.orders import LONGEST, decode_attempt, decode_question, encode_decision
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ...ipc.gateway_messages import Attempt, Question
     from ..gateway.deciding import Deciding
-    from ..gateway.orders import Attempt, Question
 
 #: Destinations that are kept. A command that tries more is told of with their number.
 MOST = 64

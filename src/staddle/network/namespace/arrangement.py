@@ -7,7 +7,7 @@ Where it has not, there is a listener for each address and port instead (`listen
 
 from __future__ import annotations
 
-from ..._value import Value
+from ...ipc.network_spec import ANYWHERE, NetworkSpec
 from ..rules import synthetic
 
 TYPE_CHECKING = False
@@ -24,24 +24,7 @@ MOST_LISTENERS = 512
 #: More rules than this are not worth their time: the gateway decides about ports then.
 MOST_RULES = 256
 
-ANYWHERE = b""
 _HERE = bytes((127, 0, 0, 1))
-
-
-class Arrangement(Value):
-    """What to make. Addresses are packed; ANYWHERE stands for every address of the sandbox.
-
-    `gates` are networks (address, prefix length, ports, none meaning all) of which TCP goes to
-    the gateway. `forwards` are (address, port) of the host's loopback that appear inside.
-    `unheld` says what cannot be had without nftables.
-    """
-
-    resolver: bool = False
-    gates: tuple[tuple[bytes, int, tuple[int, ...]], ...] = ()
-    forwards: tuple[tuple[bytes, int], ...] = ()
-    datagrams: tuple[tuple[bytes, int], ...] = ()
-    listeners: tuple[tuple[bytes, int], ...] = ()
-    unheld: tuple[str, ...] = ()
 
 
 def needs_gateway(network: Network) -> bool:
@@ -54,13 +37,13 @@ def exact_names(network: Network) -> tuple[str, ...]:
     return tuple(sorted({rule.host for rule in network.rules if rule.kind == "name" and not rule.deny}))
 
 
-def arrange(network: Network, *, asks: bool = False) -> Arrangement:
+def arrange(network: Network, *, asks: bool = False) -> NetworkSpec:
     """What the sandbox's namespace needs for this policy.
 
     With `asks`, somebody decides about what no entry speaks of: everything goes to the gateway.
     """
     if network.mode == "open":
-        return Arrangement()
+        return NetworkSpec()
     if asks:
         made = arrange(network)
         return made.replace(
@@ -70,12 +53,12 @@ def arrange(network: Network, *, asks: bool = False) -> Arrangement:
         )
     if network.mode != "allow":
         local = _HERE
-        return Arrangement(forwards=tuple((local, port) for port in network.ports))
+        return NetworkSpec(forwards=tuple((local, port) for port in network.ports))
     rules = [rule for rule in network.rules if not rule.deny]
     tcp = [rule for rule in rules if rule.protocol == "tcp"]
     names = [rule for rule in rules if rule.kind != "network"]
     listeners, unheld = _listeners(tcp, exact_names(network))
-    return Arrangement(
+    return NetworkSpec(
         resolver=bool(names),
         gates=_gates(tcp),
         forwards=tuple(

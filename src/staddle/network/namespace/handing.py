@@ -17,11 +17,11 @@ import struct
 
 from ..._value import Value
 from ...ipc import wire
-from ..gateway.orders import MOST_DESCRIPTORS, Sockets, encode_sockets
+from ...ipc.gateway_messages import MOST_DESCRIPTORS, Sockets, encode_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..gateway.orders import Label
+    from ...ipc.gateway_messages import Label
 
 WISH, REPLY = b"forward 1\n", b"forwarded 1\n"
 CONNECT, STOCKED = 1, 2

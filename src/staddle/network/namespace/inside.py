@@ -16,16 +16,17 @@ import errno
 import os
 import struct
 
+from ...ipc.network_spec import ANYWHERE
 from ...linux.netlink import LOOPBACK, NETFILTER, Netlink, address, attribute, link_up, local_route, message
 from ..rules import synthetic
-from ..rules.ruleset import LOG_GROUP, LOG_LENGTH, compiled
-from .arrangement import ANYWHERE, LISTENER_PORT, RESOLVER
+from .arrangement import LISTENER_PORT, RESOLVER
 from .handing import Ready
+from .ruleset import LOG_GROUP, LOG_LENGTH, compiled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..gateway.orders import Label
-    from .arrangement import Arrangement
+    from ...ipc.gateway_messages import Label
+    from ...ipc.network_spec import NetworkSpec
 
 _BACKLOG = 128
 _SOL_IPV6, _IP_TRANSPARENT, _IPV6_TRANSPARENT = 41, 19, 75
@@ -34,7 +35,7 @@ _SOL_NETLINK, _NETLINK_NO_ENOBUFS = 270, 5
 _STREAM, _DATAGRAM = _socket.SOCK_STREAM, _socket.SOCK_DGRAM
 
 
-def prepare(arrangement: Arrangement, *, redirect: bool = True) -> Ready:
+def prepare(arrangement: NetworkSpec, *, redirect: bool = True) -> Ready:
     """Bring loopback up and make what `arrangement` asks for. Nothing is left open when it fails."""
     redirects, tells = False, False
     if redirect and (arrangement.gates or arrangement.datagrams):
@@ -65,7 +66,7 @@ def prepare(arrangement: Arrangement, *, redirect: bool = True) -> Ready:
     return Ready(tuple(made), redirects, v6)
 
 
-def _interfaces(arrangement: Arrangement, everything: bool) -> bool:
+def _interfaces(arrangement: NetworkSpec, everything: bool) -> bool:
     """Loopback, addresses on it besides 127.0.0.1 and ::1, and routes. Returns whether there is IPv6.
 
     Without other addresses, getaddrinfo() with AI_ADDRCONFIG finds that there is no network,
@@ -88,7 +89,7 @@ def _interfaces(arrangement: Arrangement, everything: bool) -> bool:
     return v6
 
 
-def _networks(arrangement: Arrangement, everything: bool) -> list[tuple[bytes, int]]:
+def _networks(arrangement: NetworkSpec, everything: bool) -> list[tuple[bytes, int]]:
     """What is brought to our own loopback."""
     found = {(packed, prefix) for packed, prefix, _ in arrangement.gates}
     found |= {(packed, len(packed) * 8) for packed, _ in arrangement.datagrams if packed}
@@ -103,7 +104,7 @@ def _networks(arrangement: Arrangement, everything: bool) -> list[tuple[bytes, i
     return sorted(network for network in found if not _is_loopback(network[0]))
 
 
-def _redirect(arrangement: Arrangement) -> tuple[bool, bool]:
+def _redirect(arrangement: NetworkSpec) -> tuple[bool, bool]:
     """Have nftables deliver TCP to our listener and refuse the rest: whether it does, and tells of it."""
     for v6, tells in ((True, True), (True, False), (False, True), (False, False)):
         try:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from ...events import Event
     from ...ipc.agent_client import AgentLink
+    from ...ipc.gateway_messages import Question
     from ...network.gateway.deciding import Deciding, OnConnect
-    from ...network.gateway.orders import Question
     from ...policy.plan import Plan
 
 _LONGEST = 1 << 16

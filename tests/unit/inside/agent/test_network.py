@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from staddle import Network
-from staddle.inside.agent.network import decoded, encoded
-from staddle.network.namespace.arrangement import Arrangement, arrange
+from staddle.ipc.network_spec import NetworkSpec, decoded, encoded
+from staddle.network.namespace.arrangement import arrange
 
 NETWORKS = {
     "deny": Network.deny(),
@@ -23,8 +23,8 @@ def test_an_arrangement_arrives_as_it_was_but_for_what_nobody_can_hold(name: str
 
 
 def test_nothing_is_an_arrangement_too() -> None:
-    assert encoded(Arrangement()) == ()
-    assert decoded(()) == Arrangement()
+    assert encoded(NetworkSpec()) == ()
+    assert decoded(()) == NetworkSpec()
 
 
 @pytest.mark.parametrize("row", [(b"door", b"", 0, b""), (b"gate", b"abcd", 8, b"odd")])

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from staddle.ipc.gateway_messages import Settings, decode_attempt
 from staddle.network.gateway.gateway import Gateway
-from staddle.network.gateway.orders import Settings, decode_attempt
 from staddle.network.rules import dns, synthetic
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from staddle import Event, Network
+from staddle.ipc.gateway_messages import Question
 from staddle.network.gateway.deciding import Deciding
-from staddle.network.gateway.orders import Question
 from tests.kernel.waiting import until
 
 NETWORK = Network.allow("api.example.com:443", "!bad.example.com")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from staddle.ipc.gateway_messages import Attempt, decode_attempt, decode_turn
 from staddle.network.gateway.loop import Loop
-from staddle.network.gateway.orders import Attempt, decode_attempt, decode_turn
 from staddle.network.gateway.telling import Teller
 
 

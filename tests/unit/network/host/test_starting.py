@@ -9,7 +9,7 @@ import pytest
 from staddle import Network
 from staddle.display import shown
 from staddle.errors import PolicyError
-from staddle.network.gateway.orders import Attempt
+from staddle.ipc.gateway_messages import Attempt
 from staddle.network.host import starting
 from staddle.network.host.starting import Bounds, event, settings
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from staddle import Network
-from staddle.network.gateway.deciding import Deciding
-from staddle.network.gateway.orders import (
+from staddle.ipc.gateway_messages import (
     Attempt,
     Question,
     decode_decision,
@@ -17,6 +16,7 @@ from staddle.network.gateway.orders import (
     encode_hungry,
     encode_question,
 )
+from staddle.network.gateway.deciding import Deciding
 from staddle.network.host.told import MOST, Told
 from tests.kernel.waiting import until
 

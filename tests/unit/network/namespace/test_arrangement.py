@@ -5,12 +5,11 @@ from __future__ import annotations
 import socket
 
 from staddle import Network
+from staddle.ipc.network_spec import ANYWHERE, NetworkSpec
 from staddle.network.namespace.arrangement import (
-    ANYWHERE,
     MOST_LISTENERS,
     USUAL_PORTS,
     WILDCARD_SLOTS,
-    Arrangement,
     arrange,
     exact_names,
     needs_gateway,
@@ -27,7 +26,7 @@ def packed(text: str) -> bytes:
 
 def test_without_anything_to_reach_there_is_nothing_to_make() -> None:
     for network in (Network.deny(), Network.open(), Network.loopback(), Network.allow()):
-        assert arrange(network) == Arrangement()
+        assert arrange(network) == NetworkSpec()
         assert not needs_gateway(network)
     assert needs_gateway(Network.loopback([1]))
     assert needs_gateway(Network.allow("a.com"))
@@ -35,7 +34,7 @@ def test_without_anything_to_reach_there_is_nothing_to_make() -> None:
 
 def test_loopback_ports_are_forwards() -> None:
     made = arrange(Network.loopback([5432, 80]))
-    assert made == Arrangement(forwards=((packed("127.0.0.1"), 80), (packed("127.0.0.1"), 5432)))
+    assert made == NetworkSpec(forwards=((packed("127.0.0.1"), 80), (packed("127.0.0.1"), 5432)))
 
 
 def test_names_need_the_resolver_and_their_ports_only() -> None:

@@ -7,9 +7,9 @@ sandbox's first process (`Sockets`, with descriptors); from the gateway, what ha
 
 from __future__ import annotations
 
-from ..._value import Value
-from ...ipc import wire
-from ...ipc.wire import Malformed
+from .._value import Value
+from . import wire
+from .wire import Malformed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from staddle.ipc import gateway_messages
+from staddle.ipc.gateway_messages import Attempt, Settings, Sockets
 from staddle.ipc.wire import Malformed
-from staddle.network.gateway import orders
-from staddle.network.gateway.orders import Attempt, Settings, Sockets
 
 SETTINGS = Settings(
     "allow", ("a.com:443", "!b.com"), (), (("192.0.2.1", 53),), (("c.com", "192.0.2.7"),), 9, 1, 2, 3
@@ -20,36 +20,36 @@ ATTEMPT = Attempt("refused", "tcp", "evil.com", 443, "no entry allows it", "evil
 
 
 def test_everything_arrives_as_it_was_sent() -> None:
-    assert orders.decode_settings(orders.encode_settings(SETTINGS)) == SETTINGS
+    assert gateway_messages.decode_settings(gateway_messages.encode_settings(SETTINGS)) == SETTINGS
     loopback = Settings("loopback", ports=(80, 5432))
-    assert orders.decode_settings(orders.encode_settings(loopback)) == loopback
-    assert orders.decode_sockets(orders.encode_sockets(SOCKETS), 3) == SOCKETS
-    assert orders.decode_attempt(orders.encode_attempt(ATTEMPT)) == ATTEMPT
-    assert orders.decode_hungry(orders.encode_hungry(16)) == 16
-    assert orders.decode_hungry(orders.encode_attempt(ATTEMPT)) is None
+    assert gateway_messages.decode_settings(gateway_messages.encode_settings(loopback)) == loopback
+    assert gateway_messages.decode_sockets(gateway_messages.encode_sockets(SOCKETS), 3) == SOCKETS
+    assert gateway_messages.decode_attempt(gateway_messages.encode_attempt(ATTEMPT)) == ATTEMPT
+    assert gateway_messages.decode_hungry(gateway_messages.encode_hungry(16)) == 16
+    assert gateway_messages.decode_hungry(gateway_messages.encode_attempt(ATTEMPT)) is None
 
 
 def test_sockets_and_labels_go_together() -> None:
     for descriptors in (0, 2, 4):
         with pytest.raises(Malformed):
-            orders.decode_sockets(orders.encode_sockets(SOCKETS), descriptors)
+            gateway_messages.decode_sockets(gateway_messages.encode_sockets(SOCKETS), descriptors)
     for label in (("root", b"", 1), ("tcp", b"123", 1), ("tcp", b"", 70000), ("tcp", b"", -1)):
         with pytest.raises(Malformed):
-            orders.decode_sockets(orders.encode_sockets(Sockets((label,))), 1)
+            gateway_messages.decode_sockets(gateway_messages.encode_sockets(Sockets((label,))), 1)
 
 
 def test_an_attempt_is_bounded_and_its_outcome_one_of_ours() -> None:
-    long = orders.encode_attempt(ATTEMPT.replace(host="a" * 100_000, why="\udcff" * 5000))
+    long = gateway_messages.encode_attempt(ATTEMPT.replace(host="a" * 100_000, why="\udcff" * 5000))
     assert len(long) < 5000
     with pytest.raises(Malformed):
-        orders.decode_attempt(orders.encode_attempt(ATTEMPT.replace(outcome="trusted")))
+        gateway_messages.decode_attempt(gateway_messages.encode_attempt(ATTEMPT.replace(outcome="trusted")))
 
 
 def test_a_turn_comes_back_as_it_was_said() -> None:
-    assert orders.decode_turn(orders.encode_turn(7)) == 7
-    assert orders.decode_turn(orders.encode_attempt(ATTEMPT)) is None
+    assert gateway_messages.decode_turn(gateway_messages.encode_turn(7)) == 7
+    assert gateway_messages.decode_turn(gateway_messages.encode_attempt(ATTEMPT)) is None
     with pytest.raises(Malformed):
-        orders.decode_turn(orders.encode_turn(7)[:-1])
+        gateway_messages.decode_turn(gateway_messages.encode_turn(7)[:-1])
 
 
 KINDS = [b"", b"attempt 1\n", b"hungry 1\n", b"question 1\n", b"turn 1\n"]
@@ -57,7 +57,12 @@ KINDS = [b"", b"attempt 1\n", b"hungry 1\n", b"question 1\n", b"turn 1\n"]
 
 @given(st.binary(max_size=200), st.sampled_from(KINDS))
 def test_whatever_a_gateway_says_is_an_attempt_or_malformed(data: bytes, start: bytes) -> None:
-    for decode in (orders.decode_attempt, orders.decode_hungry, orders.decode_question, orders.decode_turn):
+    for decode in (
+        gateway_messages.decode_attempt,
+        gateway_messages.decode_hungry,
+        gateway_messages.decode_question,
+        gateway_messages.decode_turn,
+    ):
         try:
             decode(start + data)
         except Malformed:
@@ -67,4 +72,4 @@ def test_whatever_a_gateway_says_is_an_attempt_or_malformed(data: bytes, start: 
 @given(st.binary(max_size=200), st.integers(0, 4))
 def test_whatever_comes_with_sockets_is_an_order_or_malformed(data: bytes, descriptors: int) -> None:
     with pytest.raises(Malformed):
-        orders.decode_sockets(b"sockets 1\n" + data, descriptors)
+        gateway_messages.decode_sockets(b"sockets 1\n" + data, descriptors)

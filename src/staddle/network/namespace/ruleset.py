@@ -10,13 +10,14 @@ forks the first process of a sandbox calls `compiled` before.
 
 from __future__ import annotations
 
+from ...ipc.network_spec import ANYWHERE
 from ...linux import nftables
-from ..namespace.arrangement import ANYWHERE, LISTENER_PORT
-from . import synthetic
+from ..rules import synthetic
+from .arrangement import LISTENER_PORT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..namespace.arrangement import Arrangement
+    from ...ipc.network_spec import NetworkSpec
 
 #: The group that refused packets are told to, how much of each, and how many in a second.
 LOG_GROUP, LOG_LENGTH, LOGGED_A_SECOND = 1, 80, 50
@@ -26,10 +27,10 @@ _OWN = {
     nftables.IPV6: ((bytes(15) + b"\1", 128), (synthetic.OWN_V6, 128)),
 }
 _REMEMBERED = 16
-_known: dict[tuple[Arrangement, bool, bool], tuple[bytes, int]] = {}
+_known: dict[tuple[NetworkSpec, bool, bool], tuple[bytes, int]] = {}
 
 
-def compiled(arrangement: Arrangement, *, v6: bool = True, tells: bool = True) -> tuple[bytes, int]:
+def compiled(arrangement: NetworkSpec, *, v6: bool = True, tells: bool = True) -> tuple[bytes, int]:
     """The transaction, and how many answers the kernel gives to it.
 
     `v6` and `tells` are for kernels without IPv6, or without a way to tell what was refused.
@@ -44,7 +45,7 @@ def compiled(arrangement: Arrangement, *, v6: bool = True, tells: bool = True) -
     return found
 
 
-def rules(arrangement: Arrangement, v6: bool, tells: bool) -> list[bytes]:
+def rules(arrangement: NetworkSpec, v6: bool, tells: bool) -> list[bytes]:
     """The rules, in order."""
     made = []
     for family in (nftables.IPV4, nftables.IPV6) if v6 else (nftables.IPV4,):
@@ -54,7 +55,7 @@ def rules(arrangement: Arrangement, v6: bool, tells: bool) -> list[bytes]:
     return [*made, nftables.protocol(nftables.TCP) + nftables.reset(), nftables.unreachable()]
 
 
-def _family(arrangement: Arrangement, family: int) -> list[bytes]:
+def _family(arrangement: NetworkSpec, family: int) -> list[bytes]:
     is_v4 = family == nftables.IPV4
     only, length = nftables.family(family), 4 if is_v4 else 16
     accept = nftables.verdict(nftables.ACCEPT)

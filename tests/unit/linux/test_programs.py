@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.backends import programs
+from staddle.linux import programs
 
 
 def made(path: Path, text: str = "#!/bin/sh\n", mode: int = 0o755) -> str:
