@@ -325,7 +325,7 @@ def test_only_the_shells_used_last_keep_their_files(
     for number in range(3):
         for shell in shells:
             shell.run(b"n=$((n+1))", out=nowhere, err=nowhere)
-            shell.tidy()
+            shell.maintain()
         assert [int(str(shell.state().variables["n"])) for shell in shells] == [number + 1] * 8
     assert open_descriptors() - before <= 2 * 8 + 7 * 3
     for shell in shells:

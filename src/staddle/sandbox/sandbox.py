@@ -281,16 +281,16 @@ class Sandbox(Layered, Filed, Reachable, Started):
     # ------------------------------------------------------------ for the clock
 
     @property
-    def is_open(self) -> bool:
+    def _is_open(self) -> bool:
         """Whether nobody has closed it."""
         return not self._closed
 
     @property
-    def in_use(self) -> bool:
+    def _in_use(self) -> bool:
         """Whether something that was asked for runs in it now."""
         return self._inside.in_use
 
-    def end(self, why: str) -> None:
+    def _end(self, why: str) -> None:
         """Close it, whatever runs; `why` is told to whoever comes later."""
         self._ended_by = why
         self.close()

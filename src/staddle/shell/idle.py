@@ -1,69 +1,67 @@
-"""What is done for a shell shortly after a command, off its caller's path, by one thread for all."""
+"""Maintenance of idle shells: shortly after a command, off its path, by one thread for all shells."""
 
 from __future__ import annotations
 
 import _thread
-import os
 import time
+
+from ..background import Worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
     class IdleShell(Protocol):
-        """A shell that can be looked after while no command runs in it."""
+        """A shell that can be maintained while no command runs in it."""
 
-        def tidy(self) -> None: ...
+        def maintain(self) -> None: ...
 
 
-#: So long after a command nobody seems to be about to run another.
+#: Seconds after a command until its shell counts as idle.
 QUIET = 0.005
-#: A shell that is looked after lets a command wait: that may take a tenth of the time.
-_PATIENCE = 10
+#: Maintenance holds the shell's lock. It waits ten times as long as it last took, so it costs a caller at
+#: most a tenth of the time.
+_SHARE = 10
 
 
-class Janitor:
-    """Looks after shells that have come to rest."""
+class IdleMaintenance:
+    """The shells that are to be maintained, each with the time from which on. Thread-safe."""
 
     def __init__(self) -> None:
-        self._waiting: dict[IdleShell, float] = {}
-        self._turn = _thread.allocate_lock()
-        self._bell = _thread.allocate_lock()
-        self._process = 0
+        self._due: dict[IdleShell, float] = {}
+        self._lock = _thread.allocate_lock()
+        self._worker = Worker(self._maintain, self._forget_all)
 
-    def soon(self, shell: IdleShell, cost: float) -> None:
-        """Look after `shell` when it has been quiet for a moment, longer where that `cost` much last time."""
-        when = time.monotonic() + max(QUIET, _PATIENCE * cost)
-        with self._turn:
-            self._waiting[shell] = when
-            if self._process != os.getpid():  # the first one, or a forked child, which has no thread of it
-                self._bell = _thread.allocate_lock()
-                self._bell.acquire()
-                _thread.start_new_thread(self._work, ())
-                self._process = os.getpid()
-            if self._bell.locked():
-                self._bell.release()
+    def schedule(self, shell: IdleShell, cost: float) -> None:
+        """Maintain `shell` when it has been idle for a moment; longer, if that last took `cost` seconds."""
+        when = time.monotonic() + max(QUIET, _SHARE * cost)
+        with self._lock:
+            self._due[shell] = when
+        self._worker.wake()
 
     def forget(self, shell: IdleShell) -> None:
-        """`shell` is closed."""
-        with self._turn:
-            self._waiting.pop(shell, None)
+        """Drop `shell`, which is closed."""
+        with self._lock:
+            self._due.pop(shell, None)
 
-    def _work(self) -> None:
-        while True:
-            self._bell.acquire()
-            while self._waiting:
-                time.sleep(QUIET)
-                with self._turn:
-                    now = time.monotonic()
-                    due = [shell for shell, when in self._waiting.items() if when <= now]
-                    for shell in due:
-                        del self._waiting[shell]
-                for shell in due:
-                    try:
-                        shell.tidy()
-                    except Exception:  # noqa: S110 - whoever uses it next is told
-                        pass
+    def _maintain(self) -> float | None:
+        # Sleeping, not waiting to be woken: each command of a busy shell would cost a change of threads.
+        time.sleep(QUIET)
+        with self._lock:
+            now = time.monotonic()
+            due = [shell for shell, when in self._due.items() if when <= now]
+            for shell in due:
+                del self._due[shell]
+        for shell in due:
+            try:
+                shell.maintain()
+            except Exception:  # noqa: S110 - the next command of this shell raises it again
+                pass
+        return 0.0 if self._due else None
+
+    def _forget_all(self) -> None:
+        self._due = {}
+        self._lock = _thread.allocate_lock()
 
 
-JANITOR = Janitor()
+IDLE_MAINTENANCE = IdleMaintenance()

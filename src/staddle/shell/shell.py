@@ -8,7 +8,7 @@ from ..errors import SandboxClosed, SandboxLost, SessionBusy, StaddleError
 from ..interrupts import free_within
 from .bash_process import Bash
 from .fd_budget import PARKING
-from .idle import JANITOR, QUIET
+from .idle import IDLE_MAINTENANCE, QUIET
 from .outcome import Outcome
 from .running_command import Command
 from .shell_state import OLDEST, Memory
@@ -223,7 +223,7 @@ class Shell:
     def rest(self) -> None:
         """Nobody waits for anything now: what can be done without a caller may be done soon."""
         if not self._closed:
-            JANITOR.soon(self, self._memory.cost)
+            IDLE_MAINTENANCE.schedule(self, self._memory.cost)
 
     def fileno(self) -> int:
         """Readable when `step` has something to do."""
@@ -359,7 +359,7 @@ class Shell:
                 self._memory.bash.close()
                 if self._account is not None:
                     self._account.park()
-        JANITOR.forget(self)
+        IDLE_MAINTENANCE.forget(self)
         PARKING.forget(self)
         for late in self._late:
             late.close()
@@ -377,8 +377,8 @@ class Shell:
         finally:
             self._turn.release()
 
-    def tidy(self) -> None:
-        """What need not wait for the next command: another bash for an ended one, its state, new pipes."""
+    def maintain(self) -> None:
+        """Do now what the next command would wait for: replace an ended bash, read its state, renew pipes."""
         if not self._turn.acquire(False):
             return
         try:

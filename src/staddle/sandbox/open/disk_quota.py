@@ -8,9 +8,9 @@ One thread for all sandboxes with such a limit, started with the first of them.
 from __future__ import annotations
 
 import os
-import threading
 import time
 
+from ...background import Worker
 from ...errors import StaddleError
 from ...limits import disk
 
@@ -112,45 +112,30 @@ def _used(path: str) -> tuple[int, int]:
 
 
 class _Watch:
-    def __init__(self) -> None:
-        self._several: list[Filling] = []
-        self._renew()
-        self._begin = threading.Lock()
-        self._process = 0
+    """All sandboxes of this process with such a limit."""
 
-    def _renew(self) -> None:
-        self._lock = threading.RLock()  # held itself: a signal can come into the `with` of a Condition
-        self._changed = threading.Condition(self._lock)
+    def __init__(self) -> None:
+        self._several: list[Filling] = []  # without a lock: it is only appended to and removed from
+        self._worker = Worker(self._look, self._several.clear)
 
     def add(self, filling: Filling) -> None:
-        with self._begin:
-            if self._process != os.getpid():  # the first one, or a fork, which has no thread of ours
-                self._several = []
-                self._renew()
-                threading.Thread(target=self._work, name="staddle-disk", daemon=True).start()
-                self._process = os.getpid()
-        with self._lock:
-            self._several.append(filling)
-            self._changed.notify()
+        self._several.append(filling)
+        self._worker.wake()
 
     def remove(self, filling: Filling) -> None:
-        if self._process == os.getpid():
-            with self._lock:
-                self._several = [item for item in self._several if item is not filling]
+        try:
+            self._several.remove(filling)
+        except ValueError:
+            pass  # it was added in the process that this one is a fork of
 
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                while not self._several:
-                    self._changed.wait()
-                several = list(self._several)
-            wait = _SELDOM
-            for filling in several:
-                try:
-                    wait = min(wait, filling.look())
-                except Exception:  # noqa: S112 - its layers have gone under it
-                    continue
-            time.sleep(wait)
+    def _look(self) -> float | None:
+        wait = _SELDOM
+        for filling in tuple(self._several):
+            try:
+                wait = min(wait, filling.look())
+            except Exception:  # noqa: S112 - its layers have gone under it
+                continue
+        return wait if self._several else None
 
 
 _WATCH = _Watch()

@@ -5,10 +5,10 @@ One thread for all that have such a limit, started with the first of them.
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from weakref import ref
+
+from ...background import Worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
         """A sandbox, as far as the clock needs it."""
 
         @property
-        def is_open(self) -> bool: ...
-        @property
-        def in_use(self) -> bool: ...
-        @property
         def last_asked(self) -> float: ...
-        def end(self, why: str) -> None: ...
+        @property
+        def _is_open(self) -> bool: ...
+        @property
+        def _in_use(self) -> bool: ...
+        def _end(self, why: str) -> None: ...
 
 
 #: How often a sandbox that is in use is looked at again, in seconds, at most.
@@ -50,7 +50,7 @@ class _Life:
             return now, "max_lifetime"
         if limits.idle is None:
             return whole, ""
-        if sandbox.in_use:
+        if sandbox._in_use:
             self.used = now
             return min(whole, now + min(limits.idle, _OFTEN)), ""
         idle = max(self.used, sandbox.last_asked) + limits.idle
@@ -61,39 +61,25 @@ class Lifetimes:
     """All sandboxes of this process that end by the clock."""
 
     def __init__(self) -> None:
-        self._lives: list[_Life] = []
-        self._renew()
-        self._begin = threading.Lock()
-        self._process = 0
-
-    def _renew(self) -> None:
-        self._lock = threading.RLock()  # held itself: a signal can come into the `with` of a Condition
-        self._changed = threading.Condition(self._lock)
+        self._lives: list[_Life] = []  # without a lock: it is only appended to and removed from
+        self._worker = Worker(self._end_due, self._lives.clear)
 
     def watch(self, sandbox: TimedSandbox, limits: Limits) -> None:
         """Close `sandbox` when `limits` say so."""
-        if limits.max_lifetime is None and limits.idle is None:
-            return
-        with self._begin:
-            if self._process != os.getpid():  # the first one, or a fork, which has no thread of ours
-                self._lives = []
-                self._renew()
-                threading.Thread(target=self._work, name="staddle-lifetimes", daemon=True).start()
-                self._process = os.getpid()
-        with self._lock:
+        if limits.max_lifetime is not None or limits.idle is not None:
             self._lives.append(_Life(sandbox, limits))
-            self._changed.notify()
+            self._worker.wake()
 
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                over, wait = self._look()
-                if not over:
-                    self._changed.wait(wait)
-            while over:
-                sandbox, limit = over.pop()
-                sandbox.end(f"its time was up (limits.{limit})")
-                del sandbox
+    def _end_due(self) -> float | None:
+        """End those whose time is up; return how long until the next one's is."""
+        over, wait = self._look()
+        if not over:
+            return wait
+        while over:
+            sandbox, limit = over.pop()
+            sandbox._end(f"its time was up (limits.{limit})")
+            del sandbox
+        return 0.0
 
     def _look(self) -> tuple[list[tuple[TimedSandbox, str]], float | None]:
         """Those whose time is up; how long until the next one's is."""
@@ -102,7 +88,7 @@ class Lifetimes:
         soonest = float("inf")
         for life in list(self._lives):
             sandbox = life.sandbox()
-            if sandbox is None or not sandbox.is_open:
+            if sandbox is None or not sandbox._is_open:
                 self._lives.remove(life)
                 continue
             when, limit = life.due(sandbox, now)

@@ -1,0 +1,76 @@
+"""One background thread for each kind of work: started late, woken, and begun anew in a fork."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from staddle.background import Worker
+
+PATIENCE = 10.0
+
+
+def nothing() -> None:
+    """Nothing belongs to the parent."""
+
+
+def test_nothing_is_started_before_it_is_woken() -> None:
+    called = threading.Event()
+    worker = Worker(called.set, nothing)
+    assert not called.wait(0.05)
+    worker.wake()
+    assert called.wait(PATIENCE)
+
+
+def test_each_wake_has_the_work_done_once_more() -> None:
+    calls = threading.Semaphore(0)
+    worker = Worker(calls.release, nothing)
+    for _ in range(3):
+        worker.wake()
+        assert calls.acquire(timeout=PATIENCE)
+
+
+def test_the_work_says_when_it_is_to_be_done_again() -> None:
+    calls, times = threading.Semaphore(0), iter((0.0, 0.01, None))
+
+    def work() -> float | None:
+        calls.release()
+        return next(times)
+
+    Worker(work, nothing).wake()
+    assert all(calls.acquire(timeout=PATIENCE) for _ in range(3))
+    assert not calls.acquire(timeout=0.05)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_work_that_fails_is_done_when_it_is_woken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, failed = threading.Semaphore(0), threading.Event()
+    monkeypatch.setattr("sys.unraisablehook", lambda _: failed.set())
+
+    def work() -> None:
+        calls.release()
+        raise OSError
+
+    worker = Worker(work, nothing)
+    for _ in range(2):
+        worker.wake()
+        assert calls.acquire(timeout=PATIENCE)
+        assert failed.wait(PATIENCE)
+        failed.clear()
+
+
+def test_a_fork_forgets_what_is_its_parents_and_has_a_thread_of_its_own() -> None:
+    mine: list[str] = ["the parent's"]
+    seen = threading.Event()
+    worker = Worker(seen.set, mine.clear)
+    worker.wake()
+    assert seen.wait(PATIENCE)
+    child = os.fork()
+    if not child:
+        seen.clear()
+        worker.wake()
+        os._exit(0 if seen.wait(PATIENCE) and not mine else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert mine == ["the parent's"]
