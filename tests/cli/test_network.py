@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.cli.run import say_violations
+from staddle.cli.report import say_violations
 from staddle.events import Event
 from tests.cli.staddle_command import staddle
 

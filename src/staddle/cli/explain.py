@@ -6,8 +6,7 @@ from .. import backends
 from ..display import shown
 from ..errors import StaddleError
 from .options import Option, help_rows, parse
-from .run import command_from
-from .settings import RUNNING, policy_from
+from .settings import RUNNING, command_from, policy_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

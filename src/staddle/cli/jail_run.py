@@ -10,7 +10,7 @@ from ..jail.agents import AGENTS, agent_named
 from ..jail.jail import ConfinedJail, RunOpts, new_jail
 from ..policy import Network, Policy
 from .options import Option, Parsed, help_rows
-from .run import say, say_gaps, say_violations
+from .report import attended, captured, print_report, say_gaps, say_violations
 from .settings import HELP, RUNNING, asked_of
 
 TYPE_CHECKING = False
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..jail.agents import Agent
-    from ..jail.jail import Runner
-    from ..jail.visit import Visit
+    from ..jail.visit import Runner, Visit
     from ..jail.workspace import Workspace
     from ..wrapping import WrappedCommand
 
@@ -87,7 +86,7 @@ def run(workspace: Workspace, parsed: Parsed) -> int:
     opts, jail = _opts(workspace, command, parsed, command[0])
     try:
         with jail.visit(opts) as visit:
-            status = _as_json(visit, opts) if parsed.on("json") else _attended(visit, opts, parsed)
+            status = _captured(visit, opts) if parsed.on("json") else _attended(visit, opts, parsed)
     except CommandNotFound as error:
         return _refuse(error)
     if not parsed.on("json"):
@@ -195,56 +194,24 @@ def _runner(program: str) -> Runner:
 
 
 def _attended(visit: Visit, opts: RunOpts, parsed: Parsed, *, stdin: bool = False) -> int:
-    """On our own output, signals passed on, and told to the workspace as it was."""
-    from ..launch.foreground import attend
-
+    """Run it on our own output, and record in the workspace whether it ended by itself."""
     if not stdin:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-    limits = visit.command.plan.limits
-    outcome = attend(
-        visit.command.launch(),
-        seconds=opts.timeout,
-        cap=limits.output if parsed.on("output-cap") else None,
-    )
-    if outcome.reason == "timeout":
-        say(f"ended after {opts.timeout:g} s; --timeout gives it more")
-    for name, count in zip(("output", "error"), outcome.dropped, strict=True):
-        if count:
-            say(f"{count} bytes of standard {name} were dropped; --output-cap lets more through")
+    cap = visit.command.plan.limits.output if parsed.on("output-cap") else None
+    outcome = attended(visit.command, seconds=opts.timeout, cap=cap)
     reason = "timeout" if outcome.reason == "timeout" else "exited"
     visit.ended(outcome.status, "cancelled" if outcome.status in _ASKED_TO_END else reason)
     return outcome.status
 
 
-def _as_json(visit: Visit, opts: RunOpts) -> int:
-    import json
+def _captured(visit: Visit, opts: RunOpts) -> int:
     import subprocess
-    import time
 
-    began = time.monotonic()
-    try:
-        done = visit.command.run(stdin=subprocess.DEVNULL, capture_output=True, timeout=opts.timeout)
-        code: int = done.returncode
-        status, reason = (code, "exited") if code >= 0 else (128 - code, "signalled")
-        out, err = done.stdout, done.stderr
-    except subprocess.TimeoutExpired as late:
-        status, reason, out, err = 124, "timeout", late.output, late.stderr
-    visit.ended(status, "timeout" if reason == "timeout" else "exited")
-    report = {
-        "workspace": opts.workspace.name,
-        "exit_code": status,
-        "reason": reason,
-        "stdout": (out or b"").decode("utf-8", "replace"),
-        "stderr": (err or b"").decode("utf-8", "replace"),
-        "duration": time.monotonic() - began,
-        "backend": visit.command.backend,
-        "enforced": visit.command.enforced.as_dict(),
-        "violations": [event.as_dict() for event in visit.look()],
-    }
-    print(json.dumps(report))
-    return status
+    report = captured(visit.command, stdin=subprocess.DEVNULL, timeout=opts.timeout)
+    visit.ended(report["exit_code"], "timeout" if report["reason"] == "timeout" else "exited")
+    return print_report({"workspace": opts.workspace.name, **report}, visit.command.enforced, visit.look())
 
 
 def _refuse(error: CommandNotFound) -> int:

@@ -8,7 +8,7 @@ import time
 
 from ..display import shown
 from ..errors import UsageError
-from ..sandbox.workspace import persistent as sessions
+from ..sandbox.workspace import persistent
 from .options import Option, Parsed, help_rows, parse_among
 
 TYPE_CHECKING = False
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from ..layers.changes import Change
     from ..layers.kept import Record
+    from ..policy import Policy
+    from ..sandbox.sandbox import Sandbox
 
 JSON = Option("json", "", "the same as JSON")
 #: How a kind of change is told in one letter.
@@ -63,7 +65,7 @@ def every() -> list[Record]:
     found = []
     for name in names():
         try:
-            found.append(sessions.find(name))
+            found.append(persistent.find(name))
         except LayerError as error:
             print(f"staddle: {shown(str(error))}", file=sys.stderr)
     return found
@@ -89,6 +91,50 @@ def below(paths: Sequence[str]) -> tuple[str, ...] | None:
         raise UsageError(
             str(error), fix="name paths as `staddle diff` does, or relative to the workspace"
         ) from None
+
+
+def open_kept(parsed: Parsed, script: str | None = None) -> tuple[Sandbox, str | None]:
+    """Open the sandbox of `--keep`, and return it with its workspace. `script` must be readable in it."""
+    from ..sandbox.sandbox import Sandbox
+
+    name = parsed.one("keep")
+    mode = parsed.one("mode")
+    if mode not in (None, "overlay"):
+        raise UsageError(
+            f"--keep and --mode {mode} contradict each other",
+            why="only changes in a layer of its own can be kept",
+            fix="leave one of them out",
+        )
+    policy, workspace = _policy_and_workspace(parsed, name or "")
+    if script is not None and not (workspace is not None and is_within(script, workspace)):
+        policy = policy.with_read(script)
+    sandbox = Sandbox(
+        workspace,
+        policy,
+        backend=parsed.one("backend") or "auto",
+        best_effort=parsed.on("best-effort"),
+        keep=name,
+    )
+    return sandbox, workspace
+
+
+def _policy_and_workspace(parsed: Parsed, name: str) -> tuple[Policy, str | None]:
+    """The policy, and the workspace: that of the kept sandbox, if it exists already."""
+    from .settings import session_from
+
+    options = {option: values for option, values in parsed.options.items() if option != "mode"}
+    known = persistent.workspace_of(name)
+    if known is not None and "workspace" not in options:
+        here = os.path.realpath(os.getcwd())
+        if not is_within(here, known):
+            raise UsageError(
+                f"the kept sandbox {name!r} is of {known!r}",
+                why="the current directory is not in there",
+                fix="go there, name it with --workspace, or choose another name",
+            )
+        options["workspace"] = [known]
+    policy, workspace, _ = session_from(parsed.replace(options=options))
+    return policy, None if workspace is None else os.path.realpath(workspace)
 
 
 def row(change: Change) -> str:

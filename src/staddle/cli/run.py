@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 
-from ..errors import CommandNotFound, LaunchFailed, StaddleError, UsageError
+from ..errors import CommandNotFound, LaunchFailed, StaddleError
 from .options import Option, Parsed, help_rows, parse
-from .settings import KEEP, RUNNING, policy_from
+from .report import attended, captured, print_report, refuse, say_gaps, say_violations
+from .settings import KEEP, RUNNING, command_from, policy_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..enforcement import Enforcement
-    from ..events import Event
     from ..policy.plan import Plan
     from ..wrapping import WrappedCommand
 
@@ -68,33 +66,13 @@ def main(words: Sequence[str]) -> int:
     say_gaps(wrapped.enforced)
     here = os.open(".", os.O_PATH | os.O_CLOEXEC)
     try:
-        return _as_json(wrapped, plan) if parsed.on("json") else _attended(parsed, wrapped, plan)
+        return _captured(wrapped) if parsed.on("json") else _attended(parsed, wrapped, plan)
     except LaunchFailed:
         if not doubt(wrapped.backend):
             raise
     # Nothing was started, and the backend is known now not to work here: choose again.
     os.fchdir(here)
     return main(words)
-
-
-def _attended(parsed: Parsed, wrapped: WrappedCommand, plan: Plan) -> int:
-    from ..launch.foreground import attend
-    from ..launch.running import within_lifetime
-
-    outcome = attend(
-        wrapped.launch(),
-        seconds=within_lifetime(plan.limits.timeout, plan.limits),
-        cap=plan.limits.output if parsed.on("output-cap") else None,
-    )
-    if outcome.reason == "timeout":
-        say(f"ended after {plan.limits.timeout:g} s; --timeout gives it more")
-    if outcome.why:
-        say(outcome.why)
-    for name, count in zip(("output", "error"), outcome.dropped, strict=True):
-        if count:
-            say(f"{count} bytes of standard {name} were dropped; --output-cap lets more through")
-    say_violations(wrapped.violations())
-    return outcome.status
 
 
 def confined(parsed: Parsed) -> tuple[WrappedCommand, Plan]:
@@ -115,104 +93,18 @@ def confined(parsed: Parsed) -> tuple[WrappedCommand, Plan]:
     return wrapped, plan
 
 
-def command_from(parsed: Parsed) -> tuple[list[str], str | None]:
-    """The command to run, and the script file that must be readable for it."""
-    line, words = parsed.one("command"), list(parsed.words)
-    if line is not None:
-        if "\0" in line:
-            raise UsageError("the script has a NUL in it", why="no argument can hold one")
-        return ["bash", "-c", line, "bash", *words], None
-    if not words:
-        raise UsageError(
-            "there is nothing to run", fix="write staddle run -- COMMAND, or -c 'SCRIPT', or a FILE"
-        )
-    if parsed.dashed:
-        return words, None
-    file = os.path.abspath(words[0])
-    if not os.path.isfile(file):
-        raise UsageError(
-            f"{words[0]!r} is not a file", fix=f"to run a program write: staddle run -- {' '.join(words)}"
-        )
-    with open(file, "rb") as start:
-        has_interpreter = start.read(2) == b"#!"
-    if has_interpreter and os.access(file, os.X_OK):
-        return [file, *words[1:]], file
-    return ["bash", file, *words[1:]], file
+def _attended(parsed: Parsed, wrapped: WrappedCommand, plan: Plan) -> int:
+    from ..launch.running import within_lifetime
 
-
-def _as_json(wrapped: WrappedCommand, plan: Plan) -> int:
-    import json
-    import subprocess
-    import time
-
-    from ..launch.running import complete
-
-    began = time.monotonic()
-    try:
-        done = complete(wrapped.launch(), plan.limits, capture_output=True)
-        status, reason, out, err = done.returncode, done.reason, done.stdout, done.stderr
-        why, used = done.why, done.usage
-        if status < 0:
-            status = 128 - status
-    except subprocess.TimeoutExpired as late:
-        status, reason, out, err = 124, "timeout", late.output, late.stderr
-        why, used = f"it was ended after {late.timeout:g} s (limits.timeout)", None
-    report = {
-        "exit_code": status,
-        "reason": reason,
-        "why": why,
-        "stdout": (out or b"").decode("utf-8", "replace"),
-        "stderr": (err or b"").decode("utf-8", "replace"),
-        "duration": time.monotonic() - began,
-        "usage": None if used is None else used.as_dict(),
-        "backend": wrapped.backend,
-        "enforced": wrapped.enforced.as_dict(),
-        "violations": [event.as_dict() for event in wrapped.violations()],
-    }
-    print(json.dumps(report))
-    return status
-
-
-def refuse(parsed: Parsed, error: StaddleError, status: int) -> int:
-    """Why nothing ran, as a sentence or as JSON."""
-    if not parsed.on("json"):
-        from ..display import shown
-
-        say(shown(str(error)))
-        return status
-    import json
-
-    print(
-        json.dumps({"error": {"what": error.what, "why": error.why, "fix": error.fix}, "exit_code": status})
+    outcome = attended(
+        wrapped,
+        seconds=within_lifetime(plan.limits.timeout, plan.limits),
+        cap=plan.limits.output if parsed.on("output-cap") else None,
     )
-    return status
+    say_violations(wrapped.violations())
+    return outcome.status
 
 
-def say_gaps(enforced: Enforcement) -> None:
-    """What will not hold, where that is not what the backend is known for."""
-    for gap in enforced.gaps:
-        if not gap.documented or enforced.backend == "native":
-            say(f"not enforced ({gap.protection}): {gap.why}")
-        if enforced.backend == "native":
-            break
-
-
-def say_violations(events: tuple[Event, ...]) -> None:
-    """What a person should look at after a run."""
-    if not events:
-        return
-    from ..display import shown
-
-    for event in events:
-        if event.kind == "refused":
-            allow = f"; --allow {shown(event.allow)}" if event.allow else ""
-            say(f"{shown(event.what)} was refused: {shown(event.rule)}{allow}")
-        elif event.kind == "note":
-            say(f"{shown(event.what)}: {shown(event.rule)}")
-        else:
-            say(f"{shown(event.what)}: {event.rule}; {event.allow}")
-
-
-def say(sentence: str) -> None:
-    """One line of ours, beside what the command prints."""
-    print(f"staddle: {sentence}", file=sys.stderr, flush=True)
+def _captured(wrapped: WrappedCommand) -> int:
+    report = captured(wrapped)
+    return print_report(report, wrapped.enforced, wrapped.violations())

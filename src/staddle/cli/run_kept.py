@@ -6,18 +6,16 @@ import os
 
 from ..errors import StaddleError, UsageError
 from ..policy.workspace import PLACE
-from ..sandbox.sandbox import Sandbox
-from ..sandbox.workspace.persistent import workspace_of
-from .kept import is_within
-from .run import command_from, refuse, say, say_gaps, say_violations
-from .settings import session_from
+from .kept import is_within, open_kept
+from .report import print_report, refuse, say, say_gaps, say_violations
+from .settings import command_from
 from .shell import passed_through
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..policy import Policy
+    from ..sandbox.sandbox import Sandbox
     from ..sandbox.terminal import Terminal
     from .options import Parsed
 
@@ -30,7 +28,7 @@ def run(parsed: Parsed) -> int:
         )
     try:
         argv, script = command_from(parsed)
-        sandbox, workspace = opened(parsed, script)
+        sandbox, workspace = open_kept(parsed, script)
     except StaddleError as error:
         return refuse(parsed, error, 125)
     with sandbox:
@@ -39,7 +37,9 @@ def run(parsed: Parsed) -> int:
             argv = [inside if word == script else word for word in argv]
         say_gaps(sandbox.enforced)
         if parsed.on("json"):
-            return _as_json(sandbox, argv)
+            result = sandbox.exec(argv)
+            violations = (*result.violations, *sandbox.violations())
+            return print_report(result.as_dict(), sandbox.enforced, violations)
         seconds = sandbox.policy.limits.timeout
         account = sandbox.account()
         account.begin()
@@ -77,57 +77,3 @@ class _OnATerminal:
         """The program on a terminal inside."""
         self.made = self._sandbox.terminal(self._argv, rows=rows, cols=cols, term=term)
         return self.made
-
-
-def opened(parsed: Parsed, script: str | None = None) -> tuple[Sandbox, str | None]:
-    """The sandbox that the options say, with its workspace. `script` must be readable in it."""
-    name = parsed.one("keep")
-    mode = parsed.one("mode")
-    if mode not in (None, "overlay"):
-        raise UsageError(
-            f"--keep and --mode {mode} contradict each other",
-            why="only changes in a layer of its own can be kept",
-            fix="leave one of them out",
-        )
-    policy, workspace = _where(parsed, name or "")
-    if script is not None and not (workspace is not None and is_within(script, workspace)):
-        policy = policy.with_read(script)
-    sandbox = Sandbox(
-        workspace,
-        policy,
-        backend=parsed.one("backend") or "auto",
-        best_effort=parsed.on("best-effort"),
-        keep=name,
-    )
-    return sandbox, workspace
-
-
-def _where(parsed: Parsed, name: str) -> tuple[Policy, str | None]:
-    """The policy, and the workspace: the session's own, if there is one already."""
-    options = {option: values for option, values in parsed.options.items() if option != "mode"}
-    known = workspace_of(name)
-    if known is not None and "workspace" not in options:
-        here = os.path.realpath(os.getcwd())
-        if not is_within(here, known):
-            raise UsageError(
-                f"the session {name!r} is of {known!r}",
-                why="the current directory is not in there",
-                fix="go there, name it with --workspace, or choose another name",
-            )
-        options["workspace"] = [known]
-    policy, workspace, _ = session_from(parsed.replace(options=options))
-    return policy, None if workspace is None else os.path.realpath(workspace)
-
-
-def _as_json(sandbox: Sandbox, argv: list[str]) -> int:
-    import json
-
-    result = sandbox.exec(argv)
-    report = {
-        **result.as_dict(),
-        "backend": sandbox.enforced.backend,
-        "enforced": sandbox.enforced.as_dict(),
-        "violations": [event.as_dict() for event in (*result.violations, *sandbox.violations())],
-    }
-    print(json.dumps(report))
-    return result.exit_code

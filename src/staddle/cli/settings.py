@@ -200,3 +200,28 @@ def _number(text: str, option: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise UsageError(f"{option} {text!r} is not a whole number")
     return int(text)
+
+
+def command_from(parsed: Parsed) -> tuple[list[str], str | None]:
+    """The command to run, and the script file that must be readable for it."""
+    line, words = parsed.one("command"), list(parsed.words)
+    if line is not None:
+        if "\0" in line:
+            raise UsageError("the script has a NUL in it", why="no argument can hold one")
+        return ["bash", "-c", line, "bash", *words], None
+    if not words:
+        raise UsageError(
+            "there is nothing to run", fix="write staddle run -- COMMAND, or -c 'SCRIPT', or a FILE"
+        )
+    if parsed.dashed:
+        return words, None
+    file = os.path.abspath(words[0])
+    if not os.path.isfile(file):
+        raise UsageError(
+            f"{words[0]!r} is not a file", fix=f"to run a program write: staddle run -- {' '.join(words)}"
+        )
+    with open(file, "rb") as start:
+        has_interpreter = start.read(2) == b"#!"
+    if has_interpreter and os.access(file, os.X_OK):
+        return [file, *words[1:]], file
+    return ["bash", file, *words[1:]], file

@@ -12,7 +12,7 @@ from ..launch.running import GRACE, give_pipes
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from ..sandbox.sandbox import Sandbox
 from .options import help_rows, parse
-from .run import say, say_gaps, say_violations
+from .report import say, say_gaps, say_violations
 from .settings import KEEP, RUNNING, session_from
 
 TYPE_CHECKING = False
@@ -74,9 +74,9 @@ def main(words: Sequence[str]) -> int:
 
 def _opened(parsed: Parsed) -> Sandbox:
     if parsed.on("keep"):
-        from .run_kept import opened
+        from .kept import open_kept
 
-        return opened(parsed)[0]
+        return open_kept(parsed)[0]
     policy, workspace, mode = session_from(parsed)
     return Sandbox(
         workspace,

@@ -12,7 +12,6 @@ from .writable import validate_writable_paths
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .asynchronous import AsyncLocalEnvironment
-    from .in_sandbox import SandboxEnvironment
     from .rules import CommandRules, Rule
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "LocalEnvironment",
     "PendingFile",
     "Rule",
-    "SandboxEnvironment",
     "open_for_write",
     "probe_landlock",
     "run_jail_exec",
@@ -38,7 +36,6 @@ _LATER = {
     "AsyncLocalEnvironment": "asynchronous",
     "CommandRules": "rules",
     "Rule": "rules",
-    "SandboxEnvironment": "in_sandbox",
 }
 
 

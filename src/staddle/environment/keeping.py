@@ -13,13 +13,19 @@ from .allowed import parents, refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-    from typing import Self
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from typing import Protocol, Self
 
     from ..files.globs import GlobSet
     from ..layers.changes import Change
-    from ..sandbox.sandbox import Sandbox
     from .allowed import Touched
+
+    class LayeredSandbox(Protocol):
+        """A sandbox whose changes are in a layer."""
+
+        def diff(self) -> Sequence[Change]: ...
+        def discard(self, paths: Collection[str]) -> object: ...
+
 
 _RULE = "no glob of writable_paths names it"
 
@@ -27,8 +33,10 @@ _RULE = "no glob of writable_paths names it"
 class Keeping:
     """For one command after the other: `with` it, and put back what was not to be."""
 
-    def __init__(self, sandbox: Sandbox, directory: str, globs: GlobSet) -> None:
-        self._sandbox, self._directory, self._globs = sandbox, directory, globs
+    def __init__(
+        self, sandbox: LayeredSandbox, modified: Callable[[str], float], directory: str, globs: GlobSet
+    ) -> None:
+        self._sandbox, self._modified, self._directory, self._globs = sandbox, modified, directory, globs
         self._before: dict[str, object] = {}
 
     def __enter__(self) -> Self:
@@ -71,10 +79,7 @@ class Keeping:
         )
 
     def _fingerprint(self, change: Change) -> object:
-        try:
-            modified = self._sandbox.files.stat(change.path, follow_symlinks=False).modified
-        except OSError:
-            modified = 0.0
+        modified = self._modified(change.path)
         return change.kind, change.type, change.size, change.mode, change.target, modified
 
 

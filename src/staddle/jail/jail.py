@@ -19,11 +19,9 @@ from .visit import Visit
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
     from typing import Any, Protocol
 
-    #: Called as `wrap` is, returns what has `run` as a WrappedCommand has.
-    Runner = Callable[..., Any]
+    from .visit import Runner
 else:
     Protocol = object
 

@@ -19,12 +19,15 @@ from .refs import moved, snapshot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Any, Self
 
-    from .jail import Runner
     from .obeyed import Print
     from .options import RunOpts
+
+    #: Called as `wrap` is, returns what has `run` as a WrappedCommand has.
+    Runner = Callable[..., Any]
 
 #: How a run ends when the workspace is `stopped` after it. Everything else leaves it `failed`.
 BY_ITSELF = "exited"

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import IO, Literal
 
-    from ..environment.in_sandbox import SandboxEnvironment
     from ..environment.rules import CommandRules
+    from .environment import SandboxEnvironment
     from .files import AnyPath, Source
     from .open_sandbox import OpenSandbox
 
@@ -62,7 +62,7 @@ class Filed:
         match is put back after each command. Elsewhere "refuse" raises PolicyNotEnforceable,
         and "record" says it in `limits()`. `rules` and `secrets` are as for LocalEnvironment.
         """
-        from ..environment.in_sandbox import SandboxEnvironment
+        from .environment import SandboxEnvironment
 
         return SandboxEnvironment(
             self,  # type: ignore[arg-type]

@@ -11,6 +11,9 @@ import threading
 
 from ..display import shown
 from ..enforcement import Gap
+from ..environment import commands, writable
+from ..environment.contract import CommandResult
+from ..environment.keeping import Keeping
 from ..errors import (
     CommandCancelled,
     CommandNotFound,
@@ -31,22 +34,36 @@ from ..launch.redaction import RedactedTail, Secrets, secret_values
 from ..policy.environment import checked_name
 from ..policy.paths import several
 from ..policy.workspace import PLACE
-from ..sandbox import command_spec, files
-from ..sandbox.execution import Execution, drive
-from . import commands, writable
-from .contract import CommandResult
-from .keeping import Keeping
+from . import command_spec, files
+from .execution import Execution, drive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import Literal
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from typing import Literal, Protocol
 
+    from ..environment.rules import CommandRules
     from ..files.beneath import AnyPath
-    from ..sandbox.open_sandbox import OpenSandbox
-    from ..sandbox.sandbox import Sandbox
+    from ..layers.changes import Change
+    from ..policy import Policy
     from ..shell.outcome import Outcome
-    from .rules import CommandRules
+    from .files import Files
+    from .open.settings import Settings
+    from .open_sandbox import OpenSandbox
+
+    class EnvironmentHost(Protocol):
+        """The part of a `Sandbox` that its environment uses."""
+
+        _settings: Settings
+
+        @property
+        def policy(self) -> Policy: ...
+        @property
+        def files(self) -> Files: ...
+        def diff(self) -> Sequence[Change]: ...
+        def discard(self, paths: Collection[str]) -> object: ...
+        def _now(self) -> OpenSandbox: ...
+
 
 #: Reasons of an end that nothing in a CommandResult has room for but an event.
 _LIMITS = ("memory", "processes", "disk")
@@ -62,7 +79,7 @@ class SandboxEnvironment:
 
     def __init__(
         self,
-        sandbox: Sandbox,
+        sandbox: EnvironmentHost,
         writable_paths: Iterable[str] | None = None,
         *,
         path: AnyPath = ".",
@@ -80,7 +97,9 @@ class SandboxEnvironment:
         inside, name = sandbox.files._at(path)
         (row,) = inside.clerk.ask(file_messages.REAL, name).rows
         self._path = os.fsdecode(row[0])
-        self._keeping = None if self._globs is None else Keeping(sandbox, self._path, self._globs)
+        self._keeping = (
+            None if self._globs is None else Keeping(sandbox, self._modified, self._path, self._globs)
+        )
         gaps = self.limits()
         if gaps and on_unavailable == "refuse":
             raise PolicyNotEnforceable(
@@ -236,6 +255,13 @@ class SandboxEnvironment:
 
     def __repr__(self) -> str:
         return f"<SandboxEnvironment {self._path!r} in {self._sandbox!r}>"
+
+    def _modified(self, path: str) -> float:
+        """The modification time of a file; 0 if it is gone."""
+        try:
+            return self._sandbox.files.stat(path, follow_symlinks=False).modified
+        except OSError:
+            return 0.0
 
     def _inside(self) -> OpenSandbox:
         return self._sandbox._now()

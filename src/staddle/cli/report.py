@@ -1,0 +1,117 @@
+"""Output of the commands that run something: gaps, refusals, the end of a command; sentences or JSON."""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from ..enforcement import Enforcement
+    from ..errors import StaddleError
+    from ..events import Event
+    from ..launch.foreground import Outcome
+    from ..wrapping import WrappedCommand
+    from .options import Parsed
+
+
+def attended(wrapped: WrappedCommand, *, seconds: float | None, cap: int | None) -> Outcome:
+    """Run it on our own streams, and say which limit ended it and how much output was dropped."""
+    from ..launch.foreground import attend
+
+    outcome = attend(wrapped.launch(), seconds=seconds, cap=cap)
+    if outcome.reason == "timeout":
+        say(f"ended after {seconds:g} s; --timeout gives it more")
+    if outcome.why:
+        say(outcome.why)
+    for name, count in zip(("output", "error"), outcome.dropped, strict=True):
+        if count:
+            say(f"{count} bytes of standard {name} were dropped; --output-cap lets more through")
+    return outcome
+
+
+def captured(wrapped: WrappedCommand, **how: Any) -> dict[str, Any]:
+    """Run it with its output captured, and return a report of its end. `how` is passed to its `run`."""
+    import subprocess
+    import time
+
+    began = time.monotonic()
+    try:
+        done = wrapped.run(capture_output=True, **how)
+        status, reason, out, err = done.returncode, done.reason, done.stdout, done.stderr
+        why, used = done.why, done.usage
+        if status < 0:
+            status = 128 - status
+    except subprocess.TimeoutExpired as late:
+        status, reason, out, err = 124, "timeout", late.output, late.stderr
+        why, used = f"it was ended after {late.timeout:g} s (limits.timeout)", None
+    return {
+        "exit_code": status,
+        "reason": reason,
+        "why": why,
+        "stdout": (out or b"").decode("utf-8", "replace"),
+        "stderr": (err or b"").decode("utf-8", "replace"),
+        "duration": time.monotonic() - began,
+        "usage": None if used is None else used.as_dict(),
+    }
+
+
+def print_report(report: dict[str, Any], enforced: Enforcement, violations: Sequence[Event]) -> int:
+    """Print it as one line of JSON with what was enforced and violated; returns the exit status."""
+    import json
+
+    added = {
+        "backend": enforced.backend,
+        "enforced": enforced.as_dict(),
+        "violations": [event.as_dict() for event in violations],
+    }
+    print(json.dumps({**report, **added}))
+    status: int = report["exit_code"]
+    return status
+
+
+def refuse(parsed: Parsed, error: StaddleError, status: int) -> int:
+    """Say why nothing ran, as a sentence or as JSON; returns `status`."""
+    if not parsed.on("json"):
+        from ..display import shown
+
+        say(shown(str(error)))
+        return status
+    import json
+
+    print(
+        json.dumps({"error": {"what": error.what, "why": error.why, "fix": error.fix}, "exit_code": status})
+    )
+    return status
+
+
+def say_gaps(enforced: Enforcement) -> None:
+    """Say what is not enforced, except gaps that the backend documents."""
+    for gap in enforced.gaps:
+        if not gap.documented or enforced.backend == "native":
+            say(f"not enforced ({gap.protection}): {gap.why}")
+        if enforced.backend == "native":
+            break
+
+
+def say_violations(events: tuple[Event, ...]) -> None:
+    """Say what a person should check after a run."""
+    if not events:
+        return
+    from ..display import shown
+
+    for event in events:
+        if event.kind == "refused":
+            allow = f"; --allow {shown(event.allow)}" if event.allow else ""
+            say(f"{shown(event.what)} was refused: {shown(event.rule)}{allow}")
+        elif event.kind == "note":
+            say(f"{shown(event.what)}: {shown(event.rule)}")
+        else:
+            say(f"{shown(event.what)}: {event.rule}; {event.allow}")
+
+
+def say(sentence: str) -> None:
+    """Print one line to standard error, beside the command's own output."""
+    print(f"staddle: {sentence}", file=sys.stderr, flush=True)
