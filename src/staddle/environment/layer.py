@@ -131,6 +131,7 @@ class CommandLayer:
                     or _special(item.new)
                     or self._baseline.conflict(path, item.old)
                     or _protected(names.protected(path, item), path, may_be_protected)
+                    or _leading_out(names.leads_out(item))
                 )
 
             touched = [(item.path, _kind(item.old), _kind(item.new)) for item in found]
@@ -171,6 +172,10 @@ def _special(status: os.stat_result | None) -> str:
     if status is None or stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
         return ""
     return "it is a pipe, a socket or a device"
+
+
+def _leading_out(target: str) -> str:
+    return f"it is a link that leads out of the directory, to {target!r}" if target else ""
 
 
 def _protected(name: str | None, path: str, may_be: Callable[[str, str], bool]) -> str:

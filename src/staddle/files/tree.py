@@ -132,6 +132,19 @@ class Tree:
         finally:
             os.close(directory)
 
+    def names(self, path: str) -> list[str]:
+        """The names in the directory at `path` in this layer alone; none when there is no such directory."""
+        try:
+            directory = self.directory(path)
+        except OSError:
+            return []
+        try:
+            return os.listdir(directory)
+        except OSError:
+            return []
+        finally:
+            os.close(directory)
+
     def give_back(self) -> None:
         """Take back every right that was lent."""
         while self._lent:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: More changes than this are refused: whoever asks keeps them in memory.
 MOST_DIFFERENCES = 1_000_000
+#: So are directories nested deeper than this: the kernel takes the whole way to each of them, every time.
+MOST_DEPTH = 1000
 _CHUNK = 1 << 18
 
 
@@ -121,6 +123,12 @@ def _visit(opened: Opened, pair: _Pair, selection: Selection, todo: list[_Pair])
     marks = not opened.view.plain
     everything, hidden = selection.is_everything, opened.view.hidden
     prefix = f"{pair.path}/" if pair.path else ""
+    if prefix.count("/") > MOST_DEPTH:
+        raise LayerError(
+            "a change lies too deep to be looked at",
+            why=f"directories are nested more than {MOST_DEPTH:,} deep",
+            fix=f"remove them inside; they begin at {pair.path.partition('/')[0]!r}",
+        )
     upper = Side(opened.layers, pair.layers, pair.path, marks)
     try:
         lower = Side(opened.bases, pair.bases, pair.path, True)

@@ -6,10 +6,11 @@ import stat
 
 from .._value import Value
 from ..errors import CommitRefused, InvalidCall
-from ..policy.protected import GIT, NAMES, protected_name
+from ..policy.protected import GIT, NAMES, UNFINISHED, begins_protected, is_alias, protected_name
 from .baseline import Baseline
 from .changes import in_order, with_renames
 from .differences import Difference, Selection, differences
+from .link_targets import LinkTargets
 from .merged import Opened
 
 TYPE_CHECKING = False
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 #: What git obeys in a directory that it takes for a repository, and what it takes for one by.
 _GIT_FILES = frozenset(name.removeprefix(".git/") for name in GIT)
 #: Most names are none of these, and are done with.
-_LAST_PARTS = frozenset(name.rpartition("/")[2] for name in NAMES)
-_GIT_MARKS = frozenset(("HEAD", "objects", "refs", "commondir"))
+_LAST_PARTS = frozenset(name.rpartition("/")[2].lower() for name in NAMES)
+_GIT_MARKS = frozenset(("head", "objects", "refs", "commondir"))
+#: The kinds of change that put something at a path where it was not before: `renamed` and `type` as well.
+_BRINGING = frozenset(("added", "renamed", "type", "link"))
 
 
 class Conflict(Value):
@@ -169,8 +172,12 @@ def _held(opened: Opened, found: Iterable[Difference]) -> Iterable[Held]:
     names = Names(opened)
     for item in found:
         name = names.protected(item.path, item) or (item.old_path and names.protected(item.old_path, item))
+        if name in UNFINISHED and item.new is None:
+            continue  # a rebase that was finished, or given up
         if name:
             yield Held(item.path, item.kind, f"{name} is a protected name")
+        elif target := names.leads_out(item):
+            yield Held(item.path, item.kind, f"it is a link that leads out of the tree, to {target!r}")
         elif _can_be_run(item.new) and not _can_be_run(item.old):
             yield Held(item.path, item.kind, "it is a new executable")
 
@@ -184,8 +191,10 @@ class Names:
 
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
+        self._links = LinkTargets(opened)
         self._directories: dict[str, str | None] = {}
         self._repositories: dict[str, bool] = {}
+        self._aliases: dict[str, tuple[tuple[str, str], ...]] = {}
 
     def protected(self, path: str, item: Difference) -> str | None:
         """The protected name that `path` is, or lies below."""
@@ -193,21 +202,65 @@ class Names:
         status = item.new or item.old
         if name.lower() == ".git" and not (status and stat.S_ISDIR(status.st_mode)):
             return ".git"  # the pointer of a worktree, or a link to a repository of somebody's choice
-        if name in _GIT_MARKS and item.kind == "added" and self._is_repository(directory):
+        if name.lower() in _GIT_MARKS and item.kind in _BRINGING and self._is_repository(directory):
             return ".git"  # what lay there, harmless until now, is obeyed from now on
-        return self._below(directory) or self._itself(path)
+        begun = begins_protected(f"/{path}")
+        if begun and item.new is not None and stat.S_ISLNK(item.new.st_mode):
+            return begun  # what it leads to has the protected name, too
+        return self._below(directory) or self._itself(path) or self._through_a_link(path)
+
+    def leads_out(self, item: Difference) -> str:
+        """The target of a link that is new, or new in what it says, and leaves the tree; else empty."""
+        if item.new is None or not stat.S_ISLNK(item.new.st_mode) or item.kind not in _BRINGING:
+            return ""
+        return "" if self._links.resolve(item.path) is not None else self._links.target(item.path) or "?"
+
+    def _through_a_link(self, path: str) -> str | None:
+        """The protected name by which a link of the host's own tree leads to `path`."""
+        for target, alias in self._aliases_above(path.rpartition("/")[0]):
+            if path != target and not path.startswith(f"{target}/"):
+                continue
+            parts = f"{alias}{path[len(target) :]}".split("/")
+            for count in range(1, len(parts) + 1):
+                if name := protected_name("/" + "/".join(parts[:count])):
+                    return name
+        return None
+
+    def _aliases_above(self, directory: str) -> tuple[tuple[str, str], ...]:
+        """Links with protected names in `directory` and above it, as (where it leads, its name).
+
+        Only of the host's tree: such a link of the sandbox's is held itself.
+        """
+        missing = []
+        while directory not in self._aliases:
+            missing.append(directory)
+            if not directory:
+                break
+            directory = directory.rpartition("/")[0]
+        found = self._aliases.get(directory, ())
+        for directory in reversed(missing):
+            for tree in self._opened.bases:
+                for name in filter(is_alias, tree.names(directory)):
+                    path = f"{directory}/{name}" if directory else name
+                    target = self._links.resolve(path) if self._links.target(path) is not None else None
+                    if target:
+                        found = (*found, (target, name))
+            self._aliases[directory] = found
+        return found
 
     def _below(self, directory: str) -> str | None:
-        if not directory:
-            return None
-        if directory not in self._directories:
-            above = self._below(directory.rpartition("/")[0])
-            self._directories[directory] = above or self._itself(directory)
-        return self._directories[directory]
+        missing = []
+        while directory and directory not in self._directories:
+            missing.append(directory)
+            directory = directory.rpartition("/")[0]
+        above = self._directories.get(directory)
+        for directory in reversed(missing):
+            above = self._directories[directory] = above or self._itself(directory)
+        return above
 
     def _itself(self, path: str) -> str | None:
         last = path.rpartition("/")[2]
-        if last.isascii() and last.lower() not in _LAST_PARTS:
+        if last.isascii() and last.lower() not in _LAST_PARTS and not is_alias(last):
             return None
         name = protected_name(f"/{path}")
         if name:

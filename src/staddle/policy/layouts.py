@@ -37,6 +37,8 @@ PREFIXES = (
     ("ghc", "bin/ghc", ("lib/ghc*",)),
     ("npm", "bin", ("lib/node_modules", "package.json")),
 )
+#: What a Python interpreter needs of its prefix.
+INTERPRETER = ("bin", "lib", "include")
 #: (what, a program, what is needed) of one that is itself on the PATH; the second of these must be there.
 #: A home of dotnet holds private keys, too.
 FLAT = (

@@ -4,8 +4,9 @@ A sandbox that may write a directory could leave a command there for whoever ope
 directory next: a git hook, a shell start file, an editor's task. Below every write grant
 these names can be read, not changed. The list is data; `Policy(unprotect=...)` opens one.
 
-Not in it, because nothing runs them by itself: `.gitattributes` (it only picks among the
-drivers of a config, which is protected), Makefiles, tests, package scripts, AGENTS.md.
+Not in it, because they are ordinary work, and run when somebody builds or tests the project:
+Makefiles, Justfiles, tests, package scripts, `.github/workflows`. Nor `.gitattributes` (it only
+picks among the drivers of a config, which is protected) and AGENTS.md.
 """
 
 from __future__ import annotations
@@ -33,120 +34,216 @@ GIT = (
     ".git/commondir",
     ".git/hooks",
     ".git/info/attributes",
+    ".git/rebase-merge",
+    ".git/rebase-apply",
+    ".git/sequencer",
 )
-NAMES = (
-    # git: `.git` stands for the pointer file of a worktree or submodule
-    ".git",
-    *GIT,
-    ".gitmodules",
-    # what git runs through a hook that is installed once
-    ".husky",
-    ".githooks",
-    ".pre-commit-config.yaml",
-    ".lefthook.yml",
-    "lefthook.yml",
-    ".overcommit.yml",
-    # other version control
-    ".hg/hgrc",
-    ".hg/sharedpath",
-    ".jj/repo/config.toml",
-    # shells, and what reads a file when a directory is entered or a session starts
-    ".bashrc",
-    ".bash_profile",
-    ".bash_login",
-    ".bash_logout",
-    ".bash_aliases",
-    ".profile",
-    ".zshrc",
-    ".zshenv",
-    ".zprofile",
-    ".zlogin",
-    ".zlogout",
-    ".kshrc",
-    ".cshrc",
-    ".tcshrc",
-    ".login",
-    ".logout",
-    ".inputrc",
-    ".config/fish",
-    ".envrc",
-    ".xinitrc",
-    ".xprofile",
-    ".xsession",
-    ".xsessionrc",
-    ".pam_environment",
-    ".config/autostart",
-    ".config/environment.d",
-    ".config/systemd",
-    ".config/git",
-    ".gitconfig",
-    ".ssh",
-    # editors
-    ".vscode",
-    ".vscode-server",
-    ".idea",
-    ".zed",
-    ".fleet",
-    ".devcontainer",
-    ".devcontainer.json",
-    ".vim",
-    ".vimrc",
-    ".gvimrc",
-    ".exrc",
-    ".nvimrc",
-    ".nvim.lua",
-    ".config/nvim",
-    ".emacs",
-    ".emacs.d",
-    ".dir-locals.el",
-    ".dir-locals-2.el",
-    # coding agents: their settings name hooks and servers that they start
-    ".agents",
-    ".aider.conf.yml",
-    ".amazonq",
-    ".augment",
-    ".claude",
-    ".claude.json",
-    ".cline",
-    ".clinerules",
-    ".codex",
-    ".config/crush",
-    ".config/goose",
-    ".config/opencode",
-    ".continue",
-    ".copilot",
-    ".crush.json",
-    ".cursor",
-    ".cursorrules",
-    ".factory",
-    ".gemini",
-    ".goosehints",
-    ".junie",
-    ".kilocode",
-    ".kiro",
-    ".mcp.json",
-    ".opencode",
-    ".qwen",
-    ".roo",
-    ".trae",
-    ".windsurf",
-    "crush.json",
-    "opencode.json",
-    "opencode.jsonc",
-)
+#: Those of them that say what git is in the middle of. To be rid of one is harmless: it was finished.
+UNFINISHED = frozenset((".git/rebase-merge", ".git/rebase-apply", ".git/sequencer"))
+
+#: Every protected name, by the reason why it is one. A star stands for any beginning.
+_BY_REASON: dict[str, tuple[str, ...]] = {
+    # `.git` stands for the pointer file of a worktree or submodule. A list of steps can hold `exec`.
+    "git runs what it names": (".git", *GIT, ".gitmodules", ".gitconfig", ".config/git"),
+    "git runs it through a hook that is installed once": (
+        ".husky",
+        ".githooks",
+        ".pre-commit-config.yaml",
+        ".lefthook.yml",
+        "lefthook.yml",
+        ".overcommit.yml",
+    ),
+    "another version control runs what it names": (".hg/hgrc", ".hg/sharedpath", ".jj/repo/config.toml"),
+    "a shell runs it when it starts, or when the directory is entered": (
+        ".bashrc",
+        ".bash_profile",
+        ".bash_login",
+        ".bash_logout",
+        ".bash_aliases",
+        ".bash_completion",
+        ".profile",
+        ".zshrc",
+        ".zshenv",
+        ".zprofile",
+        ".zlogin",
+        ".zlogout",
+        ".oh-my-zsh",
+        ".kshrc",
+        ".cshrc",
+        ".tcshrc",
+        ".login",
+        ".logout",
+        ".inputrc",
+        ".config/fish",
+        ".config/nushell",
+        ".config/starship.toml",
+        ".envrc",
+        ".config/direnv",
+        ".rvmrc",
+        ".nvm/nvm.sh",
+        ".cargo/env",
+        "mise.toml",
+        ".mise.toml",
+        ".config/mise",
+        ".tool-versions",
+        ".asdfrc",
+    ),
+    "a session of the desktop starts what it names": (
+        ".xinitrc",
+        ".xprofile",
+        ".xsession",
+        ".xsessionrc",
+        ".pam_environment",
+        ".config/autostart",
+        ".config/environment.d",
+        ".config/systemd",
+        ".config/i3",
+        ".config/sway",
+        ".config/hypr",
+        ".local/share/applications",
+        ".local/share/systemd",
+    ),
+    "it is on the PATH of its owner": (".local/bin", ".cargo/bin"),
+    "a terminal or a multiplexer starts what it names": (
+        ".tmux.conf",
+        ".config/tmux",
+        ".screenrc",
+        ".config/kitty",
+        ".config/alacritty",
+        ".config/wezterm",
+        ".wezterm.lua",
+    ),
+    "a login elsewhere trusts it, or runs what it names": (
+        ".ssh",
+        ".netrc",
+        ".gnupg",
+        ".aws/config",
+        ".aws/credentials",
+        ".kube/config",
+        ".docker/config.json",
+        ".config/containers",
+        ".config/gcloud",
+        ".config/gh",
+    ),
+    "an editor runs what it names": (
+        ".vscode",
+        ".vscode-server",
+        "*.code-workspace",
+        ".config/Code",
+        ".config/Cursor",
+        ".config/VSCodium",
+        ".idea",
+        ".zed",
+        ".config/zed",
+        ".fleet",
+        ".helix",
+        ".config/helix",
+        ".devcontainer",
+        ".devcontainer.json",
+        ".vim",
+        ".vimrc",
+        ".gvimrc",
+        ".exrc",
+        ".nvimrc",
+        ".nvim.lua",
+        ".config/nvim",
+        ".emacs",
+        ".emacs.d",
+        ".dir-locals.el",
+        ".dir-locals-2.el",
+    ),
+    "a debugger, an interpreter or a client runs it when it starts": (
+        ".gdbinit",
+        ".config/gdb",
+        ".lldbinit",
+        ".pdbrc",
+        ".ipython",
+        ".jupyter",
+        ".irbrc",
+        ".pryrc",
+        ".Rprofile",
+        ".ghci",
+        ".psqlrc",
+        ".sqliterc",
+        ".my.cnf",
+        ".terraformrc",
+        ".tofurc",
+    ),
+    "a package manager or a download takes its programs from where it says": (
+        ".npmrc",
+        ".yarnrc",
+        ".yarnrc.yml",
+        ".pnpmfile.cjs",
+        "bunfig.toml",
+        ".cargo/config",
+        ".cargo/config.toml",
+        ".condarc",
+        ".pypirc",
+        ".config/pip",
+        ".config/uv",
+        ".gemrc",
+        ".m2/settings.xml",
+        ".gradle/init.gradle",
+        ".gradle/init.d",
+        ".curlrc",
+        ".wgetrc",
+    ),
+    "a coding agent starts what its settings name": (
+        ".agents",
+        ".aider.conf.yml",
+        ".amazonq",
+        ".augment",
+        ".claude",
+        ".claude.json",
+        ".cline",
+        ".clinerules",
+        ".codex",
+        ".config/crush",
+        ".config/goose",
+        ".config/opencode",
+        ".continue",
+        ".copilot",
+        ".crush.json",
+        ".cursor",
+        ".cursorrules",
+        ".factory",
+        ".gemini",
+        ".goosehints",
+        ".junie",
+        ".kilocode",
+        ".kiro",
+        ".mcp.json",
+        ".opencode",
+        ".qwen",
+        ".roo",
+        ".trae",
+        ".windsurf",
+        "crush.json",
+        "opencode.json",
+        "opencode.jsonc",
+    ),
+}
+#: Why each name is protected.
+REASONS = {name: reason for reason, names in _BY_REASON.items() for name in names}
+NAMES = tuple(REASONS)
 #: More than this many entries below the write grants is refused, not half searched.
 MOST_ENTRIES = 1_000_000
 
-_KNOWN = frozenset(NAMES)
-_ALONE = frozenset(name for name in NAMES if "/" not in name and name != ".git")
+#: As they are compared: without case, see `_folded`.
+_NAME_OF = {name.lower(): name for name in NAMES}
+#: The ends of names that may begin in any way.
+_ENDS = tuple(name[1:].lower() for name in NAMES if name[0] == "*")
+_ALONE = {name.lower(): name for name in NAMES if "/" not in name and name != ".git"}
 #: `.config` -> fish, autostart, ...; `.git` -> config, hooks, info/attributes, ...
 _BELOW: dict[str, tuple[str, ...]] = {
     first: tuple(name[len(first) + 1 :] for name in NAMES if name.startswith(f"{first}/"))
     for first in {name.partition("/")[0] for name in NAMES if "/" in name}
 }
 #: Directories that are the beginning of a protected name: `.git`, `info`, `repo`, ...
-_MIDDLES = frozenset(part for name in NAMES for part in name.split("/")[:-1])
-_PARTS = frozenset(part for name in NAMES for part in name.split("/"))
+_MIDDLES = frozenset(part for name in _NAME_OF for part in name.split("/")[:-1])
+_PARTS = frozenset(part for name in _NAME_OF for part in name.split("/"))
+#: `.config` -> .config/fish; `.jj/repo` -> .jj/repo/config.toml: a name that begins so.
+_BEGINNINGS = {name[:at]: _NAME_OF[name] for name in _NAME_OF for at in range(len(name)) if name[at] == "/"}
 #: Names worth a second look although they have no leading dot.
 _DOTLESS = frozenset({"head", *(name for name in _ALONE if name[0] != ".")})
 #: Inside a git directory there is nothing to find in these, and they are the large ones.
@@ -171,7 +268,7 @@ def checked_names(names: object) -> tuple[str, ...]:
     """The names of `unprotect`: known ones, sorted, each once."""
     found = set()
     for name in several(names, "unprotect"):
-        if not isinstance(name, str) or name not in _KNOWN:
+        if not isinstance(name, str) or name not in REASONS:
             raise PolicyError(
                 f"unprotect holds {name!r}",
                 why="it is not a protected name",
@@ -185,10 +282,29 @@ def protected_name(path: str) -> str | None:
     """The protected name that the end of the absolute `path` spells, if any; `.git` itself is none."""
     parts = _folded(path).rsplit("/", 3)[1:]
     for count in range(1, len(parts) + 1):
-        name = "/".join(parts[-count:])
-        if name in _KNOWN and name != ".git":
+        name = _NAME_OF.get("/".join(parts[-count:]))
+        if name is not None and name != ".git":
+            return name
+    return _with_end(parts[-1]) if parts else None
+
+
+def begins_protected(path: str) -> str | None:
+    """A protected name that the end of the absolute `path` begins: `.config` begins `.config/fish`."""
+    parts = _folded(path).rsplit("/", 2)[1:]
+    for count in range(1, len(parts) + 1):
+        if name := _BEGINNINGS.get("/".join(parts[-count:])):
             return name
     return None
+
+
+def is_alias(name: str) -> bool:
+    """Whether a link of this name would give what it leads to a protected name, or the beginning of one."""
+    folded = _folded(name)
+    return folded in _ALONE or folded in _BELOW or _with_end(folded) is not None
+
+
+def _with_end(folded: str) -> str | None:
+    return f"*{next(end for end in _ENDS if folded.endswith(end))}" if folded.endswith(_ENDS) else None
 
 
 def find_protected(root: str, unprotect: Iterable[str] = ()) -> set[str]:
@@ -234,7 +350,7 @@ def walk(
     `skip` are paths that are not visible inside. Other file systems below a root are
     searched like the rest: a bind of the root brings them along, writable.
     """
-    names = _KNOWN.difference(unprotect)
+    names = frozenset(NAMES).difference(unprotect)
     left = MOST_ENTRIES
     done = set(skip)
     for root in roots:
@@ -258,7 +374,7 @@ def walk(
             is_git = _folded(directory[-4:]) == ".git" and directory[-5:-4] == "/"
             for entry in entries:
                 name = _folded(entry.name)
-                if name[0] == "." or name in _DOTLESS:
+                if name[0] == "." or name in _DOTLESS or name.endswith(_ENDS):
                     is_git = is_git or (name == "head" and _is_git_directory(directory))
                     yield from _new(_protected(entry, name, names), done)
                 if entry.is_dir(follow_symlinks=False) and not (is_git and name in _GIT_DATA):
@@ -277,9 +393,9 @@ def _new(findings: Iterable[Finding], done: set[str]) -> Iterator[Finding]:
 
 def _protected(entry: os.DirEntry[str], name: str, names: frozenset[str]) -> Iterator[Finding]:
     """What this entry of an ordinary directory is, or begins."""
-    if name in _ALONE:
-        if name in names:
-            yield Finding(entry.path, _kind(entry.stat(follow_symlinks=False).st_mode), name)
+    if alone := _ALONE.get(name) or _with_end(name):
+        if alone in names:
+            yield Finding(entry.path, _kind(entry.stat(follow_symlinks=False).st_mode), alone)
     elif name == ".git":
         if entry.is_dir(follow_symlinks=False) or name not in names:
             return  # a directory is looked at when the walk comes to it

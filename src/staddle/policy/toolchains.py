@@ -187,8 +187,12 @@ class _Finder:
         if place.kind != "directory" or not self._hidden(place.path):
             return
         root = os.path.dirname(place.path)
-        marked = self._marked(root, "lib/python3*") or self._is(f"{root}/conda-meta", "directory")
-        if marked and self._grant(root, "python", f"{origin} was made from it"):
+        # A file in the workspace may have led here. Only an interpreter with its own library is one, which a
+        # virtual environment is not; and what else lies beside it is not for the sandbox.
+        libraries = [name for name in self._files.names(f"{root}/lib") if name.startswith("python3")]
+        has_library = any(self._is(f"{root}/lib/{name}/os.py", "file") for name in libraries)
+        is_python = has_library and any(self._is(f"{place.path}/{name}", "file") for name in libraries)
+        if is_python and self._grant_parts(root, layouts.INTERPRETER, "python", f"{origin} was made from it"):
             self._linked(place)
 
     def _prefix(self, directory: str, origin: str) -> bool:

@@ -16,6 +16,7 @@ from staddle.layers import place, removal
 from staddle.layers.baseline import Baseline
 from staddle.layers.changes import diff
 from staddle.layers.commit import Committed, commit
+from staddle.layers.differences import MOST_DEPTH
 from staddle.layers.merged import View
 from staddle.layers.review import Conflict
 from staddle.layers.scan import Watch
@@ -303,6 +304,131 @@ class TestSecondLook:
             commit(ground.view)
         assert [item.path for item in refused.value.held] == ["planted/HEAD"]
 
+    def test_a_repository_that_a_rename_completes(self, ground: Ground) -> None:
+        for name in ("config", "objects/x", "refs/x", "notes.txt"):
+            write(ground.host / "data" / name, f"{name} says something")
+        whiteout(ground.layer / "data/notes.txt")
+        write(ground.layer / "data/HEAD", "notes.txt says something")
+        with pytest.raises(CommitRefused) as refused:
+            commit(ground.view)
+        assert [(item.path, item.kind) for item in refused.value.held] == [("data/HEAD", "renamed")]
+
+    def test_a_repository_that_another_kind_of_file_completes(self, ground: Ground) -> None:
+        for name in ("config", "objects/x", "refs/x", "HEAD/x"):
+            write(ground.host / "data" / name, "x")
+        write(ground.layer / "data/HEAD", "ref: refs/heads/main")
+        with pytest.raises(CommitRefused) as refused:
+            commit(ground.view)
+        assert ("data/HEAD", "type") in [(item.path, item.kind) for item in refused.value.held]
+
+    @pytest.mark.parametrize("name", ["rebase-merge/git-rebase-todo", "rebase-apply/x", "sequencer/todo"])
+    @pytest.mark.parametrize("where", [".git", "bare.git", "deep/er/.git"])
+    def test_what_git_is_in_the_middle_of(self, ground: Ground, where: str, name: str) -> None:
+        for part in ("HEAD", "objects/x", "refs/x"):
+            write(ground.host / where / part, "x")
+        write(ground.host / where / name, "pick 1")
+        write(ground.layer / where / name, "exec evil")
+        with pytest.raises(CommitRefused, match="is a protected name"):
+            commit(ground.view)
+        os.unlink(ground.layer / where / name)
+        whiteout(ground.layer / where / name)
+        commit(ground.view)  # it was finished
+        assert not (ground.host / where / name).exists()
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            ".npmrc",
+            "pkg/.yarnrc.yml",
+            ".cargo/config.toml",
+            "mise.toml",
+            ".gdbinit",
+            "x.code-workspace",
+            ".local/bin/tool",
+            ".config/Code/User/settings.json",
+            ".Rprofile",
+            ".kube/config",
+            ".docker/config.json",
+        ],
+    )
+    def test_names_that_other_programs_obey(self, ground: Ground, path: str) -> None:
+        write(ground.layer / path, "x")
+        with pytest.raises(CommitRefused, match="is a protected name"):
+            commit(ground.view)
+
+    def test_ordinary_work_is_free(self, ground: Ground) -> None:
+        for path in (".github/workflows/ci.yml", "Justfile", "conftest.py", "Makefile", "code-workspace.md"):
+            write(ground.layer / path, "x")
+        commit(ground.view)
+
+    @pytest.mark.parametrize(
+        ("path", "target"),
+        [
+            ("out.log", "/home/me/.ssh/authorized_keys"),
+            ("dist", "/home/me"),
+            ("deep/out", "../../x"),
+            ("out", "inner/../../x"),
+            ("out", "turn/x"),
+        ],
+    )
+    def test_links_that_lead_out_are_held(self, ground: Ground, path: str, target: str) -> None:
+        write(ground.host / "inner/deep/x", "x")
+        os.symlink("..", ground.host / "inner/up")
+        os.symlink("inner/up/..", ground.host / "turn")
+        os.makedirs((ground.layer / path).parent, exist_ok=True)
+        os.symlink(target, ground.layer / path)
+        with pytest.raises(CommitRefused, match="leads out of the tree") as refused:
+            commit(ground.view)
+        assert [item.path for item in refused.value.held] == [path]
+        commit(ground.view, allow_protected=True)
+        assert os.readlink(ground.host / path) == target
+
+    def test_links_that_stay_inside_are_free(self, ground: Ground) -> None:
+        write(ground.host / "inner/deep/x", "x")
+        for path, target in (
+            ("a", "inner/deep/x"),
+            ("inner/b", "../inner/./deep"),
+            ("dangling", "nothing/here"),
+            ("c", "inner/b/../x"),
+        ):
+            os.makedirs((ground.layer / path).parent, exist_ok=True)
+            os.symlink(target, ground.layer / path)
+        commit(ground.view)
+
+    @pytest.mark.parametrize(
+        ("link", "file"),
+        [(".hg", "x/hgrc"), (".config", "x/fish/config.fish"), (".jj/repo", "x/config.toml")],
+    )
+    def test_a_link_at_the_beginning_of_a_protected_name(self, ground: Ground, link: str, file: str) -> None:
+        write(ground.layer / file, "x")
+        os.makedirs((ground.layer / link).parent, exist_ok=True)
+        os.symlink("x" if "/" not in link else "../x", ground.layer / link)
+        with pytest.raises(CommitRefused, match="is a protected name") as refused:
+            commit(ground.view)
+        assert link in [item.path for item in refused.value.held]
+
+    @pytest.mark.parametrize(
+        ("link", "target", "file"),
+        [
+            (".bashrc", "dots/rc", "dots/rc"),
+            (".config", "dots", "dots/fish/config.fish"),
+            (".bashrc", "one", "dots/rc"),
+        ],
+    )
+    def test_a_protected_name_that_a_link_of_the_host_gives_to_a_file(
+        self, ground: Ground, link: str, target: str, file: str
+    ) -> None:
+        write(ground.host / "dots/rc", "x")
+        write(ground.host / "dots/fish/config.fish", "x")
+        os.symlink("dots/rc", ground.host / "one")
+        os.symlink(target, ground.host / link)
+        write(ground.layer / file, "changed")
+        with pytest.raises(CommitRefused, match="is a protected name"):
+            commit(ground.view)
+        os.unlink(ground.layer / file)
+        write(ground.layer / "dots/other", "changed")
+        commit(ground.view)
+
     def test_ordinary_work_of_git_and_a_config_of_something_else_are_not(self, ground: Ground) -> None:
         for name in (
             ".git/index",
@@ -540,3 +666,20 @@ class TestRefusals:
             commit(ground.view, paths=["nothing"])
         removal.wait()
         assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_chain_of_directories_that_is_too_deep_is_refused_at_once(ground: Ground) -> None:
+    here = os.getcwd()
+    os.makedirs(ground.layer, exist_ok=True)
+    os.chdir(ground.layer)
+    try:
+        for _ in range(MOST_DEPTH + 2):
+            os.mkdir("d")
+            os.chdir("d")
+    finally:
+        os.chdir(here)
+    for look in (lambda: diff(ground.view), lambda: commit(ground.view)):
+        with pytest.raises(LayerError, match="too deep") as refused:
+            look()
+        assert "'d'" in refused.value.fix
+    assert os.listdir(ground.host) == []

@@ -275,15 +275,20 @@ def test_the_order_of_the_path_stays(home: Path, look: Look, tmp_path: Path) -> 
 def test_a_virtual_environment_of_the_workspace_leads_to_its_interpreter(
     home: Path, look: Look, tmp_path: Path
 ) -> None:
-    plant(home, "py/bin/python3.12", "py/lib/python3.12/", "other/bin/python3")
+    plant(home, "py/bin/python3.12", "py/lib/python3.12/os.py", "py/settings.env", "other/bin/python3")
+    # Another virtual environment, in the directory of a service, is no interpreter.
+    plant(home, "svc/bin/python3.12", "svc/lib/python3.12/site-packages/x", "svc/settings.env")
+    plant(home, "conda/conda-meta/x", "conda/bin/python3", "conda/secrets")
     workspace = tmp_path / "work"
     plant(workspace, ".venv/pyvenv.cfg", text=f"home = {home}/py/bin\n")
     found = look(workspace=workspace)
-    assert roots(found, home) == {"py"}
+    assert roots(found, home) == {"py/bin", "py/lib"}
     assert found.at_its_place
     for pointer in (
         f"{home}/.ssh",
         f"{home}/other/bin",
+        f"{home}/svc/bin",
+        f"{home}/conda/bin",
         "/",
         str(home),
         f"{home}/bin",

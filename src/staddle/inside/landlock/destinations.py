@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     Row = tuple[bytes, int, int, int]
 
 _MAPPED = bytes(10) + b"\xff\xff"
+#: The loopback address, by the length of an address.
+_LOOPBACK = {4: bytes((127, 0, 0, 1)), 16: bytes(15) + b"\x01"}
 _AF_INET, _AF_INET6 = 2, 10
 
 
@@ -28,6 +30,11 @@ class Destinations:
         if found is None:
             return False
         address, port = found
+        # connect() to the unspecified address, 0.0.0.0 or ::, goes to the host's loopback.
+        meant = (address,) if any(address) else (address, _LOOPBACK[len(address)])
+        return all(self._allows(each, port) for each in meant)
+
+    def _allows(self, address: bytes, port: int) -> bool:
         about = [
             refused
             for network, prefix, at, refused in self._rows

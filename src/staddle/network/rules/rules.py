@@ -33,7 +33,13 @@ SPECIAL = tuple(
     for network, what in (
         ("169.254.169.254/32", "the metadata service of cloud machines"),
         ("fd00:ec2::254/128", "the metadata service of cloud machines"),
+        ("fd20:ce::254/128", "the metadata service of cloud machines"),
+        ("fd00:42::42/128", "the metadata service of cloud machines"),
         ("100.100.100.200/32", "the metadata service of cloud machines"),
+        # Azure's platform address, and the private services of IBM's cloud: public numbers, local meaning.
+        ("168.63.129.16/32", "the metadata service of cloud machines"),
+        ("161.26.0.0/16", "the private services of a cloud"),
+        ("166.8.0.0/14", "the private services of a cloud"),
         ("0.0.0.0/8", "this machine"),
         ("10.0.0.0/8", "a private address"),
         ("100.64.0.0/10", "a carrier's private address"),

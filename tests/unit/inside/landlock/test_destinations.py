@@ -70,3 +70,12 @@ def test_what_is_no_address_is_refused(raw: bytes) -> None:
 
 def test_without_rows_everything_is_refused() -> None:
     assert not Destinations(()).allow(name("127.0.0.1", 80))
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::ffff:0.0.0.0", "::"])
+def test_the_unspecified_address_is_the_loopback(address: str) -> None:
+    every = ((bytes(4), 0, 0, 0), (bytes(16), 0, 0, 0))
+    loopback = ((bytes((127, 0, 0, 0)), 8, 0, 1), (bytes(15) + b"\x01", 128, 0, 1))
+    assert Destinations(every).allow(name(address, 80))
+    assert not Destinations((*every, *loopback)).allow(name(address, 80))
+    assert Destinations((*every, *loopback)).allow(name("10.0.0.1", 80))
