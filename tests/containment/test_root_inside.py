@@ -34,7 +34,7 @@ class _AsRoot(Containment):
         assert not os.path.exists(answer["detail"].strip("'"))
 
     def test_everything_ends_with_whoever_started_it(self) -> None:
-        """As in any session: tests/kernel/test_zygote.py."""
+        """As in any session: tests/kernel/test_forkserver.py."""
 
     def test_attack_on_the_terminal_is_refused(self) -> None:  # type: ignore[override]
         """As in any session: it has none, and the filter is the same."""

@@ -28,7 +28,7 @@ class TestSession(Containment):
         assert self.report()["gaps"] == []
 
     def test_everything_ends_with_whoever_started_it(self) -> None:
-        """Killing the host program is tried with the fork server itself, in tests/kernel/test_zygote.py."""
+        """Killing the host program is tried in tests/kernel/test_forkserver.py."""
 
 
 @pytest.fixture

@@ -69,21 +69,21 @@ def limited(limits: Limits) -> Iterator[Group]:
 
 def started(group: Group, code: str) -> subprocess.Popen[str]:
     """Python that puts itself into the group, is alone in a pid namespace, and then runs `code`."""
-    doors = group.doors()
+    cgroup_fds = group.cgroup_fds()
     try:
         text = (
             f"import sys; sys.path.insert(0, {str(SRC)!r})\nimport errno, os, signal, time\n"
-            f"from staddle.linux import cgroups\ncgroups.enter({doors!r})\n{textwrap.dedent(code)}"
+            f"from staddle.linux import cgroups\ncgroups.enter({cgroup_fds!r})\n{textwrap.dedent(code)}"
         )
         return subprocess.Popen(
             ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-I", "-c", text],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
-            pass_fds=doors,
+            pass_fds=cgroup_fds,
         )
     finally:
-        for fd in doors:
+        for fd in cgroup_fds:
             os.close(fd)
 
 
@@ -101,7 +101,7 @@ def ran(group: Group, code: str, timeout: float = 30) -> tuple[str, int]:
 def groups_in_use() -> list[str]:
     """The groups of sandboxes of ours, which are two levels below what we are in; but those that wait."""
     removal.wait()  # some may be in the making
-    ahead = [zygote._ahead for zygote in client._zygotes.values() if zygote._ahead is not None]
+    ahead = [server._ahead for server in client._servers.values() if server._ahead is not None]
     waiting = {tail for one in ahead for group in (*one._waiting, *one._stock) for tail in group.tails}
     found = [path for own in leftovers() for path in Path(own).iterdir() if path.is_dir()]
     return [str(path) for path in found if f"{path.parent.name}/{path.name}" not in waiting]

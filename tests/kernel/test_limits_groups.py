@@ -254,19 +254,19 @@ def test_a_process_is_put_in_from_outside() -> None:
 
 def test_somebody_without_any_right_puts_itself_in_by_a_door_that_was_opened_for_it() -> None:
     with limited(Limits(processes=20)) as group:
-        doors = group.doors()
+        cgroup_fds = group.cgroup_fds()
         said, say = os.pipe2(os.O_CLOEXEC)
         pid = os.fork()
         if pid == 0:
             try:
                 process.become(4321, 4321)
                 call("unshare", userns.CLONE_NEWUSER | userns.CLONE_NEWCGROUP)
-                cgroups.enter(doors)
+                cgroups.enter(cgroup_fds)
                 os.write(say, b"in all of them")
                 time.sleep(20)
             finally:
                 os._exit(1)
-        for fd in (*doors, say):
+        for fd in (*cgroup_fds, say):
             os.close(fd)
         assert os.read(said, 99) == b"in all of them"
         os.close(said)

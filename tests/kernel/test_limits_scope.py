@@ -61,7 +61,7 @@ try:
     scope.settle(os.getpid(), here.means())
 except LaunchFailed as error:
     seen['settled'] = error.what
-for blueprint, zygote in list(client._zygotes.items()): client._forget(blueprint, zygote)
+for config, server in list(client._servers.items()): client._forget(config, server)
 seen['left'] = [] if within(lambda: not ours()) else ours()
 print(json.dumps(seen))
 """

@@ -19,10 +19,10 @@ from staddle.sandbox.workspace import overlay
 from tests.kernel.waiting import until
 
 
-def is_promised(place: Path | None) -> bool:
+def is_prewarmed(place: Path | None) -> bool:
     name = b"/empty" if place is None else os.fsencode(place)
-    promises = [zygote.promise for zygote in client._zygotes.values() if zygote.promise is not None]
-    return any(str(name)[2:-1] in str(promise.shows) for promise in promises)
+    entries = [server.prewarmed for server in client._servers.values() if server.prewarmed is not None]
+    return any(str(name)[2:-1] in str(entry.view_key) for entry in entries)
 
 
 def take(place: Path | None, said: str = "true", **options: object) -> str:
@@ -44,7 +44,7 @@ def ready(place: Path | None, **options: object) -> None:
     """See that a sandbox waits for this directory."""
     take(place, **options)
     take(place, **options)
-    assert until(lambda: is_promised(place), 5)
+    assert until(lambda: is_prewarmed(place), 5)
     time.sleep(0.1)  # for the sandbox itself
 
 
@@ -54,7 +54,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     come = overlay.Layering.come
 
-    def noted(self: overlay.Layering, taken: client.Taken) -> None:
+    def noted(self: overlay.Layering, taken: client.SandboxProcess) -> None:
         found.append(taken.instead is not None)
         come(self, taken)
 

@@ -207,7 +207,7 @@ def test_sandboxes_with_all_limits_leave_nothing() -> None:
             sb.run("sleep 999 & head -c 1M /dev/zero > file")
 
     cycle()
-    assert until(lambda: all(not zygote.live for zygote in client._zygotes.values()))
+    assert until(lambda: all(not server.live for server in client._servers.values()))
     removal.wait()  # what is made ahead for the next is there
     before = left()
     for _ in range(40):

@@ -15,8 +15,8 @@ import pytest
 
 from staddle import Policy, Sandbox
 from staddle.errors import CommitRefused, InvalidCall, LaunchFailed, LayerError
-from staddle.forkserver.client import Taken
-from staddle.forkserver.requests import Layers
+from staddle.forkserver.client import SandboxProcess
+from staddle.forkserver.requests import OverlayDirs
 from tests.kernel.in_a_child import SRC
 from tests.kernel.waiting import until
 
@@ -218,14 +218,14 @@ def test_snapshots_leave_no_mounts_behind(sandbox: Sandbox) -> None:
 def test_when_no_trees_can_be_made_it_goes_on_as_before(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, can = Taken.make_trees, False
+    made, can = SandboxProcess.make_trees, False
 
-    def make(self: Taken, layers: Mapping[str, Layers], line: int) -> None:
+    def make(self: SandboxProcess, layers: Mapping[str, OverlayDirs], line: int) -> None:
         if not can:
             raise LaunchFailed("no trees")
         made(self, layers, line)
 
-    monkeypatch.setattr(Taken, "make_trees", make)
+    monkeypatch.setattr(SandboxProcess, "make_trees", make)
     with Sandbox(project, backend="namespaces") as sandbox:
         sandbox.run("echo 1 > x")
         with pytest.raises(LaunchFailed, match="no trees"):

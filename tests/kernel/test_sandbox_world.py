@@ -271,14 +271,14 @@ def test_what_was_made_ahead_goes_with_who_made_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(overlay, "_stores", [])  # one of its own, so that nobody else makes anything there
     with Sandbox() as sandbox:
         (store,) = overlay._stores
-        (zygote,) = (one for key, one in client._zygotes.items() if store.path.encode() in key.skeleton)
+        (server,) = (one for key, one in client._servers.items() if store.path.encode() in key.skeleton)
 
         def ahead() -> set[str]:
             return {name for name in os.listdir(store.path) if name.startswith("ahead-")}
 
         (mine,) = (os.path.basename(path) for path in layers(sandbox) if "/ahead-" in path)
         assert until(lambda: len(ahead()) > 1)
-        zygote.close()
+        server.close()
         assert ahead() == {mine}
     removal.wait()
     assert ahead() == set()

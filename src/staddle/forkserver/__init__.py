@@ -1,15 +1,16 @@
-"""The fork server of sessions, both sides of it. What it clones becomes the agent of a sandbox.
+"""The fork server of sessions, both sides of it. A process that it clones becomes the agent of a sandbox.
 
-    host program ── line ── server ── line ── cloner ── clone ── spare = agent (PID 1) ── fork ── shells
+    host program ── socket ── server ── socket ── cloner ── clone ── spare = agent (PID 1) ── fork ── shells
 
-    client        the host program's side; connection: one server, as that has it; requests: what it asks for
+    client        the host program's side: fork servers by configuration, sandboxes taken from them
+    connection    one fork server: its process and the socket to it; requests: makes the requests
     server        the fork server's loop
-    template      the server makes the shared part, once
-    cloner        a fork of the server that only clones itself
-    spare         the clone, ahead of being asked for; spares: those that wait
-    workspace     the last part: the directory that this sandbox is for
-    prewarm       what is done ahead so that it is quick, and its memory shared
+    template      makes the shared part of the view, once
+    cloner        a fork of the server that does nothing but clone itself
+    spare         the clone, until it is taken; spares: those that wait
+    workspace     opens or mounts the directory of one sandbox
+    prewarm       runs code before the first clone, so that its memory is shared
 
-On the server's side only standard library, single-threaded, everything imported before the first
-clone: the files of this package are out of sight soon after.
+The server's side uses the standard library only, is single-threaded, and imports everything before
+the first clone: soon after, the files of this package are out of sight.
 """

@@ -1,6 +1,6 @@
-"""The host program's side: a zygote for each plan, and sandboxes taken from it.
+"""The host program's side: one fork server for each configuration, and sandboxes taken from it.
 
-A zygote is started when the first session with its plan is opened, and serves all that follow.
+A fork server is started when the first session with its plan is opened, and serves all that follow.
 It is the host program's child and never outlives it.
 """
 
@@ -13,7 +13,7 @@ from functools import partial
 from .._value import Value
 from ..errors import LaunchFailed
 from ..files.remove_tree import remove
-from ..inside.agent.mount_swap import WORLD
+from ..inside.agent.mount_swap import HOME_TREE
 from ..ipc import forkserver_messages as records
 from ..ipc.network_spec import encoded as encoded_network
 from ..linux import idmaps, landlock
@@ -24,8 +24,8 @@ from ..mounts.host import Host
 from ..mounts.operations import Bind
 from ..network.namespace.arrangement import arrange
 from ..policy.workspace import PLACE
-from .connection import Promise, Zygote
-from .requests import Layers, lent
+from .connection import ForkServerClient, Prewarmed
+from .requests import OverlayDirs, borrowed
 from .requests import request as request_for
 
 TYPE_CHECKING = False
@@ -35,54 +35,56 @@ if TYPE_CHECKING:
     from ..limits.group import Group
     from ..mounts.operations import Operation
     from ..policy.plan import Plan
-    from .connection import Found, Lend
+    from .connection import Borrow, ForkReply
 
-#: The places that are of the world where there is one, and the home.
+#: With the home, the mount points of the home tree.
 _LAYERED = ("/tmp", "/var/tmp")
 _SPARES = 2
-#: Zygotes without a session that are kept for the next one.
+#: Fork servers without a session that are kept for the next one.
 _MOST_IDLE = 4
 
 
-class World(Value):
-    """What can be written beside the workspace, in layers: a fresh one over `skeleton`, or `layers`.
+class HomeTree(Value):
+    """The layered tree beside the workspace (home, /tmp): a fresh layer over `skeleton`, or `layers`.
 
-    With both, a sandbox that was made ahead for a fresh one does as well.
+    With both, a spare whose fresh layer was made before it was asked for will do as well.
     """
 
     skeleton: str | None
-    layers: Layers | None = None
+    layers: OverlayDirs | None = None
 
 
-class Taken:
-    """A sandbox that is ours: the line to its agent, and who its processes are on the host, if not we.
+class SandboxProcess:
+    """A sandbox that was taken: the socket to its agent, and its processes' uid on the host, if not ours.
 
-    `layer` is the name of the one that was made ahead for it, in the directory of the skeleton:
-    the taker's, to be used or to be removed. `instead` are the layers of its workspace if they are
-    not those that were asked for, see `make_next`. It ends when the line is closed; `close` is to be
-    called after that.
+    `layer` is the name of its prewarmed home layer, in the directory of the skeleton; the caller uses or
+    removes it. `instead` are the layers of its workspace where they are not those that were asked for, see
+    `make_next`. The sandbox ends when `agent_socket` is closed; `close` is to be called after that.
     """
 
-    def __init__(self, found: Found, owner: Zygote, blueprint: records.Blueprint, place: Bind | None) -> None:
-        self.line, self.layer = found.descriptors[0], found.layer
-        self.instead = found.promise.layers if found.promise else None
-        self.uid = blueprint.base + blueprint.whose if blueprint.base >= 0 else None
-        self._zygote, self._number = owner, owner.taken
-        self._owner: Zygote | None = owner  # until it is closed
-        self._blueprint, self._place = blueprint, place
+    def __init__(
+        self, reply: ForkReply, owner: ForkServerClient, config: records.ForkServerConfig, place: Bind | None
+    ) -> None:
+        self.agent_socket, self.layer = reply.descriptors[0], reply.layer
+        self.instead = reply.prewarmed.layers if reply.prewarmed else None
+        self.uid = config.base + config.whose if config.base >= 0 else None
+        self._server, self._number = owner, owner.taken
+        self._owner: ForkServerClient | None = owner  # until it is closed
+        self._config, self._place = config, place
 
-    def make_trees(self, layers: Mapping[str, Layers], line: int) -> None:
-        """Have trees made with other layers, by the path of each one's root inside: mounts, attached nowhere.
+    def make_trees(self, layers: Mapping[str, OverlayDirs], socket: int) -> None:
+        """Have the fork server mount trees with other layers, by the path of each one's root inside.
 
-        They go to the agent at the other end of `line`: that of the workspace first, see `in_order`.
+        The mounts, attached nowhere, go to the agent at the other end of `socket`: that of the workspace
+        first, see `in_order`.
         """
         workspace = layers.get(PLACE)
         if self._owner is None or (workspace is not None and self._place is None):
             raise LaunchFailed("there is nothing to be shown", why="the sandbox has ended")
         view = () if workspace is None or self._place is None else (self._place,)
         others = {root: layer for root, layer in layers.items() if root != PLACE}
-        request = request_for(view, workspace, others).replace(alone=1, along=1)
-        if self._owner.take(request, [line], partial(lent, view, self._blueprint)) is None:
+        request = request_for(view, workspace, others).replace(alone=1, extra_fds=1)
+        if self._owner.take(request, [socket], partial(borrowed, view, self._config)) is None:
             raise LaunchFailed(
                 "the workspace could not be shown again",
                 why="something else is mounted there since the sandbox was made",
@@ -91,37 +93,39 @@ class Taken:
 
     @property
     def is_usual(self) -> bool:
-        """Whether the next one may well show the same, and nothing is made ahead for that yet.
+        """Whether the next sandbox probably shows the same workspace, and none is prewarmed for that yet.
 
-        Not any more when another one has been taken since.
+        False once another one has been taken.
         """
-        zygote, spares = self._zygote, self._blueprint.spares
-        return bool(spares) and zygote.is_repeated and zygote.promise is None and zygote.taken == self._number
+        server, spares = self._server, self._config.spares
+        return (
+            bool(spares) and server.is_repeated and server.prewarmed is None and server.taken == self._number
+        )
 
-    def make_next(self, layers: Layers, look: bytes, drop: Callable[[], object]) -> None:
-        """Have the next sandbox made ahead, if it shows the same, which looks like this, in these layers.
+    def make_next(self, layers: OverlayDirs, fingerprint: bytes, drop: Callable[[], object]) -> None:
+        """Prewarm the next sandbox: it mounts the same workspace with `layers`, while the fingerprint stays.
 
-        Its taker finds them as `instead`; if nobody ever takes it, `drop` is called. Never raises, and may
-        be called when this one has ended.
+        The caller that takes it finds the layers as `instead`; if it is never taken, `drop` is called. Never
+        raises, and may be called when this sandbox has ended.
         """
         place = self._place
-        if place is None or self._zygote.ended:
+        if place is None or self._server.ended:
             drop()
             return
         try:
-            request = request_for((place,), layers, {}).replace(look=look, ahead=1)
-            promise = Promise(request.shows, layers, drop)
-            if self._zygote.take(request, (), partial(lent, (place,), self._blueprint), promise) is None:
+            request = request_for((place,), layers, {}).replace(fingerprint=fingerprint, ahead=1)
+            prewarmed = Prewarmed(request.view_key, layers, drop)
+            if self._server.take(request, (), partial(borrowed, (place,), self._config), prewarmed) is None:
                 drop()
         except (LaunchFailed, OSError):
-            drop()  # whoever asks for it without that is told
+            drop()  # the next request reports the failure
 
     def groups_of(self, pid: int) -> Group | None:
-        """The sandbox's control groups, if it has any; `pid` is one of its processes, on the host."""
+        """The sandbox's cgroups, if it has any; `pid` is one of its processes, on the host."""
         return None if self._owner is None else self._owner.groups_of(pid)
 
     def close(self) -> None:
-        """Say that it has ended."""
+        """Count this sandbox as ended. A fork server without sandboxes may be ended by this."""
         owner, self._owner = self._owner, None
         if owner is not None:
             _released(owner)
@@ -129,12 +133,15 @@ class Taken:
 
 # ---------------------------------------------------------------- all of them
 
-_zygotes: dict[records.Blueprint, Zygote] = {}
+_servers: dict[records.ForkServerConfig, ForkServerClient] = {}
 _registry = threading.Lock()
 
 
 def mounter() -> tuple[int, int] | None:
-    """Who must be able to write the layers of a sandbox's workspace, if not we: root's zygote is nobody."""
+    """The owner and group that must be able to write the layers of a workspace, if not ours.
+
+    Root's fork server runs with ids that no account has.
+    """
     if os.geteuid() != 0:
         return None
     base, count = _ids()
@@ -143,15 +150,15 @@ def mounter() -> tuple[int, int] | None:
 
 
 def root_of(mounter: tuple[int, int] | None, uid: int) -> int | None:
-    """Who the root of a sandbox is on the host, if not we: whose layers `mounter` mounts.
+    """The uid on the host of the sandbox's root, whose layers `mounter` mounts; None where it is ours.
 
-    `uid` is the number inside of its user, who may be root already.
+    `uid` is the number inside of the sandbox's user, who may be root already.
     """
     return None if mounter is None else _ids()[0] if uid else mounter[0]
 
 
 def world_of(plan: Plan, bash: str) -> tuple[tuple[str, ...], tuple[Operation, ...]]:
-    """The places of the world of `plan`, and what is in it at first: see `shared_view.Shared`."""
+    """The mount points of the home tree of `plan`, and its first content: see `shared_view.Shared`."""
     layered = _drawn(plan, bash).layered
     return layered.places, layered.skeleton
 
@@ -159,46 +166,48 @@ def world_of(plan: Plan, bash: str) -> tuple[tuple[str, ...], tuple[Operation, .
 def open_sandbox(
     plan: Plan,
     bash: str,
-    layers: Layers | None = None,
+    layers: OverlayDirs | None = None,
     *,
-    look: bytes = b"",
-    world: World | None = None,
-    trees: Mapping[str, Layers] | None = None,
-    along: Sequence[int] = (),
+    fingerprint: bytes = b"",
+    world: HomeTree | None = None,
+    trees: Mapping[str, OverlayDirs] | None = None,
+    extra_fds: Sequence[int] = (),
     grouped: bool = False,
-) -> Taken:
-    """A sandbox for `plan`, the changes to whose workspace go to `layers`, if not to the host.
+) -> SandboxProcess:
+    """Take a sandbox for `plan`; changes to its workspace go to `layers`, else to the host.
 
-    `look` is what the workspace looks like, if nothing was changed in it yet: see `Taken.instead`.
-    What it writes elsewhere goes to `world`, or is gone with it; `trees` are of directories of the
-    system, by their paths, if those can be written, too. `along` are descriptors for its
-    agent (see `Request`), which stay the caller's; with `grouped` it is in control groups.
+    `fingerprint` identifies the state of the workspace, if nothing was changed in it yet: see
+    `SandboxProcess.instead`. Other writes go to the tree `world`, or to tmpfs; `trees` are layered
+    directories of the system, by their paths, where those can be written, too. `extra_fds` are descriptors
+    for its agent (see `SandboxRequest`), which stay the caller's; with `grouped` it is in cgroups.
 
-    Its shell, the program `bash` inside, is running already; the first message on the line
+    Its shell, the program `bash` inside, is running already. The first message on the agent's socket
     announces it, or says why there is no sandbox.
     """
     drawing = _drawn(plan, bash)
-    doors = 0
+    cgroup_fds = 0
     if grouped:
         from ..limits import here
 
-        doors = len(here.means().places)
-    blueprint, view = drawing.blueprint(world, doors), drawing.plain.workspace
-    others = {WORLD: world.layers} if world is not None and world.layers is not None else {}
+        cgroup_fds = len(here.means().places)
+    config, view = drawing.config(world, cgroup_fds), drawing.plain.workspace
+    others = {HOME_TREE: world.layers} if world is not None and world.layers is not None else {}
     others |= trees or {}
-    request = request_for(view, layers, others).replace(along=len(along), look=b"" if others else look)
+    request = request_for(view, layers, others).replace(
+        extra_fds=len(extra_fds), fingerprint=b"" if others else fingerprint
+    )
     for _ in range(2):
-        zygote = _zygote(blueprint)
-        found = _taken(zygote, request, along, partial(lent, view, blueprint), world)
+        server = _server(config)
+        found = _taken(server, request, extra_fds, partial(borrowed, view, config), world)
         if found is not None:
             with _registry:
-                zygote.live += 1
-                zygote.note(request.shows)
+                server.live += 1
+                server.note(request.view_key)
             place = view[0] if view and isinstance(view[0], Bind) else None
-            return Taken(found, zygote, blueprint, place)
-        _forget(blueprint, zygote)
-    if zygote.ended:
-        raise LaunchFailed("the sandbox could not be made", why="the zygote has ended, twice")
+            return SandboxProcess(found, server, config, place)
+        _forget(config, server)
+    if server.ended:
+        raise LaunchFailed("the sandbox could not be made", why="the fork server has ended, twice")
     raise LaunchFailed(
         "the workspace could not be shown",
         why="what is mounted there changes while the sandbox is made",
@@ -207,11 +216,15 @@ def open_sandbox(
 
 
 def _taken(
-    zygote: Zygote, request: records.Request, along: Sequence[int], lend: Lend, world: World | None
-) -> Found | None:
-    """One that lives: those that wait may have been killed while they did."""
+    server: ForkServerClient,
+    request: records.SandboxRequest,
+    extra_fds: Sequence[int],
+    borrow: Borrow,
+    world: HomeTree | None,
+) -> ForkReply | None:
+    """Take a sandbox that lives: a spare may have been killed while it waited."""
     for _ in range(_SPARES + 1):
-        found = zygote.take(request, along, lend)
+        found = server.take(request, extra_fds, borrow)
         if found is None or not found.has_been_killed:
             return found
         found.close()
@@ -220,78 +233,79 @@ def _taken(
     raise LaunchFailed("the sandbox could not be made", why="its first process is killed")
 
 
-def _zygote(blueprint: records.Blueprint) -> Zygote:
+def _server(config: records.ForkServerConfig) -> ForkServerClient:
+    """The fork server of this configuration, started if there is none or it has ended."""
     with _registry:
-        found = _zygotes.get(blueprint)
+        found = _servers.get(config)
         if found is None or found.ended:
-            before, found = found, Zygote(blueprint)
-            _zygotes[blueprint] = found
+            before, found = found, ForkServerClient(config)
+            _servers[config] = found
             if before is not None and not before.live:
                 before.close()
         return found
 
 
-def _forget(blueprint: records.Blueprint, stale: Zygote) -> None:
-    """Ask it no more; it ends with its last sandbox."""
+def _forget(config: records.ForkServerConfig, stale: ForkServerClient) -> None:
+    """Ask this fork server no more; it ends with its last sandbox."""
     with _registry:
-        if _zygotes.get(blueprint) is stale:
-            del _zygotes[blueprint]
+        if _servers.get(config) is stale:
+            del _servers[config]
     if not stale.live:
         stale.close()
 
 
-def _released(owner: Zygote) -> None:
-    """One sandbox less; the zygotes that nobody has a session of end, but for the newest."""
+def _released(owner: ForkServerClient) -> None:
+    """Count one sandbox less, and end idle fork servers but for the newest ones."""
     with _registry:
         owner.live -= 1
-        forgotten = owner not in _zygotes.values() and not owner.live
-        idle = [key for key, found in _zygotes.items() if not found.live]
-        ended = [_zygotes.pop(key) for key in idle[:-_MOST_IDLE]]
+        forgotten = owner not in _servers.values() and not owner.live
+        idle = [key for key, found in _servers.items() if not found.live]
+        ended = [_servers.pop(key) for key in idle[:-_MOST_IDLE]]
     for found in (*ended, *([owner] if forgotten else [])):
         found.close()
 
 
 def _after_fork() -> None:
-    """A fork of the host program has no zygotes: those are its parent's, and end with that."""
-    while _zygotes:
-        _zygotes.popitem()[1].hang_up()
+    """A fork of the host program has no fork servers: those are its parent's, and end with that."""
+    while _servers:
+        _servers.popitem()[1].hang_up()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Drawing:
-    """A plan, as it was drawn: without a world of layers, and with one."""
+    """The layout of one plan, split into shared and own part: without a home tree, and with one."""
 
     def __init__(self, plan: Plan, bash: str) -> None:
         operations = lay_out(plan, Host()).operations
         self.plan, self.bash = plan, bash
         self.plain = shared_view.share(operations)
         self.layered = shared_view.share(operations, (*_LAYERED, plan.identity.home))
-        self._blueprints: dict[tuple[bool, str | None, int], records.Blueprint] = {}
+        self._configs: dict[tuple[bool, str | None, int], records.ForkServerConfig] = {}
 
-    def blueprint(self, world: World | None, doors: int) -> records.Blueprint:
-        """All sandboxes of the plan; those whose world is made ahead over one skeleton."""
+    def config(self, world: HomeTree | None, cgroup_fds: int) -> records.ForkServerConfig:
+        """The fork server's configuration; sandboxes with one skeleton share one."""
         ahead = None if world is None else world.skeleton
-        key = (world is not None, ahead, doors)
-        if key not in self._blueprints:
-            made = _blueprint(self.plan, self.plain if ahead is None else self.layered, self.bash)
-            made = made.replace(doors=doors)
+        key = (world is not None, ahead, cgroup_fds)
+        if key not in self._configs:
+            made = _config(self.plan, self.plain if ahead is None else self.layered, self.bash)
+            made = made.replace(cgroup_fds=cgroup_fds)
             if world is not None:
                 places = tuple(map(os.fsencode, self.layered.places))
                 made = made.replace(places=places, skeleton=os.fsencode(ahead or ""))
             if len(_known) >= _MOST_KNOWN:
                 _known.clear()
             made = _known.setdefault(made, made)  # then it is found without being compared
-            self._blueprints[key] = made
-        return self._blueprints[key]
+            self._configs[key] = made
+        return self._configs[key]
 
 
-#: What was drawn last. Plans are compared by identity: who opens many sandboxes uses one plan.
+#: The last layouts. Plans are compared by identity: a caller that opens many sandboxes uses one plan.
 _drawings: list[_Drawing] = []
 _MOST_DRAWINGS = 8
-#: Every blueprint once: those of two plans may well be the same.
-_known: dict[records.Blueprint, records.Blueprint] = {}
+#: Each configuration once: those of two plans may be the same.
+_known: dict[records.ForkServerConfig, records.ForkServerConfig] = {}
 _MOST_KNOWN = 64
 
 
@@ -305,7 +319,7 @@ def _drawn(plan: Plan, bash: str) -> _Drawing:
     return made
 
 
-def _blueprint(plan: Plan, shared: shared_view.Shared, bash: str) -> records.Blueprint:
+def _config(plan: Plan, shared: shared_view.Shared, bash: str) -> records.ForkServerConfig:
     from ..backends.filters import filter_profile
     from ..backends.last_steps import rlimits
     from ..backends.namespaces.orders import scopes
@@ -317,7 +331,7 @@ def _blueprint(plan: Plan, shared: shared_view.Shared, bash: str) -> records.Blu
     who = plan.identity
     standing_in, memory, processes = stand_ins(plan.limits)
     limits = (*rlimits(plan.limits), *standing_in)
-    return records.Blueprint(
+    return records.ForkServerConfig(
         template=rows.encoded(shared.template),
         own=rows.encoded(sized(plan.limits, shared.own)),
         uid=who.uid,

@@ -1,9 +1,9 @@
 """The process that sandboxes are cloned from, and that does nothing else.
 
-Memory is shared between it and them page by page, until one of them writes. An interpreter writes
-to whatever it uses, so whatever this one did between two clones each of them would have to itself,
-and pay for. The zygote, which hears requests and builds trees, is another process: it never
-clones, and never has to copy what it uses.
+Memory is shared between it and its clones page by page, until one of them writes. An interpreter writes
+to whatever it uses, so everything that this process did between two clones would be copied in each of
+them. The fork server, which receives requests and mounts trees, is another process: it never clones,
+and never has to copy what it uses.
 """
 
 from __future__ import annotations
@@ -22,88 +22,88 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ..inside.agent import verify
-    from ..ipc.forkserver_messages import Blueprint
+    from ..ipc.forkserver_messages import ForkServerConfig
 
-#: To it: one is wanted, with this layer. From it: here is its line; or the number of what went wrong.
-_MAKE, _MADE, _FAILED = b"m", b"d", b"x"
+#: To it: clone one, with this layer. From it: cloned, with the agent's socket; failed, with an errno.
+_CLONE, _CLONED, _FAILED = b"m", b"d", b"x"
 _LONGEST = 4096
-#: How often those that have ended are looked for while nobody asks, in milliseconds.
+#: Milliseconds between two looks for ended clones while nothing is asked for.
 _OFTEN = 1000
 
 
-class Maker:
-    """The process, as the zygote has it."""
+class Cloner:
+    """The fork server's handle of the cloner."""
 
-    def __init__(self, blueprint: Blueprint, outside: verify.Outside) -> None:
+    def __init__(self, config: ForkServerConfig, outside: verify.Outside) -> None:
         """Start it. Everything that sandboxes share is there, and everything is imported."""
-        self._line, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         self._process = os.fork()
         if self._process == 0:
-            _Making(theirs, blueprint, outside).serve()
+            CloneServer(theirs, config, outside).serve()
         theirs.close()
 
     def fileno(self) -> int:
         """Readable when `made` need not wait."""
-        return self._line.fileno()
+        return self._socket.fileno()
 
-    def ask(self, layer: bytes, doors: Sequence[int] = ()) -> None:
-        """Have a new sandbox begun, see `spare.make`; then call `made`."""
-        send(self._line, _MAKE + layer, doors)
+    def ask(self, layer: bytes, cgroup_fds: Sequence[int] = ()) -> None:
+        """Ask for a new sandbox, see `spare.make`; then call `made`."""
+        send(self._socket, _CLONE + layer, cgroup_fds)
 
     def made(self) -> _socket.socket:
-        """The host's end of the line of the one that was asked for. ConnectionError: the process is gone."""
-        answer, descriptors = receive(self._line, _LONGEST)
+        """The host's end of the new agent's socket. ConnectionError: the cloner has ended."""
+        answer, descriptors = receive(self._socket, _LONGEST)
         if not answer:
             raise ConnectionResetError
-        if answer[:1] != _MADE or len(descriptors) != 1:
+        if answer[:1] != _CLONED or len(descriptors) != 1:
             error = int(answer[1:] or b"0")
             raise OSError(error, f"a sandbox could not be begun: {os.strerror(error)}")
         return _socket.socket(fileno=descriptors[0])
 
     def end(self) -> None:
         """End it, and every sandbox; returns when there is none any more."""
-        self._line.close()
+        self._socket.close()
         os.waitpid(self._process, 0)
 
 
-class _Making:
-    """What that process does."""
+class CloneServer:
+    """The cloner's own loop."""
 
-    def __init__(self, line: _socket.socket, blueprint: Blueprint, outside: verify.Outside) -> None:
-        self._line, self._draft = line, spare.Draft(blueprint, outside)
+    def __init__(self, socket: _socket.socket, config: ForkServerConfig, outside: verify.Outside) -> None:
+        self._socket, self._template = socket, spare.SandboxTemplate(config, outside)
         self._children: set[int] = set()
 
     def serve(self) -> NoReturn:
-        """Make one whenever the zygote asks, until that is gone."""
+        """Clone one for each request of the fork server, until that has ended."""
         try:
             process.death_signal(process.SIGKILL)
-            process.close_from(3, keep=(self._line.fileno(),))
+            process.close_from(3, keep=(self._socket.fileno(),))
             poll = select.poll()
-            poll.register(self._line, select.POLLIN)
+            poll.register(self._socket, select.POLLIN)
             while True:
                 asked = poll.poll(_OFTEN)
                 self._reap()
                 if asked:
-                    message, doors = receive(self._line, _LONGEST)
+                    message, cgroup_fds = receive(self._socket, _LONGEST)
                     if not message:
                         break
-                    self._make(message[1:], doors)
+                    self._make(message[1:], cgroup_fds)
             self._end()
         finally:
             os._exit(0)
 
-    def _make(self, layer: bytes, doors: list[int]) -> None:
+    def _make(self, layer: bytes, cgroup_fds: list[int]) -> None:
         try:
-            pid, line = spare.make(self._draft, layer, tuple(doors))
+            pid, socket = spare.make(self._template, layer, tuple(cgroup_fds))
         except OSError as error:
-            send(self._line, _FAILED + b"%d" % (error.errno or 0))
+            send(self._socket, _FAILED + b"%d" % (error.errno or 0))
             return
         finally:
-            for door in doors:
-                os.close(door)
+            for cgroup_fd in cgroup_fds:
+                os.close(cgroup_fd)
         self._children.add(pid)
-        send(self._line, _MADE, (line.fileno(),))
-        line.close()
+        send(self._socket, _CLONED, (socket.fileno(),))
+        socket.close()
 
     def _reap(self) -> None:
         try:

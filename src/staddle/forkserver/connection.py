@@ -1,4 +1,4 @@
-"""One zygote, as the host program has it: a child process and a line to it."""
+"""The host program's connection to one fork server: a child process and the socket to it."""
 
 from __future__ import annotations
 
@@ -24,81 +24,83 @@ if TYPE_CHECKING:
 
     from ..limits.ahead import Ahead
     from ..limits.group import Group
-    from .requests import Layers
+    from .requests import OverlayDirs
 
-    #: Opens what root's zygote cannot, if it is root's; to be closed.
-    Lend: TypeAlias = Callable[[], Sequence[int]]
+    #: Opens the workspace for root's fork server, which cannot; the caller closes the descriptors.
+    Borrow: TypeAlias = Callable[[], Sequence[int]]
 
-#: To a request: a letter and a name, or a sentence. There is no room to be made for more.
+#: A reply is a letter and a name, or a sentence.
 _LONGEST_ANSWER = 4096
-#: How long a zygote may take to start on a loaded machine, in seconds.
+#: Seconds for a fork server to start on a loaded machine.
 _PATIENCE = 60.0
-#: And to end, when nobody is at the other end of its line any more.
+#: Seconds for it to end once its socket is closed.
 _LAST_PATIENCE = 5.0
 
 
-class _Wanting(Exception):
-    """It has no control groups for another sandbox."""
+class _NeedCgroups(Exception):
+    """The fork server has no cgroup descriptors for another sandbox."""
 
 
-class Promise:
-    """The layers of the next sandbox that shows the same; `drop` is called if there is none."""
+class Prewarmed:
+    """A sandbox that is mounted before it is asked for: its view, its layers, and how to drop them."""
 
-    def __init__(self, shows: object, layers: Layers, drop: Callable[[], object]) -> None:
-        self.shows, self.layers, self.drop = shows, layers, drop
+    def __init__(self, view_key: object, layers: OverlayDirs, drop: Callable[[], object]) -> None:
+        self.view_key, self.layers, self.drop = view_key, layers, drop
 
 
-class Found:
-    """What was asked for: the line to a sandbox, its layer made ahead, and the promise that is kept so."""
+class ForkReply:
+    """Reply of the fork server: the agent's socket, its home layer's name, the Prewarmed entry it used."""
 
-    def __init__(self, descriptors: list[int], layer: str, promise: Promise | None, *, waited: bool) -> None:
-        self.descriptors, self.layer, self.promise = descriptors, layer, promise
+    def __init__(
+        self, descriptors: list[int], layer: str, prewarmed: Prewarmed | None, *, waited: bool
+    ) -> None:
+        self.descriptors, self.layer, self.prewarmed = descriptors, layer, prewarmed
         self._waited = waited
 
     @property
     def has_been_killed(self) -> bool:
-        """Whether it has ended without a word, while it waited for somebody: another one will not."""
+        """Whether the spare ended without a message while it waited. Another one may live."""
         if not self._waited:
             return False
-        line = _socket.socket(fileno=self.descriptors[0])
+        socket = _socket.socket(fileno=self.descriptors[0])
         try:
-            line.settimeout(_PATIENCE)
-            return not line.recv(1, _socket.MSG_PEEK)
+            socket.settimeout(_PATIENCE)
+            return not socket.recv(1, _socket.MSG_PEEK)
         except ConnectionResetError:
             return True
         except OSError:
-            return False  # whoever asks is told
+            return False  # the caller finds out when it uses the socket
         finally:
-            line.detach()
+            socket.detach()
 
     def close(self) -> None:
-        """It is for nobody."""
+        """Let go of a sandbox that is not used."""
         close_all(self.descriptors)
-        if self.promise is not None:
-            self.promise.drop()
+        if self.prewarmed is not None:
+            self.prewarmed.drop()
 
 
-class Zygote:
-    """One fork server, and the right to talk to it."""
+class ForkServerClient:
+    """One fork server: its process, and the lock under which it is asked."""
 
-    def __init__(self, blueprint: records.Blueprint) -> None:
-        self.live = 0  # sandboxes; whoever keeps us counts
-        self.promise: Promise | None = None
-        self.taken = 0  # sandboxes, in all
+    def __init__(self, config: records.ForkServerConfig) -> None:
+        self.live = 0  # open sandboxes, counted by client.py
+        self.prewarmed: Prewarmed | None = None
+        self.taken = 0  # sandboxes taken so far
         self.is_repeated = False  # whether the last two showed the same
         self._last: object = None
         self._lock = threading.Lock()
         self._deaf = False
-        before, around = scope.asked() if blueprint.doors else ((), {})
-        self._line, self._process = _start(records.encode(blueprint), before, around)
+        before, around = scope.asked() if config.cgroup_fds else ((), {})
+        self._socket, self._process = _start(records.encode(config), before, around)
         self._ahead: Ahead | None = None
         try:
-            self._line.settimeout(_PATIENCE)
-            if blueprint.base >= 0:
-                self._lend(blueprint)
+            self._socket.settimeout(_PATIENCE)
+            if config.base >= 0:
+                self._set_up_as_root(config)
             self._hear(records.READY)
-            if blueprint.doors:
-                self._ahead = _groups(blueprint, self._process.pid)
+            if config.cgroup_fds:
+                self._ahead = _groups(config, self._process.pid)
         except BaseException as error:
             self._process.kill()
             last_words = self._last_words()
@@ -108,105 +110,117 @@ class Zygote:
             raise
 
     def take(
-        self, request: records.Request, along: Sequence[int], lend: Lend, promise: Promise | None = None
-    ) -> Found | None:
-        """What is asked for: a new sandbox, or trees for one, or one that is made ahead, as a `promise`.
+        self,
+        request: records.SandboxRequest,
+        extra_fds: Sequence[int],
+        borrow: Borrow,
+        prewarmed: Prewarmed | None = None,
+    ) -> ForkReply | None:
+        """Ask for a new sandbox, for trees of an open one, or for one to be `prewarmed`.
 
-        `along` are descriptors that go with it, see `Request`; before them goes what `lend` lends, where
-        that is needed. None when the host's mounts have changed since we were started, or the zygote
-        has ended.
+        `extra_fds` go with the request, see `SandboxRequest`; before them the descriptors that `borrow`
+        opens, where they are needed. None when the host's mounts have changed since the fork server was
+        started, or it has ended.
         """
         try:
             if self._ahead is None or request.alone or request.ahead:
-                return self._take(request, along, lend, promise)
-            return self._take_with_groups(self._ahead, request, along, lend)
+                return self._take(request, extra_fds, borrow, prewarmed)
+            return self._take_with_groups(self._ahead, request, extra_fds, borrow)
         except (BrokenPipeError, ConnectionResetError):
             return None
         except OSError as error:
             raise _failed(b"", error) from error
 
     def _take_with_groups(
-        self, ahead: Ahead, request: records.Request, along: Sequence[int], lend: Lend
-    ) -> Found | None:
-        for wanting in (False, True):
-            doors = ahead.doors(wanting=wanting)
+        self, ahead: Ahead, request: records.SandboxRequest, extra_fds: Sequence[int], borrow: Borrow
+    ) -> ForkReply | None:
+        for again in (False, True):
+            cgroup_fds = ahead.cgroup_fds(again=again)
             try:
-                asked = request.replace(along=request.along + len(doors))
-                found = self._take(asked, [*along, *doors], lend)
+                asked = request.replace(extra_fds=request.extra_fds + len(cgroup_fds))
+                found = self._take(asked, [*extra_fds, *cgroup_fds], borrow)
                 removal.in_background(ahead.restock)
                 return found
-            except _Wanting:
+            except _NeedCgroups:
                 continue
             except LaunchFailed:
                 ahead.not_taken()
                 raise
             finally:
-                close_all(doors)
+                close_all(cgroup_fds)
         raise LaunchFailed("the sandbox could not be made", why="its control groups were lost, twice")
 
     def _take(
-        self, request: records.Request, along: Sequence[int], lend: Lend, promise: Promise | None = None
-    ) -> Found | None:
-        expected = self.promise
-        is_ready = expected is not None and expected.shows == request.shows and not request.ahead
-        answer, descriptors, kept = self._asked(request, along, () if is_ready else lend(), promise)
-        if answer == records.UNLENT:  # what was promised is not ready yet
-            answer, descriptors, kept = self._asked(request, along, lend(), promise)
+        self,
+        request: records.SandboxRequest,
+        extra_fds: Sequence[int],
+        borrow: Borrow,
+        prewarmed: Prewarmed | None = None,
+    ) -> ForkReply | None:
+        expected = self.prewarmed
+        is_ready = expected is not None and expected.view_key == request.view_key and not request.ahead
+        answer, descriptors, kept = self._asked(request, extra_fds, () if is_ready else borrow(), prewarmed)
+        if answer == records.NEED_MOUNTS:  # the prewarmed sandbox is not ready yet
+            answer, descriptors, kept = self._asked(request, extra_fds, borrow(), prewarmed)
         if answer in (records.STALE, b""):
             return None
-        if answer == records.WANTING:
-            raise _Wanting
+        if answer == records.NEED_CGROUPS:
+            raise _NeedCgroups
         count = 0 if request.alone or request.ahead else 1
         is_given = answer[:1] in (records.TAKEN, records.MADE) or kept is not None
         if not is_given or len(descriptors) != count:
             raise _failed(answer)
-        return Found(descriptors, os.fsdecode(answer[1:]), kept, waited=answer[:1] != records.MADE)
+        return ForkReply(descriptors, os.fsdecode(answer[1:]), kept, waited=answer[:1] != records.MADE)
 
     def _asked(
-        self, request: records.Request, along: Sequence[int], lent: Sequence[int], promise: Promise | None
-    ) -> tuple[bytes, list[int], Promise | None]:
-        """Its answer, with what came along, and the promise that it keeps; takes what is `lent`."""
+        self,
+        request: records.SandboxRequest,
+        extra_fds: Sequence[int],
+        borrowed: Sequence[int],
+        prewarmed: Prewarmed | None,
+    ) -> tuple[bytes, list[int], Prewarmed | None]:
+        """The reply, its descriptors, and the Prewarmed entry it used; closes what is `borrowed`."""
         try:
             with self._lock:
-                answer, descriptors = self._answer(request, [*lent, *along])
-                before = after = self.promise
-                if request.shows is not None and answer != records.UNLENT:
-                    # It has been kept, or never will be.
-                    after = self.promise = promise if answer == records.TAKEN else None
+                answer, descriptors = self._answer(request, [*borrowed, *extra_fds])
+                before = after = self.prewarmed
+                if request.view_key is not None and answer != records.NEED_MOUNTS:
+                    # The entry has been used, or never will be.
+                    after = self.prewarmed = prewarmed if answer == records.TAKEN else None
         finally:
-            close_all(lent)
+            close_all(borrowed)
         kept = before if answer[:1] == records.PREPARED else None
         if before is not None and before not in (kept, after):
             before.drop()
         return answer, descriptors, kept
 
-    def _answer(self, request: records.Request, given: Sequence[int]) -> tuple[bytes, list[int]]:
+    def _answer(self, request: records.SandboxRequest, given: Sequence[int]) -> tuple[bytes, list[int]]:
         try:
-            send(self._line, records.encode(request), given)
-            return receive(self._line, _LONGEST_ANSWER)
+            send(self._socket, records.encode(request), given)
+            return receive(self._socket, _LONGEST_ANSWER)
         except BaseException:
-            # Its answer may come yet, and must not be taken for one to something else.
+            # A late reply must not be taken for the reply to another request.
             self._deaf = True
             raise
 
-    def note(self, shows: object) -> None:
-        """A sandbox that shows this was taken."""
+    def note(self, view_key: object) -> None:
+        """Count a sandbox that shows the view `view_key`."""
         self.taken += 1
-        self.is_repeated, self._last = shows is not None and shows == self._last, shows
+        self.is_repeated, self._last = view_key is not None and view_key == self._last, view_key
 
     def groups_of(self, pid: int) -> Group | None:
-        """The control groups of a sandbox that was taken, one of whose processes is `pid` on the host."""
+        """The cgroups of a sandbox that was taken; `pid` is one of its processes on the host."""
         return None if self._ahead is None else self._ahead.taken(pid)
 
     @property
     def ended(self) -> bool:
-        """Whether it has gone, or must not be asked any more."""
+        """Whether it has ended, or must not be asked any more."""
         without_groups = self._ahead is not None and self._ahead.gone
         return self._deaf or without_groups or self._has_exited
 
     @property
     def _has_exited(self) -> bool:
-        """Without Popen's lock, which Ctrl-C can leave locked for ever."""
+        """Whether the process has exited. Without Popen's lock, which Ctrl-C can leave locked for ever."""
         try:
             waits = os.WEXITED | os.WNOHANG | os.WNOWAIT
             return os.waitid(os.P_PID, self._process.pid, waits) is not None
@@ -214,17 +228,17 @@ class Zygote:
             return True
 
     def hang_up(self) -> None:
-        """Leave it to whoever else has the line."""
-        self._line.close()
+        """Close our end after a fork: the parent process still has the socket."""
+        self._socket.close()
         if self._ahead is not None:
             self._ahead.let_go()
 
     def close(self) -> None:
         """End it, and every sandbox of it."""
-        self._line.close()
-        if self.promise is not None:
-            self.promise.drop()
-            self.promise = None
+        self._socket.close()
+        if self.prewarmed is not None:
+            self.prewarmed.drop()
+            self.prewarmed = None
         import subprocess
 
         try:
@@ -235,36 +249,36 @@ class Zygote:
         if self._ahead is not None:
             self._ahead.close()
 
-    def _lend(self, blueprint: records.Blueprint) -> None:
-        """What only root can do for a zygote that is nobody: map its ids, open what is shown."""
+    def _set_up_as_root(self, config: records.ForkServerConfig) -> None:
+        """As root: write the id maps of the fork server, which has unused ids, and open its binds for it."""
         self._hear(records.MAP)
         for name in ("uid_map", "gid_map"):
             with open(f"/proc/{self._process.pid}/{name}", "wb", buffering=0) as file:
-                file.write(b"0 %d %d" % (blueprint.base, blueprint.count))
-        send(self._line, records.MAPPED)
-        shown = [op for op in decoded(blueprint.template) if isinstance(op, Bind) and not op.again]
+                file.write(b"0 %d %d" % (config.base, config.count))
+        send(self._socket, records.MAPPED)
+        shown = [op for op in decoded(config.template) if isinstance(op, Bind) and not op.again]
         for first in range(0, len(shown), records.MOST_DESCRIPTORS):
             trees: list[int | None] = []
             try:
                 for operation in shown[first : first + records.MOST_DESCRIPTORS]:
-                    trees.append(taken_as_root(operation, blueprint))
+                    trees.append(taken_as_root(operation, config))
                 there = bytes(tree is not None for tree in trees)
-                send(self._line, there, [tree for tree in trees if tree is not None])
+                send(self._socket, there, [tree for tree in trees if tree is not None])
             finally:
                 for tree in trees:
                     if tree is not None:
                         os.close(tree)
 
     def _hear(self, expected: bytes) -> None:
-        answer, _ = receive(self._line, records.LONGEST)
+        answer, _ = receive(self._socket, records.LONGEST)
         if answer != expected:
             raise _failed(answer)
 
     def _last_words(self) -> bytes:
-        """What it said before it hung up: the line tells of the end first."""
+        """Its last message: a socket reports the end of the other side before it."""
         for _ in range(2):
             try:
-                return receive(self._line, records.LONGEST)[0]
+                return receive(self._socket, records.LONGEST)[0]
             except ConnectionResetError:
                 continue
             except OSError:
@@ -272,37 +286,37 @@ class Zygote:
         return b""
 
 
-def _groups(blueprint: records.Blueprint, pid: int) -> Ahead:
-    """For the sandboxes of the zygote that is `pid`: below ours, or in the scope that it was started in."""
+def _groups(config: records.ForkServerConfig, pid: int) -> Ahead:
+    """Cgroups for the sandboxes of the fork server `pid`: below ours, or in the scope it was started in."""
     from ..limits import here
     from ..limits.ahead import Ahead
     from ..limits.family import Family
 
     family = here.family()
     if family is not None:
-        return Ahead(family, blueprint.spares)
-    return Ahead(Family(scope.settle(pid, here.means())), blueprint.spares, owned=True)
+        return Ahead(family, config.spares)
+    return Ahead(Family(scope.settle(pid, here.means())), config.spares, owned=True)
 
 
 def _start(
-    blueprint: bytes, before: Sequence[str] = (), around: dict[str, str] | None = None
+    config: bytes, before: Sequence[str] = (), around: dict[str, str] | None = None
 ) -> tuple[_socket.socket, subprocess.Popen[bytes]]:
-    """Our end of the line, and the process at the other. What is `before` its command brings it elsewhere."""
+    """Start a fork server; (our end of the socket, the process). `before` is prefixed to its command line."""
     import subprocess
 
     opened: list[int] = []
     try:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        opened.append(line := theirs.detach())
+        opened.append(socket := theirs.detach())
         opened.append(file := os.memfd_create("staddle", os.MFD_CLOEXEC))
-        view = memoryview(blueprint)
+        view = memoryview(config)
         while view:
             view = view[os.write(file, view) :]
         process = subprocess.Popen(
-            (*before, *helper.python("forkserver/__main__.py", str(line), str(file))),
+            (*before, *helper.python("forkserver/__main__.py", str(socket), str(file))),
             env={**helper.ENVIRONMENT, **(around or {})},
             cwd="/",
-            pass_fds=(line, file),
+            pass_fds=(socket, file),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -310,7 +324,9 @@ def _start(
         )
         return ours, process
     except OSError as error:
-        raise LaunchFailed("the zygote could not be started", why=error.strerror or str(error)) from error
+        raise LaunchFailed(
+            "the fork server could not be started", why=error.strerror or str(error)
+        ) from error
     finally:
         for fd in opened:
             os.close(fd)
@@ -320,9 +336,9 @@ def _failed(answer: bytes, error: OSError | None = None) -> LaunchFailed:
     if answer[:1] == records.REFUSED:
         why = answer[1:].decode("utf-8", "replace")
     elif isinstance(error, TimeoutError):
-        why = f"the zygote has not answered for {_PATIENCE:.0f} seconds"
+        why = f"the fork server has not answered for {_PATIENCE:.0f} seconds"
     elif error is not None and not isinstance(error, BrokenPipeError | ConnectionResetError):
         why = error.strerror or str(error)
     else:
-        why = "the zygote has ended"
+        why = "the fork server has ended"
     return LaunchFailed("the sandbox could not be made", why=why, fix="see `staddle doctor`")

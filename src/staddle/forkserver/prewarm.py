@@ -1,11 +1,11 @@
-"""Doing ahead, to no end, what a sandbox will do, and somebody wait for.
+"""Run the hot code paths before cloning, so that the pages the interpreter writes to are shared.
 
-Memory that two processes share since a clone is copied page by page when one of them writes, and
-an interpreter writes to whatever it uses. Twice that can be had at a time when nobody waits:
+Memory that two processes share since a clone is copied page by page when one of them writes, and an
+interpreter writes to whatever it uses. This is done at two times at which no caller waits:
 
-    before the first clone    what an interpreter remembers about code that it has run some times (its
-                              caches, the code itself, which it rewrites) is then the same for all
-    in each clone             what is not shared any more once a request was heard and understood
+    before the first clone    the interpreter's caches, and code that it rewrites when it has run some
+                              times, are then the same for all
+    in each clone             pages that receiving and decoding a request would copy are copied already
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..inside.agent.processes import Line
 from ..inside.agent.shell_files import Files, InDirectory
 from ..ipc import agent_messages
 from ..ipc.descriptors import receive, send
-from ..ipc.forkserver_messages import LONGEST, Request, decode_request, encode
+from ..ipc.forkserver_messages import LONGEST, SandboxRequest, decode_request, encode
 from ..ipc.status import NotStarted
 from ..linux import process
 from ..mounts.operations import Bind
@@ -28,41 +28,42 @@ from ..mounts.shared_view import ASIDE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..ipc.forkserver_messages import Blueprint
+    from ..ipc.forkserver_messages import ForkServerConfig
 
 #: As most requests are.
 _VIEW = encoded((Bind("/workspace", True, "workspace", source="/w"),))
-_USUAL = encode(Request(b"/w", 1, 1, b"/s/1/upper", b"/s/1/work", (), _VIEW))
+_USUAL = encode(SandboxRequest(b"/w", 1, 1, b"/s/1/upper", b"/s/1/work", (), _VIEW))
 #: From the eighth time on CPython (3.11) runs code in a form of its own.
 _TIMES = 12
-#: A directory of the zygote's own, in what no sandbox gets to see.
+#: A directory of the fork server's own, in a part that no sandbox sees.
 _PLACE = f"{ASIDE}/rehearsal"
 
 
-def rehearse_all(blueprint: Blueprint, outside: verify.Outside) -> None:
-    """For a zygote, before it clones itself: all that its clones do and that changes nothing."""
+def rehearse_all(config: ForkServerConfig, outside: verify.Outside) -> None:
+    """For a fork server, before it clones itself: run all that its clones run and that changes nothing."""
     os.mkdir(_PLACE, 0o700)
     directory = os.open(_PLACE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for _ in range(_TIMES):
             rehearse()
-            _look(blueprint, outside)
+            _look(config, outside)
             _say(InDirectory(directory, _PLACE.encode()))
             process.capabilities()
     finally:
         os.close(directory)
 
 
-def _look(blueprint: Blueprint, outside: verify.Outside) -> None:
-    decoded(blueprint.own)
+def _look(config: ForkServerConfig, outside: verify.Outside) -> None:
+    """Run the checks of `verify`, which fail here: this is no sandbox."""
+    decoded(config.own)
     try:
-        verify.around(blueprint, outside)
+        verify.around(config, outside)
     except NotStarted:
         pass  # this is no sandbox
 
 
 def _say(channel: InDirectory) -> None:
-    """What there is to say about a shell."""
+    """Encode and send the announcement of a shell."""
     files = Files(channel, 0)
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     try:
@@ -76,7 +77,7 @@ def _say(channel: InDirectory) -> None:
 
 
 def rehearse() -> None:
-    """Hear and understand a request, with a descriptor."""
+    """Receive and decode a request, with a descriptor."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     try:
         send(theirs, _USUAL, (0,))

@@ -1,4 +1,4 @@
-"""What the host program asks a zygote for: the workspace, its layers, and what is lent with that."""
+"""Make requests to a fork server: the workspace, its layers, and mounts opened for it by root."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ..mounts.rows import Row
 
 
-class Layers(Value):
-    """Where the changes to a tree go: paths of the host, the layers below topmost first.
+class OverlayDirs(Value):
+    """The directories of one overlay mount: paths of the host, lower ones topmost first.
 
-    Of a workspace the lowest layer, the directory itself, is not among them.
+    Of a workspace the lowest one, the directory itself, is not among them.
     """
 
     upper: str
@@ -34,16 +34,16 @@ class Layers(Value):
 
 
 def in_order(roots: Iterable[str]) -> tuple[str, ...]:
-    """The roots of trees in the order in which a zygote makes them."""
+    """The roots of trees in the order in which a fork server makes them."""
     return tuple(sorted(roots, key=lambda root: root != PLACE))
 
 
 def request(
     view: Sequence[Operation],
-    layers: Layers | None,
-    others: Mapping[str, Layers],
-) -> records.Request:
-    """What is asked for, with a workspace or without one."""
+    layers: OverlayDirs | None,
+    others: Mapping[str, OverlayDirs],
+) -> records.SandboxRequest:
+    """The request for a sandbox, with a workspace or without one."""
     trees = tuple(
         (
             os.fsencode(root),
@@ -54,12 +54,12 @@ def request(
         for root, tree in others.items()
     )
     if not view:
-        return records.Request(b"", 0, 0, b"", b"", (), (), trees=trees)
+        return records.SandboxRequest(b"", 0, 0, b"", b"", (), (), trees=trees)
     place = view[0]
     if not isinstance(place, Bind):
         raise TypeError("a workspace begins with what is shown")
     device, inode = _found(place.outside)
-    return records.Request(
+    return records.SandboxRequest(
         os.fsencode(place.outside),
         device,
         inode,
@@ -71,17 +71,17 @@ def request(
     )
 
 
-def lent(view: Sequence[Operation], blueprint: records.Blueprint) -> list[int]:
-    """The descriptors that must come with it, to be closed: root's zygote is a stranger to the workspace."""
-    if blueprint.base < 0 or not view or not isinstance(view[0], Bind):
+def borrowed(view: Sequence[Operation], config: records.ForkServerConfig) -> list[int]:
+    """Open the workspace for root's fork server, which cannot. The caller closes the descriptors."""
+    if config.base < 0 or not view or not isinstance(view[0], Bind):
         return []
-    lent = taken_as_root(view[0], blueprint)
-    return [] if lent is None else [lent]
+    borrowed = taken_as_root(view[0], config)
+    return [] if borrowed is None else [borrowed]
 
 
-def taken_as_root(operation: Bind, blueprint: records.Blueprint) -> int | None:
-    """What a grant names, as root's sandbox is to see it."""
-    stranger = blueprint.base + blueprint.whose
+def taken_as_root(operation: Bind, config: records.ForkServerConfig) -> int | None:
+    """Open the source of a bind with its owner mapped to the sandbox's user. Run by root's host program."""
+    stranger = config.base + config.whose
     try:
         return take(operation, lambda owner, group: idmaps.translation(owner, group, stranger), private=True)
     except OSError as error:
@@ -89,7 +89,7 @@ def taken_as_root(operation: Bind, blueprint: records.Blueprint) -> int | None:
 
 
 def _found(path: str) -> tuple[int, int]:
-    """What is there: its device and its inode."""
+    """Device and inode of the directory at `path`."""
     source = open_named(path)
     try:
         status = os.fstat(source)
@@ -100,7 +100,7 @@ def _found(path: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)
 def _rows(view: tuple[Operation, ...], writable: bool) -> tuple[Row, ...]:
-    """The operations of a workspace, the first of which shows it: in layers that can be `writable`."""
+    """The operations of a workspace as rows; the first one shows it, `writable` if it is layered."""
     place, *rest = view
     if writable:
         place = place.replace(writable=True)

@@ -1,9 +1,8 @@
-"""The fork server: one process for each plan that a host program opens sessions with.
+"""The fork server: one process for each configuration that a host program opens sessions with.
 
 Single-threaded, started by exec, so that it may enter a user namespace and clone itself. It
-keeps a few sandboxes ready and hands one out when asked. It ends when the host program does,
-however that happens, because their line is down then; and with it, by the kernel's hand, every
-sandbox.
+keeps a few sandboxes ready and hands one out when asked. It ends when the host program ends,
+however that happens, because their socket is closed then; with it the kernel kills every sandbox.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from ..ipc.forkserver_messages import (
     GO,
     LONGEST,
     MADE,
+    NEED_CGROUPS,
+    NEED_MOUNTS,
     PREPARED,
     READY,
     REFUSED,
     STALE,
     TAKEN,
-    UNLENT,
-    WANTING,
-    decode_blueprint,
+    decode_config,
     decode_request,
 )
 from ..ipc.reasons import reason
@@ -38,7 +37,7 @@ from ..linux import process
 from ..linux.openat2 import open_beneath
 from ..mounts.shared_view import OLD_ROOT
 from . import template, workspace
-from .cloner import Maker
+from .cloner import Cloner
 from .prewarm import rehearse_all
 from .spares import Spare, Spares, tell
 
@@ -46,70 +45,75 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from ..ipc.forkserver_messages import Blueprint, Request
+    from ..ipc.forkserver_messages import ForkServerConfig, SandboxRequest
 
-#: A spare is made again only when nothing was asked for this long, as long as one was ready: the
-#: processor is the first command's.
-_QUIET = 20  # milliseconds
+#: Milliseconds without a request before a spare is made again, as long as one was ready: the processor
+#: is for the first command.
+_QUIET = 20
 
 
 def main(words: list[str]) -> NoReturn:
-    """Be the zygote on the line that is descriptor `words[0]`, with the blueprint in `words[1]`."""
-    line = _socket.socket(fileno=int(words[0]))
-    os.set_inheritable(line.fileno(), False)
+    """Be the fork server on the socket that is descriptor `words[0]`, configured by the file `words[1]`."""
+    socket = _socket.socket(fileno=int(words[0]))
+    os.set_inheritable(socket.fileno(), False)
     doing = ""
     try:
-        blueprint = decode_blueprint(contents(int(words[1])))
-        outside = verify.outside(blueprint)
-        process.close_from(3, keep=(line.fileno(),))
+        config = decode_config(contents(int(words[1])))
+        outside = verify.outside(config)
+        process.close_from(3, keep=(socket.fileno(),))
         _be_quiet()
         doing = "while the part that all sandboxes share was made"
-        template.make(blueprint, line)
+        template.make(config, socket)
         outside += verify.template()
         old_root = os.open(OLD_ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         doing = "while it was made ready for more"
-        rehearse_all(blueprint, outside)
+        rehearse_all(config, outside)
         gc.collect()
         gc.freeze()
-        maker = Maker(blueprint, outside)
+        cloner = Cloner(config, outside)
     except BaseException as error:
-        _answer(line, REFUSED + reason(error, doing))
+        _answer(socket, REFUSED + reason(error, doing))
         os._exit(1)
-    _Zygote(blueprint, maker, line, old_root).serve()
+    ForkServer(config, cloner, socket, old_root).serve()
 
 
-class _Wanting(Exception):
-    """There are no doors for another sandbox."""
+class _NoCgroups(Exception):
+    """There are no cgroup descriptors for another sandbox."""
 
 
-class _Zygote:
-    def __init__(self, blueprint: Blueprint, maker: Maker, line: _socket.socket, old_root: int) -> None:
-        self._blueprint, self._maker = blueprint, maker
-        self._line, self._old_root = line, old_root
-        self._coming: list[tuple[bytes, tuple[int, ...]]] = []  # layer and doors of those that are being made
-        self._stores: set[bytes] = {home_layers.store_of(blueprint)} if blueprint.skeleton else set()
+class ForkServer:
+    """The server's loop and its state: spares, clones in the making, cgroup descriptors, stores."""
+
+    def __init__(
+        self, config: ForkServerConfig, cloner: Cloner, socket: _socket.socket, old_root: int
+    ) -> None:
+        self._config, self._cloner = config, cloner
+        self._socket, self._old_root = socket, old_root
+        self._coming: list[tuple[bytes, tuple[int, ...]]] = []  # clones in the making
+        self._stores: set[bytes] = {home_layers.store_of(config)} if config.skeleton else set()
         self._held: dict[bytes, int] = {}
-        self._doors: list[tuple[int, ...]] = []  # to the control groups of sandboxes that are to be made
-        self._spares = Spares(blueprint, self._doors.append)
+        self._cgroup_fds: list[tuple[int, ...]] = []  # of sandboxes to be made
+        self._spares = Spares(config, self._cgroup_fds.append)
 
     def serve(self) -> NoReturn:
+        """Answer requests until the host program closes the socket, and refill the spares between them."""
         poll = select.poll()
-        poll.register(self._line, select.POLLIN)
-        poll.register(self._maker, select.POLLIN)
+        poll.register(self._socket, select.POLLIN)
+        poll.register(self._cloner, select.POLLIN)
         self._refill()
-        _answer(self._line, READY)
+        _answer(self._socket, READY)
         while True:
             short = self._is_short
             ready = [fd for fd, _ in poll.poll(_QUIET if short else None)]
-            if self._maker.fileno() in ready:
+            if self._cloner.fileno() in ready:
                 self._collect()
-            if self._line.fileno() in ready:
+            if self._socket.fileno() in ready:
                 try:
-                    message, trees = receive(self._line, LONGEST)
+                    message, trees = receive(self._socket, LONGEST)
                 except ConnectionResetError:
                     self._end()
                 except OSError as error:  # too long, or too many descriptors for us
-                    _answer(self._line, REFUSED + reason(error))
+                    _answer(self._socket, REFUSED + reason(error))
                     continue
                 if not message:
                     self._end()
@@ -117,116 +121,118 @@ class _Zygote:
             elif short and not ready:
                 self._refill()
 
-    def _hand_out(self, message: bytes, lent: list[int]) -> None:
-        """What is asked for: a sandbox, trees for one, or one that is made ready for whoever asks next."""
-        along: list[int] = []
+    def _hand_out(self, message: bytes, borrowed: list[int]) -> None:
+        """Answer one request: for a sandbox, for trees of one, or for a prewarmed one."""
+        extra_fds: list[int] = []
         try:
             request = decode_request(message)
-            while lent and len(along) < request.along:
-                along.insert(0, lent.pop())
+            while borrowed and len(extra_fds) < request.extra_fds:
+                extra_fds.insert(0, borrowed.pop())
             prepared = self._prepared(request)
-            if prepared is None and request.workspace and not lent and self._blueprint.base >= 0:
-                _answer(self._line, UNLENT)
+            if prepared is None and request.workspace and not borrowed and self._config.base >= 0:
+                _answer(self._socket, NEED_MOUNTS)
                 return
             if not request.alone:
-                self._put_by(along)
+                self._put_by(extra_fds)
             if prepared is not None:
-                self._give(prepared, GO, along, PREPARED)
+                self._give(prepared, GO, extra_fds, PREPARED)
                 return
             for upper in (*filter(None, (request.upper,)), *(tree[1] for tree in request.trees)):
                 self._use(os.path.dirname(os.path.dirname(upper)))
             if request.alone:
-                self._send_trees(request, lent, along)
+                self._send_trees(request, borrowed, extra_fds)
             elif request.ahead:
-                self._prepare(request, message, lent)
+                self._prepare(request, message, borrowed)
             else:
-                self._give_one(request, message, lent, along)
+                self._give_one(request, message, borrowed, extra_fds)
         except ConnectionError:
-            self._end()  # there is nobody to make one, or nobody who wants it
+            self._end()  # the cloner or the host program has ended
         except workspace.Moved:
-            _answer(self._line, STALE)
-        except _Wanting:
-            _answer(self._line, WANTING)
+            _answer(self._socket, STALE)
+        except _NoCgroups:
+            _answer(self._socket, NEED_CGROUPS)
         except (Malformed, OSError) as error:
-            _answer(self._line, REFUSED + reason(error))
+            _answer(self._socket, REFUSED + reason(error))
         finally:
-            close_all((*lent, *along))
+            close_all((*borrowed, *extra_fds))
             self._tidy()
 
-    def _send_trees(self, request: Request, lent: list[int], lines: list[int]) -> None:
-        trees = workspace.take_all(request, self._old_root, lent)
+    def _send_trees(self, request: SandboxRequest, borrowed: list[int], sockets: list[int]) -> None:
+        trees = workspace.take_all(request, self._old_root, borrowed)
         try:
-            _pass_on(lines, trees)
+            _pass_on(sockets, trees)
         finally:
             close_all(trees)
-        send(self._line, TAKEN)
+        send(self._socket, TAKEN)
 
-    def _prepare(self, request: Request, message: bytes, lent: list[int]) -> None:
+    def _prepare(self, request: SandboxRequest, message: bytes, borrowed: list[int]) -> None:
         self._spares.forget()
-        trees = workspace.take_all(request, self._old_root, lent)
-        self._spares.prepare(request.shows, message, trees)
-        send(self._line, TAKEN)
+        trees = workspace.take_all(request, self._old_root, borrowed)
+        self._spares.prepare(request.view_key, message, trees)
+        send(self._socket, TAKEN)
 
-    def _give_one(self, request: Request, message: bytes, lent: list[int], along: list[int]) -> None:
+    def _give_one(
+        self, request: SandboxRequest, message: bytes, borrowed: list[int], extra_fds: list[int]
+    ) -> None:
         spare = self._spares.take()
         is_late = spare is None
         if spare is None:
             self._begin_one()
         else:  # it gets ready while we make what it waits for
-            tell(spare.line, message)
+            tell(spare.socket, message)
         trees: list[int] = []
         try:
             try:
-                trees = workspace.take_all(request, self._old_root, lent)
+                trees = workspace.take_all(request, self._old_root, borrowed)
             finally:
                 spare = spare or self._made()
         except BaseException:
             close_all(trees)
-            if spare is not None and is_late:  # it has heard of nothing yet
+            if spare is not None and is_late:  # it has received nothing yet
                 self._spares.add(spare, first=True)
             elif spare is not None:
                 self._spares.discard(spare)
             raise
         try:
             if is_late:
-                tell(spare.line, message)
-            self._give(spare, TAKEN, [*trees, *along], MADE if is_late else TAKEN)
+                tell(spare.socket, message)
+            self._give(spare, TAKEN, [*trees, *extra_fds], MADE if is_late else TAKEN)
         finally:
             close_all(trees)
         if is_late:  # they are asked for faster than we make them: then without a pause
             self._refill()
 
     def _give(self, spare: Spare, word: bytes, descriptors: list[int], answer: bytes) -> None:
-        """Hand one over, with the last thing that it waits for."""
+        """Hand a spare over, with the last message that it waits for."""
         try:
-            tell(spare.line, word, descriptors)
-            send(self._line, answer + spare.layer, [spare.line.fileno()])
+            tell(spare.socket, word, descriptors)
+            send(self._socket, answer + spare.layer, [spare.socket.fileno()])
         except BaseException:
             self._spares.discard(spare)
             raise
         spare.close()
 
-    def _prepared(self, request: Request) -> Spare | None:
-        """The one that was made ready for such a request."""
-        if request.shows is None or request.alone or request.ahead:
+    def _prepared(self, request: SandboxRequest) -> Spare | None:
+        """The prewarmed spare for such a request, if there is one."""
+        if request.view_key is None or request.alone or request.ahead:
             return None
-        found = self._spares.take(request.shows)
+        found = self._spares.take(request.view_key)
         if found is None:
             self._spares.forget()  # something else is wanted now
         return found
 
     def _tidy(self) -> None:
-        """Now that who asked has an answer."""
+        """Clean up once the reply is sent."""
         try:
             workspace.tidy()
         except OSError:
             pass  # done again before the next
-        missing = max(0, self._blueprint.spares - len(self._spares) - len(self._coming))
-        while len(self._doors) > missing:  # of a request that was not granted
-            close_all(self._doors.pop())
+        missing = max(0, self._config.spares - len(self._spares) - len(self._coming))
+        while len(self._cgroup_fds) > missing:  # of a request that was not granted
+            close_all(self._cgroup_fds.pop())
 
     def _use(self, store: bytes) -> None:
-        """Layers go to this directory. If they are there to stay, whoever has them next waits for our end."""
+        """Note a store of layers. In a persistent one hold a shared lock: its next user waits for our end."""
         if store in self._stores and store not in self._held:
             return  # they go with the host program
         self._stores.add(store)
@@ -240,73 +246,73 @@ class _Zygote:
         self._held[store] = users
         fcntl.flock(users, fcntl.LOCK_SH)
 
-    def _put_by(self, along: list[int]) -> None:
-        """Keep the doors that came along; before them is what an agent that holds limits tells in."""
-        each = self._blueprint.doors
-        told = 1 if self._blueprint.memory or self._blueprint.processes else 0
-        while each and len(along) >= told + each:
-            self._doors.append(tuple(along[-each:]))
-            del along[-each:]
+    def _put_by(self, extra_fds: list[int]) -> None:
+        """Keep the cgroup descriptors that came along. The tally file of limits, if any, is before them."""
+        each = self._config.cgroup_fds
+        told = 1 if self._config.memory or self._config.processes else 0
+        while each and len(extra_fds) >= told + each:
+            self._cgroup_fds.append(tuple(extra_fds[-each:]))
+            del extra_fds[-each:]
 
     @property
     def _is_short(self) -> bool:
-        """Whether a spare is missing that could be made."""
-        blueprint = self._blueprint
+        """Whether a spare is missing and could be made."""
+        config = self._config
         there = len(self._spares) + len(self._coming)
-        return there < blueprint.spares and bool(self._doors or not blueprint.doors)
+        return there < config.spares and bool(self._cgroup_fds or not config.cgroup_fds)
 
     def _refill(self) -> None:
-        """Have one more begun, if one is missing."""
+        """Ask for one more clone, if a spare is missing."""
         try:
             if self._is_short:
                 self._ask()
         except ConnectionError:
             self._end()
         except OSError:
-            pass  # for now; who asks is told
+            pass  # for now; the next request reports it
 
     def _collect(self) -> None:
-        """Take what the maker has begun."""
+        """Receive the clone that the cloner has made."""
         try:
             self._spares.add(self._made())
         except ConnectionError:
             self._end()
         except OSError:
-            pass  # too many processes, for now; who asks is told
+            pass  # too many processes, for now; the next request reports it
 
     def _begin_one(self) -> None:
-        """None waits: have one begun while we go on, unless one is being made already."""
-        self._spares.forget()  # there is no room for one that waits for somebody else
+        """No spare waits: ask for a clone while we go on, unless one is being made already."""
+        self._spares.forget()  # a prewarmed one for another workspace takes a spare's room
         if not self._coming:
             self._ask()
 
     def _ask(self) -> None:
-        """Have one begun; `_made` follows."""
-        layer = home_layers.new_name(self._blueprint)
-        if self._blueprint.doors and not self._doors:
-            raise _Wanting
-        doors = self._doors.pop(0) if self._doors else ()
+        """Ask the cloner for one; `_made` follows."""
+        layer = home_layers.new_name(self._config)
+        if self._config.cgroup_fds and not self._cgroup_fds:
+            raise _NoCgroups
+        cgroup_fds = self._cgroup_fds.pop(0) if self._cgroup_fds else ()
         try:
-            self._maker.ask(layer, doors)
+            self._cloner.ask(layer, cgroup_fds)
         except BaseException:
-            close_all(doors)
+            close_all(cgroup_fds)
             raise
-        self._coming.append((layer, doors))
+        self._coming.append((layer, cgroup_fds))
 
     def _made(self) -> Spare:
-        """The one that was asked for first, of those that are being made."""
-        layer, doors = self._coming.pop(0)
+        """The oldest of the clones that were asked for."""
+        layer, cgroup_fds = self._coming.pop(0)
         try:
-            return Spare(self._maker.made(), layer, doors)
+            return Spare(self._cloner.made(), layer, cgroup_fds)
         except BaseException:
-            close_all(doors)
+            close_all(cgroup_fds)
             raise
 
     def _end(self) -> NoReturn:
-        """The host program has hung up. If that was its end, the layers of its sandboxes go, too."""
-        self._maker.end()
+        """End all sandboxes. If the host program has ended, remove the layers of its sandboxes, too."""
+        self._cloner.end()
         for layer in (*self._spares.layers, *(layer for layer, _ in self._coming)):
-            home_layers.take_back(self._blueprint, layer)
+            home_layers.take_back(self._config, layer)
         for store in self._stores:
             try:
                 lock = open_beneath(self._old_root, os.fsdecode(store[1:]) + "/lock", os.O_RDWR)
@@ -318,7 +324,7 @@ class _Zygote:
 
 
 def _be_quiet() -> None:
-    """Nothing of the user's is ours: their terminal, their standard streams, their keys."""
+    """Let go of the user's terminal, standard streams and keys."""
     null = os.open("/dev/null", os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
@@ -331,20 +337,20 @@ def _be_quiet() -> None:
     process.default_signals()
 
 
-def _pass_on(lines: list[int], trees: list[int]) -> None:
-    """Give trees to the agent that waits for them at the other end."""
-    for fd in lines:
-        line = _socket.socket(fileno=fd)
+def _pass_on(sockets: list[int], trees: list[int]) -> None:
+    """Send mounts to the agent that waits for them at the other end."""
+    for fd in sockets:
+        socket = _socket.socket(fileno=fd)
         try:
-            send(line, TAKEN, trees)
+            send(socket, TAKEN, trees)
         except OSError:
-            pass  # it does not wait any more, and says why
+            pass  # it does not wait any more, and reports why
         finally:
-            line.detach()
+            socket.detach()
 
 
-def _answer(line: _socket.socket, message: bytes) -> None:
+def _answer(socket: _socket.socket, message: bytes) -> None:
     try:
-        send(line, message)
+        send(socket, message)
     except OSError:
-        os._exit(0)  # nobody is there any more
+        os._exit(0)  # the host program has ended

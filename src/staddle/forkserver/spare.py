@@ -1,8 +1,7 @@
-"""A clone of the zygote that becomes the first process of one sandbox.
+"""A clone of the fork server that becomes the first process of one sandbox.
 
-It has what is the sandbox's own made before anybody asks: its part of the view, its loopback, the
-user namespace that its commands will be in, and a shell that waits. Then it waits itself, for its
-workspace and for whoever takes it.
+Before it is asked for, it makes the sandbox's own part of the view, its loopback, the user namespace of
+its commands, and a shell that waits. Then it waits itself, for its workspace.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-    from ..ipc.forkserver_messages import Blueprint
+    from ..ipc.forkserver_messages import ForkServerConfig
 
 _NAMESPACES = (
     mounts.CLONE_NEWNS
@@ -46,33 +45,33 @@ _NAMESPACES = (
     | userns.CLONE_NEWUTS
     | userns.CLONE_NEWCGROUP
 )
-#: What the shell is told first: it was started before the workspace was in its place.
+#: The first line to the shell: it was started before the workspace was mounted.
 _THERE = b"cd %b; OLDPWD=; unset OLDPWD\n"
 
 
-class Draft:
-    """What all sandboxes of a plan have alike, made before any of them is: they share its memory."""
+class SandboxTemplate:
+    """The parts that all sandboxes of a configuration share, made before the first clone."""
 
-    def __init__(self, blueprint: Blueprint, outside: verify.Outside) -> None:
-        self.blueprint, self.outside = blueprint, outside
-        places = tuple(map(os.fsdecode, blueprint.places))
+    def __init__(self, config: ForkServerConfig, outside: verify.Outside) -> None:
+        self.config, self.outside = config, outside
+        places = tuple(map(os.fsdecode, config.places))
         self.trees = Trees(
-            blueprint.whose,
+            config.whose,
             places=places,
-            operations=lambda: decoded((*blueprint.template, *blueprint.own)),
+            operations=lambda: decoded((*config.template, *config.own)),
         )
         self.confinement = confinement = Confinement(
-            blueprint.uid,
-            blueprint.gid,
-            blueprint.whose,
-            blueprint.rlimits,
-            blueprint.filter,
+            config.uid,
+            config.gid,
+            config.whose,
+            config.rlimits,
+            config.filter,
             # A root has rights where it has something to itself: in layers, not in the host's directories.
-            rights=as_root.RIGHTS if blueprint.uid == 0 and blueprint.places else 0,
+            rights=as_root.RIGHTS if config.uid == 0 and config.places else 0,
         )
         self.agent = Agent(
             confinement.become,
-            user=blueprint.whose,
+            user=config.whose,
             swap=self.trees.swap,
             tidy=self.trees.tidy,
             confine=confinement.confine,
@@ -81,75 +80,77 @@ class Draft:
         )
 
 
-def make(draft: Draft, layer: bytes, doors: tuple[int, ...]) -> tuple[int, _socket.socket]:
-    """A new sandbox in the making, with a `layer` made ahead; (its process, the host's end of its line).
+def make(template: SandboxTemplate, layer: bytes, cgroup_fds: tuple[int, ...]) -> tuple[int, _socket.socket]:
+    """Clone a new sandbox with the home layer `layer`; (its process, the host's end of its socket).
 
-    `doors` lead to its control groups.
+    `cgroup_fds` are the descriptors by which its processes enter its cgroups.
     """
     theirs, ours = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    flags = _NAMESPACES | (0 if draft.blueprint.network else userns.CLONE_NEWNET)
+    flags = _NAMESPACES | (0 if template.config.network else userns.CLONE_NEWNET)
     pid = call("clone", flags | process.SIGCHLD, 0, 0, 0, 0)
     if pid == 0:
-        _live(draft, layer, doors, ours)
+        _live(template, layer, cgroup_fds, ours)
     ours.close()
     return pid, theirs
 
 
-def _live(draft: Draft, layer: bytes, doors: tuple[int, ...], line: _socket.socket) -> NoReturn:
-    """The whole life of the clone: it never returns into what the zygote was doing."""
+def _live(
+    template: SandboxTemplate, layer: bytes, cgroup_fds: tuple[int, ...], socket: _socket.socket
+) -> NoReturn:
+    """The whole life of the clone: it never returns into the cloner's code."""
     doing = "while it was begun"
     try:
-        blueprint, trees, agent = draft.blueprint, draft.trees, draft.agent
+        config, trees, agent = template.config, template.trees, template.agent
         process.death_signal(process.SIGKILL)
-        process.close_from(3, keep=(line.fileno(), *doors))
-        processors.narrow(blueprint.processors)
+        process.close_from(3, keep=(socket.fileno(), *cgroup_fds))
+        processors.narrow(config.processors)
         doing = ""
-        control = own_view.made(blueprint, draft.outside, layer)
+        control = own_view.made(config, template.outside, layer)
         doing = "at a last look"
         verify.at_the_first()
         doing = "while its shell was started"
-        if blueprint.scoped:
+        if config.scoped:
             # Ours, so that it is one for all that we start: they may talk to each other.
-            with Ruleset(0, scoped=blueprint.scoped) as scope:
+            with Ruleset(0, scoped=config.scoped) as scope:
                 scope.restrict()
         trees.begin(control)
-        draft.confinement.begin(doors, goes_first=bool(blueprint.memory))
-        network = None if blueprint.network else Network(blueprint.reach)
-        agent.begin(line, InDirectory(control, CONTROL.encode()), network)
-        shell = agent.start_shell(blueprint.bash, blueprint.environment, b"/")
+        template.confinement.begin(cgroup_fds, goes_first=bool(config.memory))
+        network = None if config.network else Network(config.reach)
+        agent.begin(socket, InDirectory(control, CONTROL.encode()), network)
+        shell = agent.start_shell(config.bash, config.environment, b"/")
         agent.confirm()
         rehearse()
         doing = "while its workspace was mounted"
-        along = _await_workspace(line, trees, lambda: os.write(shell[1][1], _THERE % blueprint.directory))
+        extra_fds = _await_workspace(socket, trees, lambda: os.write(shell[1][1], _THERE % config.directory))
         doing = "while its limits were put on"
-        if blueprint.memory or blueprint.processes:
-            agent.watch = Watch(_supervisor(blueprint, agent), along.pop(0))
+        if config.memory or config.processes:
+            agent.watch = Watch(_supervisor(config, agent), extra_fds.pop(0))
         agent.announce(*shell)
         agent.serve()
     except BaseException as error:
         try:
-            send(line, agent_messages.encode(agent_messages.REFUSED, reason(error, doing)))
+            send(socket, agent_messages.encode(agent_messages.REFUSED, reason(error, doing)))
         except OSError:
             pass
     os._exit(1)
 
 
-def _supervisor(blueprint: Blueprint, agent: Agent) -> Supervisor:
-    """Who holds in the agent's loop what the kernel does not."""
-    in_memory = [item.path for item in decoded(blueprint.own) if isinstance(item, Empty)]
+def _supervisor(config: ForkServerConfig, agent: Agent) -> Supervisor:
+    """The supervisor that holds in the agent's loop those limits that the kernel does not."""
+    in_memory = [item.path for item in decoded(config.own) if isinstance(item, Empty)]
     return Supervisor(
-        blueprint.memory or None, blueprint.processes or None, (CONTROL, *in_memory), agent.waiting_shells
+        config.memory or None, config.processes or None, (CONTROL, *in_memory), agent.waiting_shells
     )
 
 
-def _await_workspace(line: _socket.socket, trees: Trees, there: Callable[[], object]) -> list[int]:
-    """Wait until somebody takes us; mount what we are for. Returns what came along for the agent.
+def _await_workspace(socket: _socket.socket, trees: Trees, there: Callable[[], object]) -> list[int]:
+    """Wait for a request and mount its workspace. Returns the extra descriptors for the agent.
 
-    `there` is called when all of it is in its place.
+    `there` is called when everything is mounted.
     """
-    request = decode_request(_heard(line)[0])
+    request = decode_request(_heard(socket)[0])
     operations = request.operations() if request.workspace else ()
-    _, given = _heard(line)
+    _, given = _heard(socket)
     if operations:
         trees.mount(operations, given.pop(0))
     if request.trees:
@@ -159,14 +160,15 @@ def _await_workspace(line: _socket.socket, trees: Trees, there: Callable[[], obj
             os.close(fd)
         trees.tidy()
     there()
-    return _heard(line)[1] if request.ahead else given
+    return _heard(socket)[1] if request.ahead else given
 
 
-def _heard(line: _socket.socket) -> tuple[bytes, list[int]]:
+def _heard(socket: _socket.socket) -> tuple[bytes, list[int]]:
+    """The next message of the fork server, with its descriptors."""
     poll = select.poll()
-    poll.register(line, select.POLLIN)
+    poll.register(socket, select.POLLIN)
     poll.poll()
-    message, descriptors = receive(line, LONGEST)
+    message, descriptors = receive(socket, LONGEST)
     if not message:
-        os._exit(0)  # nobody will, or there is nothing to mount, and they have been told why
+        os._exit(0)  # discarded, or the mount failed and the host program knows why
     return message, descriptors

@@ -1,7 +1,8 @@
-"""The zygote makes the part of the view that all its sandboxes share, once, and moves into it.
+"""Make the part of the view that all sandboxes of a fork server share, once, and move into it.
 
-Afterwards its root is the sandbox's, with the old root aside: from there workspaces are taken,
-and as long as the host's /proc can be seen there, the kernel lets a new one be mounted.
+Run by the fork server. Afterwards its root is the sandbox's, with the old root aside: from there
+workspaces are opened, and as long as the host's /proc can be seen there, the kernel lets a new one be
+mounted.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
 
-    from ..ipc.forkserver_messages import Blueprint
+    from ..ipc.forkserver_messages import ForkServerConfig
 
 
-def make(blueprint: Blueprint, line: _socket.socket) -> None:
+def make(config: ForkServerConfig, socket: _socket.socket) -> None:
     """Be in a user namespace of our own, at the root of the template."""
-    _enter(blueprint, line)
+    _enter(config, socket)
     mounts.mount(None, "/", flags=mounts.MS_REC | mounts.MS_PRIVATE)
-    operations = decoded(blueprint.template)
-    taken = _receive_trees(line, operations) if blueprint.base >= 0 else None
+    operations = decoded(config.template)
+    taken = _receive_trees(socket, operations) if config.base >= 0 else None
     place = place_for(operations)
     Builder(place, taken=taken).build(operations)
     os.chdir(place)
@@ -40,26 +41,26 @@ def make(blueprint: Blueprint, line: _socket.socket) -> None:
     )  # until a spare has its own
 
 
-def _enter(blueprint: Blueprint, line: _socket.socket) -> None:
-    """Have every capability, over nothing but what we make: as root, by ids that nobody has."""
+def _enter(config: ForkServerConfig, socket: _socket.socket) -> None:
+    """Enter a new user namespace with every capability over it and no other; as root with unused ids."""
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", userns.CLONE_NEWUSER | mounts.CLONE_NEWNS)
-    if blueprint.base < 0:
+    if config.base < 0:
         userns.map_ids(uid, gid, 0, 0)
         return
-    send(line, MAP)  # only somebody outside may map ids that are not ours
-    if line.recv(16) != MAPPED:
+    send(socket, MAP)  # only a process outside may map ids that are not ours
+    if socket.recv(16) != MAPPED:
         os._exit(1)
     process.become(0, 0)
     process.dumpable(True)  # changing ids took /proc/self away from us
 
 
-def _receive_trees(line: _socket.socket, operations: tuple[object, ...]) -> dict[Bind, int | None]:
-    """Root's zygote is a stranger to the host's files: what is shown is opened for it."""
+def _receive_trees(socket: _socket.socket, operations: tuple[object, ...]) -> dict[Bind, int | None]:
+    """Receive the shared binds: root's fork server may not open the host's files."""
     binds = [op for op in operations if isinstance(op, Bind) and not op.again]
     taken: dict[Bind, int | None] = {}
     while len(taken) < len(binds):
-        present, trees = receive(line, MOST_DESCRIPTORS)
+        present, trees = receive(socket, MOST_DESCRIPTORS)
         if not present:
             os._exit(1)
         for there in present:  # a byte for each: whether it is there

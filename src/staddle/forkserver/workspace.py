@@ -1,7 +1,7 @@
-"""What the zygote takes from the host for one sandbox: its workspace, and trees of layers.
+"""Open or mount the directories of one sandbox on the host: its workspace, and further trees of layers.
 
-Taken by who can: the zygote, for an ordinary user, from the old root that it has kept aside;
-root's own program, for root. The sandbox's first process mounts them, see `mount_swap`.
+Run by the fork server, from the old root that it has kept aside. As root, the host program has
+opened the workspace for it. The sandbox's first process attaches the mounts, see `mount_swap`.
 """
 
 from __future__ import annotations
@@ -12,29 +12,28 @@ import os
 from ..linux import mounts, overlay
 from ..linux.openat2 import open_beneath
 from ..mounts.operations import Bind
-from ..mounts.shared_view import ASIDE, LENT
+from ..mounts.shared_view import ASIDE, BORROWED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..ipc.forkserver_messages import Request
+    from ..ipc.forkserver_messages import SandboxRequest
 
 
 class Moved(Exception):
-    """The zygote sees something else at this path: the host's mounts have changed since it was made."""
+    """Another directory is at this path: the host's mounts have changed since the fork server was started."""
 
 
-def take_all(request: Request, old_root: int, lent: list[int]) -> list[int]:
-    """Everything that is asked for: the workspace first, if there is one, and further trees.
+def take_all(request: SandboxRequest, old_root: int, borrowed: list[int]) -> list[int]:
+    """The mounts that are asked for, attached nowhere: the workspace first, then further trees.
 
-    Attached nowhere yet. Run by the zygote. Of `lent`, what root has opened for it, what is used
-    is taken away.
+    Removes from `borrowed`, the descriptors that root has opened, those that it uses.
     """
     found: list[int] = []
     try:
         if request.workspace:
-            tree = lent.pop(0) if lent else None
+            tree = borrowed.pop(0) if borrowed else None
             if request.upper:
                 base = _found(request, old_root) if tree is None else tree
                 found.append(_layered(request.upper, request.work, request.lowers, base, old_root, tree))
@@ -50,7 +49,7 @@ def take_all(request: Request, old_root: int, lent: list[int]) -> list[int]:
 
 
 def _layered(  # noqa: PLR0917 - one caller
-    upper: bytes, work: bytes, lowers: Sequence[bytes], base: int | None, old_root: int, lent: int | None
+    upper: bytes, work: bytes, lowers: Sequence[bytes], base: int | None, old_root: int, borrowed: int | None
 ) -> int:
     """An overlay of layers of the host, and of `base` below them, which is closed."""
     opened = [] if base is None else [base]
@@ -58,19 +57,19 @@ def _layered(  # noqa: PLR0917 - one caller
         for path in (*lowers, upper, work):
             opened.append(_beneath(old_root, path))
         *below, above, aside = opened if base is None else [*opened[1:-2], base, *opened[-2:]]
-        if lent is None:
+        if borrowed is None:
             return overlay.overlay(below, above, aside)
         # What is to be a layer must be mounted somewhere in our namespace.
-        return _mounted_for(lent, lambda: overlay.overlay([*below[:-1], LENT], above, aside))
+        return _mounted_for(borrowed, lambda: overlay.overlay([*below[:-1], BORROWED], above, aside))
     finally:
         for fd in opened:
             os.close(fd)
 
 
 def _mounted_for(tree: int, work: Callable[[], int]) -> int:
-    """Do it while `tree` is mounted at its place. There it stays until `tidy`, or the next one."""
+    """Do `work` while `tree` is mounted at BORROWED. It stays there until `tidy`, or the next one."""
     tidy()
-    place = os.open(LENT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    place = os.open(BORROWED, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         mounts.attach(tree, place)
     finally:
@@ -79,13 +78,13 @@ def _mounted_for(tree: int, work: Callable[[], int]) -> int:
 
 
 def tidy() -> None:
-    """Take away what was only mounted for a moment. That takes a while: the kernel asks every processor."""
-    if os.stat(LENT).st_dev != os.stat(ASIDE).st_dev:
-        mounts.umount(LENT)
+    """Unmount BORROWED. That takes a while: the kernel waits for every processor."""
+    if os.stat(BORROWED).st_dev != os.stat(ASIDE).st_dev:
+        mounts.umount(BORROWED)
 
 
-def _found(request: Request, old_root: int) -> int:
-    """The workspace on the host, opened."""
+def _found(request: SandboxRequest, old_root: int) -> int:
+    """The workspace on the host, opened. Moved if it is another directory now."""
     try:
         source = _beneath(old_root, request.workspace)
     except OSError as error:
@@ -99,7 +98,8 @@ def _found(request: Request, old_root: int) -> int:
     return source
 
 
-def _taken(request: Request, old_root: int) -> int:
+def _taken(request: SandboxRequest, old_root: int) -> int:
+    """A clone of the workspace's mount, read-only unless it is granted for writing."""
     source = _found(request, old_root)
     try:
         tree = mounts.clone_tree(source)

@@ -61,7 +61,7 @@ def start(asked: Surroundings, stdio: Sequence[int], gateway: Gateway | None = N
         os.close(told)
         os.close(ready)
         _guarded(telling, lambda: _first(work, stdio, telling, awaited))
-    for fd in (telling, awaited, *asked.doors, *work.tally, *work.translated.values()):
+    for fd in (telling, awaited, *asked.cgroup_fds, *work.tally, *work.translated.values()):
         os.close(fd)
     if asked.stranger >= 0:
         process.become(asked.stranger, asked.stranger)  # as `first` will be: we may signal it
@@ -91,7 +91,7 @@ def start_here(asked: Surroundings, prepare: Callable[[], None], gateway: Gatewa
         gc.disable()  # looking for garbage would copy all of our parent's memory
         process.block_signals(HANDLED)
         prepare()
-        process.close_from(3, keep=(asked.status, *asked.doors, *work.kept(), *work.translated.values()))
+        process.close_from(3, keep=(asked.status, *asked.cgroup_fds, *work.kept(), *work.translated.values()))
         os.set_inheritable(asked.status, False)
         open_streams()
         if asked.stranger < 0:
@@ -131,7 +131,7 @@ class _Work:
             self.translated = fresh_root.translations(self.operations, asked.stranger)
         self.watch = _watch(asked, self.operations)
         self.go_first: Callable[[], None] | None = None
-        if asked.doors or asked.memory:
+        if asked.cgroup_fds or asked.memory:
             from ..limits.victims import go_first  # while our files can be read
 
             self.go_first = go_first
@@ -173,8 +173,8 @@ def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -
     """
     asked = work.asked
     _die_with_the_launcher(telling)
-    if asked.doors:  # before there is a namespace of groups: from inside, ours have no names
-        cgroups.enter(asked.doors)
+    if asked.cgroup_fds:  # before there is a namespace of groups: from inside, ours have no names
+        cgroups.enter(asked.cgroup_fds)
     if asked.processors:
         from ..limits import processors  # while our files can be read
 

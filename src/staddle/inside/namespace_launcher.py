@@ -49,7 +49,7 @@ def _asked(words: list[str]) -> namespace_spec.Surroundings:
 
 
 def _launch(asked: namespace_spec.Surroundings) -> int:
-    given = (asked.status, *asked.gateway, *asked.doors, *(() if asked.tally < 0 else (asked.tally,)))
+    given = (asked.status, *asked.gateway, *asked.cgroup_fds, *(() if asked.tally < 0 else (asked.tally,)))
     process.close_from(3, keep=given)
     for fd in given:
         os.set_inheritable(fd, False)

@@ -1,4 +1,4 @@
-"""What a zygote is told to make, what it is asked for and how it answers, as bytes. Pure."""
+"""Messages between the host program and a fork server, as bytes: configuration, requests, replies. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,24 @@ if TYPE_CHECKING:
     from ..mounts.rows import Row
     from .wire import Shape
 
-#: Of a zygote. Ready to be asked; a sandbox, whose line comes along, and after the letter the name of
-#: the layer that was made ahead for it, or the trees that were asked for; it cannot be had from
-#: here, but from a new zygote it may; it cannot be had.
-READY, TAKEN, STALE, REFUSED = b"r", b"t", b"s", b"x"
-#: And: the doors to its control groups are missing; its workspace has to be lent; as TAKEN, but it shows what
-#: was made ahead in place of the layers that were asked for; as TAKEN, but it did not wait for anybody: it
-#: was made for this. To a sandbox made ahead: now.
-WANTING, UNLENT, PREPARED, MADE, GO = b"w", b"l", b"p", b"m", b"g"
-#: Of root's, while it starts: write my maps. And that it was done.
+#: Replies of a fork server.
+#: It can be asked.
+READY = b"r"
+#: A sandbox, with its agent's socket, and after the letter the name of its home layer. Or: trees were sent.
+TAKEN = b"t"
+#: As TAKEN, and the sandbox was prewarmed: it shows other layers than those that were asked for.
+PREPARED = b"p"
+#: As TAKEN, but it was cloned for this request: it did not wait as a spare.
+MADE = b"m"
+#: It cannot be had here, because the host's mounts have changed; a new fork server may have it.
+STALE = b"s"
+#: It cannot be had; a sentence follows.
+REFUSED = b"x"
+#: The request has to be repeated: with cgroup descriptors; with the workspace, opened by root.
+NEED_CGROUPS, NEED_MOUNTS = b"w", b"l"
+#: To a prewarmed sandbox: it is taken now.
+GO = b"g"
+#: While root's fork server starts. From it: write my id maps. To it: they are written.
 MAP, MAPPED = b"map", b"mapped"
 #: As long as a message may be, and as many descriptors as may come with one.
 LONGEST, MOST_DESCRIPTORS = 1 << 18, 64
@@ -33,8 +42,8 @@ OWNER = 1000
 _ROW = (bytes, bytes, int, int, int, bytes)
 
 
-class Blueprint(Value):
-    """All sandboxes of one plan, but for their workspaces."""
+class ForkServerConfig(Value):
+    """All that the sandboxes of one fork server have alike: everything but their workspaces."""
 
     #: The shared part of the view and each sandbox's own, as `mounts.rows` has them.
     template: tuple[Row, ...]
@@ -43,7 +52,7 @@ class Blueprint(Value):
     uid: int
     gid: int
     host: bytes
-    #: The host's ids that are 0, 1, 2 ... for the zygote; -1: only our own, as 0.
+    #: The host's ids that are 0, 1, 2 ... for the fork server; -1: only our own, as 0.
     base: int
     count: int
     #: Whether the host's network is shared; if not, what its own has besides a loopback.
@@ -66,9 +75,9 @@ class Blueprint(Value):
     processes: int = 0
     #: How many processors its processes are on; 0 is all.
     processors: int = 0
-    #: How many doors lead to the control groups of each sandbox; those of a sandbox that is to be made
-    #: come with a request for another. 0: there are none.
-    doors: int = 0
+    #: How many cgroup descriptors each sandbox has; 0 is none. Those of a sandbox that is to be made come
+    #: with a request for another.
+    cgroup_fds: int = 0
     #: Where the world is seen, the tree of layers that holds what can be written beside the workspace.
     places: tuple[bytes, ...] = ()
     #: What is in it at first: a directory of the host, beside which each sandbox's layer is made ahead.
@@ -77,12 +86,12 @@ class Blueprint(Value):
 
     @property
     def whose(self) -> int:
-        """The zygote's name for the id of the sandbox's processes: its own, where it has no other."""
+        """The fork server's name for the id of the sandbox's processes: its own, where it has no other."""
         return OWNER if self.count > OWNER else 0
 
 
-class Request(Value):
-    """One sandbox. A workspace of an ordinary user is named; root's comes as a descriptor."""
+class SandboxRequest(Value):
+    """A request for one sandbox. An ordinary user's workspace is named; root's comes as a descriptor."""
 
     #: The workspace on the host, empty for none, and the inode that it must be.
     workspace: bytes
@@ -95,34 +104,38 @@ class Request(Value):
     lowers: tuple[bytes, ...]
     #: What is to be done at and below the workspace's place.
     view: tuple[Row, ...]
-    #: How many of the descriptors, the last ones, are for limits: the file in which the agent tells what
-    #: it held, if it does, and the doors of sandboxes that are to be made.
-    along: int = 0
+    #: How many of the descriptors, the last ones, are for limits: the tally file of an agent that holds some,
+    #: and cgroup descriptors of sandboxes that are to be made.
+    extra_fds: int = 0
     #: Further trees: the path inside of each one's root, its layer, its work directory, and what lies below
     #: that, topmost first with a NUL between.
     trees: tuple[tuple[bytes, bytes, bytes, bytes], ...] = ()
-    #: Whether the trees alone are asked for, that of the workspace first, for a sandbox that is there; a
-    #: line to its agent comes along.
+    #: Whether only the trees are asked for, that of the workspace first, for a sandbox that is there; a
+    #: socket to its agent comes along.
     alone: int = 0
-    #: What the workspace looks like from outside, if nothing has been changed in it yet: one that was
-    #: made ahead, and looks the same, will do as well.
-    look: bytes = b""
-    #: Whether it is only to be made ahead: for the next request that shows the same.
+    #: Identifies the state of the workspace, if nothing has been changed in its layers yet: a prewarmed
+    #: sandbox with the same fingerprint will do as well.
+    fingerprint: bytes = b""
+    #: Whether it is only to be prewarmed, for the next request with the same view.
     ahead: int = 0
 
     @property
-    def shows(self) -> object:
-        """What requests have in common for which the same sandbox will do; None: it is only for this one."""
-        return (self.workspace, self.device, self.inode, self.view, self.look) if self.look else None
+    def view_key(self) -> object:
+        """Equal for requests that one prewarmed sandbox serves; None for a request that none can."""
+        return (
+            (self.workspace, self.device, self.inode, self.view, self.fingerprint)
+            if self.fingerprint
+            else None
+        )
 
     def operations(self) -> tuple[Operation, ...]:
         """The operations of `view`, or Malformed."""
         return _operations(self.view)
 
 
-_MAGIC = {Blueprint: b"staddle-blueprint-1\n", Request: b"staddle-request-1\n"}
+_MAGIC = {ForkServerConfig: b"staddle-forkserver-1\n", SandboxRequest: b"staddle-request-1\n"}
 _SHAPES: dict[type, dict[str, Shape]] = {
-    Blueprint: {
+    ForkServerConfig: {
         "template": [_ROW],
         "own": [_ROW],
         "uid": int,
@@ -142,11 +155,11 @@ _SHAPES: dict[type, dict[str, Shape]] = {
         "memory": int,
         "processes": int,
         "processors": int,
-        "doors": int,
+        "cgroup_fds": int,
         "places": [bytes],
         "skeleton": bytes,
     },
-    Request: {
+    SandboxRequest: {
         "workspace": bytes,
         "device": int,
         "inode": int,
@@ -154,36 +167,36 @@ _SHAPES: dict[type, dict[str, Shape]] = {
         "work": bytes,
         "lowers": [bytes],
         "view": [_ROW],
-        "along": int,
+        "extra_fds": int,
         "trees": [(bytes, bytes, bytes, bytes)],
         "alone": int,
-        "look": bytes,
+        "fingerprint": bytes,
         "ahead": int,
     },
 }
 
 
-def encode(record: Blueprint | Request) -> bytes:
+def encode(record: ForkServerConfig | SandboxRequest) -> bytes:
     """The bytes of a record. Malformed for what decode would refuse."""
     shapes = _SHAPES[type(record)]
     wire.check(record, shapes)
     return wire.encode(_MAGIC[type(record)], tuple(getattr(record, name) for name in shapes))
 
 
-def decode_blueprint(data: bytes) -> Blueprint:
-    """The blueprint in `data`, or Malformed."""
-    record = Blueprint(*wire.decode(_MAGIC[Blueprint], data, len(_SHAPES[Blueprint])))
-    wire.check(record, _SHAPES[Blueprint])
+def decode_config(data: bytes) -> ForkServerConfig:
+    """The configuration in `data`, or Malformed."""
+    record = ForkServerConfig(*wire.decode(_MAGIC[ForkServerConfig], data, len(_SHAPES[ForkServerConfig])))
+    wire.check(record, _SHAPES[ForkServerConfig])
     _operations(record.template)
     _operations(record.own)
     return record
 
 
-def decode_request(data: bytes) -> Request:
+def decode_request(data: bytes) -> SandboxRequest:
     """The request in `data`, or Malformed; not so far as `operations` tells it."""
-    record = Request(*wire.decode(_MAGIC[Request], data, len(_SHAPES[Request])))
-    wire.check(record, _SHAPES[Request])
-    if not 0 <= record.along <= MOST_DESCRIPTORS:
+    record = SandboxRequest(*wire.decode(_MAGIC[SandboxRequest], data, len(_SHAPES[SandboxRequest])))
+    wire.check(record, _SHAPES[SandboxRequest])
+    if not 0 <= record.extra_fds <= MOST_DESCRIPTORS:
         raise Malformed("so many descriptors cannot come along")
     return record
 

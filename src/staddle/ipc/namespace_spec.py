@@ -51,7 +51,7 @@ class Surroundings(Value):
     network: tuple[NetworkRow, ...]
     gateway: tuple[int, ...]
     #: Descriptors by which the first process enters the control groups of the sandbox, if it has any.
-    doors: tuple[int, ...]
+    cgroup_fds: tuple[int, ...]
     #: How many processors it is on; 0 is all.
     processors: int = 0
     #: What no control group holds, and the first process does: bytes of memory, processes; 0 is none.
@@ -78,7 +78,7 @@ SHAPES: dict[str, Shape] = {
     "command": bytes,
     "network": [(bytes, bytes, int, bytes)],
     "gateway": [int],
-    "doors": [int],
+    "cgroup_fds": [int],
     "processors": int,
     "memory": int,
     "processes": int,

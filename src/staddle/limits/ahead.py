@@ -1,7 +1,7 @@
 """Control groups for sandboxes that are made ahead: entered before anybody asks, limited when they are taken.
 
 Moving a process into a group can take the kernel many milliseconds. So a sandbox that waits to be
-taken has its shell in groups of its own already, by doors that come with the request before.
+taken has its shell in groups of its own already, by cgroup descriptors that come with the request before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NONE = Limits(timeout=None, output=None)
 
 
 class Ahead:
-    """The groups of the sandboxes of one zygote that are not taken yet. Thread-safe."""
+    """The groups of the sandboxes of one fork server that are not taken yet. Thread-safe."""
 
     def __init__(self, family: Family, spares: int, *, owned: bool = False) -> None:
         """`owned`: the family has no other groups, and ends with these."""
@@ -37,14 +37,14 @@ class Ahead:
         """Whether the family has ended, and with it all that wait."""
         return self._family.closed
 
-    def doors(self, *, wanting: bool = False) -> list[int]:
+    def cgroup_fds(self, *, again: bool = False) -> list[int]:
         """Those that go with a request: of one more sandbox, in the place of that which is asked for.
 
-        Before the first one of others as well; after one that failed of none, unless that is `wanting`.
+        Before the first one of others as well; after one that failed of none, unless that is `again`.
         """
         with self._turn:
-            count = max(1 if wanting else 0, 1 + self._missing)
-            self._missing = min(0, 1 + self._missing) if not wanting else 0
+            count = max(1 if again else 0, 1 + self._missing)
+            self._missing = min(0, 1 + self._missing) if not again else 0
         found: list[int] = []
         try:
             for _ in range(count):
@@ -53,10 +53,10 @@ class Ahead:
                 group = group or self._family.group(_NONE)
                 with self._turn:
                     self._waiting.append(group)
-                found += group.doors()
+                found += group.cgroup_fds()
         except BaseException as error:
-            for door in found:
-                os.close(door)
+            for cgroup_fd in found:
+                os.close(cgroup_fd)
             if isinstance(error, OSError):
                 raise LaunchFailed("a control group could not be used", why=str(error)) from error
             raise

@@ -41,9 +41,9 @@ class Alone:
             self.close()
             raise
 
-    def doors(self) -> list[int]:
+    def cgroup_fds(self) -> list[int]:
         """By which the first process enters the groups, if there are any."""
-        return [] if self._group is None else self._group.doors()
+        return [] if self._group is None else self._group.cgroup_fds()
 
     def ran_into(self, status: int) -> RanInto | None:
         """The limit that made a command fail that has ended with `status`, if one did."""

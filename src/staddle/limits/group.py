@@ -6,7 +6,7 @@ see or change their groups.
 The sandbox's first process, which is ours, had better not be in them: it would be held up where
 they use their share of the processors, stopped in a pause, and, small as it is, killed where
 files in memory use up what they may have and there is nobody else left. What it starts puts
-itself in, by a door.
+itself in, by a cgroup descriptor.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Group:
         for path in self._directories.values():
             cgroups.add(path, pid)
 
-    def doors(self) -> list[int]:
+    def cgroup_fds(self) -> list[int]:
         """Descriptors by which a process that has them puts itself in: see `linux.cgroups.enter`.
 
         To be handed to the sandbox's first process, and used in each of its children before

@@ -1,4 +1,4 @@
-"""Control groups from systemd: a scope that is delegated to us, for the zygote and its sandboxes.
+"""Control groups from systemd: a scope that is delegated to us, for the fork server and its sandboxes.
 
 In version 2 a group has either processes or groups with controllers. So the process that was
 started in the scope is moved to a group of its own in there, and the sandboxes get theirs
@@ -24,7 +24,7 @@ _TURNS = 100
 
 
 def asked() -> tuple[tuple[str, ...], dict[str, str]]:
-    """Words to put before the command of a zygote, and variables, where it has to be in a scope."""
+    """Words to put before the command of a fork server, and variables, where it has to be in a scope."""
     if not here.means().scope:
         return (), {}
     from ..linux.systemd_manager import Manager, find

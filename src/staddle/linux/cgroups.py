@@ -126,15 +126,15 @@ def table(text: str) -> dict[str, int]:
     return found
 
 
-def enter(doors: Sequence[int]) -> None:
-    """Move this process into the groups whose files of members are open for writing as `doors`.
+def enter(cgroup_fds: Sequence[int]) -> None:
+    """Move this process into the groups whose files of members are open for writing as `cgroup_fds`.
 
     The kernel asks for the rights of who opened them, so that a process which could not
     even see the groups can be let in. The descriptors are closed.
     """
     try:
-        for door in doors:
-            os.write(door, b"0")
+        for cgroup_fd in cgroup_fds:
+            os.write(cgroup_fd, b"0")
     finally:
-        for door in doors:
-            os.close(door)
+        for cgroup_fd in cgroup_fds:
+            os.close(cgroup_fd)

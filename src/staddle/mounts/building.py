@@ -239,7 +239,7 @@ class Builder:
 
     def _overlay(self, operation: Overlay) -> None:
         # Only in a command's own view, while the host's files are there to be read: sessions, which
-        # keep this module in memory, have a zygote for it.
+        # keep this module in memory, have a fork server for it.
         from ..linux import overlay
 
         shown = self._existing(operation.path)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: runs; then the session's control files are there, a directory for each shell.
 ASIDE = CONTROL = "/.staddle"
 OLD_ROOT = f"{ASIDE}/host"
-LENT = f"{ASIDE}/lent"
+BORROWED = f"{ASIDE}/lent"
 #: Where the host's /proc goes when a sandbox has its own.
 OLD_PROCESSES = f"{ASIDE}/processes"
 _OURS = "sandbox"
@@ -52,7 +52,7 @@ def share(operations: Sequence[Operation], layered: Collection[str] = ()) -> Sha
     """Split a view. The first operation is the root; `layered` are the places that are to be of the world."""
     root, *rest = operations
     template: list[Operation] = [root, Empty(ASIDE, 0o700, 1 << 20, _OURS)]
-    template += [Directory(path, 0o700, _OURS) for path in (OLD_ROOT, LENT, OLD_PROCESSES)]
+    template += [Directory(path, 0o700, _OURS) for path in (OLD_ROOT, BORROWED, OLD_PROCESSES)]
     if not any(covers(ROOT_HOME, operation.path) for operation in rest):
         template.append(Directory(ROOT_HOME, 0o700, _OURS))  # it has nothing in it, until somebody is root
     own: list[Operation] = []

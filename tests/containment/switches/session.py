@@ -17,7 +17,7 @@ def _told(change: Callable[[Any], Any]) -> Patch:
     def off() -> None:
         from staddle.forkserver import client
 
-        original = client._blueprint
+        original = client._config
 
         def changed(*args: Any) -> Any:
             before = original(*args)
@@ -25,7 +25,7 @@ def _told(change: Callable[[Any], Any]) -> Patch:
             assert after != before, "this switch takes nothing away any more"
             return after
 
-        client._blueprint = changed
+        client._config = changed
         _trust()
 
     return off
@@ -47,7 +47,7 @@ def _ids_of_the_host() -> None:
 
 _NO_LOOK_AROUND = Edit(
     "inside/agent/*.py",
-    'doing = "at a last look"\n        verify.around(blueprint, outside)\n',
+    'doing = "at a last look"\n        verify.around(config, outside)\n',
     'doing = ""\n',
 )
 _NO_LOOK_AT_ITSELF = Edit(
@@ -84,9 +84,7 @@ _CLONED = {
     "ipc": Edit("forkserver/*.py", "    | userns.CLONE_NEWIPC\n", ""),
     "uts": Edit("forkserver/*.py", "    | userns.CLONE_NEWUTS\n", ""),
     "cgroup": Edit("forkserver/*.py", "    | userns.CLONE_NEWCGROUP\n", ""),
-    "network": Edit(
-        "forkserver/*.py", "blueprint.network else userns.CLONE_NEWNET)", "blueprint.network else 0)"
-    ),
+    "network": Edit("forkserver/*.py", "config.network else userns.CLONE_NEWNET)", "config.network else 0)"),
 }
 
 SWITCHES: dict[str, Switch] = {
@@ -125,7 +123,7 @@ SWITCHES: dict[str, Switch] = {
             # Its loopback would have to be brought up, and the host's is not its own.
             Edit(
                 "forkserver/*.py",
-                "None if blueprint.network else Network(",
+                "None if config.network else Network(",
                 "None and Network(",
             ),
         ),

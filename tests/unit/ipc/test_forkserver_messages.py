@@ -1,16 +1,22 @@
-"""What a zygote is told arrives whole, or not at all."""
+"""What a fork server is told arrives whole, or not at all."""
 
 from __future__ import annotations
 
 import pytest
 
-from staddle.ipc.forkserver_messages import Blueprint, Request, decode_blueprint, decode_request, encode
+from staddle.ipc.forkserver_messages import (
+    ForkServerConfig,
+    SandboxRequest,
+    decode_config,
+    decode_request,
+    encode,
+)
 from staddle.ipc.wire import Malformed
 from staddle.mounts import rows
 from staddle.mounts.operations import Bind, Empty
 
 VIEW = rows.encoded((Empty("/", 0o755, 4096, ""), Bind("/a b\n", True, "", source="/x'\"é")))
-BLUEPRINT = Blueprint(
+CONFIG = ForkServerConfig(
     template=VIEW,
     own=(),
     uid=1000,
@@ -28,11 +34,11 @@ BLUEPRINT = Blueprint(
     directory=b"/",
     spares=2,
 )
-REQUEST = Request(b"/home/a b", 1, 2, b"/u", b"/w", (b"/l",), VIEW)
+REQUEST = SandboxRequest(b"/home/a b", 1, 2, b"/u", b"/w", (b"/l",), VIEW)
 
 
 def test_a_blueprint_arrives_as_it_was() -> None:
-    assert decode_blueprint(encode(BLUEPRINT)) == BLUEPRINT
+    assert decode_config(encode(CONFIG)) == CONFIG
 
 
 def test_a_request_arrives_as_it_was() -> None:
@@ -43,21 +49,21 @@ def test_a_request_arrives_as_it_was() -> None:
 def test_trees_arrive_with_their_layers() -> None:
     trees = ((b"/", b"/u", b"/w", b"/a\0/b"), (b"/usr", b"/u", b"/w", b"/c"))
     assert decode_request(encode(REQUEST.replace(trees=trees, alone=1))).trees == trees
-    made = BLUEPRINT.replace(places=(b"/tmp", b"/home/user"), skeleton=b"/store/skeleton")
-    assert decode_blueprint(encode(made)) == made
+    made = CONFIG.replace(places=(b"/tmp", b"/home/user"), skeleton=b"/store/skeleton")
+    assert decode_config(encode(made)) == made
 
 
 @pytest.mark.parametrize("cut", [0, 5, 20, 40, -1])
 def test_what_is_cut_short_is_refused(cut: int) -> None:
     with pytest.raises(Malformed):
-        decode_blueprint(encode(BLUEPRINT)[:cut])
+        decode_config(encode(CONFIG)[:cut])
     with pytest.raises(Malformed):
         decode_request(encode(REQUEST)[:cut])
 
 
 def test_one_is_not_taken_for_the_other() -> None:
     with pytest.raises(Malformed):
-        decode_request(encode(BLUEPRINT))
+        decode_request(encode(CONFIG))
 
 
 def test_an_operation_that_is_none_is_refused() -> None:
@@ -67,7 +73,7 @@ def test_an_operation_that_is_none_is_refused() -> None:
         decode_request(encode(REQUEST.replace(view=((b"bind", b"/a", 0, 0, 0, b"relative"),)))).operations()
 
 
-def test_who_has_only_one_id_is_called_zero_by_the_zygote() -> None:
-    assert BLUEPRINT.whose == 0
-    assert BLUEPRINT.replace(base=1 << 30, count=1 << 16).whose == 1000
-    assert BLUEPRINT.replace(base=1 << 30, count=1).whose == 0
+def test_who_has_only_one_id_is_called_zero_by_the_fork_server() -> None:
+    assert CONFIG.whose == 0
+    assert CONFIG.replace(base=1 << 30, count=1 << 16).whose == 1000
+    assert CONFIG.replace(base=1 << 30, count=1).whose == 0

@@ -30,7 +30,7 @@ def orders(**fields: Any) -> Orders:
         "command": b"...",
         "network": (),
         "gateway": (),
-        "doors": (),
+        "cgroup_fds": (),
     }
     return Orders(**{**defaults, **fields})
 

@@ -50,7 +50,7 @@ def launch(plan: Plan, layout: Layout, stranger: int | None, command: Sequence[s
         asked = orders(plan, layout, stranger, command, status=status, gateway=ends, limited=limited)
         if limited is not None:
             asked = asked.replace(
-                doors=tuple(give.keep(door) for door in limited.doors()),
+                cgroup_fds=tuple(give.keep(cgroup_fd) for cgroup_fd in limited.cgroup_fds()),
                 tally=give.keep(os.dup(limited.tally)) if limited.tally >= 0 else -1,
             )
         file = give.holding(namespace_spec.encode(asked))
@@ -144,7 +144,7 @@ def orders(
         ),
         network=gateways.rows(plan) if gateway else (),
         gateway=gateway,
-        doors=(),
+        cgroup_fds=(),
         memory=0 if limited is None else limited.memory,
         processes=0 if limited is None else limited.processes,
         processors=_processors(plan),

@@ -97,5 +97,5 @@ def orders(
         command=encode_instructions(instructions(plan, command, scopes())),
         network=gateways.rows(plan) if gateway else (),
         gateway=gateway,
-        doors=(),
+        cgroup_fds=(),
     )

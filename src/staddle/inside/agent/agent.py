@@ -269,7 +269,7 @@ class Agent:
     def _swapped(self, swap: Swap, alone: int, roots: tuple[bytes, ...], line: int) -> bytes:
         """Exchange trees; with `alone` only if nothing but shells, which wait, can be in them.
 
-        The zygote makes them meanwhile, and sends them on `line`: the only thing that is waited for.
+        The fork server makes them meanwhile, and sends them on `line`: the only thing that is waited for.
         """
         shells = {pid for pid, child in self._children.items() if child.files is not None or child.is_clerk}
         others = {*process_tree.table(), *self._children} - {os.getpid(), *shells} if alone else ()

@@ -51,15 +51,15 @@ class Confinement:
         self._rights = rights
         self._outer = verify.user_namespace()
         self._namespace = -1  # until the first process has made it
-        self._doors: tuple[int, ...] = ()
+        self._cgroup_fds: tuple[int, ...] = ()
         self._goes_first = False
 
-    def begin(self, doors: tuple[int, ...], *, goes_first: bool = False) -> None:
-        """For this sandbox. By `doors`, descriptors, a process puts itself into its control groups.
+    def begin(self, cgroup_fds: tuple[int, ...], *, goes_first: bool = False) -> None:
+        """For this sandbox. By `cgroup_fds`, descriptors, a process puts itself into its control groups.
 
         With `goes_first`, or in groups, its processes go before others when memory is used up.
         """
-        self._doors, self._goes_first = doors, goes_first or bool(doors)
+        self._cgroup_fds, self._goes_first = cgroup_fds, goes_first or bool(cgroup_fds)
         self._ours, self._theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
 
     def started(self, pid: int) -> None:
@@ -135,8 +135,8 @@ class Confinement:
         # While we still have the agent's rights, and nothing of the sandbox runs in us.
         if self._goes_first:
             victims.go_first()
-        if self._doors:
-            cgroups.enter(self._doors)
+        if self._cgroup_fds:
+            cgroups.enter(self._cgroup_fds)
             call("unshare", userns.CLONE_NEWCGROUP)  # from inside, our group has no name
 
     def _found(self) -> None:

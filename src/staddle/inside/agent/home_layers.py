@@ -1,7 +1,7 @@
 """The layer of a sandbox's world, made before anybody asks for the sandbox.
 
 Run by a spare while it still sees the host: the layer lies in the host program's store, beside
-the skeleton. The zygote chooses its name, and says it to whoever takes the spare; the layer is
+the skeleton. The fork server chooses its name, and says it to whoever takes the spare; the layer is
 that program's then, to be used or to be removed.
 """
 
@@ -11,44 +11,44 @@ import os
 
 from ...files.remove_tree import remove
 from ...linux import overlay
-from ...mounts.shared_view import LENT, OLD_ROOT
+from ...mounts.shared_view import BORROWED, OLD_ROOT
 from .mount_swap import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...ipc.forkserver_messages import Blueprint
+    from ...ipc.forkserver_messages import ForkServerConfig
 
 
-def new_name(blueprint: Blueprint) -> bytes:
+def new_name(config: ForkServerConfig) -> bytes:
     """A name for a layer that no other has; empty when none is to be made ahead."""
-    return b"ahead-" + os.urandom(6).hex().encode() if blueprint.skeleton else b""
+    return b"ahead-" + os.urandom(6).hex().encode() if config.skeleton else b""
 
 
-def make(blueprint: Blueprint, name: bytes) -> None:
+def make(config: ForkServerConfig, name: bytes) -> None:
     """Make the layer, and show the world with it."""
-    path = _path(blueprint, name)
+    path = _path(config, name)
     upper, work = f"{path}/upper", f"{path}/work"
     # By name, at every step: when the store is being removed, nothing more is made in it.
     os.mkdir(path, 0o700)
     os.mkdir(upper, 0o755)
     os.mkdir(work, 0o700)
-    tree = overlay.overlay([f"{OLD_ROOT}{os.fsdecode(blueprint.skeleton)}"], upper, work)
+    tree = overlay.overlay([f"{OLD_ROOT}{os.fsdecode(config.skeleton)}"], upper, work)
     try:
-        show(tree, tuple(map(os.fsdecode, blueprint.places)), LENT)
+        show(tree, tuple(map(os.fsdecode, config.places)), BORROWED)
     finally:
         os.close(tree)
 
 
-def take_back(blueprint: Blueprint, name: bytes) -> None:
-    """Remove the layer of a spare that nobody gets. Run by the zygote."""
+def take_back(config: ForkServerConfig, name: bytes) -> None:
+    """Remove the layer of a spare that nobody gets. Run by the fork server."""
     if name:
-        remove((os.fsencode(_path(blueprint, name)),))
+        remove((os.fsencode(_path(config, name)),))
 
 
-def store_of(blueprint: Blueprint) -> bytes:
+def store_of(config: ForkServerConfig) -> bytes:
     """Where such layers lie: a path of the host."""
-    return os.path.dirname(blueprint.skeleton)
+    return os.path.dirname(config.skeleton)
 
 
-def _path(blueprint: Blueprint, name: bytes) -> str:
-    return f"{OLD_ROOT}{os.fsdecode(store_of(blueprint))}/{os.fsdecode(name)}"
+def _path(config: ForkServerConfig, name: bytes) -> str:
+    return f"{OLD_ROOT}{os.fsdecode(store_of(config))}/{os.fsdecode(name)}"

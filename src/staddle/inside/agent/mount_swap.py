@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Swap: TypeAlias = Callable[[Collection[str], bool, Callable[[], Mapping[str, int]]], list[int]]
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-WORLD = "/"
+HOME_TREE = "/"
 #: In a directory of ours: where trees are mounted while they are made ready, and what was there before.
 _ASIDE, _NEXT, _BEFORE = "aside", "next", "before"
 _COPIED = "/etc"
@@ -91,7 +91,7 @@ class Trees:
                     if not any(_is_in(path, other) for other in shown):
                         raise  # else it is there in the one that it is in
             if alone:
-                for path in (path for path in shown if shown[path] in (PLACE, WORLD, *self._added)):
+                for path in (path for path in shown if shown[path] in (PLACE, HOME_TREE, *self._added)):
                     mounts.set_attributes(old[path], mounts.ATTR_RDONLY, recursive=False)
                     closed.append(old[path])
             self._make_place_aside(len(shown))
@@ -106,7 +106,7 @@ class Trees:
         finally:
             for fd in made:
                 os.close(fd)
-        self._added |= {*roots} - {PLACE, WORLD}
+        self._added |= {*roots} - {PLACE, HOME_TREE}
         return list(old.values())
 
     def tidy(self) -> None:
@@ -118,7 +118,7 @@ class Trees:
     def _shown_at(self, root: str) -> tuple[str, ...]:
         if root == PLACE and not self._workspace:
             raise OSError(errno.EINVAL, "this sandbox has no workspace")
-        return self._places if root == WORLD else (root,)
+        return self._places if root == HOME_TREE else (root,)
 
     def _within(self, paths: Collection[str], new: Collection[str] = ()) -> list[str]:
         """Where other trees are seen in directories of these, those around others first."""

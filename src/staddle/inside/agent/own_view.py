@@ -24,19 +24,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from ...ipc.forkserver_messages import Blueprint
+    from ...ipc.forkserver_messages import ForkServerConfig
 
 _DONE = b"!"
 _LONGEST = 4096
 _CONTROL_SIZE = 64 << 20
 
 
-def made(blueprint: Blueprint, outside: verify.Outside, layer: bytes) -> int:
+def made(config: ForkServerConfig, outside: verify.Outside, layer: bytes) -> int:
     """Have it made and looked at; the directory of the control files. Raises LaunchFailed or OSError."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     child = os.fork()
     if child == 0:
-        _make_and_tell(theirs, blueprint, outside, layer)
+        _make_and_tell(theirs, config, outside, layer)
     theirs.close()
     try:
         said, found = receive(ours, _LONGEST)
@@ -49,14 +49,14 @@ def made(blueprint: Blueprint, outside: verify.Outside, layer: bytes) -> int:
 
 
 def _make_and_tell(
-    line: _socket.socket, blueprint: Blueprint, outside: verify.Outside, layer: bytes
+    line: _socket.socket, config: ForkServerConfig, outside: verify.Outside, layer: bytes
 ) -> NoReturn:
     """The whole life of the child."""
     doing = "while its own part of the view was made"
     try:
-        control = _make(blueprint, layer)
+        control = _make(config, layer)
         doing = "at a last look"
-        verify.around(blueprint, outside)
+        verify.around(config, outside)
         send(line, _DONE, (control,))
     except BaseException as error:
         send(line, reason(error, doing))
@@ -64,19 +64,19 @@ def _make_and_tell(
         os._exit(0)
 
 
-def _make(blueprint: Blueprint, layer: bytes) -> int:
+def _make(config: ForkServerConfig, layer: bytes) -> int:
     _set_aside("/proc", OLD_PROCESSES)
     mount_processes("/proc")
     if layer:
-        home_layers.make(blueprint, layer)
-    Builder.extending("/", owner=blueprint.whose).build(decoded(blueprint.own))
+        home_layers.make(config, layer)
+    Builder.extending("/", owner=config.whose).build(decoded(config.own))
     quiet = mounts.MS_NOSUID | mounts.MS_NOEXEC
     mounts.mount("devpts", "/dev/pts", "devpts", flags=quiet, options="newinstance,ptmxmode=0666,mode=620")
     # With it goes the old root: from here on nothing of the host can be reached. All at once, since
     # the kernel waits for every processor before it lets go of a mount.
     mounts.umount(ASIDE)
     control = _control()
-    call("sethostname", blueprint.host, len(blueprint.host))
+    call("sethostname", config.host, len(config.host))
     return control
 
 

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from ...ipc.forkserver_messages import Blueprint
+    from ...ipc.forkserver_messages import ForkServerConfig
 
     #: (name, inode) of the namespaces that no sandbox may be in.
     Outside: TypeAlias = tuple[tuple[bytes, int], ...]
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 _ALWAYS = ("user", "mnt", "pid", "ipc", "uts", "cgroup")
 
 
-def outside(blueprint: Blueprint) -> Outside:
-    """The namespaces that a zygote is started in, looked at before it makes its own."""
-    return foreign(_ALWAYS if blueprint.network else (*_ALWAYS, "net"))
+def outside(config: ForkServerConfig) -> Outside:
+    """The namespaces that a fork server is started in, looked at before it makes its own."""
+    return foreign(_ALWAYS if config.network else (*_ALWAYS, "net"))
 
 
 def template() -> Outside:
-    """What the zygote has made for itself alone."""
+    """What the fork server has made for itself alone."""
     return foreign(("mnt",))
 
 
-def around(blueprint: Blueprint, outside: Outside) -> None:
+def around(config: ForkServerConfig, outside: Outside) -> None:
     """Run by who has made the view, a child of the first process. NotStarted when something is missing."""
     mountinfo = whole("/proc/self/mountinfo")
     found = {
         "a first process above it": os.getppid() == 1,
-        "its own host name": os.fsencode(os.uname().nodename) == blueprint.host,
+        "its own host name": os.fsencode(os.uname().nodename) == config.host,
         "a root of its own": own_root(mountinfo),
         "an end to what is kept aside": f" {ASIDE}/".encode() not in mountinfo,
     }

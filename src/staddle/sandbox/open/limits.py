@@ -1,7 +1,7 @@
 """The limits on everything in one sandbox, as the host program holds and measures them.
 
 Where this host has control groups for us, the sandbox has some of its own. Every process that
-its agent starts enters them, by doors that the agent has; the agent itself stays outside, or
+its agent starts enters them, by cgroup descriptors that the agent has; the agent itself stays outside, or
 it would be the kernel's choice when they are full. Where there are none, the agent watches, and
 tells what it did in a file that we give it.
 """
@@ -46,8 +46,8 @@ class Limiting:
         #: Whether there is more memory for a while than there should be.
         self.roomy = False
 
-    def along(self) -> tuple[int, ...]:
-        """What the agent is to have: see ipc.forkserver_messages.Request."""
+    def extra_fds(self) -> tuple[int, ...]:
+        """What the agent is to have: see ipc.forkserver_messages.SandboxRequest."""
         return (self._tally,) if self._tally >= 0 else ()
 
     def hold(self, group: Group) -> None:

@@ -231,10 +231,10 @@ def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: O
             plan,
             bash,
             layers.mounted() if layers else None,
-            look=layers.look() if layers else b"",
+            fingerprint=layers.fingerprint() if layers else b"",
             world=layers.world(*client.world_of(plan, bash)) if layers else None,
             trees=layers.system() if layers else None,
-            along=limiting.along() if limiting else (),
+            extra_fds=limiting.extra_fds() if limiting else (),
             grouped=limiting is not None and limiting.grouped,
         )
     except BaseException:
@@ -259,7 +259,7 @@ def _take(decided: Decision, bash: str, layering: Layering | None, on_connect: O
             layering.close()
 
     # Nothing may write to layers that somebody else goes on with when we have let go of them.
-    link = AgentLink(taken.line, ended, kill=kill, stop_first=layering is not None and layering.stays)
+    link = AgentLink(taken.agent_socket, ended, kill=kill, stop_first=layering is not None and layering.stays)
     shell = None
     try:
         try:

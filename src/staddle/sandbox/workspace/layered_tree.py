@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from ..._value import Value
-from ...forkserver.requests import Layers
+from ...forkserver.requests import OverlayDirs
 from ...layers.stack import Stack
 from ...policy.paths import covers
 
@@ -64,6 +64,6 @@ def by_tree(
     return found
 
 
-def layers_of(stack: Stack) -> Layers:
+def layers_of(stack: Stack) -> OverlayDirs:
     """What has to be mounted for the stack of such a tree."""
-    return Layers(stack.top.upper, stack.top.work, stack.lowers)
+    return OverlayDirs(stack.top.upper, stack.top.work, stack.lowers)

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ...forkserver.requests import Layers
+    from ...forkserver.requests import OverlayDirs
     from ...ipc.agent_client import AgentLink
 
 
@@ -24,11 +24,11 @@ class MountedTrees:
     """
 
     def __init__(
-        self, agent: AgentLink, make: Callable[[Mapping[str, Layers], int], None] | None = None
+        self, agent: AgentLink, make: Callable[[Mapping[str, OverlayDirs], int], None] | None = None
     ) -> None:
         self._agent, self._make = agent, make
 
-    def swap(self, trees: Mapping[str, Layers], *, alone: bool) -> bool:
+    def swap(self, trees: Mapping[str, OverlayDirs], *, alone: bool) -> bool:
         """Mount `trees`, by their roots inside, in place of those of the same roots.
 
         With `alone`, False and nothing is done when a process other than an idle shell uses the old ones.

@@ -12,9 +12,9 @@ import threading
 from functools import partial
 
 from ...errors import LayerError
-from ...forkserver.client import World, mounter
-from ...forkserver.requests import Layers
-from ...inside.agent.mount_swap import WORLD
+from ...forkserver.client import HomeTree, mounter
+from ...forkserver.requests import OverlayDirs
+from ...inside.agent.mount_swap import HOME_TREE
 from ...layers import removal
 from ...layers.baseline import Baseline
 from ...layers.recovery import recover
@@ -30,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from ...forkserver.client import Taken
+    from ...forkserver.client import SandboxProcess
     from ...layers.changes import Change
     from ...layers.commit import Committed
     from ...layers.review import OnConflict
@@ -111,29 +111,29 @@ class Layering:
 
     # ------------------------------------------------------------ mounts
 
-    def mounted(self, stack: Stack | None = None) -> Layers:
+    def mounted(self, stack: Stack | None = None) -> OverlayDirs:
         """What has to be mounted for this stack of the workspace, or another one."""
         stack = stack or self.stack
-        *frozen, _ = stack.lowers  # the last is the workspace, which the zygote knows
-        return Layers(stack.top.upper, stack.top.work, tuple(frozen))
+        *frozen, _ = stack.lowers  # the last is the workspace, which the fork server knows
+        return OverlayDirs(stack.top.upper, stack.top.work, tuple(frozen))
 
-    def world(self, places: tuple[str, ...], operations: Sequence[Operation]) -> World | None:
+    def world(self, places: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
         """What the home and the like are to be made of: fresh from the skeleton with these, if not begun."""
         if not places:
             return None
         store = self.stack.store
         skeleton = None if store.stays else made(store, operations)
-        if WORLD not in self.beside and skeleton is None:
-            self.beside[WORLD] = Beside(WORLD, places, Stack.new(store, [made(store, operations)]))
+        if HOME_TREE not in self.beside and skeleton is None:
+            self.beside[HOME_TREE] = Beside(HOME_TREE, places, Stack.new(store, [made(store, operations)]))
         self._fresh_world = (places, skeleton)
-        known = self.beside.get(WORLD)
-        return World(skeleton, None if known is None else layers_of(known.stack))
+        known = self.beside.get(HOME_TREE)
+        return HomeTree(skeleton, None if known is None else layers_of(known.stack))
 
-    def look(self) -> bytes:
+    def fingerprint(self) -> bytes:
         """What the workspace looks like, as long as there is nothing of its own in its layers; empty else."""
-        return prewarm.look_of(self.workspace) if self._is_fresh else b""
+        return prewarm.fingerprint_of(self.workspace) if self._is_fresh else b""
 
-    def come(self, taken: Taken) -> None:
+    def come(self, taken: SandboxProcess) -> None:
         """The sandbox has come, with layers that were made ahead if it has some."""
         if taken.instead is not None:
             removal.in_background(self.stack.close)
@@ -152,14 +152,14 @@ class Layering:
         places, skeleton = self._fresh_world
         store = self.stack.store
         fresh = Stack(store, [skeleton or ""], (), store.adopted(layer))
-        if WORLD in self.beside:
+        if HOME_TREE in self.beside:
             fresh.close()  # it goes on with another one
         else:
-            self.beside[WORLD] = Beside(WORLD, places, fresh)
+            self.beside[HOME_TREE] = Beside(HOME_TREE, places, fresh)
 
-    def system(self) -> dict[str, Layers]:
+    def system(self) -> dict[str, OverlayDirs]:
         """What has to be mounted for directories of the system, those that have layers."""
-        return {root: layers_of(tree.stack) for root, tree in self.beside.items() if root != WORLD}
+        return {root: layers_of(tree.stack) for root, tree in self.beside.items() if root != HOME_TREE}
 
     def begin(self, bases: Mapping[str, Sequence[str]]) -> None:
         """Before they are mounted: have these directories of the system in layers, too."""
@@ -179,7 +179,7 @@ class Layering:
         """All that can be frozen and replaced, by root."""
         return {PLACE: self.stack, **{root: tree.stack for root, tree in self.beside.items()}}
 
-    def layers(self, stacks: Mapping[str, Stack]) -> dict[str, Layers]:
+    def layers(self, stacks: Mapping[str, Stack]) -> dict[str, OverlayDirs]:
         """What has to be mounted for stacks of these trees."""
         return {
             root: self.mounted(stack) if root == PLACE else layers_of(stack) for root, stack in stacks.items()

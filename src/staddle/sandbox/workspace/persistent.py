@@ -12,7 +12,7 @@ import time
 from ...errors import InvalidCall, LayerError
 from ...files.tree import Tree
 from ...forkserver.client import mounter
-from ...inside.agent.mount_swap import WORLD
+from ...inside.agent.mount_swap import HOME_TREE
 from ...layers import keeping, kept
 from ...layers.baseline import Baseline
 from ...layers.differences import differences
@@ -28,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from ...forkserver.client import World
+    from ...forkserver.client import HomeTree
     from ...layers.commit import Committed
     from ...layers.kept import Record
     from ...layers.review import OnConflict, Review
@@ -160,10 +160,10 @@ class Kept(Layering):
         self._next = None
         self.save()  # before anything is deleted
 
-    def world(self, places: tuple[str, ...], operations: Sequence[Operation]) -> World | None:
+    def world(self, places: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
         """What the home and the like are made of: as they were left, over what is there at first by now."""
-        if WORLD in self.beside:
-            self.rebase({WORLD: [home_layer.made(self._store, operations)]}, places)
+        if HOME_TREE in self.beside:
+            self.rebase({HOME_TREE: [home_layer.made(self._store, operations)]}, places)
         found = super().world(places, operations)
         self.save()
         home_layer.sweep(self._store, self.record.every_base)

@@ -16,7 +16,7 @@ from functools import partial
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from ...errors import InvalidCall
-from ...inside.agent.mount_swap import WORLD
+from ...inside.agent.mount_swap import HOME_TREE
 from ...interrupts import uninterrupted
 from ...layers.stack import Stack
 from ...policy.workspace import PLACE
@@ -238,7 +238,7 @@ def restore(layering: Layering, sessions: Sequence[NamedShell], snapshot: Snapsh
                 continue  # it is so
             following[root] = tree.fresh() if point is None else point.frozen.stack()
         for root, point in snapshot._beside.items():
-            if root not in (WORLD, *layering.beside):
+            if root not in (HOME_TREE, *layering.beside):
                 following[root] = point.frozen.stack()
     except BaseException:
         _close(following)

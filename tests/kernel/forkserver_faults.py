@@ -1,6 +1,6 @@
 """Open a session while one system call fails, somewhere between the host program and the shell. And again.
 
-    python -m tests.kernel.zygote_faults '{"place": "/var/tmp/x"}'        prints what happened as JSON
+    python -m tests.kernel.forkserver_faults '{"place": "/var/tmp/x"}'        prints what happened as JSON
 
 One host program opens them all; its calls, and those of all that it starts, are asked about.
 First for calls while a fork server starts, with a new one each time; then for calls while it
@@ -44,7 +44,7 @@ OF_THE_HOST = (
     "memfd_create",
 )
 FEW = ("setns", "seccomp", "execve")
-HOST, ZYGOTE = 0, 1
+HOST, SERVER = 0, 1
 LONGEST = 1 << 20
 
 
@@ -93,7 +93,7 @@ class HostProgram:
 
     def there(self) -> dict[str, Any]:
         """What is there of us, once nothing changes any more."""
-        wanted = 2 * len(client._zygotes) + self._others  # each with who makes its sandboxes
+        wanted = 2 * len(client._servers) + self._others  # each with who makes its sandboxes
         if not until(lambda: len(children()) <= wanted, 5):
             self._others += len(children()) - wanted  # that is a difference, but not one for each time
         found = {
@@ -102,21 +102,21 @@ class HostProgram:
             "mounts": len(Path("/proc/self/mountinfo").read_bytes().splitlines()),
             "layers": _layers(),
         }
-        for zygote in client._zygotes.values():
-            pid = zygote._process.pid
-            found["of the zygote"] = [
+        for server in client._servers.values():
+            pid = server._process.pid
+            found["of the fork server"] = [
                 len(_open(str(pid))),
                 len(Path(f"/proc/{pid}/mountinfo").read_bytes().splitlines()),
             ]
         return found
 
-    def zygote(self) -> int:
+    def server(self) -> int:
         """The fork server that serves us, 0 for none."""
-        return next((zygote._process.pid for zygote in client._zygotes.values()), 0)
+        return next((server._process.pid for server in client._servers.values()), 0)
 
-    def end_zygotes(self) -> None:
-        while client._zygotes:
-            client._zygotes.popitem()[1].close()
+    def end_servers(self) -> None:
+        while client._servers:
+            client._servers.popitem()[1].close()
 
 
 def _command(sandbox: opening.Opened, *, root: bool) -> dict[str, Any]:
@@ -167,14 +167,14 @@ class Sweep:
 
     def tell(self, order: str, fail: Call | None = None) -> Any:
         """Have the host program do something, with one call failing."""
-        self._watch.begin(fail, [self.host, *([self._zygote] if order == "open" and self._zygote else [])])
+        self._watch.begin(fail, [self.host, *([self._server] if order == "open" and self._server else [])])
         self._line.send(order.encode())
         self._watch.answer(lambda: bool(select.select([self._line], [], [], 0)[0]), self._line.fileno())
         said = self._line.recv(LONGEST)
         assert said, "the host program has ended"
         return json.loads(said)
 
-    _zygote = 0
+    _server = 0
 
     def attempt(self, fail: Call | None) -> dict[str, Any]:
         """One sandbox, and what there was to see of it."""
@@ -185,40 +185,40 @@ class Sweep:
     def starting(self) -> list[dict[str, Any]]:
         """Calls of the host program and of a fork server until that is ready."""
         self.attempt(None)  # the first time an interpreter may write what it compiled
-        self.tell("end_zygotes")
+        self.tell("end_servers")
         whole = self.attempt(None)
         assert whole["out"] == "it ran\n", whole
-        self.tell("end_zygotes")
+        self.tell("end_servers")
         before = self.tell("there")
-        made = whole["calls"][ZYGOTE]
+        made = whole["calls"][SERVER]
         begin = made.index("execve")
         chosen = places(made, begin, made.index("fork", begin) + 1)
-        faults = [(ZYGOTE, at) for at in chosen if made[at] != "openat2"]  # for a lock that need not be there
-        faults += [(ZYGOTE, at) for at in places(made, 0, begin) if made[at] != "close_range"]
+        faults = [(SERVER, at) for at in chosen if made[at] != "openat2"]  # for a lock that need not be there
+        faults += [(SERVER, at) for at in places(made, 0, begin) if made[at] != "close_range"]
         faults += _of_the_host(whole["calls"][HOST])
         runs = []
         for fail in faults:
             run = self.attempt(fail)
             run["next"] = self.attempt(None)["out"]
-            self.tell("end_zygotes")
+            self.tell("end_servers")
             runs.append({"who": fail[0], **run, "left": _difference(before, self.tell("there"))})
         return runs
 
     def serving(self) -> list[dict[str, Any]]:
         """Calls of a fork server that is asked, and of the sandbox that it makes."""
         self.attempt(None)
-        self._zygote = self.tell("zygote")
+        self._server = self.tell("server")
         whole = self.attempt(None)
         assert whole["out"] == "it ran\n", whole
         before = self.tell("there")
         shell, command = (who for who, made in enumerate(whole["calls"]) if "seccomp" in made)
         faults = _of_the_host(whole["calls"][HOST])
-        for who in range(ZYGOTE, shell):
+        for who in range(SERVER, shell):
             made = whole["calls"][who]
             chosen = places(made, 0, len(made))
-            if who == ZYGOTE and "openat2" in made:  # first for a lock that need not be there
+            if who == SERVER and "openat2" in made:  # first for a lock that need not be there
                 chosen.remove(made.index("openat2"))
-            if who == ZYGOTE:  # when it has answered; and again before the next
+            if who == SERVER:  # when it has answered; and again before the next
                 chosen = [at for at in chosen if made[at] != "umount2"]
             faults += [(who, at) for at in chosen]
         for who in (shell, command):  # the same steps: for the command a few will do
@@ -231,13 +231,13 @@ class Sweep:
             run = self.attempt(fail)
             run["next"] = self.attempt(None)["out"]
             runs.append({"who": fail[0], **run, "left": _difference(before, self.tell("there"))})
-        assert self.tell("zygote") == self._zygote, "the fork server was replaced"
+        assert self.tell("server") == self._server, "the fork server was replaced"
         return runs
 
     def of_a_root(self) -> list[dict[str, Any]]:
         """Calls of a command that becomes the sandbox's root."""
         self.attempt(None)
-        self._zygote = self.tell("zygote")
+        self._server = self.tell("server")
         whole = self.attempt(None)
         assert whole["out"] == "it ran\n", whole
         before = self.tell("there")

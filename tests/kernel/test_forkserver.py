@@ -100,7 +100,7 @@ def test_a_readonly_workspace_is_not_written(project: Path) -> None:
 
 
 @pytest.mark.needs_root
-def test_a_workspace_that_is_mounted_after_the_zygote_was_started_is_the_one_that_is_shown(
+def test_a_workspace_that_is_mounted_after_the_fork_server_was_started_is_the_one_that_is_shown(
     tmp_path: Path,
 ) -> None:
     said = python(
@@ -196,7 +196,7 @@ def _command(pid: int) -> bytes:
         return b""  # it has just ended
 
 
-def test_a_zygote_that_was_killed_is_replaced() -> None:
+def test_a_fork_server_that_was_killed_is_replaced() -> None:
     close(opened())
     for pid in children():
         if b"forkserver" in _command(pid):
@@ -207,7 +207,7 @@ def test_a_zygote_that_was_killed_is_replaced() -> None:
     close(sandbox)
 
 
-def test_a_fork_of_the_host_program_has_zygotes_of_its_own() -> None:
+def test_a_fork_of_the_host_program_has_fork_servers_of_its_own() -> None:
     kept = opened()
     pid = os.fork()
     if pid == 0:
@@ -223,10 +223,10 @@ def test_a_fork_of_the_host_program_has_zygotes_of_its_own() -> None:
     close(kept)
 
 
-def test_zygotes_that_nobody_uses_are_few() -> None:
+def test_fork_servers_that_nobody_uses_are_few() -> None:
     for number in range(8):
         close(opened(env={"NUMBER": str(number)}))
-    assert len(client._zygotes) <= 4 + 1
+    assert len(client._servers) <= 4 + 1
 
 
 # ---------------------------------------------------------------- inside

@@ -30,7 +30,7 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.fixture(params=WAYS.values(), ids=WAYS.keys())
 def swept(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     (tmp_path / ".git" / "hooks").mkdir(parents=True)
-    return sweep(str(tmp_path), program="zygote_faults", **request.param)
+    return sweep(str(tmp_path), program="forkserver_faults", **request.param)
 
 
 def test_no_call_may_fail(swept: dict[str, Any], request: pytest.FixtureRequest) -> None:
@@ -54,7 +54,7 @@ def test_no_call_may_fail(swept: dict[str, Any], request: pytest.FixtureRequest)
 
 
 def test_no_call_of_a_command_that_becomes_root_may_fail(tmp_path: Path) -> None:
-    runs = sweep(str(tmp_path), program="zygote_faults", parts=["of_a_root"])["runs"]
+    runs = sweep(str(tmp_path), program="forkserver_faults", parts=["of_a_root"])["runs"]
     kinds = {run["failed"].split(" ")[0] for run in runs}
     own = {"setns"} if os.geteuid() == 0 else {"unshare", "write"}
     assert {"prctl", "capset", "seccomp", "execve", *own} <= kinds
@@ -70,15 +70,15 @@ def test_no_call_of_a_command_that_becomes_root_may_fail(tmp_path: Path) -> None
 def waiting() -> Iterator[list[int]]:
     """The first processes of the sandboxes that wait to be taken."""
     close(opened())
-    found = next(zygote for zygote in client._zygotes.values() if not zygote.live)
+    found = next(server for server in client._servers.values() if not server.live)
     assert until(lambda: len(_below(found)) >= client._SPARES)
     yield _below(found)
-    while client._zygotes:
-        client._zygotes.popitem()[1].close()
+    while client._servers:
+        client._servers.popitem()[1].close()
 
 
-def _below(zygote: connection.Zygote) -> list[int]:
-    return [pid for maker in _children(zygote._process.pid) for pid in _children(maker)]
+def _below(server: connection.ForkServerClient) -> list[int]:
+    return [pid for maker in _children(server._process.pid) for pid in _children(maker)]
 
 
 def _children(pid: int) -> list[int]:
@@ -94,8 +94,8 @@ def test_a_sandbox_that_ended_while_it_waited_is_not_handed_out(waiting: list[in
     close(sandbox)
 
 
-def test_a_zygote_ends_with_the_process_that_makes_its_sandboxes(waiting: list[int]) -> None:
-    found = next(zygote for zygote in client._zygotes.values() if not zygote.live)
+def test_a_fork_server_ends_with_the_process_that_makes_its_sandboxes(waiting: list[int]) -> None:
+    found = next(server for server in client._servers.values() if not server.live)
     (maker,) = _children(found._process.pid)
     os.kill(maker, signal.SIGKILL)
     assert until(lambda: not children() & set(waiting)), "its sandboxes are still there"
@@ -106,8 +106,8 @@ def test_a_zygote_ends_with_the_process_that_makes_its_sandboxes(waiting: list[i
     assert found._process.poll() is not None, "it is still there"
 
 
-def test_a_zygote_that_does_not_answer_is_not_waited_for(waiting: list[int]) -> None:
-    found = next(zygote for zygote in client._zygotes.values() if not zygote.live)
+def test_a_fork_server_that_does_not_answer_is_not_waited_for(waiting: list[int]) -> None:
+    found = next(server for server in client._servers.values() if not server.live)
     found._line.settimeout(0.2)
     os.kill(found._process.pid, signal.SIGSTOP)
     try:
@@ -123,9 +123,9 @@ def test_a_zygote_that_does_not_answer_is_not_waited_for(waiting: list[int]) -> 
         found.close()
 
 
-def test_a_zygote_that_ends_while_it_starts_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_that_ends_while_it_starts_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(connection.starting, "command", lambda *_: ("/bin/sh", "-c", "kill -9 $$"))
-    with pytest.raises(LaunchFailed, match="the zygote has ended"):
+    with pytest.raises(LaunchFailed, match="the fork server has ended"):
         opened(env={"ANOTHER": "plan"})
     assert until(lambda: set(os.listdir("/proc/self/fd")) <= before)
