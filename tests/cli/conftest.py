@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from staddle.files.remove_tree import remove
-from tests.cli.kept_sessions import Run
+from tests.cli.kept_sandboxes import Run
 from tests.cli.staddle_command import environment, staddle
 
 

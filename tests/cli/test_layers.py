@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.kept_sessions import Run, at_a_terminal, names
+from tests.cli.kept_sandboxes import Run, at_a_terminal, names
 from tests.cli.staddle_command import COMMAND, environment
 
 # ---------------------------------------------------------------- run and shell
@@ -81,7 +81,7 @@ def test_a_session_is_of_one_workspace(command: Run, tmp_path: Path, project: Pa
     project.rename(tmp_path / "moved")
     project.mkdir()
     assert "lost its workspace" in command("diff", "fix", status=125).stderr
-    assert "?" in command("sessions").stdout
+    assert "?" in command("ls").stdout
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,10 @@ def test_a_session_that_is_in_use_is_not_used_twice(command: Run, state: Path, p
         assert first.stdout is not None
         assert first.stdin is not None
         assert first.stdout.readline() == "ready\n"
-        for words in (["run", "--keep", "fix", "--", "true"], ["discard", "fix"], ["sessions", "rm", "fix"]):
+        for words in (["run", "--keep", "fix", "--", "true"], ["discard", "fix"], ["rm", "fix"]):
             assert f"process {first.pid}" in command(*words, status=125).stderr
         assert names(command) == ["A /workspace/file"]  # looking is allowed
-        assert "now" in command("sessions").stdout
+        assert "now" in command("ls").stdout
         first.stdin.close()
         assert first.wait(20) == 0
     finally:
@@ -203,25 +203,25 @@ def test_layers_that_nobody_needs_are_deleted(command: Run, state: Path) -> None
     assert not (directory / "gone").exists()
 
 
-# ---------------------------------------------------------------- sessions
+# ---------------------------------------------------------------- ls and rm
 
 
 def test_sessions_are_listed_and_removed_without_a_trace(command: Run, state: Path, project: Path) -> None:
     command("run", "--keep", "fix", "--env", "TOKEN=secret", "-c", "echo 1 > file; mkdir -m 0 closed")
     command("run", "--keep", "other", "--", "true")
-    table = command("sessions").stdout
+    table = command("ls").stdout
     assert re.search(r"^fix +2 ", table, re.MULTILINE)
     assert re.search(r"^other +0 ", table, re.MULTILINE)
-    text = command("sessions", "--json").stdout
+    text = command("ls", "--json").stdout
     facts = {item["name"]: item for item in json.loads(text)}
     assert facts["fix"]["workspace"] == str(project)
     assert facts["fix"]["changes"] == 2
     assert facts["fix"]["policy"]["env"] == ["TOKEN"]
     assert "secret" not in text
-    command("sessions", "rm", "fix", "other")
-    assert "no session is kept" in command("sessions").stdout
+    command("rm", "fix", "other")
+    assert "no sandbox is kept" in command("ls").stdout
     assert os.listdir(state) == []
-    assert "no session 'fix'" in command("sessions", "rm", "fix", status=125).stderr
+    assert "no kept sandbox 'fix'" in command("rm", "fix", status=125).stderr
 
 
 def test_a_damaged_session_is_told_and_can_be_removed(command: Run, state: Path) -> None:
@@ -232,15 +232,23 @@ def test_a_damaged_session_is_told_and_can_be_removed(command: Run, state: Path)
         record.write_text(json.dumps({**facts, **wrong}))
         assert "cannot be read" in command("diff", "fix", status=125).stderr
         assert "cannot be read" in command("run", "--keep", "fix", "--", "true", status=125).stderr
-        assert "cannot be read" in command("sessions").stderr
-    command("sessions", "rm", "fix")
+        assert "cannot be read" in command("ls").stderr
+    command("rm", "fix")
     assert os.listdir(state) == []
 
 
 def test_every_command_teaches(command: Run) -> None:
-    for name in ("diff", "commit", "discard", "snapshot", "restore", "sessions"):
+    for name in ("diff", "commit", "discard", "snapshot", "restore", "ls", "rm"):
         text = command(name, "--help").stdout
         assert f"usage: staddle {name}" in text
         assert name in command("--help").stdout
         assert "no option" in command(name, "--nonsense", status=125).stderr
-    assert "no session" in command("diff", status=125).stderr
+    assert "no kept sandbox" in command("diff", status=125).stderr
+
+
+def test_the_old_name_of_ls_leads_to_the_new_one(command: Run) -> None:
+    for words in (["sessions"], ["sessions", "rm", "fix"]):
+        said = command(*words, status=125).stderr
+        assert "`staddle ls` lists kept sandboxes" in said
+        assert "`staddle rm NAME` removes one" in said
+    assert "staddle rm NAME" in command("ls", "rm", "fix", status=125).stderr

@@ -8,7 +8,7 @@ import re
 import time
 from pathlib import Path
 
-from tests.cli.kept_sessions import Run, at_a_terminal, names
+from tests.cli.kept_sandboxes import Run, at_a_terminal, names
 
 # ---------------------------------------------------------------- diff
 

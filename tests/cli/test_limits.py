@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.cli.kept_sessions import Run
+from tests.cli.kept_sandboxes import Run
 from tests.cli.staddle_command import staddle
 
 HOG = "import time\na = bytearray(150 << 20)\ntime.sleep(20)"

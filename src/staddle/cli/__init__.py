@@ -22,7 +22,8 @@ _COMMANDS = {
     "discard": "drop changes of a kept sandbox",
     "snapshot": "remember a kept sandbox as it is now",
     "restore": "go back to a snapshot of a kept sandbox",
-    "sessions": "list kept sandboxes, or remove one",
+    "ls": "list kept sandboxes",
+    "rm": "remove kept sandboxes, with what they changed",
     "base": "keep root file systems for sandboxes, made of images",
     "explain": "print what a run would be allowed, line by line, and run nothing",
     "doctor": "show what this host can enforce, and how to get the rest",
@@ -69,9 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in _COMMANDS:
             from ..errors import UsageError
 
-            raise UsageError(
-                f"staddle has no command {name!r}", fix=f"choose {', '.join(_COMMANDS)}, or --help"
-            )
+            fix = f"choose {', '.join(_COMMANDS)}, or --help"
+            if name == "sessions":
+                fix = "`staddle ls` lists kept sandboxes, `staddle rm NAME` removes one"
+            raise UsageError(f"staddle has no command {name!r}", fix=fix)
         command = __import__(f"staddle.cli.{name}", fromlist=["main"])
         status: int = command.main(words[1:])
         return status

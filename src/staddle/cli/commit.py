@@ -134,7 +134,7 @@ def _refuse_nobodys(session: Kept) -> None:
     if session.is_nobodys:
         raise LayerError(
             "there is nothing to commit to",
-            why="the session was made without a workspace",
+            why="the kept sandbox was made without a workspace",
             fix="make another one with --workspace",
         )
 

@@ -1,4 +1,4 @@
-"""What the commands for kept sandboxes have in common: which one is meant, and how it is told."""
+"""Shared by the commands for kept sandboxes: find one, open it, print its changes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def begin(words: Sequence[str], options: tuple[Option, ...], command: str, teach
 
 
 def named(parsed: Parsed, command: str) -> tuple[str, tuple[str, ...]]:
-    """(the session that is meant, the words after it). Without any word: the one of this directory."""
+    """(name of the kept sandbox, the words after it). Without any word: the one of this directory."""
     if parsed.words:
         return parsed.words[0], parsed.words[1:]
     here = os.path.realpath(os.getcwd())
@@ -53,12 +53,12 @@ def named(parsed: Parsed, command: str) -> tuple[str, tuple[str, ...]]:
         return found[0], ()
     why = f"several are of this directory: {', '.join(found)}" if found else "none is of this directory"
     raise UsageError(
-        "no session is named", why=why, fix=f"staddle {command} NAME; `staddle sessions` lists them"
+        "no kept sandbox is named", why=why, fix=f"staddle {command} NAME; `staddle ls` lists them"
     )
 
 
 def every() -> list[Record]:
-    """All sessions whose record can be read; the others are told about on standard error."""
+    """All kept sandboxes whose record can be read; warns of the others on standard error."""
     from ..errors import LayerError
     from ..layers.kept import names
 
@@ -155,7 +155,7 @@ def counted(count: int, what: str) -> str:
 
 
 def age(when: float) -> str:
-    """How long ago, roughly."""
+    """The time since `when`, rounded: `5s`, `3d`."""
     seconds = max(0, int(time.time() - when))
     for size, unit in _UNITS:
         if seconds >= size:

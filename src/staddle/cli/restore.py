@@ -40,7 +40,7 @@ def main(words: Sequence[str]) -> int:
     if len(parsed.words) != (1 if parsed.on("load") else 2):
         name = shown(parsed.words[0]) if parsed.words else "NAME"
         raise UsageError(
-            "a session and one label are needed",
+            "a kept sandbox and one label are needed",
             fix=f"staddle restore {name} LABEL; `staddle snapshot {name}` lists the labels",
         )
     session = Kept(parsed.words[0])

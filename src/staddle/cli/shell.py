@@ -29,7 +29,7 @@ usage: staddle shell [options]
 
 On a terminal it is bash with job control: Ctrl-C and Ctrl-Z go inside, the window's size too.
 When standard input is not a terminal, bash reads its commands from there. With --json each
-line of standard input is one command of one session, and each result one line of JSON.
+line of standard input is one command of one shell, and each result one line of JSON.
 
 The workspace is at /workspace where the backend can show it there. The exit status is the
 shell's; 124 is a timeout (there is none unless --timeout says so), 125 means that staddle

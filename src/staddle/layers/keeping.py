@@ -154,7 +154,7 @@ def _claimed(directory: str, name: str, *, make: bool) -> tuple[int, str]:
             time.sleep(0.01)  # `is_claimed` may be looking, for a moment
         except FileNotFoundError:
             os.close(fd)
-    raise LayerError(f"the session {name!r} is removed all the time")
+    raise LayerError(f"the kept sandbox {name!r} is removed all the time")
 
 
 def _await_users(layers: str, killed: str) -> None:
@@ -193,7 +193,7 @@ def _await(path: str) -> None:
 def _in_use(name: str, who: str) -> LayerError:
     mine = who == str(os.getpid())
     return LayerError(
-        f"the session {name!r} is in use",
+        f"the kept sandbox {name!r} is in use",
         why="this program has a sandbox, a fork or a snapshot of it"
         if mine
         else f"process {who or '?'} works in it",
@@ -204,9 +204,9 @@ def _in_use(name: str, who: str) -> LayerError:
 def unknown(name: str) -> LayerError:
     """The error for a session that is not there."""
     return LayerError(
-        f"there is no session {name!r}",
+        f"there is no kept sandbox {name!r}",
         why=f"nothing of that name is kept in {home()!r}",
-        fix="`staddle sessions` lists them; `staddle run --keep NAME` makes one",
+        fix="`staddle ls` lists them; `staddle run --keep NAME` makes one",
     )
 
 

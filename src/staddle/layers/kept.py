@@ -102,7 +102,7 @@ def checked_name(name: object) -> str:
     """A name that is one plain word, because it is also a directory's."""
     if not isinstance(name, str) or not name or name[0] not in _FIRST or not set(name) <= _LETTERS:
         raise LayerError(
-            f"{name!r} is no name for a kept session",
+            f"{name!r} is no name for a kept sandbox",
             why="it is also the name of a directory",
             fix="use letters, digits, '.', '_' and '-', and begin with a letter or a digit",
         )
@@ -138,7 +138,7 @@ def make_home(workspace: str | None) -> str:
     place = home()
     if workspace is not None and _overlap(place, workspace):
         raise LayerError(
-            "the session cannot be kept",
+            "the sandbox cannot be kept",
             why=f"{place!r} lies in the workspace, and the sandbox would see its own layers",
             fix="name a directory elsewhere in $XDG_STATE_HOME, or choose a smaller workspace",
         )
@@ -154,13 +154,13 @@ def make_home(workspace: str | None) -> str:
         can_hold_layers(place)
     except (OSError, LayerError) as error:
         raise LayerError(
-            f"no session can be kept in {place!r}",
+            f"no sandbox can be kept in {place!r}",
             why=str(getattr(error, "strerror", None) or error),
             fix="name a directory of yours on ext4, xfs, btrfs or tmpfs in $XDG_STATE_HOME",
         ) from None
     if os.geteuid() == 0 and (closed := _closed_to_others(place)):
         raise LayerError(
-            f"no session can be kept in {place!r}",
+            f"no sandbox can be kept in {place!r}",
             why=f"a sandbox that root starts is not root, and nobody else may pass through {closed!r}",
             fix="name another directory in $XDG_STATE_HOME; /var/lib is the default",
         )
@@ -209,9 +209,9 @@ def read(directory: str) -> Record | None:
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         name = os.path.basename(directory)
         raise LayerError(
-            f"the session {name!r} cannot be read",
+            f"the kept sandbox {name!r} cannot be read",
             why=str(error) if not isinstance(error, KeyError) else f"it does not say {error}",
-            fix=f"its layers are in {directory!r}; `staddle sessions rm {name}` removes them",
+            fix=f"its layers are in {directory!r}; `staddle rm {name}` removes them",
         ) from None
 
 

@@ -135,7 +135,7 @@ def test_anything_else_is_refused(field: str, wrong: Callable[[dict[str, object]
     file.write_text(json.dumps({**facts, field: wrong(facts)}))
     with pytest.raises(LayerError, match="cannot be read") as refused:
         kept.read(directory())
-    assert "staddle sessions rm fix" in refused.value.fix
+    assert "staddle rm fix" in refused.value.fix
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "null", '{"format": 1}'])
@@ -272,9 +272,9 @@ def test_removal_is_complete(state: Path) -> None:
     keeping.remove("fix")
     removal.wait()
     assert os.listdir(state) == []
-    with pytest.raises(LayerError, match="no session"):
+    with pytest.raises(LayerError, match="no kept sandbox"):
         keeping.remove("fix")
-    with pytest.raises(LayerError, match="no session"):
+    with pytest.raises(LayerError, match="no kept sandbox"):
         KeptStore("fix", make=False)
 
 

@@ -50,7 +50,7 @@ def changes(
         return found
     except FileNotFoundError:
         raise LayerError(
-            f"the layers of the session {record.name!r} are not there",
+            f"the layers of the kept sandbox {record.name!r} are not there",
             why="whoever works in it has just put others in their place, or they were deleted",
             fix="try again",
         ) from None
@@ -75,7 +75,7 @@ def check_workspace(record: Record) -> None:
     if inode != record.inode:
         what = "is not there" if inode == -1 else "is another directory than the one it was made for"
         raise LayerError(
-            f"the session {record.name!r} has lost its workspace",
+            f"the kept sandbox {record.name!r} has lost its workspace",
             why=f"{record.workspace!r} {what}",
-            fix=f"put it back, or let the changes go: staddle sessions rm {record.name}",
+            fix=f"put it back, or let the changes go: staddle rm {record.name}",
         )

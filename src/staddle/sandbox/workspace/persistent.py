@@ -86,9 +86,9 @@ class Kept(Layering):
             layers = {name: self._store.existing(name) for name in record.every_layer}
         except OSError as error:
             raise LayerError(
-                f"the session {record.name!r} is damaged",
+                f"the kept sandbox {record.name!r} is damaged",
                 why=f"{error.filename!r}: {error.strerror}",
-                fix=f"`staddle sessions rm {record.name}`",
+                fix=f"`staddle rm {record.name}`",
             ) from None
         top, *frozen = (layers[name] for name in record.layers)
         self._start(place, Stack(self._store, [place], frozen, top), record.baseline)
@@ -256,7 +256,7 @@ class Kept(Layering):
             raise InvalidCall(f"the label {label!r} cannot be used", why=str(error)) from None
         if label in self.points:
             raise InvalidCall(
-                f"the session {self.record.name!r} has a snapshot {label!r} already",
+                f"the kept sandbox {self.record.name!r} has a snapshot {label!r} already",
                 fix=f"choose another label, or delete it: staddle snapshot {self.record.name} --delete ...",
             )
         points: dict[str, Frozen] = {}
@@ -319,7 +319,7 @@ class Kept(Layering):
         if label not in self.points:
             known = ", ".join(map(repr, self.points)) or "it has none"
             raise InvalidCall(
-                f"the session {self.record.name!r} has no snapshot {label!r}", why=f"there is: {known}"
+                f"the kept sandbox {self.record.name!r} has no snapshot {label!r}", why=f"there is: {known}"
             )
         return self.points[label]
 
@@ -330,7 +330,7 @@ def opened(name: str, workspace: str | None, policy: Policy) -> Kept:
     try:
         if made.record.workspace != workspace:
             raise InvalidCall(
-                f"the session {name!r} is of another workspace",
+                f"the kept sandbox {name!r} is of another workspace",
                 why=f"it was made for {made.record.workspace or 'no directory'!r}",
                 fix="open it with that one, or choose another name",
             )

@@ -1,4 +1,4 @@
-"""`staddle sessions`: the kept sandboxes, and their end."""
+"""`staddle ls`: list the kept sandboxes."""
 
 from __future__ import annotations
 
@@ -16,47 +16,32 @@ if TYPE_CHECKING:
 
 _OPTIONS = (JSON, HELP)
 _HELP = """\
-List kept sandboxes, or remove some with everything that was changed in them.
+List kept sandboxes: changes, size, last use, workspace.
 
-usage: staddle sessions [--json]
-       staddle sessions rm NAME...
+usage: staddle ls [--json]
 
 They are made by `staddle run --keep NAME` and `staddle shell --keep NAME`, and lie in
 $XDG_STATE_HOME/staddle/sessions (~/.local/state; root's in /var/lib). With --json, also the
-policy that each was last used with, and its snapshots.
+policy that each was last used with, and its snapshots. `staddle rm NAME` removes one.
 
 {options}
 """
 
 
 def main(words: Sequence[str]) -> int:
-    """List or remove."""
-    parsed = begin(words, _OPTIONS, "sessions", _HELP)
+    """List them."""
+    parsed = begin(words, _OPTIONS, "ls", _HELP)
     if parsed is None:
         return 0
     if parsed.words:
-        if parsed.words[0] != "rm" or parsed.on("json"):
-            raise UsageError(
-                f"staddle sessions does not understand {parsed.words[0]!r}", fix="write: sessions rm NAME"
-            )
-        return _remove(parsed.words[1:])
+        raise UsageError(
+            f"staddle ls does not understand {parsed.words[0]!r}", fix="to remove one write: staddle rm NAME"
+        )
     found = [_facts(record) for record in every()]
     if parsed.on("json"):
         print_json(found)
     else:
         _print(found)
-    return 0
-
-
-def _remove(names: Sequence[str]) -> int:
-    from ..layers import removal
-    from ..layers.keeping import remove
-
-    if not names:
-        raise UsageError("no session is named", fix="`staddle sessions` lists them")
-    for name in names:
-        remove(name)
-    removal.wait()
     return 0
 
 
@@ -85,7 +70,7 @@ def _facts(record: Record) -> dict[str, object]:
 
 def _print(found: list[dict[str, object]]) -> None:
     if not found:
-        print("no session is kept; `staddle run --keep NAME -- COMMAND` makes one")
+        print("no sandbox is kept; `staddle run --keep NAME -- COMMAND` makes one")
         return
     rows = [("NAME", "CHANGES", "SIZE", "USED", "WORKSPACE")]
     for facts in found:
