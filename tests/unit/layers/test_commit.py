@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import CommitFailed, CommitRefused, InvalidCall, LayerError
+from staddle.files import remove_tree
 from staddle.layers import place, removal
 from staddle.layers.baseline import Baseline
 from staddle.layers.changes import diff
@@ -678,8 +679,11 @@ def test_a_chain_of_directories_that_is_too_deep_is_refused_at_once(ground: Grou
             os.chdir("d")
     finally:
         os.chdir(here)
-    for look in (lambda: diff(ground.view), lambda: commit(ground.view)):
-        with pytest.raises(LayerError, match="too deep") as refused:
-            look()
-        assert "'d'" in refused.value.fix
-    assert os.listdir(ground.host) == []
+    try:
+        for look in (lambda: diff(ground.view), lambda: commit(ground.view)):
+            with pytest.raises(LayerError, match="too deep") as refused:
+                look()
+            assert "'d'" in refused.value.fix
+        assert os.listdir(ground.host) == []
+    finally:  # shutil.rmtree goes as deep as Python's stack, and no deeper
+        remove_tree.remove([os.fsencode(ground.layer / "d")])

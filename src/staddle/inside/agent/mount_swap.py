@@ -31,6 +31,8 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 HOME_TREE = "/"
 #: In a directory of ours: where trees are mounted while they are made ready, and what was there before.
 _ASIDE, _NEXT, _BEFORE = "aside", "next", "before"
+#: An empty directory of ours, mounted over all of that as soon as payloads may run again.
+_COVER = "cover"
 _COPIED = "/etc"
 
 
@@ -52,7 +54,8 @@ class Trees:
         self._statics: dict[str, dict[str, bool]] = {}
         self._workspace: Sequence[Operation] = ()
         self._added: set[str] = set()  # roots that are neither the workspace's nor the world's
-        self._room, self._is_full = -1, False  # of the place aside: for so many trees; of old ones
+        self._room = -1  # of the place aside: for so many trees
+        self._mounted_aside = -1  # while old trees are there: the root of the mount that holds them
 
     def begin(self, aside: int) -> None:
         """For a sandbox whose directory was not there yet."""
@@ -96,6 +99,7 @@ class Trees:
                     closed.append(old[path])
             self._make_place_aside(len(shown))
             self._exchange(self._parts(come(), shown, old, made), shown, old)
+            self._cover_place_aside()
         except BaseException:
             self.tidy()
             for fd in closed:
@@ -111,9 +115,10 @@ class Trees:
 
     def tidy(self) -> None:
         """Take away what is aside. That takes a while: the kernel asks every processor."""
-        if self._is_full:
-            mounts.umount(self._place_aside())
-            self._is_full = False
+        if self._mounted_aside >= 0:
+            mounts.umount(mounts.path_of(self._mounted_aside))  # by its descriptor: another one covers it
+            os.close(self._mounted_aside)
+            self._mounted_aside = -1
 
     def _shown_at(self, root: str) -> tuple[str, ...]:
         if root == PLACE and not self._workspace:
@@ -209,6 +214,7 @@ class Trees:
         """A mount of our own, with directories to mount `count` trees on: all go with it, at once."""
         if self._room < 0:
             os.mkdir(_ASIDE, 0o700, dir_fd=self._aside)
+            os.mkdir(_COVER, 0, dir_fd=self._aside)
         while self._room < count:
             for what in (_NEXT, _BEFORE):
                 os.mkdir(f"{_ASIDE}/{what}{self._room + 1}", 0o700, dir_fd=self._aside)
@@ -218,11 +224,32 @@ class Trees:
             tree = mounts.clone_tree(directory)
             try:
                 mounts.attach(tree, directory)
-                self._is_full = True
-            finally:
+            except BaseException:
                 os.close(tree)
+                raise
+            self._mounted_aside = tree
         finally:
             os.close(directory)
+
+    def _cover_place_aside(self) -> None:
+        """Hide the place aside from payloads, at once; to unmount it takes longer, and can wait.
+
+        A payload that kept a directory open gets from there by ".." to where that is mounted now. It would
+        find the new trees, mounted once more and writable, also when a snapshot has frozen their layers.
+        """
+        try:
+            directory = os.open(_COVER, _DIRECTORY, dir_fd=self._aside)
+            try:
+                cover = mounts.clone_tree(directory)
+            finally:
+                os.close(directory)
+            try:
+                mounts.set_attributes(cover, mounts.ATTR_RDONLY)
+                mounts.attach(cover, self._mounted_aside)
+            finally:
+                os.close(cover)
+        except OSError:
+            self.tidy()
 
     def _place_aside(self, name: str = "") -> str:
         return f"{mounts.path_of(self._aside)}/{_ASIDE}/{name}"
