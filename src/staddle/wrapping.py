@@ -14,7 +14,7 @@ from .backends import choose
 from .errors import AlreadyWrapped, PolicyError
 from .policy.asking import PATIENCE, asking, whole_seconds
 from .policy.compiler import compile
-from .policy.listening import closed
+from .policy.host_sockets import mask_host_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def wrap(
 
 def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) -> WrappedCommand:
     """The command on whichever backend holds `plan`. The one way from a plan to a process."""
-    plan = closed(plan)
+    plan = mask_host_sockets(plan)
     chosen, enforced = choose(plan, backend, best_effort=best_effort)
     limits = plan.limits
     if chosen.name == "namespaces" and (limits.memory or limits.cpu or limits.processes):

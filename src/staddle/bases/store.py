@@ -13,15 +13,11 @@ import os
 
 from .._value import Value
 from ..errors import BaseError
+from ..policy.base_store import checked_name, directory, imported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-#: Says where they are, in the place of the data directory.
-VARIABLE = "STADDLE_BASES"
-LONGEST_NAME = 64
-_IN_A_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
 
 class Imported(Value):
@@ -33,38 +29,6 @@ class Imported(Value):
     size: int
     entries: int
     created: float
-
-
-def directory() -> str:
-    """The directory of all of them. It need not exist."""
-    chosen = os.environ.get(VARIABLE, "")
-    if chosen.startswith("/"):
-        return chosen
-    data = os.environ.get("XDG_DATA_HOME", "")
-    # The specification says that a relative one is to be ignored.
-    home = data if data.startswith("/") else os.path.expanduser("~/.local/share")
-    return f"{home}/staddle/bases"
-
-
-def checked_name(name: str) -> str:
-    """`name`, if a base can be called so."""
-    odd = next((char for char in name if char not in _IN_A_NAME), "")
-    if not name or len(name) > LONGEST_NAME or odd or name[0] in ".-":
-        why = f"it has {odd!r} in it" if odd else f"1 to {LONGEST_NAME} characters, no '.' or '-' first"
-        raise BaseError(
-            f"a base cannot be called {name!r}", why=why, fix="use letters, digits, '_', '-' and '.'"
-        )
-    return name
-
-
-def imported(name: str) -> str | None:
-    """The root of the base called `name`; None if there is none."""
-    try:
-        checked_name(name)
-    except BaseError:
-        return None
-    root = f"{directory()}/{name}/root"
-    return root if os.path.isdir(root) and not os.path.islink(root) else None
 
 
 def listed() -> Iterator[Imported]:

@@ -33,7 +33,7 @@ def main(words: Sequence[str]) -> int:
     import os
 
     from ..policy.compiler import compile
-    from ..policy.listening import closed
+    from ..policy.host_sockets import mask_host_sockets
 
     parsed = parse(words, _OPTIONS, "explain")
     if parsed.on("help"):
@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
     if parsed.words or parsed.on("command"):
         command, script = command_from(parsed)
         policy = policy.with_read(script) if script else policy
-    plan = closed(compile(policy, cwd=workspace, base=os.getcwd()))
+    plan = mask_host_sockets(compile(policy, cwd=workspace, base=os.getcwd()))
     name = parsed.one("backend") or "auto"
     backend: Backend | None = None
     gaps: tuple[Gap, ...] = ()

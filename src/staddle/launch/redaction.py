@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from ..policy.environment import is_secret
+from ..policy.secrets import is_secret
 from .output import Tail
 
 TYPE_CHECKING = False

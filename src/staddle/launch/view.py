@@ -65,9 +65,9 @@ def find_program(plan: Plan, name: str) -> str:
 
 def _in_the_base(plan: Plan, path: str) -> str:
     """What the host calls the file that is at `path` inside, through the base's own links; "" if none is."""
-    from ..policy.resolution import Host
+    from ..policy.resolution import HostPaths
 
-    found = Host(plan.base).find(path)
+    found = HostPaths(plan.base).find(path)
     outside = plan.outside(found.path)
     return outside if found.kind == "file" and plan.shows(found.path) and outside != found.path else ""
 

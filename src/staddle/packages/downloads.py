@@ -64,7 +64,7 @@ def trees(home: str, store: str, owner: int | None) -> dict[str, list[str]]:
     `owner` is who the sandbox's user is on the host, if not we: then directories of its own lie over
     ours, in `store`.
     """
-    from .skeleton import repeated
+    from .system_layer import repeated
 
     kept = home_of_downloads()
     found: dict[str, list[str]] = {}

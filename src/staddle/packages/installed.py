@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..layers.changes import Change
-    from .sources import Manager
+    from ..policy.package_sources.sources import Manager
 
 _LARGEST = 16 << 20
 #: More than this is nobody's idea of a name or a version.

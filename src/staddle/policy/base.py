@@ -15,13 +15,13 @@ from .._value import Value
 from ..errors import PolicyError
 from .paths import above
 from .plan import Grant, Link, Text
-from .resolution import Host
+from .resolution import HostPaths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from .declaring import Bearings
+    from .resolution import PathContext
 
 ORIGIN = "base"
 #: Of the base's root, what every sandbox has of its own.
@@ -48,14 +48,14 @@ class Shown(Value):
     group: bytes
 
 
-def find(text: str, bearings: Bearings, host: Host) -> str:
+def find(text: str, context: PathContext, host: HostPaths) -> str:
     """The directory that `base` means: an imported one by its name, or a path."""
     place = None
     if "/" not in text and text[0] not in ".~":
-        from ..bases.store import imported
+        from .base_store import imported
 
         place = imported(text)
-    found = host.find(place or bearings.at(text))
+    found = host.find(place or context.at(text))
     if found.kind == "directory":
         if found.path == "/":
             raise PolicyError("base is '/'", why="that is the host's own system", fix="leave base out")
@@ -170,5 +170,5 @@ def accounts(theirs: bytes, ours: bytes) -> bytes:
 
 def shell(root: str) -> str:
     """The shell that the base has."""
-    inside = Host(root)
+    inside = HostPaths(root)
     return "/bin/bash" if inside.find("/bin/bash").kind == "file" else "/bin/sh"

@@ -8,14 +8,14 @@ links: what changes between the plan and the start is refused there.
 from __future__ import annotations
 
 from ..errors import PolicyError
-from ..packages.inside import configuration
 from . import environment, presets, system
-from .declaring import Bearings, Rule, current_directory, refuse_planted_links, resolve
-from .guarding import guard
 from .merging import Sight, hidden, outermost, strongest, without_covered, without_dead
+from .package_sources.config_files import configuration
 from .paths import Ancestry, above, covers, upward
 from .plan import Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
-from .resolution import Host, Place
+from .protect import guard
+from .resolution import HostPaths, PathContext, ResolvedPath, current_directory
+from .resolve_rules import ResolvedRule, refuse_planted_links, resolve
 from .tools import Tools
 from .tools import tools as find_tools
 
@@ -50,20 +50,20 @@ def compile(
     directory), `~` is `home` (default: $HOME), `env` is added for this command. `workspace` is the
     directory that a session shows at another place.
     """
-    bearings = Bearings(cwd, base, home, host_env)
-    host = Host()
-    rules = resolve(policy, bearings, host)
+    context = PathContext(cwd, base, home, host_env)
+    host = HostPaths()
+    rules = resolve(policy, context, host)
     home = policy.home or policy.identity.home
     root = None
     if policy.base is not None:
         from . import base as bases  # few have one
 
-        root = bases.find(policy.base, bearings, host)
-        rules += _in_the_base(policy, bearings, Host(root))
+        root = bases.find(policy.base, context, host)
+        rules += _in_the_base(policy, context, HostPaths(root))
     # A home of its own is a place inside, whatever the host has there; another is a path of the host.
     own_home = policy.home is None and root is not None
-    home_place = Place(home, "directory") if own_home else host.find(bearings.at(home))
-    home_rule = Rule("home", home_place, "home")
+    home_place = ResolvedPath(home, "directory") if own_home else host.find(context.at(home))
+    home_rule = ResolvedRule("home", home_place, "home")
     refuse_planted_links([*rules, home_rule], {rule.place.path for rule in rules if rule.field == "write"})
 
     links = [
@@ -75,14 +75,14 @@ def compile(
     texts: list[Text] = []
     if policy.system and root is None:
         granted, more, texts = system.etc(host)
-        rules += [Rule("read", host.find(path), "system") for path in granted]
+        rules += [ResolvedRule("read", host.find(path), "system") for path in granted]
         links += [*more, Link("/var/run", "/run", "system")]
 
     tools = Tools()
     if policy.toolchains and policy.system and root is None:
-        beside = workspace or bearings.cwd or current_directory()
+        beside = workspace or context.cwd or current_directory()
         tools = find_tools(
-            bearings, host, rules, home_rule.place.path, workspace=beside, moved=workspace is not None
+            context, host, rules, home_rule.place.path, workspace=beside, moved=workspace is not None
         )
         rules += tools.rules
         links += tools.links
@@ -103,7 +103,7 @@ def compile(
     sight = Sight(kept, places)
     concealed = hidden(denies, sight, places)
     if root is not None:
-        concealed = _as_the_base_has_it(concealed, sight, Host(root))
+        concealed = _as_the_base_has_it(concealed, sight, HostPaths(root))
     guards, reopened = guard(kept, covered, {*concealed, *places}, policy.unprotect, host)
     kept.update(reopened)
     sockets, socket_notes = _sockets(rules)
@@ -123,7 +123,7 @@ def compile(
         identity,
         shell,
         [*_own_programs(policy, inside, inside in places), *tools.before],
-        bearings.env,
+        context.env,
         policy.pass_env,
         ("env", policy.env),
         ("call", environment.checked(env or {})),
@@ -157,7 +157,7 @@ def compile(
         unprotect=policy.unprotect,
         base=root or "",
     )
-    return plan.replace(cwd=_start(plan, bearings, host))
+    return plan.replace(cwd=_start(plan, context, host))
 
 
 def _own_programs(policy: Policy, home: str, private: bool) -> list[str]:
@@ -167,14 +167,17 @@ def _own_programs(policy: Policy, home: str, private: bool) -> list[str]:
     return [f"{home}/.local/bin"] if private and policy.system else []
 
 
-def _in_the_base(policy: Policy, bearings: Bearings, inside: Host) -> list[Rule]:
+def _in_the_base(policy: Policy, context: PathContext, inside: HostPaths) -> list[ResolvedRule]:
     """What is denied by a path is denied there inside, too, wherever the base's own links lead to."""
     return [
-        Rule("deny", inside.find(bearings.at(path)), f"deny {path!r}", asked=True) for path in policy.deny
+        ResolvedRule("deny", inside.find(context.at(path)), f"deny {path!r}", asked=True)
+        for path in policy.deny
     ]
 
 
-def _as_the_base_has_it(concealed: Mapping[str, Hidden], sight: Sight, inside: Host) -> dict[str, Hidden]:
+def _as_the_base_has_it(
+    concealed: Mapping[str, Hidden], sight: Sight, inside: HostPaths
+) -> dict[str, Hidden]:
     """What is hidden in the base is what is there in the base, not what the host has at that path."""
     found = {}
     for path, item in concealed.items():
@@ -201,13 +204,13 @@ def _with_accounts(ours: Iterable[Text], shown: Shown) -> list[Text]:
     ]
 
 
-def _grants(rules: Iterable[Rule]) -> Iterable[Grant]:
+def _grants(rules: Iterable[ResolvedRule]) -> Iterable[Grant]:
     for rule in rules:
         if rule.field in ("read", "write"):
             yield Grant(rule.place.path, rule.field, rule.place.kind == "directory", rule.origin)
 
 
-def _denies(rules: Iterable[Rule]) -> dict[str, Hidden]:
+def _denies(rules: Iterable[ResolvedRule]) -> dict[str, Hidden]:
     """Each denied path once; what the user wrote before what a preset adds."""
     found: dict[str, Hidden] = {}
     for rule in rules:
@@ -222,7 +225,9 @@ def _denies(rules: Iterable[Rule]) -> dict[str, Hidden]:
     return found
 
 
-def _private(home: Rule, grants: Mapping[str, Grant], host: Host) -> tuple[list[Scratch], str, list[Note]]:
+def _private(
+    home: ResolvedRule, grants: Mapping[str, Grant], host: HostPaths
+) -> tuple[list[Scratch], str, list[Note]]:
     """(the private directories that the plan can have, the home inside, notes).
 
     Nothing is ever made on the host to hang one on: below a grant, it needs a directory
@@ -265,7 +270,7 @@ def _refuse_own_source(policy: Policy, grants: Mapping[str, Grant]) -> None:
                 )
 
 
-def _sockets(rules: Iterable[Rule]) -> tuple[list[Socket], list[Note]]:
+def _sockets(rules: Iterable[ResolvedRule]) -> tuple[list[Socket], list[Note]]:
     """The sockets, named one by one: a preset does not take them away, a deny of the user does."""
     denied = {rule.place.path: rule.origin for rule in rules if rule.field == "deny" and rule.asked}
     found: dict[str, Socket] = {}
@@ -283,7 +288,7 @@ def _sockets(rules: Iterable[Rule]) -> tuple[list[Socket], list[Note]]:
 
 def _links_inside(
     links: Iterable[Link],
-    rules: Iterable[Rule],
+    rules: Iterable[ResolvedRule],
     denies: Mapping[str, Hidden],
     sight: Sight,
     scratch: Collection[str],
@@ -314,7 +319,7 @@ def _texts_inside(texts: Iterable[Text], denies: Mapping[str, Hidden], sight: Si
     ]
 
 
-def _about(rules: Iterable[Rule], concealed: Mapping[str, Hidden]) -> Iterable[Note]:
+def _about(rules: Iterable[ResolvedRule], concealed: Mapping[str, Hidden]) -> Iterable[Note]:
     """What a reader would wonder about: where links lead, and denies that hide nothing."""
     hiding = Ancestry(concealed)
     for rule in rules:
@@ -331,10 +336,10 @@ def _notes(*several: Iterable[Note]) -> tuple[Note, ...]:
     return tuple(unique[key] for key in sorted(unique))
 
 
-def _start(plan: Plan, bearings: Bearings, host: Host) -> str:
+def _start(plan: Plan, context: PathContext, host: HostPaths) -> str:
     """Where the command starts."""
     scratch = {item.path for item in plan.scratch}
-    asked = bearings.cwd
+    asked = context.cwd
     here = asked or current_directory()
     if here is None:
         return plan.identity.home
@@ -353,8 +358,8 @@ def _start(plan: Plan, bearings: Bearings, host: Host) -> str:
         return plan.identity.home
     if place.path == "/" or place.path in scratch:
         return place.path
-    if plan.base and Host(plan.base).find(asked).kind == "directory":
-        return Host(plan.base).find(asked).path
+    if plan.base and HostPaths(plan.base).find(asked).kind == "directory":
+        return HostPaths(plan.base).find(asked).path
     if place.kind == "missing":
         raise PolicyError(f"cwd is {asked!r}", why="it does not exist", fix="create it, or start elsewhere")
     if place.kind != "directory":

@@ -14,6 +14,7 @@ import os
 from ..errors import PolicyError
 from .paths import several
 from .plan import Note, Variable
+from .secrets import is_secret
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,20 +26,6 @@ if TYPE_CHECKING:
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 PRESETS = ("linux", "inherit", "empty")
-
-#: A variable is a secret when one of these is a word of its name...
-SECRET_WORDS = frozenset({"AUTH", "COOKIE", "KEY", "PASS", "PASSPHRASE", "PAT", "PRIVATE"})
-#: ... or any of these is a part of it ...
-SECRET_PARTS = ("APIKEY", "CREDENTIAL", "PASSWD", "PASSWORD", "SECRET", "TOKEN")
-#: ... and these are, whatever their words.
-SECRET_NAMES = frozenset({"MYSQL_PWD"})
-#: Values that begin so, and are not shorter than any key is, are keys, whatever they are called.
-SHORTEST_KEY = 16
-SECRET_VALUES = (
-    *("-----BEGIN ", "AKIA", "ASIA", "AGE-SECRET-KEY-", "eyJhbGciOi", "AIza", "SG.", "ya29."),
-    *("sk-", "sk_live_", "sk_test_", "rk_live_", "pk_live_", "hf_", "npm_", "pypi-", "dop_v1_", "glpat-"),
-    *("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xoxa-", "xoxb-", "xoxp-", "xoxs-"),
-)
 
 #: `inherit` leaves out secrets, and, more careful than what hides them in a report, these words of a name...
 NOT_INHERITED_WORDS = frozenset(
@@ -106,20 +93,6 @@ def checked_name(name: object, field: str) -> str:
     else:
         return name
     raise PolicyError(f"{field} names a variable {name!r}", why=why)
-
-
-def is_secret(name: str, value: str = "") -> bool:
-    """Whether a variable looks like one whose value should not be shown."""
-    upper = name.upper()
-    if upper in SECRET_NAMES or any(part in upper for part in SECRET_PARTS):
-        return True
-    if not SECRET_WORDS.isdisjoint(upper.replace("-", "_").split("_")):
-        return True
-    if value.startswith(SECRET_VALUES) and len(value) >= SHORTEST_KEY:
-        return True
-    # postgres://user:password@host
-    scheme, found, rest = value.partition("://")
-    return bool(found) and " " not in scheme and "@" in rest.partition("/")[0]
 
 
 def is_inherited(name: str, value: str) -> bool:

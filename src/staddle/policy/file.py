@@ -27,20 +27,27 @@ import os
 import stat
 
 from ..errors import PolicyError
-from .declaring import Bearings, current_directory
 from .identity import Identity
 from .limits import Limits
 from .network import MODES, Network
 from .paths import declared, upward
-from .policy import Policy
-from .resolution import Host
+from .resolution import HostPaths, PathContext, current_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any, Protocol, TypeVar
 
     from .paths import AnyPath
+
+    class Grants(Protocol):
+        """A policy, as far as this file needs one."""
+
+        @property
+        def write(self) -> tuple[str, ...]: ...
+        def _set(self, name: str, value: object) -> None: ...
+
+    Made = TypeVar("Made", bound=Grants)
 
 LARGEST_FILE = 1 << 20
 #: The placeholders, and how to give each a value.
@@ -67,23 +74,23 @@ _KEYS: dict[str, type] = {
 _TYPES = {list: "a list", str: "text", bool: "true or false", dict: "a table"}
 
 
-def load(path: AnyPath, workspace: AnyPath | None) -> Policy:
-    """The policy in the file at `path`, or PolicyError that names the file and the key."""
+def load(make: Callable[..., Made], path: AnyPath, workspace: AnyPath | None) -> Made:
+    """`make(**fields)` of the file at `path`, or PolicyError that names the file and the key."""
     name = _checked(path)
     here = current_directory() or "/"  # a relative path cannot be opened then, and that is said
-    host = Host()
+    host = HostPaths()
     place = host.walk(here, name)
-    root = None if workspace is None else Bearings(declared(workspace, "workspace")).cwd
+    root = None if workspace is None else PathContext(declared(workspace, "workspace")).cwd
     where = (place.path, *(link for link, _ in place.links))
     if root is not None:
         _refuse_beneath(where, host.find(root).path, name, f"it lies in the workspace {root!r}")
     data = _parsed(_content(name, place.path), name)
     values = {"WORKSPACE": root, "HOME": os.environ.get("HOME"), "TMPDIR": os.environ.get("TMPDIR")}
-    policy = _policy(data, name, values)
-    bearings = Bearings(root or here)
+    policy = _policy(make, data, name, values)
+    context = PathContext(root or here)
     for written in policy.write:
         # `compile` asks again: only then is it certain what relative paths are relative to.
-        granted = host.find(bearings.at(written)).path
+        granted = host.find(context.at(written)).path
         _refuse_beneath(where, granted, name, f"it may be written: write grants {written!r}")
     policy._set("_source", where)
     return policy
@@ -148,7 +155,9 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
         raise _bad(name, "", "it is nested too deeply") from None
 
 
-def _policy(data: Mapping[str, Any], name: str, values: Mapping[str, str | None]) -> Policy:
+def _policy(
+    make: Callable[..., Made], data: Mapping[str, Any], name: str, values: Mapping[str, str | None]
+) -> Made:
     fields: dict[str, Any] = {"preset": "agent"}
     for key, value in data.items():
         if key not in _KEYS:
@@ -161,7 +170,7 @@ def _policy(data: Mapping[str, Any], name: str, values: Mapping[str, str | None]
                 error if error.what.startswith("the policy file") else _bad(name, key, str(error))
             ) from None
     try:
-        return Policy(**fields)
+        return make(**fields)
     except PolicyError as error:
         raise _bad(name, "", str(error)) from None
 

@@ -29,7 +29,7 @@ _LABEL = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 _HEX = frozenset("0123456789abcdef")
 
 
-class Rule(Value):
+class HostRule(Value):
     """One entry of an allow list. No ports means every port."""
 
     kind: Literal["name", "subdomains", "network"]
@@ -68,7 +68,7 @@ class Rule(Value):
         return f"{'!' if self.deny else ''}{'udp://' if self.protocol == 'udp' else ''}{host}{ports}"
 
 
-def parse(entry: str) -> Rule:
+def parse(entry: str) -> HostRule:
     """The rule that `entry` says, or PolicyError."""
     if not isinstance(entry, str):
         raise PolicyError(
@@ -94,12 +94,18 @@ def parse(entry: str) -> Rule:
             raise _refused(entry, "it means every host there is", "say Network.open()")
         if host[1] != "." or "*" in suffix or _looks_numeric(suffix):
             raise _refused(entry, "'*' stands for whole subdomains only", "write *.example.com")
-        return Rule("subdomains", _name(suffix, entry), ports, protocol, deny)
+        return HostRule("subdomains", _name(suffix, entry), ports, protocol, deny)
     if "/" in host:
-        return Rule("network", _network(host, entry), ports, protocol, deny)
+        return HostRule("network", _network(host, entry), ports, protocol, deny)
     if _looks_numeric(host):
-        return Rule("network", _address(host, entry), ports, protocol, deny)
-    return Rule("name", _name(host, entry), ports, protocol, deny)
+        return HostRule("network", _address(host, entry), ports, protocol, deny)
+    return HostRule("name", _name(host, entry), ports, protocol, deny)
+
+
+def allow_entry(host: str, port: int, protocol: Literal["tcp", "udp"] = "tcp") -> str:
+    """The line of an allow list that would allow exactly this."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'udp://' if protocol == 'udp' else ''}{shown}:{port}" if port else host
 
 
 def canonical(host: str) -> str:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Literal
 
-    from .hosts import Rule
+    from .hosts import HostRule
 
 MODES = ("deny", "open", "loopback", "allow")
 
@@ -23,7 +23,7 @@ class Network(Value):
 
     mode: Literal["deny", "open", "loopback", "allow"] = "deny"
     ports: tuple[int, ...] = ()
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[HostRule, ...] = ()
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -76,8 +76,8 @@ class Network(Value):
         Read from their configuration now (files and variables; a mirror behind a private address is
         allowed by that address). Without any, the public indexes. No credential is in it.
         """
-        from ..packages.reaching import entries
-        from ..packages.sources import MANAGERS
+        from .package_sources.allow_list import entries
+        from .package_sources.sources import MANAGERS
 
         named = set(managers)
         asked = tuple(name for name in MANAGERS if name in named)

@@ -148,7 +148,7 @@ class Policy(Value):
         """The policy in a TOML file. It may not lie where a sandbox could have changed it."""
         from .file import load
 
-        return load(path, workspace)
+        return load(cls, path, workspace)
 
     def with_read(self, *paths: AnyPath) -> Policy:
         """The same, and `paths` may be read."""

@@ -7,10 +7,11 @@ import os
 import stat
 
 from ..errors import PolicyError
-from .paths import join
+from .paths import absolute, declared, join
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Literal
 
     Kind = Literal["directory", "file", "socket", "other", "missing", "unreadable", "circle"]
@@ -20,7 +21,7 @@ MOST_LINKS = 40  # as the kernel
 _KINDS: dict[int, Kind] = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFSOCK: "socket"}
 
 
-class Place:
+class ResolvedPath:
     """Where a path leads: its real `path`, what is there, and (where, to) of every link on the way."""
 
     __slots__ = ("kind", "links", "path")
@@ -29,10 +30,10 @@ class Place:
         self.path, self.kind, self.links = path, kind, links
 
 
-class Host:
+class HostPaths:
     """This host's directory tree as it was when each part of it was first asked about.
 
-    Runs with the rights of whoever compiles. One Host per plan: parents are looked at once,
+    Runs with the rights of whoever compiles. One HostPaths per plan: parents are looked at once,
     so a thousand paths in one directory cost a thousand lstat calls, and all rules of a plan
     see the same links. With `root`, it is the tree below that directory, as one sees it who has it as
     the root: no link leads out.
@@ -40,9 +41,9 @@ class Host:
 
     def __init__(self, root: str = "") -> None:
         self._root = root
-        self._places: dict[str, Place] = {"/": Place("/", "directory")}
+        self._places: dict[str, ResolvedPath] = {"/": ResolvedPath("/", "directory")}
 
-    def find(self, path: str) -> Place:
+    def find(self, path: str) -> ResolvedPath:
         """Where the absolute, normalised `path` leads. That it is missing is an answer."""
         found = self._places.get(path)
         if found is not None:
@@ -56,51 +57,126 @@ class Host:
                 parent = self._places.get(here) or self._step(parent, here.rpartition("/")[2], here, 0)
         return self._step(parent, name, path, 0)
 
-    def _step(self, parent: Place, name: str, path: str, depth: int) -> Place:
+    def _step(self, parent: ResolvedPath, name: str, path: str, depth: int) -> ResolvedPath:
         real = join(parent.path, name)
         links = parent.links
         if parent.kind != "directory":
             kind: Kind = "unreadable" if parent.kind == "unreadable" else "missing"
-            place = Place(real, kind, links)
+            place = ResolvedPath(real, kind, links)
         elif real != path and real in self._places:
             known = self._places[real]
-            place = Place(known.path, known.kind, links + known.links)
+            place = ResolvedPath(known.path, known.kind, links + known.links)
         else:
             try:
                 mode = os.lstat(self._root + real).st_mode
             except OSError as error:
-                place = Place(real, _absence(error, real), links)
+                place = ResolvedPath(real, _absence(error, real), links)
             else:
                 if stat.S_ISLNK(mode):
                     place = self._follow(parent, real, depth + 1)
                 else:
-                    place = Place(real, _KINDS.get(stat.S_IFMT(mode), "other"), links)
+                    place = ResolvedPath(real, _KINDS.get(stat.S_IFMT(mode), "other"), links)
         self._places[path] = place
         return place
 
-    def walk(self, start: str, text: str) -> Place:
+    def walk(self, start: str, text: str) -> ResolvedPath:
         """Where `text` leads from the real directory `start`: relative, absolute, with `..` in it."""
         return self._walk(start, text, 0)
 
-    def _walk(self, start: str, text: str, depth: int) -> Place:
-        current = Place("/" if text.startswith("/") else start, "directory")
+    def _walk(self, start: str, text: str, depth: int) -> ResolvedPath:
+        current = ResolvedPath("/" if text.startswith("/") else start, "directory")
         met: tuple[tuple[str, str], ...] = ()
         for part in text.split("/"):
             if part == "..":
                 # `current` has no link left in it, so its parent is the real one.
-                current = Place(os.path.dirname(current.path), "directory")
+                current = ResolvedPath(os.path.dirname(current.path), "directory")
             elif part not in ("", "."):
                 path = join(current.path, part)
-                bare = Place(current.path, current.kind)
+                bare = ResolvedPath(current.path, current.kind)
                 current = self._places.get(path) or self._step(bare, part, path, depth)
                 met += current.links
-        return Place(current.path, current.kind, met)
+        return ResolvedPath(current.path, current.kind, met)
 
-    def _follow(self, parent: Place, link: str, depth: int) -> Place:
+    def _follow(self, parent: ResolvedPath, link: str, depth: int) -> ResolvedPath:
         if depth > MOST_LINKS:
-            return Place(link, "circle", parent.links)
+            return ResolvedPath(link, "circle", parent.links)
         end = self._walk(parent.path, os.readlink(self._root + link), depth)
-        return Place(end.path, end.kind, (*parent.links, (link, end.path), *end.links))
+        return ResolvedPath(end.path, end.kind, (*parent.links, (link, end.path), *end.links))
+
+
+class PathContext:
+    """What `~`, relative paths and variables of the host mean for this plan."""
+
+    def __init__(
+        self,
+        cwd: str | None,
+        base: str | None = None,
+        home: str | None = None,
+        host_env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.env: Mapping[str, str] = os.environ if host_env is None else host_env
+        self._home = home
+        self.cwd = None if cwd is None else self._from_here(declared(cwd, "cwd"))
+        self._base = self.cwd if base is None else self._from_here(declared(base, "base"))
+
+    @property
+    def base(self) -> str:
+        """What relative paths are relative to."""
+        if self._base is None:
+            self._base = self._from_here(".")
+        return self._base
+
+    @property
+    def home(self) -> str:
+        """The home of whoever starts the sandbox."""
+        if self._home is None:
+            self._home = self.env.get("HOME") or _home_of_this_user()
+        if not os.path.isabs(self._home):
+            raise PolicyError(
+                "it is not known where '~' is",
+                why=f"HOME is {self._home!r}",
+                fix="set HOME to an absolute path",
+            )
+        self._home = "/" + "/".join(part for part in self._home.split("/") if part not in ("", "."))
+        return self._home
+
+    def at(self, path: str) -> str:
+        """A declared path, absolute."""
+        if path[0] == "/":
+            return path
+        return absolute(path, "", self.home) if path[0] == "~" else absolute(path, self.base, "")
+
+    def _from_here(self, path: str) -> str:
+        if path[0] == "/":
+            return path
+        if path[0] == "~":
+            return absolute(path, "", self.home)
+        here = current_directory()
+        if here is None:
+            raise PolicyError(
+                "a relative path means nothing here",
+                why="the current directory does not exist any more",
+                fix="change to one that does, or write absolute paths",
+            )
+        return absolute(path, here, "")
+
+
+def current_directory() -> str | None:
+    """Where this process stands, if that still exists."""
+    try:
+        here = os.getcwd()
+    except OSError:
+        return None
+    return here if here.startswith("/") else None
+
+
+def _home_of_this_user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return ""
 
 
 def _ends(path: str) -> list[int]:

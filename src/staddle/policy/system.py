@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .identity import Identity
-    from .resolution import Host
+    from .resolution import HostPaths
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -111,7 +111,7 @@ def directories() -> tuple[str, ...]:
     return DIRECTORIES.get(sys.platform, DIRECTORIES["linux"])
 
 
-def etc(host: Host) -> tuple[list[str], list[Link], list[Text]]:
+def etc(host: HostPaths) -> tuple[list[str], list[Link], list[Text]]:
     """The allowed part of /etc: (paths to grant, links, copies).
 
     Root's own files: for one who wraps command after command, what was seen a moment ago.
@@ -123,7 +123,7 @@ def etc(host: Host) -> tuple[list[str], list[Link], list[Text]]:
     return list(grants), list(links), list(copies)
 
 
-def _look_at_etc(host: Host) -> tuple[list[str], list[Link], list[Text]]:
+def _look_at_etc(host: HostPaths) -> tuple[list[str], list[Link], list[Text]]:
     grants: list[str] = []
     links: list[Link] = []
     copies: list[Text] = []

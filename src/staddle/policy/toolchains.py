@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Protocol
 
-    from .resolution import Place
+    from .resolution import ResolvedPath
 
     class Files(Protocol):
         """The disk, as far as it is asked about."""
 
-        def find(self, path: str) -> Place:
+        def find(self, path: str) -> ResolvedPath:
             """Where an absolute path leads, and through which links."""
 
         def names(self, directory: str) -> list[str]:
@@ -334,7 +334,7 @@ class _Finder:
             return self._grant(place.path, name, f"{interpreter[0]} runs it")
         return False
 
-    def _leads_to_a_toolchain(self, place: Place, why: str) -> bool:
+    def _leads_to_a_toolchain(self, place: ResolvedPath, why: str) -> bool:
         directory = os.path.dirname(place.path)
         if place.path in self._toolchains or any(covers(root, place.path) for root in self._toolchains):
             return True
@@ -363,7 +363,7 @@ class _Finder:
         self._toolchains.setdefault(root, Toolchain(root, what, why))
         return True
 
-    def _linked(self, place: Place) -> None:
+    def _linked(self, place: ResolvedPath) -> None:
         for where, to in place.links:
             self._links.setdefault(where, to)
 

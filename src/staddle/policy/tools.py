@@ -7,18 +7,17 @@ import time
 
 from ..linux import reading
 from . import presets, system
-from .declaring import Rule
 from .layouts import ENVIRONMENTS, SYSTEM
 from .paths import WORKSPACE, absolute, covers, not_for
 from .plan import Link, Note
-from .resolution import Host
+from .resolution import HostPaths
+from .resolve_rules import ResolvedRule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .declaring import Bearings
-    from .resolution import Place
+    from .resolution import PathContext, ResolvedPath
     from .toolchains import Found
 
 _ORIGIN = "toolchains"
@@ -39,9 +38,9 @@ class Disk:
     """The real one, with the rights of whoever asks."""
 
     def __init__(self) -> None:
-        self._host = Host()
+        self._host = HostPaths()
 
-    def find(self, path: str) -> Place:
+    def find(self, path: str) -> ResolvedPath:
         """Where an absolute path leads."""
         return self._host.find(path)
 
@@ -63,7 +62,7 @@ class Tools:
     __slots__ = ("after", "before", "links", "notes", "rules")
 
     def __init__(self) -> None:
-        self.rules: list[Rule] = []
+        self.rules: list[ResolvedRule] = []
         self.links: list[Link] = []
         self.before: tuple[str, ...] = ()
         self.after: tuple[str, ...] = ()
@@ -71,9 +70,9 @@ class Tools:
 
 
 def tools(
-    bearings: Bearings,
-    host: Host,
-    rules: Sequence[Rule],
+    context: PathContext,
+    host: HostPaths,
+    rules: Sequence[ResolvedRule],
     home: str,
     *,
     workspace: str | None,
@@ -81,19 +80,19 @@ def tools(
 ) -> Tools:
     """For a plan with `rules` and its own `home`. `moved`: the workspace is not seen at its own path."""
     made = Tools()
-    path = bearings.env.get("PATH", "")
+    path = context.env.get("PATH", "")
     places = [place for place in path.split(":") if place[:1] == "/" and place not in SYSTEM]
     places += _environments(workspace)
     if not places:
         return made  # as on most servers: nothing more is looked at
     granted = [rule.place.path for rule in rules if rule.field in ("read", "write")]
     seen = [*granted, workspace] if moved and workspace is not None else granted
-    found = _found(path, places, bearings, (seen, home, workspace))
+    found = _found(path, places, context, (seen, home, workspace))
     for one in found.toolchains:
         place = host.find(one.root)
         if place.kind in ("directory", "file") and place.path == one.root and not not_for("read", one.root):
-            made.rules.append(Rule("read", place, f"toolchain {one.what}: {one.why}"))
-    made.rules += [Rule("deny", host.find(place), _ORIGIN) for place in found.denied]
+            made.rules.append(ResolvedRule("read", place, f"toolchain {one.what}: {one.why}"))
+    made.rules += [ResolvedRule("deny", host.find(place), _ORIGIN) for place in found.denied]
     made.links = [
         Link(where, to, _ORIGIN)
         for where, to in found.links
@@ -129,14 +128,14 @@ def _environments(workspace: str | None) -> list[str]:
 
 
 def _found(
-    path: str, places: Iterable[str], bearings: Bearings, around: tuple[list[str], str, str | None]
+    path: str, places: Iterable[str], context: PathContext, around: tuple[list[str], str, str | None]
 ) -> Found:
     """What `path` leads to; the same as before while nothing has changed in `places`.
 
     `around` is what can be seen, the home inside, in which that is not so, and the workspace.
     """
     visible, inside, workspace = around
-    env, home = bearings.env, bearings.home
+    env, home = context.env, context.home
     said = tuple(env.get(name) for name in VARIABLES)
     key = (home, tuple(visible), inside, workspace, said, tuple(map(_stamp, places)))
     made = _known.get(key)

@@ -12,9 +12,9 @@ import time
 from ..errors import PolicyError
 from .asking import asking
 from .compiler import compile
-from .declaring import current_directory
 from .paths import WORKSPACE, covers
 from .plan import Grant, Scratch
+from .resolution import current_directory
 from .tools import VARIABLES
 
 TYPE_CHECKING = False

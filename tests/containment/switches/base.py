@@ -65,7 +65,7 @@ def _leave_sockets() -> None:
     from staddle import wrapping
     from staddle.sandbox.open import open as opening
 
-    wrapping.closed = opening.closed = lambda plan, **_: plan
+    wrapping.mask_host_sockets = opening.mask_host_sockets = lambda plan, **_: plan
 
 
 #: Every way to start something looks for them. Landlock never lets one in a readable directory be used.

@@ -14,7 +14,7 @@ from staddle.launch.view import find_program
 from staddle.policy import base
 from staddle.policy.compiler import compile as compile_policy
 from staddle.policy.plan import Plan
-from staddle.policy.resolution import Host
+from staddle.policy.resolution import HostPaths
 from tests.unit.policy.tree import make
 
 
@@ -87,7 +87,7 @@ def test_links_are_resolved_in_it_and_never_on_the_host(root: Path) -> None:
     (root / "etc/evil").symlink_to("/etc/passwd")
     (root / "usr/bin/out").symlink_to("../../../../../../bin/sh")
     (root / "usr/bin/loop").symlink_to("loop")
-    inside = Host(str(root))
+    inside = HostPaths(str(root))
     assert inside.find("/etc/evil").path == "/etc/passwd"
     assert inside.find("/usr/bin/out").kind == "missing"
     assert inside.find("/usr/bin/loop").kind == "circle"

@@ -10,7 +10,8 @@ import pytest
 from staddle import Policy
 from staddle.errors import PolicyError
 from staddle.policy.compiler import compile
-from staddle.policy.environment import Environment, is_secret
+from staddle.policy.environment import Environment
+from staddle.policy.secrets import is_secret
 
 HOST = {
     "HOME": "/nowhere",

@@ -9,7 +9,8 @@ import pytest
 from staddle import Policy
 from staddle.errors import PolicyError
 from staddle.policy.compiler import compile as compile_policy
-from staddle.policy.environment import is_inherited, is_secret
+from staddle.policy.environment import is_inherited
+from staddle.policy.secrets import is_secret
 
 HOST = {
     "EDITOR": "vim",

@@ -77,7 +77,8 @@ class Deciding:
 
     def _decided(self, question: Question, note: Callable[[Event], None]) -> bool:
         """What `on_connect` says; whatever else it does is a no."""
-        from ..rules.rules import decide, special
+        from ...policy.addresses import special
+        from ..rules.rules import decide
 
         # What comes from the gateway has been inside: it is judged anew, and nothing that an entry
         # refuses, or that is no destination, is ever asked about.

@@ -12,7 +12,7 @@ from ..rules import synthetic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...policy.hosts import Rule
+    from ...policy.hosts import HostRule
     from ...policy.network import Network
 
 #: Where programs inside find our resolver, and the port of the one TCP listener (tcpmux, unused for decades).
@@ -75,7 +75,7 @@ def arrange(network: Network, *, asks: bool = False) -> NetworkSpec:
     )
 
 
-def _gates(tcp: list[Rule]) -> tuple[tuple[bytes, int, tuple[int, ...]], ...]:
+def _gates(tcp: list[HostRule]) -> tuple[tuple[bytes, int, tuple[int, ...]], ...]:
     gates: dict[tuple[bytes, int], set[int]] = {}
     everywhere: set[tuple[bytes, int]] = set()
     for rule in tcp:
@@ -100,7 +100,7 @@ def _gates(tcp: list[Rule]) -> tuple[tuple[bytes, int, tuple[int, ...]], ...]:
     return tuple(made)
 
 
-def _datagrams(rules: list[Rule], names: tuple[str, ...]) -> tuple[tuple[bytes, int], ...]:
+def _datagrams(rules: list[HostRule], names: tuple[str, ...]) -> tuple[tuple[bytes, int], ...]:
     found: set[tuple[bytes, int]] = set()
     for rule in rules:
         if rule.protocol == "udp":
@@ -111,7 +111,7 @@ def _datagrams(rules: list[Rule], names: tuple[str, ...]) -> tuple[tuple[bytes, 
 
 
 def _listeners(
-    tcp: list[Rule], names: tuple[str, ...]
+    tcp: list[HostRule], names: tuple[str, ...]
 ) -> tuple[tuple[tuple[bytes, int], ...], tuple[str, ...]]:
     usual = sorted({*USUAL_PORTS, *(port for rule in tcp for port in rule.ports)})
     found: set[tuple[bytes, int]] = set()
@@ -135,7 +135,7 @@ def _listeners(
     return tuple(sorted(found)[:MOST_LISTENERS]), tuple(unheld)
 
 
-def _own_addresses(rule: Rule, names: tuple[str, ...]) -> list[bytes]:
+def _own_addresses(rule: HostRule, names: tuple[str, ...]) -> list[bytes]:
     """The addresses inside that this rule is about, when they can be counted."""
     if rule.kind == "name":
         slot = names.index(rule.host)

@@ -15,65 +15,18 @@ import ipaddress
 
 from ..._value import Value
 from ...errors import PolicyError
-from ...policy.hosts import canonical
+from ...policy.addresses import embedded, special_network
+from ...policy.hosts import allow_entry, canonical
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+    from ipaddress import IPv4Network, IPv6Network
     from typing import Literal
 
-    from ...policy.hosts import Rule
+    from ...policy.hosts import HostRule
     from ...policy.network import Network
 
     Protocol = Literal["tcp", "udp"]
-
-#: Networks that are not somebody's public address, and what they are. The first that fits is named.
-SPECIAL = tuple(
-    (ipaddress.ip_network(network), what)
-    for network, what in (
-        ("169.254.169.254/32", "the metadata service of cloud machines"),
-        ("fd00:ec2::254/128", "the metadata service of cloud machines"),
-        ("fd20:ce::254/128", "the metadata service of cloud machines"),
-        ("fd00:42::42/128", "the metadata service of cloud machines"),
-        ("100.100.100.200/32", "the metadata service of cloud machines"),
-        # Azure's platform address, and the private services of IBM's cloud: public numbers, local meaning.
-        ("168.63.129.16/32", "the metadata service of cloud machines"),
-        ("161.26.0.0/16", "the private services of a cloud"),
-        ("166.8.0.0/14", "the private services of a cloud"),
-        ("0.0.0.0/8", "this machine"),
-        ("10.0.0.0/8", "a private address"),
-        ("100.64.0.0/10", "a carrier's private address"),
-        ("127.0.0.0/8", "a loopback address"),
-        ("169.254.0.0/16", "a link-local address"),
-        ("172.16.0.0/12", "a private address"),
-        ("192.0.0.0/24", "a reserved address"),
-        ("192.168.0.0/16", "a private address"),
-        ("198.18.0.0/15", "a benchmarking address, which sandboxes use for themselves"),
-        ("224.0.0.0/4", "a multicast address"),
-        ("240.0.0.0/4", "a reserved or broadcast address"),
-        ("::/128", "this machine"),
-        ("::1/128", "a loopback address"),
-        ("64:ff9b:1::/48", "an address of a local translator"),
-        ("100::/64", "an address that leads nowhere"),
-        ("2001:2::/48", "a benchmarking address, which sandboxes use for themselves"),
-        ("fc00::/7", "a private address"),
-        ("fe80::/10", "a link-local address"),
-        ("fec0::/10", "a private address"),
-        ("ff00::/8", "a multicast address"),
-    )
-)
-#: IPv6 networks in which an IPv4 address is written, and how many bits follow it.
-EMBEDDING = tuple(
-    (ipaddress.IPv6Network(network), after)
-    for network, after in (
-        ("::/96", 0),  # IPv4-compatible
-        ("::ffff:0:0/96", 0),  # IPv4-mapped
-        ("::ffff:0:0:0/96", 0),  # IPv4-translated
-        ("64:ff9b::/96", 0),  # NAT64
-        ("2002::/16", 80),  # 6to4
-    )
-)
-_TEREDO = ipaddress.IPv6Network("2001::/32")
 
 
 class Verdict(Value):
@@ -119,7 +72,7 @@ def resolved(name: str, address: str, port: int, network: Network, protocol: Pro
     refusing, allowing = _matching(network, asked, port, protocol)
     if refusing is not None:
         return Verdict(False, name, port, protocol, f"it resolves to {asked}, refused by {refusing}")
-    found = _special(asked)
+    found = special_network(asked)
     if found is None:
         return Verdict(True, name, port, protocol, "a public address")
     # 0.0.0.0/0 is not meant to hand the host's loopback to whoever owns a name.
@@ -127,7 +80,7 @@ def resolved(name: str, address: str, port: int, network: Network, protocol: Pro
     if meant is not None:
         return Verdict(True, name, port, protocol, str(meant))
     why = f"it resolves to {asked}, {found[1]}"
-    return Verdict(False, name, port, protocol, why, entry(asked, port, protocol))
+    return Verdict(False, name, port, protocol, why, allow_entry(asked, port, protocol))
 
 
 def may_ask(name: str, network: Network) -> Verdict:
@@ -147,7 +100,7 @@ def may_ask(name: str, network: Network) -> Verdict:
     return Verdict(False, asked, 0, "tcp", "no entry allows it", asked)
 
 
-def refused_name(name: str, network: Network) -> Rule | None:
+def refused_name(name: str, network: Network) -> HostRule | None:
     """The entry that refuses `name` whatever the port, if there is one: for names seen in TLS and HTTP."""
     for rule in network.rules:
         if rule.deny and not rule.ports and rule.covers(name):
@@ -155,46 +108,7 @@ def refused_name(name: str, network: Network) -> Rule | None:
     return None
 
 
-def special(address: str) -> str:
-    """What kind of address this is, when it is not an ordinary public one; empty when it is.
-
-    An IPv4 address that is written in an IPv6 one counts: a translator on the way may use it.
-    """
-    found = _special(address)
-    return found[1] if found else ""
-
-
-def entry(host: str, port: int, protocol: Protocol = "tcp") -> str:
-    """The line of an allow list that would allow exactly this."""
-    shown = f"[{host}]" if ":" in host else host
-    return f"{'udp://' if protocol == 'udp' else ''}{shown}:{port}" if port else host
-
-
-def _embedded(address: IPv4Address | IPv6Address) -> list[IPv4Address]:
-    if address.version == 4:
-        return []
-    number = int(address)
-    found = [
-        ipaddress.IPv4Address(number >> after & 0xFFFFFFFF)
-        for network, after in EMBEDDING
-        if address in network
-    ]
-    if address in _TEREDO:  # the server as it is, the client with its bits turned over
-        found += [ipaddress.IPv4Address(number >> 64 & 0xFFFFFFFF)]
-        found += [ipaddress.IPv4Address(~number & 0xFFFFFFFF)]
-    return found
-
-
-def _special(address: str) -> tuple[IPv4Network | IPv6Network, str] | None:
-    parsed = ipaddress.ip_address(address)
-    for candidate in (parsed, *_embedded(parsed)):
-        for network, what in SPECIAL:
-            if candidate.version == network.version and candidate in network:
-                return network, what
-    return None
-
-
-def _is_about(rule: Rule, around: IPv4Network | IPv6Network) -> bool:
+def _is_about(rule: HostRule, around: IPv4Network | IPv6Network) -> bool:
     """Whether an entry speaks of addresses in `around` only, or of one address."""
     own = ipaddress.ip_network(rule.host)
     if own.prefixlen == own.max_prefixlen:
@@ -203,16 +117,18 @@ def _is_about(rule: Rule, around: IPv4Network | IPv6Network) -> bool:
     return own.version == around.version and first in around and last in around
 
 
-def _matching(network: Network, host: str, port: int, protocol: Protocol) -> tuple[Rule | None, list[Rule]]:
+def _matching(
+    network: Network, host: str, port: int, protocol: Protocol
+) -> tuple[HostRule | None, list[HostRule]]:
     """The first entry that refuses, and all that allow."""
     matching = [rule for rule in network.rules if rule.matches(host, port, protocol)]
     refusing = next((rule for rule in matching if rule.deny), None)
     if refusing is None and ":" in host:
-        for inner in _embedded(ipaddress.ip_address(host)):
+        for inner in embedded(ipaddress.ip_address(host)):
             refused = (r for r in network.rules if r.deny and r.matches(str(inner), port, protocol))
             refusing = refusing or next(refused, None)
     return refusing, [rule for rule in matching if not rule.deny]
 
 
 def _verdict(allowed: bool, host: str, port: int, protocol: Protocol, rule: str) -> Verdict:
-    return Verdict(allowed, host, port, protocol, rule, "" if allowed else entry(host, port, protocol))
+    return Verdict(allowed, host, port, protocol, rule, "" if allowed else allow_entry(host, port, protocol))

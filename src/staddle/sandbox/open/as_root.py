@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ...layers.store import Store
     from ...mounts.operations import Operation
-    from ...packages.skeleton import Part
+    from ...packages.system_layer import Part
     from ...policy.plan import Plan
     from ..workspace.overlay import Layering
     from .open import Opened
@@ -102,7 +102,7 @@ def _bases(layering: Layering, plan: Plan) -> dict[str, list[str]]:
     from ...forkserver.client import root_of
     from ...mounts.from_plan import lay_out
     from ...mounts.host import Host
-    from ...packages.skeleton import mounted_below
+    from ...packages.system_layer import mounted_below
 
     store = layering.stack.store
     if plan.base and store.owner is not None and not _is_open(plan.base):
@@ -138,10 +138,10 @@ def _skeleton(
     """
     from ...layers.keeping import give
     from ...mounts import rows
-    from ...packages import skeleton
+    from ...packages import system_layer
 
     def make(half: str) -> None:
-        skeleton.build(half, view, owner, host)
+        system_layer.build(half, view, owner, host)
         os.chmod(half, 0o711)  # noqa: S103 - who mounts it passes through
 
     state = [_changed(host + path) for path in _STATE]
@@ -149,7 +149,7 @@ def _skeleton(
     place = whole(f"{store.path}/{SYSTEM}{name}", make)
     if owner is not None and os.stat(f"{place}/etc").st_uid != owner:
         give(place, (owner, owner))  # an earlier process has made it, with other ids
-    return skeleton.parts(place, host)
+    return system_layer.parts(place, host)
 
 
 def _changed(path: str) -> int:

@@ -17,7 +17,7 @@ from ...errors import LaunchFailed, PolicyNotEnforceable, StaddleError
 from ...launch.view import find_program
 from ...linux import tree
 from ...policy import Policy
-from ...policy.listening import closed
+from ...policy.host_sockets import mask_host_sockets
 from ...policy.workspace import PLACE, compile_session
 from ..workspace import copy_fallback
 from . import as_root, plan_cache
@@ -124,7 +124,8 @@ def _decided(
         from ..workspace.copied import shown
 
         plan, workspace = shown(plan, copy, moved=moved), None
-    plan = closed(plan, but=PLACE if asked.mode == "overlay" else "")  # a layer shows none of the host's
+    # A layer shows no socket of the host's.
+    plan = mask_host_sockets(plan, but=PLACE if asked.mode == "overlay" else "")
     asking = name, asked.mode, asked.best_effort
     if (known := plan_cache.known(plan, asking)) is not None:
         return known  # type: ignore[no-any-return]

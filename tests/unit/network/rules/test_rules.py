@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle import Network
-from staddle.network.rules.rules import decide, entry, may_ask, refused_name, resolved, special
+from staddle.network.rules.rules import decide, may_ask, refused_name, resolved
+from staddle.policy.addresses import special
+from staddle.policy.hosts import allow_entry
 
 NETWORK = Network.allow(
     "api.example.com",
@@ -96,7 +98,7 @@ def test_the_line_that_would_allow_it_does_allow_it() -> None:
         assert decide(host, port, Network.allow(verdict.allow)).allowed
     udp = decide("192.0.2.1", 123, NETWORK, "udp")
     assert decide("192.0.2.1", 123, Network.allow(udp.allow), "udp").allowed
-    assert entry("2001:db8::1", 443) == "[2001:db8::1]:443"
+    assert allow_entry("2001:db8::1", 443) == "[2001:db8::1]:443"
 
 
 def test_udp_is_asked_for_by_itself_and_a_refusal_is_for_both() -> None:

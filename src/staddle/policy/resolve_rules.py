@@ -6,20 +6,20 @@ import os
 
 from ..errors import PathEscape, PolicyError
 from . import presets, system
-from .paths import above, absolute, declared, join, not_for
+from .paths import above, absolute, join, not_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
     from typing import Literal
 
     from .policy import Policy
-    from .resolution import Host, Place
+    from .resolution import HostPaths, PathContext, ResolvedPath
 
     Field = Literal["read", "write", "deny", "sockets", "home"]
 
 
-class Rule:
+class ResolvedRule:
     """One rule of a policy, found on this host.
 
     `link` is where it is itself a link, if it is one; `asked` is false for what a preset or
@@ -29,124 +29,51 @@ class Rule:
     __slots__ = ("asked", "field", "link", "origin", "place")
 
     def __init__(
-        self, field: Field, place: Place, origin: str, *, asked: bool = False, link: str = ""
+        self, field: Field, place: ResolvedPath, origin: str, *, asked: bool = False, link: str = ""
     ) -> None:
         self.field, self.place, self.origin, self.asked, self.link = field, place, origin, asked, link
 
 
-class Bearings:
-    """What `~`, relative paths and variables of the host mean for this plan."""
-
-    def __init__(
-        self,
-        cwd: str | None,
-        base: str | None = None,
-        home: str | None = None,
-        host_env: Mapping[str, str] | None = None,
-    ) -> None:
-        self.env: Mapping[str, str] = os.environ if host_env is None else host_env
-        self._home = home
-        self.cwd = None if cwd is None else self._from_here(declared(cwd, "cwd"))
-        self._base = self.cwd if base is None else self._from_here(declared(base, "base"))
-
-    @property
-    def base(self) -> str:
-        """What relative paths are relative to."""
-        if self._base is None:
-            self._base = self._from_here(".")
-        return self._base
-
-    @property
-    def home(self) -> str:
-        """The home of whoever starts the sandbox."""
-        if self._home is None:
-            self._home = self.env.get("HOME") or _home_of_this_user()
-        if not os.path.isabs(self._home):
-            raise PolicyError(
-                "it is not known where '~' is",
-                why=f"HOME is {self._home!r}",
-                fix="set HOME to an absolute path",
-            )
-        self._home = "/" + "/".join(part for part in self._home.split("/") if part not in ("", "."))
-        return self._home
-
-    def at(self, path: str) -> str:
-        """A declared path, absolute."""
-        if path[0] == "/":
-            return path
-        return absolute(path, "", self.home) if path[0] == "~" else absolute(path, self.base, "")
-
-    def _from_here(self, path: str) -> str:
-        if path[0] == "/":
-            return path
-        if path[0] == "~":
-            return absolute(path, "", self.home)
-        here = current_directory()
-        if here is None:
-            raise PolicyError(
-                "a relative path means nothing here",
-                why="the current directory does not exist any more",
-                fix="change to one that does, or write absolute paths",
-            )
-        return absolute(path, here, "")
-
-
-def current_directory() -> str | None:
-    """Where this process stands, if that still exists."""
-    try:
-        here = os.getcwd()
-    except OSError:
-        return None
-    return here if here.startswith("/") else None
-
-
-def _home_of_this_user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_dir
-    except KeyError:
-        return ""
-
-
-def resolve(policy: Policy, bearings: Bearings, host: Host) -> list[Rule]:
+def resolve(policy: Policy, context: PathContext, host: HostPaths) -> list[ResolvedRule]:
     """Every rule of `policy`, its preset's and the system's. Raises for one that cannot be meant."""
-    rules = [*_from_policy(policy, bearings, host), *_from_preset(policy, bearings, host)]
+    rules = [*_from_policy(policy, context, host), *_from_preset(policy, context, host)]
     if policy.system and policy.base is None:
         for path in system.directories():
             place = host.find(path)
             if place.kind == "directory":
-                rules.append(Rule("read", place, "system"))
+                rules.append(ResolvedRule("read", place, "system"))
     return rules
 
 
-def _from_policy(policy: Policy, bearings: Bearings, host: Host) -> Iterator[Rule]:
+def _from_policy(policy: Policy, context: PathContext, host: HostPaths) -> Iterator[ResolvedRule]:
     fields: tuple[tuple[Literal["read", "write"], tuple[str, ...]], ...] = (
         ("read", policy.read),
         ("write", policy.write),
     )
     for field, paths in fields:
         for path in paths:
-            place = host.find(bearings.at(path))
+            place = host.find(context.at(path))
             _must_be_grantable(field, path, place)
-            yield Rule(field, place, f"{field} {path!r}", asked=True)
+            yield ResolvedRule(field, place, f"{field} {path!r}", asked=True)
     for path in policy.deny:
-        place = host.find(bearings.at(path))
+        place = host.find(context.at(path))
         if place.path == "/":
             raise _refused("deny", path, place, not_for("deny", "/"))
-        yield Rule("deny", place, f"deny {path!r}", asked=True, link=_itself(bearings.at(path), place, host))
+        yield ResolvedRule(
+            "deny", place, f"deny {path!r}", asked=True, link=_itself(context.at(path), place, host)
+        )
     for path in policy.sockets:
-        place = host.find(bearings.at(path))
+        place = host.find(context.at(path))
         if reason := not_for("sockets", place.path):
             raise _refused("sockets", path, place, reason)
         if place.kind not in ("socket", "missing", "unreadable"):
             raise PolicyError(
                 f"sockets names {path!r}", why="it is not a socket", fix="use read or write for files"
             )
-        yield Rule("sockets", place, f"sockets {path!r}", asked=True)
+        yield ResolvedRule("sockets", place, f"sockets {path!r}", asked=True)
 
 
-def _from_preset(policy: Policy, bearings: Bearings, host: Host) -> Iterator[Rule]:
+def _from_preset(policy: Policy, context: PathContext, host: HostPaths) -> Iterator[ResolvedRule]:
     """A preset is the same on every host: what it names and is not there, it does not mean.
 
     That goes for its denies too. To hold one for a path that may appear later, a backend
@@ -155,7 +82,7 @@ def _from_preset(policy: Policy, bearings: Bearings, host: Host) -> Iterator[Rul
     origin = f"preset {policy.preset}"
     denied = presets.denied(policy.preset)
     if policy.preset == "coding-agent":
-        home = bearings.at(policy.home or "~")
+        home = context.at(policy.home or "~")
         optional: tuple[tuple[Literal["read", "write"], tuple[str, ...]], ...] = (
             ("write", presets.AGENT_CONFIG),
             ("read", presets.AGENT_TOOLS),
@@ -164,14 +91,14 @@ def _from_preset(policy: Policy, bearings: Bearings, host: Host) -> Iterator[Rul
             for path in paths:
                 place = host.find(absolute(path, "", home))
                 if place.kind in ("directory", "file") and not not_for(field, place.path):
-                    yield Rule(field, place, origin)
+                    yield ResolvedRule(field, place, origin)
     else:
-        home = bearings.home if denied else ""
+        home = context.home if denied else ""
     for path in _there(denied, home):
         at = absolute(path, "", home)
         place = host.find(at)
         if place.path != "/" and place.kind not in ("missing", "unreadable", "circle"):
-            yield Rule("deny", place, origin, link=_itself(at, place, host))
+            yield ResolvedRule("deny", place, origin, link=_itself(at, place, host))
 
 
 def _there(paths: Iterable[str], home: str) -> Iterator[str]:
@@ -187,7 +114,7 @@ def _there(paths: Iterable[str], home: str) -> Iterator[str]:
             yield path
 
 
-def _itself(path: str, place: Place, host: Host) -> str:
+def _itself(path: str, place: ResolvedPath, host: HostPaths) -> str:
     """Where `path` is, when it is a link itself and does not only lead through one."""
     if not place.links:
         return ""
@@ -196,7 +123,7 @@ def _itself(path: str, place: Place, host: Host) -> str:
     return here if any(here == link for link, _ in place.links) else ""
 
 
-def refuse_planted_links(rules: Iterable[Rule], written: set[str]) -> None:
+def refuse_planted_links(rules: Iterable[ResolvedRule], written: set[str]) -> None:
     """A link that a sandbox may have made decides nothing about what the next one may touch.
 
     A deny may lead through one: it only ever takes away.
@@ -214,7 +141,7 @@ def refuse_planted_links(rules: Iterable[Rule], written: set[str]) -> None:
                 )
 
 
-def _must_be_grantable(field: Literal["read", "write"], path: str, place: Place) -> None:
+def _must_be_grantable(field: Literal["read", "write"], path: str, place: ResolvedPath) -> None:
     if place.kind == "missing":
         why = f"it leads to {place.path!r}, which does not exist" if place.links else "it does not exist"
         raise PolicyError(f"{field} names {path!r}", why=why, fix="create it, or leave it out")
@@ -238,6 +165,6 @@ def _must_be_grantable(field: Literal["read", "write"], path: str, place: Place)
         )
 
 
-def _refused(field: str, path: str, place: Place, reason: tuple[str, str] | None) -> PolicyError:
+def _refused(field: str, path: str, place: ResolvedPath, reason: tuple[str, str] | None) -> PolicyError:
     why, fix = reason or ("", "")
     return PolicyError(f"{field} names {path!r}, which is {place.path!r}", why=why, fix=fix)

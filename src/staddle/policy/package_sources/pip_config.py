@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
-    from .sources import Place, Sources
+    from .sources import HostFiles, Sources
 
 DEFAULT = "https://pypi.org/simple"
 #: Where the packages are that the default index lists.
@@ -16,7 +16,7 @@ DEFAULT_FILES = "https://files.pythonhosted.org/"
 _SECTIONS = ("global", "download", "install", "wheel")
 
 
-def read(place: Place, found: Sources) -> None:
+def read(place: HostFiles, found: Sources) -> None:
     """Add what is found to `found`."""
     settings = _settings(place)
     index = settings.get("index-url")
@@ -37,7 +37,7 @@ def read(place: Place, found: Sources) -> None:
     _uv(place, found)
 
 
-def _settings(place: Place) -> dict[str, tuple[str, str]]:
+def _settings(place: HostFiles) -> dict[str, tuple[str, str]]:
     """Each setting with the file or variable that decides about it."""
     settings: dict[str, tuple[str, str]] = {}
     for path in _files(place):
@@ -50,7 +50,7 @@ def _settings(place: Place) -> dict[str, tuple[str, str]]:
     return settings
 
 
-def _files(place: Place) -> Iterator[str]:
+def _files(place: HostFiles) -> Iterator[str]:
     """In the order in which pip reads them."""
     named = place.environ.get("PIP_CONFIG_FILE", "")
     if named == "/dev/null":
@@ -99,7 +99,7 @@ def _is_default(url: str) -> bool:
 # ---------------------------------------------------------------- uv
 
 
-def _uv(place: Place, found: Sources) -> None:
+def _uv(place: HostFiles, found: Sources) -> None:
     for names, kind in (
         (("UV_DEFAULT_INDEX", "UV_INDEX_URL"), "index-url"),
         (("UV_INDEX", "UV_EXTRA_INDEX_URL"), "extra-index-url"),

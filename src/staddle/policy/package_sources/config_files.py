@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .sources import Index
+    from .sources import PackageIndex
 
 _PIP = "[global]\nbreak-system-packages = true\ndisable-pip-version-check = true\n"
 _NPM = "prefix=${HOME}/.local\nupdate-notifier=false\nfund=false\n"
@@ -25,7 +25,7 @@ def configuration(network: str) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """
     if network not in ("allow", "open"):
         return {"/etc/pip.conf": _PIP.encode()}, {".npmrc": _NPM.encode()}
-    from .sources import read
+    from .reader import read
 
     found = read(("pip", "npm"))
     certificate = next((path for path in found.certificates if path.startswith(_VISIBLE)), "")
@@ -35,7 +35,7 @@ def configuration(network: str) -> tuple[dict[str, bytes], dict[str, bytes]]:
     return etc, {".npmrc": npm(found.of("npm"), certificate).encode()}
 
 
-def pip(indexes: Sequence[Index], certificate: str = "") -> str:
+def pip(indexes: Sequence[PackageIndex], certificate: str = "") -> str:
     """pip.conf for these. Pure; no index of ours has a password in it."""
     lines = [_PIP]
     if (first := _first(indexes, "index-url")) is not None:
@@ -49,19 +49,19 @@ def pip(indexes: Sequence[Index], certificate: str = "") -> str:
     return "".join(lines)
 
 
-def uv(indexes: Sequence[Index], certificate: str = "") -> str:
+def uv(indexes: Sequence[PackageIndex], certificate: str = "") -> str:
     """uv.toml for these. Pure. uv knows certificates of its own, unless it is told to use the system's."""
     first = _first(indexes, "index-url")
     index = "" if first is None else f'index-url = "{first.url}"\n'
     return index + ("native-tls = true\n" if certificate else "")
 
 
-def npm(indexes: Sequence[Index], certificate: str = "") -> str:
+def npm(indexes: Sequence[PackageIndex], certificate: str = "") -> str:
     """.npmrc for these. Pure."""
     first = _first(indexes, "registry")
     registry = "" if first is None else f"registry={first.url}\n"
     return _NPM + registry + (f"cafile={certificate}\n" if certificate else "")
 
 
-def _first(indexes: Sequence[Index], kind: str) -> Index | None:
+def _first(indexes: Sequence[PackageIndex], kind: str) -> PackageIndex | None:
     return next((index for index in indexes if index.kind == kind), None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from staddle.mounts.operations import Bind, File, Symlink
-from staddle.packages.skeleton import (
+from staddle.packages.system_layer import (
     as_root,
     build,
     merged_accounts,

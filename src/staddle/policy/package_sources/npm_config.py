@@ -8,14 +8,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from .sources import Place, Sources
+    from .sources import HostFiles, Sources
 
 DEFAULT = "https://registry.npmjs.org/"
 DEFAULT_YARN = "https://registry.yarnpkg.com/"
 _TOKENS = ("_authToken", "_auth", "_password")
 
 
-def read(place: Place, found: Sources) -> None:
+def read(place: HostFiles, found: Sources) -> None:
     """Add what is found to `found`."""
     settings = _settings(place)
     url, origin = settings.get("registry", (DEFAULT, "npm's default"))
@@ -34,7 +34,7 @@ def read(place: Place, found: Sources) -> None:
     _credentials(settings, found)
 
 
-def _settings(place: Place) -> dict[str, tuple[str, str]]:
+def _settings(place: HostFiles) -> dict[str, tuple[str, str]]:
     """Each setting with the file or variable that decides about it. Later ones win."""
     settings: dict[str, tuple[str, str]] = {}
     for path in _files(place):
@@ -47,7 +47,7 @@ def _settings(place: Place) -> dict[str, tuple[str, str]]:
     return settings
 
 
-def _files(place: Place) -> tuple[str, ...]:
+def _files(place: HostFiles) -> tuple[str, ...]:
     user = place.environ.get("NPM_CONFIG_USERCONFIG") or place.environ.get("npm_config_userconfig")
     system = place.environ.get("NPM_CONFIG_GLOBALCONFIG") or place.environ.get("npm_config_globalconfig")
     places = (system,) if system else ("/usr/etc/npmrc", "/usr/local/etc/npmrc", "/etc/npmrc")
@@ -75,7 +75,7 @@ def _filled(value: str, environ: Mapping[str, str]) -> str:
         value = after
 
 
-def _yarn(place: Place) -> Iterator[tuple[str, str]]:
+def _yarn(place: HostFiles) -> Iterator[tuple[str, str]]:
     """Both of yarn's files, as far as they are one setting a line."""
     for name, key in ((".yarnrc", "registry"), (".yarnrc.yml", "npmRegistryServer:")):
         path = f"{place.home}/{name}"

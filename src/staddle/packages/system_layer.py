@@ -18,7 +18,7 @@ import stat
 from .._value import Value
 from ..mounts.operations import Bind, Directory, File, Mask, Symlink
 from ..policy.paths import ROOT_HOME
-from . import adopting
+from . import dpkg
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ EMPTY = (
 ADDED = {
     "/etc/apt/apt.conf.d/99sandbox": b'APT::Sandbox::User "root";\nDpkg::Use-Pty "0";\n',
     "/usr/sbin/policy-rc.d": b"#!/bin/sh\n# No services are started here.\nexit 101\n",
-    **adopting.FILES,
+    **dpkg.FILES,
 }
 _OPAQUE = ("user.overlay.opaque", b"y")
 _EVERYBODY = 0o005

@@ -1,4 +1,4 @@
-"""Sockets in granted directories that nobody named: found where the kernel lists them, and closed."""
+"""Sockets in granted directories that nobody named: found where the kernel lists them, and masked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.policy.listening import closed
+from staddle.policy.host_sockets import mask_host_sockets
 from staddle.policy.plan import Grant, Hidden, Plan, Socket
 from tests.unit.mounts.plans import plan
 
@@ -36,7 +36,7 @@ class Host:
         self.table.write_text("\n".join(self._rows) + "\n")
 
     def closed(self, wanted: Plan, but: str = "") -> list[str]:
-        return [item.path for item in closed(wanted, but=but, table=str(self.table)).closed]
+        return [item.path for item in mask_host_sockets(wanted, but=but, table=str(self.table)).closed]
 
     def close(self) -> None:
         for made in self._open:
@@ -95,7 +95,7 @@ def test_whoever_bound_it_may_have_spelled_it_otherwise(host: Host, tmp_path: Pa
 
 def test_nothing_to_close_is_the_very_same_plan(host: Host) -> None:
     wanted = granting(host.place)
-    assert closed(wanted, table=str(host.table)) is wanted
+    assert mask_host_sockets(wanted, table=str(host.table)) is wanted
     host.bind("a.sock")
     system = plan(grants=(Grant(str(host.place), "read", True, "system"),))
-    assert closed(system, table=str(host.table)) is system
+    assert mask_host_sockets(system, table=str(host.table)) is system

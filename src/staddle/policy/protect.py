@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from .protected import Finding
-    from .resolution import Host
+    from .resolution import HostPaths
 
 
 def guard(
@@ -20,7 +20,7 @@ def guard(
     covered: Mapping[str, Grant],
     unseen: Collection[str],
     unprotect: Collection[str],
-    host: Host,
+    host: HostPaths,
 ) -> tuple[dict[str, Guard], dict[str, Grant]]:
     """(what is guarded below the write grants, covered grants that are needed after all).
 
@@ -49,7 +49,7 @@ def guard(
     return _outermost(guards, kept), {path: grant for path, grant in kept.items() if path not in grants}
 
 
-def _held(finding: Finding, sight: Sight, host: Host) -> Guard | None:
+def _held(finding: Finding, sight: Sight, host: HostPaths) -> Guard | None:
     origin = f"protected {finding.name}"
     if finding.kind == "link":
         raise _replaceable(finding.path, finding.name)

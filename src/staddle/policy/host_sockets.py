@@ -28,8 +28,8 @@ _MOST = 1000
 _SYSTEM = "system"
 
 
-def closed(plan: Plan, *, but: str = "", table: str = _TABLE) -> Plan:
-    """The plan with every socket closed that lies in a granted directory now and is not named in `sockets`.
+def mask_host_sockets(plan: Plan, *, but: str = "", table: str = _TABLE) -> Plan:
+    """The plan with each socket masked that lies in a granted directory now and is not named in `sockets`.
 
     Below `but` there is nothing to close. The very same plan, when there is none.
     """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from staddle.packages.inside import configuration, npm, pip, uv
-from staddle.packages.sources import Sources
+from staddle.policy.package_sources.config_files import configuration, npm, pip, uv
+from staddle.policy.package_sources.sources import Sources
 
 
 def found() -> Sources:

@@ -8,14 +8,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .sources import Place, Sources
+    from .sources import HostFiles, Sources
 
 
 #: What a Debian has that was never configured: for one in a base, on a host that has no apt.
 DEFAULTS = ("http://deb.debian.org/debian", "http://security.debian.org/debian-security")
 
 
-def read(place: Place, found: Sources) -> None:
+def read(place: HostFiles, found: Sources) -> None:
     """Add what is found to `found`."""
     for path in _files(place, "/etc/apt/sources.list", "/etc/apt/sources.list.d", (".list", ".sources")):
         text = place.text(path)
@@ -40,7 +40,7 @@ def read(place: Place, found: Sources) -> None:
         _credentials(place.text(path) or "", found)
 
 
-def _files(place: Place, file: str, directory: str, ends: tuple[str, ...]) -> Iterator[str]:
+def _files(place: HostFiles, file: str, directory: str, ends: tuple[str, ...]) -> Iterator[str]:
     """As apt reads them: names with other endings, and odd ones, are somebody's backups."""
     yield file
     for name in place.names(directory):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from ..network.rules.rules import entry, special
-from .sources import MANAGERS, read
+from ..addresses import special
+from ..hosts import allow_entry
+from .reader import read
+from .sources import MANAGERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from .sources import Index, Manager, Sources
+    from .sources import Manager, PackageIndex, Sources
 
 #: A loopback has these two addresses, whatever a resolver says.
 _LOCAL = {"localhost": ("127.0.0.1", "::1")}
@@ -30,11 +32,11 @@ def allowed(sources: Sources, resolve: Callable[[str], Iterable[str]]) -> tuple[
     found: dict[str, None] = {}
     for index in (*sources.indexes, *sources.proxies):
         for host in _hosts(index, resolve):
-            found[entry(host, index.port)] = None
+            found[allow_entry(host, index.port)] = None
     return tuple(found)
 
 
-def _hosts(index: Index, resolve: Callable[[str], Iterable[str]]) -> Iterable[str]:
+def _hosts(index: PackageIndex, resolve: Callable[[str], Iterable[str]]) -> Iterable[str]:
     if index.host in _LOCAL:
         return _LOCAL[index.host]
     if _is_address(index.host):

@@ -1,13 +1,13 @@
 """Where this host gets its packages from: the indexes that its own tools are configured with.
 
     sources = read()
-    sources.indexes          Index("pip", "https", "mirror.example", 443, "/simple", ...)
+    sources.indexes          PackageIndex("pip", "https", "mirror.example", 443, "/simple", ...)
     sources.proxies          what stands between the tools and their indexes
     sources.certificates     files with certificates that the indexes are signed by
 
 Only files and variables are read, at the moment of the call; no program is started and nothing
 is asked of the network. A URL may hold a user name and a password. They are kept apart from the
-index, in `credentials`, which shows nothing of itself: an Index can be printed, told and copied
+index, in `credentials`, which shows nothing of itself: an PackageIndex can be printed, told and copied
 inside as it is.
 """
 
@@ -16,14 +16,14 @@ from __future__ import annotations
 import os
 from itertools import pairwise
 
-from .._value import Value
-from ..errors import PolicyError
-from ..policy.environment import SECRET_VALUES, SHORTEST_KEY
-from ..policy.hosts import canonical
+from ..._value import Value
+from ...errors import PolicyError
+from ..hosts import canonical
+from ..secrets import SECRET_VALUES, SHORTEST_KEY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from typing import Literal
 
     Manager = Literal["pip", "apt", "npm"]
@@ -36,7 +36,7 @@ _PORTS = {"http": 80, "https": 443}
 LARGEST_FILE = 1 << 20
 
 
-class Index(Value):
+class PackageIndex(Value):
     """One place that packages come from. `kind` says which of a manager's it is, in the manager's words."""
 
     manager: Manager
@@ -56,7 +56,7 @@ class Index(Value):
         return f"{self.scheme}://{host}{port}{self.path}"
 
 
-class Directory(Value):
+class IndexDirectory(Value):
     """An index that is a directory of the host."""
 
     manager: Manager
@@ -93,24 +93,24 @@ class Sources:
     """
 
     def __init__(self) -> None:
-        self.indexes: list[Index] = []
-        self.proxies: list[Index] = []
+        self.indexes: list[PackageIndex] = []
+        self.proxies: list[PackageIndex] = []
         self.certificates: list[str] = []
-        self.directories: list[Directory] = []
+        self.directories: list[IndexDirectory] = []
         self.unread: list[tuple[str, str]] = []
-        self.credentials: dict[Index, Credential] = {}
+        self.credentials: dict[PackageIndex, Credential] = {}
 
-    def of(self, manager: Manager) -> tuple[Index, ...]:
+    def of(self, manager: Manager) -> tuple[PackageIndex, ...]:
         """The indexes of one manager, in the order in which it asks them."""
         return tuple(index for index in self.indexes if index.manager == manager)
 
-    def add(self, manager: Manager, url: str, kind: str, origin: str) -> Index | None:
+    def add(self, manager: Manager, url: str, kind: str, origin: str) -> PackageIndex | None:
         """Remember an index by its URL, or a directory by its path. None when it is neither."""
         text = url.strip()
         if text.startswith("file://"):
             text = text.removeprefix("file://")
         if text.startswith("/"):
-            directory = Directory(manager, text, kind, origin)
+            directory = IndexDirectory(manager, text, kind, origin)
             if directory not in self.directories:
                 self.directories.append(directory)
             return None
@@ -127,7 +127,9 @@ class Sources:
         if path.startswith("/") and path not in self.certificates:
             self.certificates.append(path)
 
-    def _kept(self, found: list[Index], manager: Manager, url: str, kind: str, origin: str) -> Index | None:
+    def _kept(
+        self, found: list[PackageIndex], manager: Manager, url: str, kind: str, origin: str
+    ) -> PackageIndex | None:
         index, credential = parse(manager, url, kind, origin)
         if index is None:
             self.unread.append((origin, "it names an index by something that is no http or https URL"))
@@ -144,7 +146,7 @@ class Sources:
         return f"<Sources: {len(self.indexes)} indexes, {len(self.proxies)} proxies>"
 
 
-class Place:
+class HostFiles:
     """The host as it is read: its variables, and its files below `root`, each at most once."""
 
     def __init__(self, environ: Mapping[str, str], home: str, root: str) -> None:
@@ -171,29 +173,9 @@ class Place:
         return next(((name, value) for name in names if (value := self.environ.get(name, "").strip())), None)
 
 
-def read(
-    managers: Iterable[Manager] = MANAGERS,
-    *,
-    environ: Mapping[str, str] | None = None,
-    home: str | None = None,
-    root: str = "",
-) -> Sources:
-    """What this host is configured with. `root` is where its files are, if not at the root."""
-    from . import apt_config, npm_config, pip_config
-
-    variables = os.environ if environ is None else environ
-    place = Place(variables, home or variables.get("HOME") or os.path.expanduser("~"), root.rstrip("/"))
-    found = Sources()
-    readers = {"pip": pip_config.read, "apt": apt_config.read, "npm": npm_config.read}
-    for manager in managers:
-        if manager not in readers:
-            raise PolicyError(f"there is no package manager {manager!r}", fix=f"use {', '.join(readers)}")
-        readers[manager](place, found)
-    _common_proxies(place, found, managers)
-    return found
-
-
-def parse(manager: Manager, url: str, kind: str, origin: str) -> tuple[Index | None, Credential | None]:
+def parse(
+    manager: Manager, url: str, kind: str, origin: str
+) -> tuple[PackageIndex | None, Credential | None]:
     """The index that `url` names, and the credential that was in it. (None, None) for no http URL."""
     from urllib.parse import unquote, urlsplit
 
@@ -208,7 +190,7 @@ def parse(manager: Manager, url: str, kind: str, origin: str) -> tuple[Index | N
         return None, None
     # Neither a query nor a fragment leads to an index, and either may hold a token; a path may, too.
     keyed = any(_is_key(part) for part in parts.path.split("/"))
-    index = Index(manager, scheme, host, port, "/" if keyed else parts.path, kind, origin)
+    index = PackageIndex(manager, scheme, host, port, "/" if keyed else parts.path, kind, origin)
     if parts.username is None and parts.password is None:
         return index, Credential("", parts.path) if keyed else None
     return index, Credential(unquote(parts.username or ""), unquote(parts.password or ""))
@@ -221,11 +203,3 @@ def _is_key(part: str) -> bool:
     kinds = [char.isdigit() for char in part]
     turns = sum(before != after for before, after in pairwise(kinds))
     return part.isalnum() and len(part) >= SHORTEST_KEY and turns >= _TURNS
-
-
-def _common_proxies(place: Place, found: Sources, managers: Iterable[Manager]) -> None:
-    for names in (("https_proxy", "HTTPS_PROXY"), ("http_proxy", "HTTP_PROXY"), ("all_proxy", "ALL_PROXY")):
-        said = place.variable(*names)
-        if said is not None:
-            for manager in managers:
-                found.add_proxy(manager, said[1], said[0])

@@ -1,0 +1,31 @@
+"""Names and values that look like secrets. Pure."""
+
+from __future__ import annotations
+
+#: A variable is a secret when one of these is a word of its name...
+SECRET_WORDS = frozenset({"AUTH", "COOKIE", "KEY", "PASS", "PASSPHRASE", "PAT", "PRIVATE"})
+#: ... or any of these is a part of it ...
+SECRET_PARTS = ("APIKEY", "CREDENTIAL", "PASSWD", "PASSWORD", "SECRET", "TOKEN")
+#: ... and these are, whatever their words.
+SECRET_NAMES = frozenset({"MYSQL_PWD"})
+#: Values that begin so, and are not shorter than any key is, are keys, whatever they are called.
+SHORTEST_KEY = 16
+SECRET_VALUES = (
+    *("-----BEGIN ", "AKIA", "ASIA", "AGE-SECRET-KEY-", "eyJhbGciOi", "AIza", "SG.", "ya29."),
+    *("sk-", "sk_live_", "sk_test_", "rk_live_", "pk_live_", "hf_", "npm_", "pypi-", "dop_v1_", "glpat-"),
+    *("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xoxa-", "xoxb-", "xoxp-", "xoxs-"),
+)
+
+
+def is_secret(name: str, value: str = "") -> bool:
+    """Whether a variable looks like one whose value should not be shown."""
+    upper = name.upper()
+    if upper in SECRET_NAMES or any(part in upper for part in SECRET_PARTS):
+        return True
+    if not SECRET_WORDS.isdisjoint(upper.replace("-", "_").split("_")):
+        return True
+    if value.startswith(SECRET_VALUES) and len(value) >= SHORTEST_KEY:
+        return True
+    # postgres://user:password@host
+    scheme, found, rest = value.partition("://")
+    return bool(found) and " " not in scheme and "@" in rest.partition("/")[0]
