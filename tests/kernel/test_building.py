@@ -134,7 +134,7 @@ def test_modes_are_exact_and_a_hidden_directory_stays_shut(host: Path) -> None:
 
 @pytest.mark.needs_root
 def test_as_root_a_thread_builds_and_the_process_keeps_its_umask(host: Path) -> None:
-    from staddle.backends.bwrap.staging import build_as_root
+    from staddle.backends.bwrap.staged_view import build_as_root
 
     before = os.umask(0o077)
     try:

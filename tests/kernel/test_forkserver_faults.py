@@ -108,7 +108,7 @@ def test_a_fork_server_ends_with_the_process_that_makes_its_sandboxes(waiting: l
 
 def test_a_fork_server_that_does_not_answer_is_not_waited_for(waiting: list[int]) -> None:
     found = next(server for server in client._servers.values() if not server.live)
-    found._line.settimeout(0.2)
+    found._socket.settimeout(0.2)
     os.kill(found._process.pid, signal.SIGSTOP)
     try:
         with pytest.raises(LaunchFailed, match="has not answered"):
@@ -125,7 +125,7 @@ def test_a_fork_server_that_does_not_answer_is_not_waited_for(waiting: list[int]
 
 def test_a_fork_server_that_ends_while_it_starts_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(connection.starting, "command", lambda *_: ("/bin/sh", "-c", "kill -9 $$"))
+    monkeypatch.setattr(connection.helper, "python", lambda *_: ("/bin/sh", "-c", "kill -9 $$"))
     with pytest.raises(LaunchFailed, match="the fork server has ended"):
         opened(env={"ANOTHER": "plan"})
     assert until(lambda: set(os.listdir("/proc/self/fd")) <= before)

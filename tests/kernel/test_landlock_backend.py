@@ -51,11 +51,11 @@ def test_a_probe_leaves_nothing_behind() -> None:
 
 def test_a_probe_notices_when_nothing_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that says yes and does nothing: the shell gets through, and says so."""
-    from staddle.backends.landlock import probing
+    from staddle.backends.landlock import probe
 
-    real = probing._instructions
+    real = probe._instructions
     everything = ((b"/", 0xFFFF, 0),)
-    monkeypatch.setattr(probing, "_instructions", lambda *a: real(*a).replace(rules=everything))
+    monkeypatch.setattr(probe, "_instructions", lambda *a: real(*a).replace(rules=everything))
     probe = Landlock().probe()
     assert not probe.usable
     assert "can be read" in probe.why

@@ -6,7 +6,7 @@ from ..display import shown
 from ..enforcement import Step
 from ..mounts.operations import Bind
 from ..mounts.owners import needs_translation
-from .last_steps import needed, rlimits
+from .exec_spec import needed, rlimits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ def view(layout: Layout, as_root: bool) -> Iterator[Step]:
         yield Step(text, operation.origin)
 
 
+def become(uid: int, ours: str) -> Step:
+    """That root's sandbox takes an id of its own."""
+    return Step(f"become uid and gid {uid}, which no account has: root's sandbox is not root", ours)
+
+
 def last(plan: Plan, ours: str) -> Iterator[Step]:
     """The last steps of the command's own process, but for Landlock and the filter."""
     yield Step(f"working directory {shown(plan.cwd)}", "plan")
@@ -35,3 +40,12 @@ def last(plan: Plan, ours: str) -> Iterator[Step]:
     for name, _, most in rlimits(plan.limits):
         yield Step(f"resource limit {name}={most}", "limits" if name in ("fsize", "nofile") else ours)
     yield Step("no capability, no_new_privs", ours)
+
+
+def filter_steps(profile: str) -> Iterator[Step]:
+    """The filter `profile`, call by call, with the reason for each."""
+    from ..linux.seccomp import describe
+
+    for row in describe(profile):
+        when = f" when {row.condition}" if row.condition else ""
+        yield Step(f"filter {profile}: {', '.join(row.calls)}{when}: {row.answer}", row.why)

@@ -27,8 +27,8 @@ from ..launch.contract import Launch
 from ..policy.identity import Identity
 from ..policy.plan import Grant, Plan
 from . import sbpl
+from .gaps import identity
 from .gateways import nobody_asks
-from .shortfalls import identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _network_gaps(plan: Plan) -> Iterator[Gap]:
 
 def launch(plan: Plan, command: Sequence[str], private: str, sandbox: str = SANDBOX_EXEC) -> Launch:
     """The launch for a private directory of that name, which does not exist yet."""
-    proxy = _Proxy(plan)
+    proxy = _SeatbeltProxy(plan)
     try:
         return _launch(plan, command, private, sandbox, proxy)
     except BaseException:
@@ -140,7 +140,7 @@ def launch(plan: Plan, command: Sequence[str], private: str, sandbox: str = SAND
         raise
 
 
-class _Proxy:
+class _SeatbeltProxy:
     """The proxy of a launch, which its launcher will start: where it listens, and what it is told."""
 
     def __init__(self, plan: Plan) -> None:
@@ -180,7 +180,7 @@ class _Proxy:
             _close(fd)
 
 
-def _launch(plan: Plan, command: Sequence[str], private: str, sandbox: str, proxy: _Proxy) -> Launch:
+def _launch(plan: Plan, command: Sequence[str], private: str, sandbox: str, proxy: _SeatbeltProxy) -> Launch:
     text = sbpl.profile(plan, private, proxy.port)
     if len(os.fsencode(text)) > PROFILE_LIMIT:
         raise LaunchFailed(

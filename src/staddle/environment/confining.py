@@ -178,14 +178,14 @@ class Confinement:
     def _in_a_layer(
         self, root: int, division: list[str], argv: list[str], env: Mapping[str, str] | None
     ) -> tuple[WrappedCommand, CommandLayer]:
-        from ..backends.strangers import stranger
+        from ..backends.unused_ids import unprivileged_uid
 
         policy, written = self._with(division)
         plan = compile(policy, cwd=self._path, env=env)
         probe = backends.get(_LAYERED).probe()
         if not probe.usable:
             raise BackendUnavailable("there is no backend with layers", why=probe.why, fix=probe.fix)
-        who = stranger()
+        who = unprivileged_uid()
         layer = self._layer(root, who if isinstance(who, int) else None)
         try:
             made = prepare(checked(argv), layer.under(plan), backend=_LAYERED, best_effort=False)

@@ -320,9 +320,8 @@ def _drawn(plan: Plan, bash: str) -> _Drawing:
 
 
 def _config(plan: Plan, shared: shared_view.Shared, bash: str) -> records.ForkServerConfig:
-    from ..backends.filters import filter_profile
-    from ..backends.last_steps import rlimits
-    from ..backends.namespaces.orders import scopes
+    from ..backends.exec_spec import filter_profile, rlimits
+    from ..backends.namespaces.launching import scopes
     from ..limits import processors
     from ..limits.standing_in import stand_ins
     from ..mounts.sizes import sized

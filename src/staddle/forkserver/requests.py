@@ -81,9 +81,11 @@ def borrowed(view: Sequence[Operation], config: records.ForkServerConfig) -> lis
 
 def taken_as_root(operation: Bind, config: records.ForkServerConfig) -> int | None:
     """Open the source of a bind with its owner mapped to the sandbox's user. Run by root's host program."""
-    stranger = config.base + config.whose
+    unprivileged_uid = config.base + config.whose
     try:
-        return take(operation, lambda owner, group: idmaps.translation(owner, group, stranger), private=True)
+        return take(
+            operation, lambda owner, group: idmaps.translation(owner, group, unprivileged_uid), private=True
+        )
     except OSError as error:
         raise not_built(f"{operation.outside!r}: {error.strerror or error}") from error
 

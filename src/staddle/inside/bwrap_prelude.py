@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAGIC = b"staddle-before-bwrap-1\n"
 
 
-class Orders(Value):
+class PreludeSpec(Value):
     """What to do before bubblewrap starts."""
 
     #: The descriptor on which a failure is told; bubblewrap tells on it, too. And who asked for all this.
@@ -43,7 +43,7 @@ class Orders(Value):
     user_namespace: int
     mount_namespace: int
     #: An id that nobody has, to become in the place of root; -1 where we are nobody special anyway.
-    stranger: int
+    unprivileged_uid: int
 
 
 _SHAPES: dict[str, Shape] = {
@@ -53,19 +53,19 @@ _SHAPES: dict[str, Shape] = {
     "gateway": (int, int),
     "user_namespace": int,
     "mount_namespace": int,
-    "stranger": int,
+    "unprivileged_uid": int,
 }
 
 
-def encode(orders: Orders) -> bytes:
+def encode(orders: PreludeSpec) -> bytes:
     """The bytes for the memory file."""
     wire.check(orders, _SHAPES)
     return wire.encode(MAGIC, tuple(getattr(orders, name) for name in _SHAPES))
 
 
-def decode(data: bytes) -> Orders:
+def decode(data: bytes) -> PreludeSpec:
     """The orders in `data`, or Malformed."""
-    orders = Orders(*wire.decode(MAGIC, data, len(_SHAPES)))
+    orders = PreludeSpec(*wire.decode(MAGIC, data, len(_SHAPES)))
     wire.check(orders, _SHAPES)
     return orders
 
@@ -89,7 +89,7 @@ def main(words: list[str]) -> NoReturn:
         os._exit(failure.code)
 
 
-def _prepare(orders: Orders) -> None:
+def _prepare(orders: PreludeSpec) -> None:
     # bubblewrap asks for the same, but only when it has set everything up.
     parent = os.getppid()
     parent_process.die_with(parent, orders.launcher, -1)
@@ -103,7 +103,7 @@ def _prepare(orders: Orders) -> None:
             call("setns", fd, kind)
     # Root has the right to make one; who entered a staged view has it there; another gets it
     # in a user namespace of its own, in which everybody keeps the id they have.
-    if orders.stranger >= 0 or orders.user_namespace >= 0:
+    if orders.unprivileged_uid >= 0 or orders.user_namespace >= 0:
         call("unshare", userns.CLONE_NEWNET)
     else:
         uid, gid = os.geteuid(), os.getegid()
@@ -111,8 +111,8 @@ def _prepare(orders: Orders) -> None:
         userns.map_ids(uid, gid, uid, gid)
     gateway.give_sockets(orders.network)
     gateway.await_ready()
-    if orders.stranger >= 0:
-        process.become(orders.stranger, orders.stranger)
+    if orders.unprivileged_uid >= 0:
+        process.become(orders.unprivileged_uid, orders.unprivileged_uid)
         parent_process.die_with(parent, orders.launcher, -1)  # a change of identity has cleared it
     elif any(process.capabilities()):
         # An exec would drop them, as our id is not 0; bubblewrap has none of them in any case.

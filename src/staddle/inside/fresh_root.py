@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..mounts.operations import Operation
 
 
-def translations(operations: Sequence[Operation], stranger: int) -> dict[tuple[int, int], int]:
+def translations(operations: Sequence[Operation], unprivileged_uid: int) -> dict[tuple[int, int], int]:
     """As root: user namespaces that show the owners of granted trees as the stranger we become."""
     from ..linux import idmaps
 
@@ -38,7 +38,7 @@ def translations(operations: Sequence[Operation], stranger: int) -> dict[tuple[i
                 continue  # optional, or refused when it is to be shown
             owner = (status.st_uid, status.st_gid)
             if owner not in made:
-                made[owner] = idmaps.translation(*owner, stranger)
+                made[owner] = idmaps.translation(*owner, unprivileged_uid)
     return made
 
 

@@ -50,7 +50,7 @@ def start(asked: Surroundings, stdio: Sequence[int], gateway: Gateway | None = N
     is running already, in the network that we are in, where something can be reached.
     """
     work = _Work(asked, gateway)
-    if asked.stranger >= 0:
+    if asked.unprivileged_uid >= 0:
         call("unshare", userns.CLONE_NEWPID)
     else:
         _be_somebody_else(asked, userns.CLONE_NEWPID)
@@ -63,8 +63,8 @@ def start(asked: Surroundings, stdio: Sequence[int], gateway: Gateway | None = N
         _guarded(telling, lambda: _first(work, stdio, telling, awaited))
     for fd in (telling, awaited, *asked.cgroup_fds, *work.tally, *work.translated.values()):
         os.close(fd)
-    if asked.stranger >= 0:
-        process.become(asked.stranger, asked.stranger)  # as `first` will be: we may signal it
+    if asked.unprivileged_uid >= 0:
+        process.become(asked.unprivileged_uid, asked.unprivileged_uid)  # as `first` will be: we may signal it
     process.no_new_privs()
     process.clear_capabilities()
     process.dumpable(False)  # what the command is to know may be secret
@@ -84,7 +84,7 @@ def start_here(asked: Surroundings, prepare: Callable[[], None], gateway: Gatewa
     called in the child before anything else; signals to pass on are then sent to the child.
     """
     work = _Work(asked, gateway)
-    own = userns.CLONE_NEWPID | (userns.CLONE_NEWUSER if asked.stranger < 0 else 0)
+    own = userns.CLONE_NEWPID | (userns.CLONE_NEWUSER if asked.unprivileged_uid < 0 else 0)
     uid, gid = os.geteuid(), os.getegid()
 
     def be_first() -> int:
@@ -94,7 +94,7 @@ def start_here(asked: Surroundings, prepare: Callable[[], None], gateway: Gatewa
         process.close_from(3, keep=(asked.status, *asked.cgroup_fds, *work.kept(), *work.translated.values()))
         os.set_inheritable(asked.status, False)
         open_streams()
-        if asked.stranger < 0:
+        if asked.unprivileged_uid < 0:
             userns.map_ids(uid, gid, asked.uid, asked.gid)
         return _first(work, range(3), asked.status)
 
@@ -127,8 +127,8 @@ class _Work:
         self.gateway = gateway
         self.operations = asked.operations()
         self.translated: dict[tuple[int, int], int] = {}
-        if asked.stranger >= 0:
-            self.translated = fresh_root.translations(self.operations, asked.stranger)
+        if asked.unprivileged_uid >= 0:
+            self.translated = fresh_root.translations(self.operations, asked.unprivileged_uid)
         self.watch = _watch(asked, self.operations)
         self.go_first: Callable[[], None] | None = None
         if asked.cgroup_fds or asked.memory:
@@ -186,9 +186,9 @@ def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -
         work.gateway.give_sockets(asked.network)
     elif asked.namespaces & userns.CLONE_NEWNET:
         loopback.up()
-    fresh_root.enter(work.operations, asked.stranger, work.translated)
-    if asked.stranger >= 0:
-        process.become(asked.stranger, asked.stranger)
+    fresh_root.enter(work.operations, asked.unprivileged_uid, work.translated)
+    if asked.unprivileged_uid >= 0:
+        process.become(asked.unprivileged_uid, asked.unprivileged_uid)
         process.dumpable(True)  # changing ids took /proc/self away from us
         _be_somebody_else(asked)
         _die_with_the_launcher(telling)  # and the death signal
@@ -211,7 +211,7 @@ def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -
     if pid == 0:
         os.close(go)
         # Of the processes that the kernel counts in this user namespace, these are ours.
-        ours = 2 if awaited >= 0 and asked.stranger < 0 else 1
+        ours = 2 if awaited >= 0 and asked.unprivileged_uid < 0 else 1
         most = asked.processes + ours if asked.processes else 0
         if work.go_first is not None:
             work.go_first()  # before us

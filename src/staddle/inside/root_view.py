@@ -90,7 +90,7 @@ def _is_directory(fd: int) -> bool:
     return stat.S_ISDIR(os.fstat(fd).st_mode)
 
 
-def _clone(path: bytes, owner: int, group: int, stranger: int, read_only: bool) -> int:
+def _clone(path: bytes, owner: int, group: int, unprivileged_uid: int, read_only: bool) -> int:
     """The tree at `path`, attached nowhere, in which `owner` is the sandbox's user."""
     fd = open_without_symlinks(os.fsdecode(path), os.O_PATH)
     try:
@@ -104,7 +104,7 @@ def _clone(path: bytes, owner: int, group: int, stranger: int, read_only: bool) 
         from ..linux.idmaps import translation
 
         try:
-            mounts.map_ids(tree, translation(owner, group, stranger))
+            mounts.map_ids(tree, translation(owner, group, unprivileged_uid))
         except OSError as error:
             # Some file systems cannot. Then the user sees what anybody sees: less, never more.
             if error.errno != errno.EINVAL or not read_only:
@@ -112,12 +112,12 @@ def _clone(path: bytes, owner: int, group: int, stranger: int, read_only: bool) 
     return tree
 
 
-def _mount_empty(path: bytes, mode: int, size: int, stranger: int) -> None:
+def _mount_empty(path: bytes, mode: int, size: int, unprivileged_uid: int) -> None:
     fd = open_without_symlinks(os.fsdecode(path), os.O_PATH | os.O_DIRECTORY)
     try:
         options = f"mode={mode:o}" + (f",size={size}" if size > 0 else "")
         if not mode & 0o005:  # nobody but its owner may enter it, as a home: that must be who works there
-            options += f",uid={stranger},gid={stranger}"
+            options += f",uid={unprivileged_uid},gid={unprivileged_uid}"
         mounts.mount("tmpfs", mounts.path_of(fd), "tmpfs", flags=_QUIET, options=options)
     finally:
         os.close(fd)

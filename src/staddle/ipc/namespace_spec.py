@@ -41,7 +41,7 @@ class Surroundings(Value):
     gid: int
     host: bytes
     #: An id that nobody has, to become in the place of root; -1 where we are nobody special anyway.
-    stranger: int
+    unprivileged_uid: int
     #: (name, inode) of the namespaces outside, which the sandbox must not be in.
     foreign: tuple[tuple[bytes, int], ...]
     #: `Instructions`, encoded.
@@ -73,7 +73,7 @@ SHAPES: dict[str, Shape] = {
     "uid": int,
     "gid": int,
     "host": bytes,
-    "stranger": int,
+    "unprivileged_uid": int,
     "foreign": [(bytes, int)],
     "command": bytes,
     "network": [(bytes, bytes, int, bytes)],
@@ -107,7 +107,7 @@ def foreign(kinds: Iterable[str]) -> tuple[tuple[bytes, int], ...]:
 def check(surroundings: Surroundings, shapes: dict[str, Shape]) -> None:
     """Malformed for what cannot be meant."""
     wire.check(surroundings, shapes)
-    if surroundings.uid < 0 or surroundings.gid < 0 or surroundings.stranger == 0:
+    if surroundings.uid < 0 or surroundings.gid < 0 or surroundings.unprivileged_uid == 0:
         raise Malformed("nobody in a sandbox is the host's root")
     if len(surroundings.gateway) not in (0, 2):
         raise Malformed("a line has two ends")

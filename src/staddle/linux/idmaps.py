@@ -68,25 +68,25 @@ def unused_ids_here(count: int = 1 << 16) -> tuple[int, int]:
     return (-1, 0) if one is None else (one, 1)
 
 
-def extents(owner: int, stranger: int) -> tuple[tuple[int, int, int], ...]:
-    """The lines of an id map that shows `owner` as `stranger` and everybody below it as they are.
+def extents(owner: int, unprivileged_uid: int) -> tuple[tuple[int, int, int], ...]:
+    """The lines of an id map that shows `owner` as `unprivileged_uid` and everybody below it as they are.
 
     Others keep their ids, as on a plain mount: the stranger has over their files what anybody
     has, and a file of the owner with another group stays writable.
     """
-    before, after = (0, 0, owner), (owner + 1, owner + 1, stranger - owner - 1)
-    return tuple(line for line in (before, (owner, stranger, 1), after) if line[2] > 0)
+    before, after = (0, 0, owner), (owner + 1, owner + 1, unprivileged_uid - owner - 1)
+    return tuple(line for line in (before, (owner, unprivileged_uid, 1), after) if line[2] > 0)
 
 
-def translation(owner: int, group: int, stranger: int) -> int:
-    """A user namespace that `mounts.map_ids` takes to show `owner` and `group` as `stranger`.
+def translation(owner: int, group: int, unprivileged_uid: int) -> int:
+    """A user namespace that `mounts.map_ids` takes to show `owner` and `group` as `unprivileged_uid`.
 
     Nobody ever runs in it. Made once per process and pair, by a child that is gone when this
     returns. Needs CAP_SETUID and CAP_SETGID. The descriptor is ours to keep: do not close it.
     """
-    key = (owner, group, stranger)
+    key = (owner, group, unprivileged_uid)
     if key not in _translations:
-        _translations[key] = _make(extents(owner, stranger), extents(group, stranger))
+        _translations[key] = _make(extents(owner, unprivileged_uid), extents(group, unprivileged_uid))
     return _translations[key]
 
 

@@ -23,7 +23,7 @@ class Manager(Value):
     systemd_run: str
     environment: dict[str, str]
     #: The id that root's sandbox runs as; -1 for an ordinary user, who stays who he is.
-    stranger: int = -1
+    unprivileged_uid: int = -1
 
 
 def find(
@@ -49,13 +49,13 @@ def _system(systemd_run: str, root: str) -> Manager | Obstacle:
 
     if not os.path.exists(f"{root}/run/dbus/system_bus_socket"):
         return Obstacle("the system has no message bus (/run/dbus/system_bus_socket)", "apt-get install dbus")
-    stranger = unused_id_here()
-    if stranger is None:
+    unprivileged_uid = unused_id_here()
+    if unprivileged_uid is None:
         return Obstacle(
             "run by root in a user namespace with no other id, the sandbox would have to run as root",
             "run staddle as an ordinary user",
         )
-    return Manager("system", systemd_run, {}, stranger)
+    return Manager("system", systemd_run, {}, unprivileged_uid)
 
 
 def _user(systemd_run: str, uid: int, environment: Mapping[str, str], root: str) -> Manager | Obstacle:
@@ -106,7 +106,7 @@ def version(systemd_run: str) -> int:
 
 def cause(problem: str, found: Manager) -> Obstacle:
     """The true cause of a failed self-test: what the kernel refuses, or else what was said."""
-    refused = obstacle(observe(found.stranger if found.stranger >= 0 else None))
+    refused = obstacle(observe(found.unprivileged_uid if found.unprivileged_uid >= 0 else None))
     if refused is not None:
         return refused
     return Obstacle(problem, f"see what `journalctl {'--user ' if found.scope == 'user' else ''}-e` says")

@@ -38,11 +38,13 @@ def translate(tree: int, user_namespace: int) -> None:
         mounts.map_ids(tree, user_namespace, recursive=False)
 
 
-def unwritable_grants(operations: Iterable[Operation], stranger: int) -> Iterator[PolicyNotEnforceable]:
-    """What is to be written and cannot be shown as belonging to `stranger`. Tries it; changes nothing."""
+def unwritable_grants(
+    operations: Iterable[Operation], unprivileged_uid: int
+) -> Iterator[PolicyNotEnforceable]:
+    """Errors for writable grants that cannot be shown as owned by `unprivileged_uid`. Changes nothing."""
     for operation in operations:
         if isinstance(operation, Bind) and operation.writable and not operation.again:
-            why = untranslatable(operation.outside, stranger)
+            why = untranslatable(operation.outside, unprivileged_uid)
             if why:
                 yield unwritable(operation.outside, why)
 
@@ -56,8 +58,8 @@ def unwritable(path: str, why: str) -> PolicyNotEnforceable:
     )
 
 
-def untranslatable(path: str, stranger: int) -> str:
-    """Why what is at `path` cannot be shown as belonging to `stranger`; empty when it can."""
+def untranslatable(path: str, unprivileged_uid: int) -> str:
+    """Why what is at `path` cannot be shown as belonging to `unprivileged_uid`; empty when it can."""
     from ..linux.idmaps import translation  # not in the process that only carries out
 
     source = open_named(path)
@@ -65,7 +67,7 @@ def untranslatable(path: str, stranger: int) -> str:
         tree = mounts.clone_tree(source)
         try:
             status = os.fstat(source)
-            translate(tree, translation(status.st_uid, status.st_gid, stranger))
+            translate(tree, translation(status.st_uid, status.st_gid, unprivileged_uid))
         finally:
             os.close(tree)
     except OSError as error:

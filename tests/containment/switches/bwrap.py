@@ -133,7 +133,7 @@ def _starting_as_root() -> None:
     from staddle.backends import bwrap
 
     original = bwrap.launch
-    bwrap.launch = lambda starter, *rest: original(starter.replace(stranger=None), *rest)
+    bwrap.launch = lambda starter, *rest: original(starter.replace(unprivileged_uid=None), *rest)
     _trust_bwrap()
 
 
@@ -190,7 +190,7 @@ SWITCHES: dict[str, Switch] = {
         edits=(
             Edit(
                 "inside/bwrap_prelude.py",
-                "        process.become(orders.stranger, orders.stranger)\n",
+                "        process.become(orders.unprivileged_uid, orders.unprivileged_uid)\n",
                 "        pass\n",
             ),
         ),

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from staddle.backends.namespaces.orders import NAMESPACES
+from staddle.backends.namespaces.launching import NAMESPACES
 from staddle.linux import userns
 
 from . import bwrap
@@ -36,9 +36,9 @@ def _asked(change: Callable[[Any], Any]) -> Patch:
     """Change what the helper is told to make."""
 
     def off() -> None:
-        from staddle.backends.namespaces import orders
+        from staddle.backends.namespaces import launching
 
-        original = orders.orders
+        original = launching.spec
 
         def changed(*args: Any, **options: Any) -> Any:
             before = original(*args, **options)
@@ -46,7 +46,7 @@ def _asked(change: Callable[[Any], Any]) -> Patch:
             assert after != before, "this switch takes nothing away any more"
             return after
 
-        orders.orders = changed
+        launching.spec = changed
         _trust()
 
     return off
@@ -199,7 +199,8 @@ SWITCHES: dict[str, Switch] = {
             NO_LAST_LOOK,
             Edit(
                 "inside/namespace_init.py",
-                "        process.become(asked.stranger, asked.stranger)\n        process.dumpable(True)",
+                "        process.become(asked.unprivileged_uid, asked.unprivileged_uid)\n"
+                "        process.dumpable(True)",
                 "        process.dumpable(True)",
             ),
         ),

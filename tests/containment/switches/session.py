@@ -143,7 +143,11 @@ SWITCHES: dict[str, Switch] = {
         nothing,
         ("change-a-control-file", "remove-a-control-file", "plant-a-control-file"),
         only="user",  # as root they belong to the fork server, whom nobody is inside
-        edits=(Edit("inside/agent/*.py", "        mounts.set_attributes(cover, mounts.ATTR_RDONLY)\n", ""),),
+        edits=(
+            Edit(
+                "inside/agent/own_view.py", "        mounts.set_attributes(cover, mounts.ATTR_RDONLY)\n", ""
+            ),
+        ),
     ),
     "user namespace of its own": Switch(nothing, ("start",), edits=(_SAME_USER_NAMESPACE,)),
     "capability drop": Switch(nothing, ("start",), edits=_KEEPING_CAPABILITIES),

@@ -24,11 +24,11 @@ def _orders(change: Callable[[Any], Any]) -> Patch:
     """Change what both ends of the line are told."""
 
     def off() -> None:
-        from staddle.backends.systemd import Systemd, orders
+        from staddle.backends.systemd import Systemd, launching
         from staddle.enforcement import Probe
 
-        original = orders.orders
-        orders.orders = lambda *args, **options: change(original(*args, **options))
+        original = launching.spec
+        launching.spec = lambda *args, **options: change(original(*args, **options))
         Systemd.probe = lambda self: Probe("systemd", usable=True)  # type: ignore[method-assign]
 
     return off
@@ -38,11 +38,11 @@ def _command(change: Callable[[Any], Any]) -> Patch:
     """Change what the command's own process does last."""
 
     def off() -> None:
-        from staddle.backends.systemd import Systemd, orders
+        from staddle.backends.systemd import Systemd, launching
         from staddle.enforcement import Probe
 
-        original = orders.instructions
-        orders.instructions = lambda *args: change(original(*args))
+        original = launching.instructions
+        launching.instructions = lambda *args: change(original(*args))
         Systemd.probe = lambda self: Probe("systemd", usable=True)  # type: ignore[method-assign]
 
     return off
@@ -120,7 +120,8 @@ SWITCHES: dict[str, Switch] = {
             NO_LAST_LOOK,
             Edit(
                 "inside/namespace_init.py",
-                "        process.become(asked.stranger, asked.stranger)\n        process.dumpable(True)",
+                "        process.become(asked.unprivileged_uid, asked.unprivileged_uid)\n"
+                "        process.dumpable(True)",
                 "        process.dumpable(True)",
             ),
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from staddle.backends.landlock.probing import Findings
+from staddle.backends.landlock.probe import Findings
 from staddle.enforcement import Probe
 from staddle.policy import Limits, Network
 from staddle.policy.identity import Identity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.backends.bwrap import scoping, shortfalls
+from staddle.backends.bwrap import abstract_sockets, description
 from staddle.backends.bwrap.description import steps
 from staddle.backends.bwrap.launching import Starter, is_staged
 from staddle.mounts.from_plan import Layout, lay_out
@@ -14,7 +14,7 @@ from staddle.policy.plan import Plan, Text, Variable
 from tests.unit.mounts.plans import WHY, DictHost, guard, hidden, plan, read, write
 
 STARTER = Starter("/usr/bin/bwrap", (), True, "/usr/bin/prlimit", "/usr/bin/nsenter")
-AS_ROOT = STARTER.replace(stranger=1_900_000_000)
+AS_ROOT = STARTER.replace(unprivileged_uid=1_900_000_000)
 
 
 def laid_out(wanted: Plan) -> Layout:
@@ -84,7 +84,7 @@ def test_when_the_view_is_built_by_us() -> None:
 
 def gaps(**fields: object) -> list[tuple[str, bool]]:
     wanted = plan(**{"grants": (read("/usr"),), **fields})
-    return [(gap.protection, gap.documented) for gap in shortfalls.gaps(wanted, laid_out(wanted), STARTER)]
+    return [(gap.protection, gap.documented) for gap in description.gaps(wanted, laid_out(wanted), STARTER)]
 
 
 def test_an_ordinary_plan_has_no_gap() -> None:
@@ -112,8 +112,8 @@ def test_what_it_cannot_hold(fields: dict[str, object], expected: list[tuple[str
 def test_abstract_sockets_are_a_documented_gap_where_the_kernel_cannot_keep_them_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scoping, "prefix", lambda: ())
+    monkeypatch.setattr(abstract_sockets, "prefix", lambda: ())
     assert gaps(network=Network.open()) == [("sockets", True)]
     assert gaps(network=Network.deny()) == []
-    monkeypatch.setattr(scoping, "prefix", lambda: ("python",))
+    monkeypatch.setattr(abstract_sockets, "prefix", lambda: ("python",))
     assert gaps(network=Network.open()) == []

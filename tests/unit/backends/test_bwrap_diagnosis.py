@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.backends.bwrap.diagnosis import judge
+from staddle.backends.bwrap.executable import judge
 from staddle.linux.userns import Facts
 
 

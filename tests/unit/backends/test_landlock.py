@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from staddle.backends.landlock import Landlock, rules, shortfalls
-from staddle.backends.landlock.layout import Layout, parent_for_private
-from staddle.backends.landlock.probing import stranger
-from staddle.backends.landlock.root import as_user, view
+from staddle.backends.landlock import Landlock, description, rules
+from staddle.backends.landlock.private_dirs import PrivateDirs, parent_for_private
+from staddle.backends.landlock.probe import uid_for_run
+from staddle.backends.landlock.root_view import as_user, view
 from staddle.enforcement import PROTECTIONS
 from staddle.errors import BackendUnavailable, PolicyNotEnforceable
 from staddle.ipc.exec_spec import Instructions, decode
@@ -61,7 +61,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def allowed(granted: list[rules.Rule], path: Path, right: str) -> bool:
+def allowed(granted: list[rules.LandlockRule], path: Path, right: str) -> bool:
     """What the kernel would say: a rule on the path or anything above it."""
     return any(
         right in rule.rights and (str(path) + "/").startswith(rule.path.rstrip("/") + "/") for rule in granted
@@ -108,7 +108,7 @@ def test_private_directories_below_a_grant_are_stepped_around_too(tree: Path) ->
 def test_too_many_rules_are_not_made(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "MOST_RULES", 3)
     crowded = plan(grants=(read(tree),), hidden=(hidden(tree / "a/secret"),))
-    assert "deny" in {gap.protection for gap in shortfalls.gaps(crowded, found()) if not gap.documented}
+    assert "deny" in {gap.protection for gap in description.gaps(crowded, found()) if not gap.documented}
     with pytest.raises(PolicyNotEnforceable, match="3 rules"):
         made(crowded)
 
@@ -149,7 +149,7 @@ def test_an_etc_of_its_own_is_one_rule_unless_something_is_denied_in_it() -> Non
 
 
 def test_private_directories_stand_in_for_what_cannot_be_mounted() -> None:
-    layout = Layout.of(plan(), "/tmp", "t0ken", but=("/dev/shm",))
+    layout = PrivateDirs.of(plan(), "/tmp", "t0ken", but=("/dev/shm",))
     home, tmp = layout.place("/home/user"), layout.place("/tmp")
     assert home != tmp
     assert layout.directories() == ("/tmp/staddle-t0ken", home, tmp)
@@ -160,7 +160,7 @@ def test_private_directories_stand_in_for_what_cannot_be_mounted() -> None:
 
 
 def test_variables_point_to_them_also_inside_lists() -> None:
-    layout = Layout.of(plan(), "/tmp", "t0ken")
+    layout = PrivateDirs.of(plan(), "/tmp", "t0ken")
     assert layout.environment(plan(), can_mount=True) == {
         "HOME": layout.place("/home/user"),
         "PATH": f"{layout.place('/home/user')}/bin:/usr/bin",
@@ -170,17 +170,17 @@ def test_variables_point_to_them_also_inside_lists() -> None:
 
 def test_a_grant_below_a_private_directory_stays_where_it_is() -> None:
     inside = plan(grants=(write("/tmp/granted"),), cwd="/tmp/granted/a")
-    assert Layout.of(inside, "/tmp", "t0ken").place("/tmp/granted/a") == "/tmp/granted/a"
+    assert PrivateDirs.of(inside, "/tmp", "t0ken").place("/tmp/granted/a") == "/tmp/granted/a"
     assert made(inside).directory == b"/tmp/granted/a"
 
 
 def test_directories_that_nothing_points_to_are_not_made() -> None:
-    assert "/var/tmp" not in Layout.of(plan(), "/tmp", "t0ken").moved
+    assert "/var/tmp" not in PrivateDirs.of(plan(), "/tmp", "t0ken").moved
 
 
 def test_git_is_told_about_a_configuration_that_it_may_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/etc/gitconfig")
-    layout = Layout.of(plan(), "/tmp", "t0ken")
+    layout = PrivateDirs.of(plan(), "/tmp", "t0ken")
     assert layout.environment(plan(), can_mount=False)["GIT_CONFIG_NOSYSTEM"] == "1"
     own = plan(variables=(Variable("GIT_CONFIG_NOSYSTEM", "0", "env"),))
     assert layout.environment(own, can_mount=False)["GIT_CONFIG_NOSYSTEM"] == "0"
@@ -239,10 +239,10 @@ def test_the_account_files_name_the_stranger() -> None:
 
 
 def test_two_runs_are_strangers_to_each_other() -> None:
-    assert stranger(-1) == -1
-    assert stranger(65000) == 65000  # a container has few ids
-    assert len({stranger(FIRST_UNUSED + 1) for _ in range(50)}) > 45
-    assert all(FIRST_UNUSED <= stranger(FIRST_UNUSED) < 0x7FFFFFFF for _ in range(50))
+    assert uid_for_run(-1) == -1
+    assert uid_for_run(65000) == 65000  # a container has few ids
+    assert len({uid_for_run(FIRST_UNUSED + 1) for _ in range(50)}) > 45
+    assert all(FIRST_UNUSED <= uid_for_run(FIRST_UNUSED) < 0x7FFFFFFF for _ in range(50))
 
 
 # Instructions.
@@ -362,7 +362,7 @@ def test_steps_say_what_the_instructions_do() -> None:
 
 
 def names(of: Plan, *, documented: bool, **findings: Any) -> set[str]:
-    gaps = shortfalls.gaps(of, found(**findings))
+    gaps = description.gaps(of, found(**findings))
     return {gap.protection for gap in gaps if gap.documented is documented}
 
 
@@ -442,7 +442,7 @@ def test_every_gap_is_about_a_promise_and_says_what_to_do() -> None:
         network=Network.loopback(),
         limits=Limits(memory=1),
     )
-    for gap in shortfalls.gaps(everything, found(abi=1)):
+    for gap in description.gaps(everything, found(abi=1)):
         assert gap.protection in PROTECTIONS or gap.protection.startswith("limits.")
         assert gap.why
         assert gap.fix

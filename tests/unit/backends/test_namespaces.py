@@ -6,10 +6,10 @@ import os
 
 import pytest
 
+from staddle.backends import gaps as common
 from staddle.backends import gateways
-from staddle.backends import shortfalls as common
-from staddle.backends.namespaces import Namespaces, description, orders, shortfalls
-from staddle.backends.namespaces.orders import NAMESPACES
+from staddle.backends.namespaces import Namespaces, description, launching
+from staddle.backends.namespaces.launching import NAMESPACES
 from staddle.ipc import namespace_spec
 from staddle.ipc.exec_spec import decode
 from staddle.ipc.network_spec import decoded
@@ -24,14 +24,14 @@ from staddle.policy.network import Network
 from staddle.policy.plan import Plan, Text, Variable
 from tests.unit.mounts.plans import DictHost, guard, hidden, plan, read, scratch, write
 
-STRANGER = 0x70000001
+UNPRIVILEGED_UID = 0x70000001
 ODD = '/w/a b:c"d\\e%h$HOME\n'
 
 
 def asked(
-    made: Plan, stranger: int | None = None, command: tuple[str, ...] = ("true",)
+    made: Plan, unprivileged_uid: int | None = None, command: tuple[str, ...] = ("true",)
 ) -> namespace_spec.Surroundings:
-    return orders.orders(made, lay_out(made, DictHost()), stranger, command, status=9)
+    return launching.spec(made, lay_out(made, DictHost()), unprivileged_uid, command, status=9)
 
 
 # What the helper is told.
@@ -43,7 +43,7 @@ def test_nothing_of_the_policy_is_on_a_command_line() -> None:
         texts=(Text("/etc/secret-text", b"secret-content", "test"),),
         variables=(Variable("TOKEN", "secret-value", "test", secret=True),),
     )
-    launch = orders.launch(made, lay_out(made, DictHost()), None, ["secret-program"])
+    launch = launching.launch(made, lay_out(made, DictHost()), None, ["secret-program"])
     launch.close()
     os.close(launch.status or -1)
     assert launch.argv[1:3] == ("-I", "-S")
@@ -57,11 +57,11 @@ def test_what_is_asked_survives_the_way() -> None:
     made = plan(
         grants=(write(ODD + "\udcff"),), guards=(guard(ODD + "\udcff/.git"),), scratch=(scratch("/tmp"),)
     )
-    said = asked(made, STRANGER)
+    said = asked(made, UNPRIVILEGED_UID)
     assert namespace_spec.decode(namespace_spec.encode(said)) == said
     assert any(row[1] == os.fsencode(ODD + "\udcff") for row in said.view)
-    assert said.stranger == STRANGER
-    assert asked(made).stranger == -1
+    assert said.unprivileged_uid == UNPRIVILEGED_UID
+    assert asked(made).unprivileged_uid == -1
 
 
 def test_the_network_is_its_own_unless_it_is_open() -> None:
@@ -73,11 +73,11 @@ def test_the_network_is_its_own_unless_it_is_open() -> None:
 def test_landlock_is_used_only_where_the_hosts_abstract_sockets_are_within_reach(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(orders, "scopes_sockets", lambda: True)
+    monkeypatch.setattr(launching, "scopes_sockets", lambda: True)
     assert decode(asked(plan()).command).scoped == 0
     bit = RIGHTS["scope"]["abstract_unix_socket"][0]
     assert decode(asked(plan(network=Network.open())).command).scoped == bit
-    monkeypatch.setattr(orders, "scopes_sockets", lambda: False)
+    monkeypatch.setattr(launching, "scopes_sockets", lambda: False)
     assert decode(asked(plan(network=Network.open())).command).scoped == 0
 
 
@@ -96,13 +96,13 @@ def test_the_first_process_is_not_covered_because_it_is_not_shown() -> None:
 
 def test_a_launch_can_be_given_up() -> None:
     before = set(os.listdir("/proc/self/fd"))
-    launch = orders.launch(plan(), lay_out(plan(), DictHost()), None, ["true"])
+    launch = launching.launch(plan(), lay_out(plan(), DictHost()), None, ["true"])
     launch.close()
     launch.close()
     assert launch.status is not None
     os.close(launch.status)
     with pytest.raises(ValueError, match="no command"):
-        orders.launch(plan(), lay_out(plan(), DictHost()), None, [])
+        launching.launch(plan(), lay_out(plan(), DictHost()), None, [])
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
@@ -111,7 +111,7 @@ def test_a_launch_can_be_given_up() -> None:
     [
         {"uid": -1},
         {"gid": -1},
-        {"stranger": 0},
+        {"unprivileged_uid": 0},
         {"host": "text"},
         {"view": ((b"bind", b"relative", 0, 0, 0, b""),)},
     ],
@@ -125,7 +125,7 @@ def test_nobody_is_asked_to_be_root_and_nonsense_is_not_sent(wrong: dict[str, ob
 
 
 def gaps(made: Plan) -> dict[str, bool]:
-    return {gap.protection: gap.documented for gap in shortfalls.gaps(made, lay_out(made, DictHost()), None)}
+    return {gap.protection: gap.documented for gap in description.gaps(made, lay_out(made, DictHost()), None)}
 
 
 def test_an_ordinary_plan_has_no_gap() -> None:
@@ -158,7 +158,7 @@ def test_a_list_of_hosts_is_held_as_far_as_this_kernel_delivers_every_port(
 def test_a_gateway_is_asked_for_only_where_something_can_be_reached() -> None:
     for network in (Network.deny(), Network.open(), Network.loopback()):
         made = plan(network=network)
-        launch = orders.launch(made, lay_out(made, DictHost()), None, ["true"])
+        launch = launching.launch(made, lay_out(made, DictHost()), None, ["true"])
         assert launch.told is None
         assert len(launch.pass_fds) == 2
         launch.close()
@@ -167,7 +167,7 @@ def test_a_gateway_is_asked_for_only_where_something_can_be_reached() -> None:
 
 def test_the_network_and_both_ends_of_its_line_are_in_the_orders() -> None:
     network = Network.allow("example.com:443", "*.example.org", "udp://10.0.0.1:53", "127.0.0.1:80", "!b.com")
-    said = orders.orders(
+    said = launching.spec(
         plan(network=network), lay_out(plan(), DictHost()), None, ["true"], status=7, gateway=(8, 9)
     )
     assert namespace_spec.decode(namespace_spec.encode(said)) == said
@@ -180,7 +180,7 @@ def test_the_network_and_both_ends_of_its_line_are_in_the_orders() -> None:
 def test_a_launch_with_a_gateway_can_be_given_up() -> None:
     before = set(os.listdir("/proc/self/fd"))
     made = plan(network=Network.allow("example.com"))
-    launch = orders.launch(made, lay_out(made, DictHost()), None, ["true"])
+    launch = launching.launch(made, lay_out(made, DictHost()), None, ["true"])
     assert launch.told is not None
     assert len(launch.pass_fds) == 4
     launch.close()
@@ -190,8 +190,8 @@ def test_a_launch_with_a_gateway_can_be_given_up() -> None:
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
-def printed(made: Plan, stranger: int | None = None) -> list[str]:
-    return [step.action for step in description.steps(made, lay_out(made, DictHost()), stranger)]
+def printed(made: Plan, unprivileged_uid: int | None = None) -> list[str]:
+    return [step.action for step in description.steps(made, lay_out(made, DictHost()), unprivileged_uid)]
 
 
 def test_every_step_is_a_line() -> None:
@@ -209,10 +209,10 @@ def test_every_step_is_a_line() -> None:
     assert any("network of its own" in line for line in lines)
     assert not any("network of its own" in line for line in printed(plan(network=Network.open())))
     assert not any("no account has" in line for line in lines)
-    as_root = printed(made, STRANGER)
+    as_root = printed(made, UNPRIVILEGED_UID)
     assert "show /w (read and write), its owner shown as the sandbox's user" in as_root
     assert as_root.index("leave the old root for good") < next(
-        at for at, line in enumerate(as_root) if str(STRANGER) in line
+        at for at, line in enumerate(as_root) if str(UNPRIVILEGED_UID) in line
     )
 
 

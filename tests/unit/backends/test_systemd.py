@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.backends.systemd import description, orders, shortfalls, unit
+from staddle.backends.systemd import description, launching, unit
 from staddle.ipc import systemd_spec
 from staddle.ipc.exec_spec import decode
 from staddle.linux.systemd_manager import Manager, Obstacle, delegated_controllers, find
@@ -87,7 +87,7 @@ def test_dollars_in_the_helpers_path_are_not_expanded_by_the_manager() -> None:
 
 
 def asked(made: Plan, found: Manager = USER, command: tuple[str, ...] = ("true",)) -> systemd_spec.Orders:
-    return orders.orders(made, lay_out(made, DictHost()), found, command, status=9)
+    return launching.spec(made, lay_out(made, DictHost()), found, command, status=9)
 
 
 def test_nothing_of_the_policy_is_on_the_command_line_of_the_unit() -> None:
@@ -122,7 +122,7 @@ def test_the_unit_is_told_the_operations_of_the_layout_but_those_it_does_not_nee
     wanted = [op.replace(origin="") for op in lay_out(made, DictHost()).operations if op.path != "/proc/1"]
     for found in (USER, ROOT):
         assert list(asked(made, found).operations()) == wanted
-        assert asked(made, found).stranger == found.stranger
+        assert asked(made, found).unprivileged_uid == found.unprivileged_uid
 
 
 def test_the_filter_and_the_limits_are_those_of_the_plan() -> None:
@@ -136,7 +136,7 @@ def test_the_filter_and_the_limits_are_those_of_the_plan() -> None:
 
 def test_a_launch_can_be_given_up() -> None:
     before = set(os.listdir("/proc/self/fd"))
-    launch = orders.launch(plan(), lay_out(plan(), DictHost()), USER, ["true"])
+    launch = launching.launch(plan(), lay_out(plan(), DictHost()), USER, ["true"])
     assert launch.argv[4] == "systemd-client"
     assert launch.argv[5] == str(launch.pass_fds[1])
     assert launch.relays
@@ -151,7 +151,9 @@ def test_a_launch_can_be_given_up() -> None:
 
 
 def gaps(made: Plan, found: Manager = USER) -> dict[str, bool]:
-    return {gap.protection: gap.documented for gap in shortfalls.gaps(made, lay_out(made, DictHost()), found)}
+    return {
+        gap.protection: gap.documented for gap in description.gaps(made, lay_out(made, DictHost()), found)
+    }
 
 
 def test_an_ordinary_plan_has_no_gap() -> None:
@@ -159,7 +161,7 @@ def test_an_ordinary_plan_has_no_gap() -> None:
 
 
 def test_what_it_cannot_hold_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortfalls, "delegated_controllers", lambda scope: frozenset({"memory"}))
+    monkeypatch.setattr(description, "delegated_controllers", lambda scope: frozenset({"memory"}))
     limits = Limits(memory="1G", cpu=1, processes=5, disk="1G")
     made = plan(
         limits=limits,
@@ -175,9 +177,9 @@ def test_what_it_cannot_hold_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_open_network_needs_landlock_scopes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortfalls.landlock, "abi", lambda: 5)
+    monkeypatch.setattr(description.landlock, "abi", lambda: 5)
     assert gaps(plan(network=Network.open())) == {"sockets": True}
-    monkeypatch.setattr(shortfalls.landlock, "abi", lambda: 6)
+    monkeypatch.setattr(description.landlock, "abi", lambda: 6)
     assert gaps(plan(network=Network.open())) == {}
 
 
@@ -238,7 +240,7 @@ def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_ordinary_user_gets_his_own_manager(host: Path) -> None:
     found = find(7, {}, str(host))
     assert isinstance(found, Manager)
-    assert (found.scope, found.environment, found.stranger) == (
+    assert (found.scope, found.environment, found.unprivileged_uid) == (
         "user",
         {"XDG_RUNTIME_DIR": "/run/user/7"},
         -1,
@@ -253,7 +255,7 @@ def test_root_gets_the_systems_manager_and_another_id(host: Path) -> None:
     found = find(0, {}, str(host))
     assert isinstance(found, Manager)
     assert found.scope == "system"
-    assert found.stranger > 0
+    assert found.unprivileged_uid > 0
 
 
 @pytest.mark.parametrize(

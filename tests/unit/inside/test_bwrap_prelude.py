@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.inside.bwrap_prelude import Orders, decode, encode
+from staddle.inside.bwrap_prelude import PreludeSpec, decode, encode
 from staddle.ipc.wire import Malformed
 
-ORDERS = Orders(3, 1234, ((b"gate", b"\0\0\0\0", 0, b""),), (4, 5), -1, 6, 70000)
+ORDERS = PreludeSpec(3, 1234, ((b"gate", b"\0\0\0\0", 0, b""),), (4, 5), -1, 6, 70000)
 
 
 def test_they_come_back_as_they_were() -> None:

@@ -24,7 +24,7 @@ def orders(**fields: Any) -> Orders:
         "uid": 1000,
         "gid": 1000,
         "host": b"sandbox",
-        "stranger": -1,
+        "unprivileged_uid": -1,
         "foreign": ((b"net", 4026531840),),
         "bounds": ((b"memory.max", 1 << 40),),
         "command": b"...",
@@ -53,7 +53,7 @@ def test_what_was_said_is_what_is_heard() -> None:
         {"uid": b"0"},
         {"uid": -1},
         {"gid": -1},
-        {"stranger": 0},
+        {"unprivileged_uid": 0},
     ],
 )
 def test_nonsense_is_not_sent(fields: dict[str, Any]) -> None:

@@ -39,18 +39,18 @@ def test_in_a_container_it_is_one_of_the_last_that_exist(
 
 @pytest.mark.parametrize("owner", [0, 1, 1000, FIRST_UNUSED - 1])
 def test_the_map_shows_the_owner_as_the_stranger_and_the_others_as_they_are(owner: int) -> None:
-    stranger = FIRST_UNUSED
-    lines = extents(owner, stranger)
+    unprivileged_uid = FIRST_UNUSED
+    lines = extents(owner, unprivileged_uid)
 
     def shown(number: int) -> int | None:
         found = [there + number - here for here, there, count in lines if here <= number < here + count]
         assert len(found) <= 1
         return found[0] if found else None
 
-    assert shown(owner) == stranger
+    assert shown(owner) == unprivileged_uid
     for other in {0, 1, 999, 1000, 65534, FIRST_UNUSED - 1} - {owner}:
         assert shown(other) == other
-    assert shown(stranger) is None
+    assert shown(unprivileged_uid) is None
     targets = sorted((there, count) for _, there, count in lines)
     for (first, count), (second, _) in itertools.pairwise(targets):
         assert first + count <= second  # the kernel refuses a map that overlaps

@@ -22,8 +22,8 @@ from ...linux import programs
 from ...linux.userns import Obstacle
 from ...mounts.from_plan import lay_out
 from ...mounts.host import Host
-from ..strangers import stranger
-from . import version
+from ..unused_ids import unprivileged_uid
+from . import executable
 from .launching import Starter, launch
 
 TYPE_CHECKING = False
@@ -69,7 +69,7 @@ class Bwrap:
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
         """What of `plan` bwrap does not hold on this host."""
-        from .shortfalls import gaps
+        from .description import gaps
 
         return tuple(gaps(plan, self._laid_out(plan), self._starter()))
 
@@ -130,9 +130,9 @@ class Bwrap:
             return self._unusable(f"bubblewrap is not installed: {where}", _INSTALL)
         if bwrap.problem:
             return self._unusable(bwrap.problem, f"reinstall it: {_INSTALL}")
-        able = version.describe(bwrap.path, bwrap.identity)
-        if version.is_old(able.version):
-            oldest = ".".join(map(str, version.OLDEST))
+        able = executable.describe(bwrap.path, bwrap.identity)
+        if executable.is_old(able.version):
+            oldest = ".".join(map(str, executable.OLDEST))
             found = able.version or "of unknown version"
             return self._unusable(f"{bwrap.path} is {found}, and {oldest} is needed", "update bubblewrap")
         tools = {}
@@ -142,7 +142,7 @@ class Bwrap:
                 why = tool.problem if tool else f"no {name} in {', '.join(programs.DIRECTORIES)}"
                 return self._unusable(f"{name} of util-linux is needed: {why}", "apt-get install util-linux")
             tools[name] = tool.path
-        who = stranger()
+        who = unprivileged_uid()
         if isinstance(who, Obstacle):
             return self._unusable(who.why, who.fix)
         return Starter(
@@ -169,10 +169,10 @@ class Bwrap:
             _known[key] = self._unusable(f"its self-test could not be started: {error}")
 
     def _judged(self, found: Starter, problem: str, message: str) -> Probe:
-        number = version.describe(found.bwrap, found.identity).version
+        number = executable.describe(found.bwrap, found.identity).version
         if not problem:
             return Probe(self.name, usable=True, version=number)
-        from .diagnosis import diagnose
+        from .executable import diagnose
 
         why, fix = diagnose(found, problem, message)
         return self._unusable(why, fix, number)

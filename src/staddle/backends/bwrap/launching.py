@@ -24,7 +24,7 @@ from ...linux.seccomp import program
 from ...mounts.operations import Bind, File, Mask
 from .. import gateways
 from ..descriptors import Descriptors
-from ..filters import filter_profile
+from ..exec_spec import filter_profile
 from . import arguments, rlimits
 
 TYPE_CHECKING = False
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ...mounts.from_plan import Layout
     from ...mounts.operations import Operation
     from ...policy.plan import Plan
-    from .staging import Built
+    from .staged_view import Built
 
 #: bwrap reads the whole mount table for each of these; from here on building the view ourselves is faster.
 _MANY_MOUNTS = 48
@@ -52,10 +52,10 @@ class Starter(Value):
     mounts_descriptors: bool
     prlimit: str
     nsenter: str = ""
-    stranger: int | None = None
+    unprivileged_uid: int | None = None
 
 
-def is_staged(layout: Layout, stranger: int | None) -> bool:
+def is_staged(layout: Layout, unprivileged_uid: int | None) -> bool:
     """Whether the view is built by us instead of bwrap."""
     operations = layout.operations
     binds = [op for op in operations if isinstance(op, Bind)]
@@ -66,7 +66,7 @@ def is_staged(layout: Layout, stranger: int | None) -> bool:
         return True
     if any(isinstance(op, Mask) and op.optional for op in operations):
         return True  # bwrap would make an empty file of what has just gone
-    if stranger is None:
+    if unprivileged_uid is None:
         return False
     from ...mounts.owners import needs_translation
 
@@ -91,14 +91,14 @@ def _launch(
 ) -> Launch:
     operations: Sequence[Operation] = layout.operations
     built: Built | None = None
-    if is_staged(layout, starter.stranger):
-        from . import staging  # not for every start: an ordinary one is quicker without it
+    if is_staged(layout, starter.unprivileged_uid):
+        from . import staged_view  # not for every start: an ordinary one is quicker without it
 
-        ours, operations = staging.split(operations)
-        if starter.stranger is not None:
-            built = staging.build_as_root(ours, starter.stranger)
+        ours, operations = staged_view.split(operations)
+        if starter.unprivileged_uid is not None:
+            built = staged_view.build_as_root(ours, starter.unprivileged_uid)
         else:
-            built = staging.build_as_user(ours)
+            built = staged_view.build_as_user(ours)
     # Not a pipe: a launcher that finds its reader gone must not die of it half-way.
     status = give.holding(b"")
     told, ends = gateways.line(plan, give, command, lasting=True)
@@ -120,7 +120,7 @@ def _launch(
     within = rlimits.inside(plan.limits, rlimits.hard_limit)
     scoped: tuple[str, ...] = ()
     if plan.network.mode == "open":
-        from .scoping import prefix
+        from .abstract_sockets import prefix
 
         scoped = prefix()
     argv = (
@@ -140,7 +140,7 @@ def _launch(
         status=reading,
         failure=failure,
         close=give.close,
-        uid=starter.stranger,
+        uid=starter.unprivileged_uid,
         told=told,
     )
 
@@ -164,8 +164,8 @@ def _entering(starter: Starter, built: Built | None, give: Descriptors) -> _Ente
         if built.user_namespace is not None:
             before += [f"--user=/proc/self/fd/{give.keep(built.user_namespace)}", "--preserve-credentials"]
             first += ["--sync-fd", str(give.all()[-1])]
-    if starter.stranger is not None:
-        before += [f"--setgid={starter.stranger}", f"--setuid={starter.stranger}"]
+    if starter.unprivileged_uid is not None:
+        before += [f"--setgid={starter.unprivileged_uid}", f"--setuid={starter.unprivileged_uid}"]
     return _Enter((starter.nsenter, *before, "--") if before else (), tuple(first))
 
 
@@ -178,14 +178,14 @@ def _connecting(
 
     status, *ends = line
     user = -1 if built is None or built.user_namespace is None else give.keep(built.user_namespace)
-    orders = bwrap_prelude.Orders(
+    orders = bwrap_prelude.PreludeSpec(
         status=status,
         launcher=os.getpid(),
         network=gateways.rows(plan),
         gateway=tuple(ends),
         user_namespace=user,
         mount_namespace=-1 if built is None else give.keep(built.mount_namespace),
-        stranger=-1 if starter.stranger is None else starter.stranger,
+        unprivileged_uid=-1 if starter.unprivileged_uid is None else starter.unprivileged_uid,
     )
     return _Enter(helper.command("bwrap", str(give.holding(bwrap_prelude.encode(orders)))))
 

@@ -18,10 +18,10 @@ from ...launch.contract import Launch
 from ...linux import landlock as kernel
 from ...linux import process, seccomp
 from ...policy.paths import upward
-from ..filters import landlock_profile
-from . import reaching, rules, shortfalls
-from .layout import Layout, parent_for_private
-from .probing import Findings, find_out, stranger
+from ..exec_spec import landlock_profile
+from . import description, destinations, rules
+from .private_dirs import PrivateDirs, parent_for_private
+from .probe import Findings, find_out, uid_for_run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ...enforcement import Gap, Probe
     from ...ipc.exec_spec import Instructions
     from ...policy.plan import Plan
-    from .root import View
+    from .root_view import RootView
 
 
 class Landlock:
@@ -52,13 +52,11 @@ class Landlock:
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
         """What Landlock has no means for, what this kernel lacks, and what of `plan` cannot be held."""
-        return shortfalls.gaps(plan, self._findings())
+        return description.gaps(plan, self._findings())
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
         """What the helper will do, in its order."""
-        from .explaining import steps
-
-        return steps(*self._arrange(plan, ["command"]))
+        return description.steps(*self._arrange(plan, ["command"]))
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
         """The helper with its instructions. The command is confined or does not start."""
@@ -69,16 +67,16 @@ class Landlock:
 
     def _arrange(
         self, plan: Plan, command: Sequence[str]
-    ) -> tuple[Plan, list[rules.Rule], View | None, Instructions]:
+    ) -> tuple[Plan, list[rules.LandlockRule], RootView | None, Instructions]:
         from ...ipc.exec_spec import Instructions
 
         found = self._findings()
-        uid = stranger(found.uid)
+        uid = uid_for_run(found.uid)
         layout, seen = self._place(plan, uid)
         mounted = _granted_in_place(plan, seen) if seen else []
         granted = self._rules(plan, layout, mounted, can_mount=seen is not None)
         kept, _ = kernel.weaken(kernel.EVERYTHING, found.abi)
-        ports, net = reaching.ports(plan, kept)
+        ports, net = destinations.ports(plan, kept)
         instructions = Instructions(
             argv=tuple(os.fsencode(word) for word in command),
             environment=tuple(
@@ -110,35 +108,37 @@ class Landlock:
             sockets=_sockets(plan, layout, mounted),
             internet=int(plan.network.mode == "open"),
             ports=ports,
-            destinations=reaching.rows(plan),
+            destinations=destinations.rows(plan),
         )
         return plan, granted, seen, instructions
 
-    def _place(self, plan: Plan, uid: int) -> tuple[Layout, View | None]:
+    def _place(self, plan: Plan, uid: int) -> tuple[PrivateDirs, RootView | None]:
         token = os.urandom(6).hex()
         if uid < 0:
             parents = (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp")
-            return Layout.of(plan, parent_for_private(parents), token, but=("/dev/shm",)), None
-        from .root import view
+            return PrivateDirs.of(plan, parent_for_private(parents), token, but=("/dev/shm",)), None
+        from .root_view import view
 
         seen = view(plan, uid, plan.identity.home)
-        layout = Layout.of(plan, "/tmp", token, but=_granted_in_place(plan, seen))
+        layout = PrivateDirs.of(plan, "/tmp", token, but=_granted_in_place(plan, seen))
         return layout, view(plan, uid, layout.place(plan.identity.home))
 
-    def _rules(self, plan: Plan, layout: Layout, mounted: list[str], *, can_mount: bool) -> list[rules.Rule]:
+    def _rules(
+        self, plan: Plan, layout: PrivateDirs, mounted: list[str], *, can_mount: bool
+    ) -> list[rules.LandlockRule]:
         try:
             granted = rules.for_grants(plan, () if can_mount else [item.path for item in plan.scratch])
         except rules.TooMany as error:
             raise PolicyNotEnforceable(
                 "the landlock backend cannot hold this policy",
-                why=shortfalls.too_many(error.path),
+                why=description.too_many(error.path),
                 fix="deny less below it, or choose another backend",
             ) from None
         granted += rules.for_system(plan, can_mount=can_mount)
         return granted + rules.for_private([*layout.directories()[1:], *mounted])
 
 
-def _granted_in_place(plan: Plan, seen: View) -> list[str]:
+def _granted_in_place(plan: Plan, seen: RootView) -> list[str]:
     """Private directories that are where the plan says: only a mount can do that.
 
     A rule on one holds for everything below, grants that show through it included. What is
@@ -160,7 +160,7 @@ def _rlimits(plan: Plan) -> tuple[tuple[int, int, int], ...]:
     return tuple(limits)
 
 
-def _sockets(plan: Plan, layout: Layout, mounted: Iterable[str]) -> tuple[tuple[bytes, bytes], ...]:
+def _sockets(plan: Plan, layout: PrivateDirs, mounted: Iterable[str]) -> tuple[tuple[bytes, bytes], ...]:
     """Which sockets the supervisor connects to: those in directories the command may write."""
     beneath = [grant.path for grant in plan.grants if grant.access == "write" and grant.directory]
     beneath += [*layout.directories()[1:], *mounted]

@@ -32,7 +32,7 @@ SHARED_MEMORY = frozenset({"read_file", "write_file", "truncate", "make_reg", "r
 PROC = frozenset({"read_file", "read_dir"})
 
 
-class Rule(Value):
+class LandlockRule(Value):
     """These rights at `path` and all below it. Missing is an error unless `optional`."""
 
     path: str
@@ -49,15 +49,15 @@ class TooMany(Exception):
         self.path = path
 
 
-def for_grants(plan: Plan, private: Iterable[str] = ()) -> list[Rule]:
+def for_grants(plan: Plan, private: Iterable[str] = ()) -> list[LandlockRule]:
     """The rules for the plan's grants. `private` are directories that a grant must not show either."""
     denied = {item.path: item.kind == "directory" for item in plan.hidden}
     denied |= dict.fromkeys(private, True)
     obstacles = _Denied(denied)
-    rules: list[Rule] = []
+    rules: list[LandlockRule] = []
     for grant in plan.grants:
         if grant.access == "write" or grant.path not in obstacles.above:
-            rules.append(Rule(grant.path, WRITE if grant.access == "write" else READ, grant.origin))
+            rules.append(LandlockRule(grant.path, WRITE if grant.access == "write" else READ, grant.origin))
             continue
         for count, rule in enumerate(_siblings(grant.path, obstacles, grant.origin), 1):
             if count > MOST_RULES:
@@ -77,9 +77,9 @@ class _Denied:
         self.unlistable = {up for path, is_directory in denied.items() if is_directory for up in above(path)}
 
 
-def _siblings(directory: str, denied: _Denied, origin: str) -> Iterator[Rule]:
+def _siblings(directory: str, denied: _Denied, origin: str) -> Iterator[LandlockRule]:
     if directory not in denied.unlistable:
-        yield Rule(directory, frozenset({"read_dir"}), origin, optional=True)
+        yield LandlockRule(directory, frozenset({"read_dir"}), origin, optional=True)
     try:
         with os.scandir(directory) as entries:
             # A link is no place of its own: what it leads to is granted there, or is not.
@@ -93,21 +93,21 @@ def _siblings(directory: str, denied: _Denied, origin: str) -> Iterator[Rule]:
         if path in denied.above:
             yield from _siblings(path, denied, origin)
         else:
-            yield Rule(path, READ, origin, optional=True)
+            yield LandlockRule(path, READ, origin, optional=True)
 
 
-def for_system(plan: Plan, *, can_mount: bool) -> list[Rule]:
+def for_system(plan: Plan, *, can_mount: bool) -> list[LandlockRule]:
     """The rules for what every program needs: devices, /proc, the plan's part of /etc.
 
     Where nothing can be mounted, /dev/shm and the files in /etc are the host's own.
     """
-    rules = [Rule(path, rights, "device", optional=True) for path, rights in DEVICES.items()]
-    rules.append(Rule("/proc", PROC, "system"))
+    rules = [LandlockRule(path, rights, "device", optional=True) for path, rights in DEVICES.items()]
+    rules.append(LandlockRule("/proc", PROC, "system"))
     if not can_mount and any(item.path == "/dev/shm" for item in plan.scratch):
-        rules.append(Rule("/dev/shm", SHARED_MEMORY, "shared memory", optional=True))
+        rules.append(LandlockRule("/dev/shm", SHARED_MEMORY, "shared memory", optional=True))
     if can_mount and not any(covers("/etc", item.path) for item in plan.hidden):
         # All of it was made for this run. (A rule above something denied would allow it again.)
-        return [*rules, Rule("/etc", frozenset({"read_file", "read_dir"}), "system")]
+        return [*rules, LandlockRule("/etc", frozenset({"read_file", "read_dir"}), "system")]
     for text in plan.texts:
         if text.mode & 0o200:
             continue  # of the private home: on the host that name is somebody else's
@@ -115,13 +115,13 @@ def for_system(plan: Plan, *, can_mount: bool) -> list[Rule]:
             continue  # which machine this is, is nobody's business
         # At its real place: a rule is made through no link.
         path = text.path if can_mount else os.path.realpath(text.path)
-        rules.append(Rule(path, frozenset({"read_file"}), text.origin, optional=True))
+        rules.append(LandlockRule(path, frozenset({"read_file"}), text.origin, optional=True))
     return rules
 
 
-def for_private(directories: Iterable[str]) -> list[Rule]:
+def for_private(directories: Iterable[str]) -> list[LandlockRule]:
     """The rules for directories that belong to this run alone."""
-    return [Rule(path, WRITE, "private") for path in directories]
+    return [LandlockRule(path, WRITE, "private") for path in directories]
 
 
 def names(rights: frozenset[str]) -> str:

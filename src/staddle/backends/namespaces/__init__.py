@@ -22,7 +22,7 @@ import os
 from ...enforcement import Probe
 from ...errors import BackendUnavailable, StaddleError
 from ...linux.userns import Obstacle
-from ..strangers import stranger
+from ..unused_ids import unprivileged_uid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Namespaces:
         For our command line, which asks `doubt` then.
         """
         who = os.geteuid()
-        found = stranger()
+        found = unprivileged_uid()
         with _probing:
             if who not in _known:
                 _known[who] = self._unusable(found) if isinstance(found, Obstacle) else self._to_be_seen()
@@ -78,7 +78,7 @@ class Namespaces:
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
         """What of `plan` is not held here."""
-        from .shortfalls import gaps
+        from .description import gaps
 
         return tuple(gaps(plan, self._laid_out(plan), _who()))
 
@@ -90,7 +90,7 @@ class Namespaces:
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
         """The helper that makes the sandbox and stands for the command."""
-        from .orders import launch
+        from .launching import launch
 
         layout = self._laid_out(plan)
         if plan.hidden or plan.guards:
@@ -109,13 +109,13 @@ class Namespaces:
         return known[1]
 
     def _try(self) -> Probe:
-        found = stranger()
+        found = unprivileged_uid()
         if isinstance(found, Obstacle):
             return self._unusable(found)
         from ...mounts.from_plan import lay_out
         from ...mounts.host import Host
         from .. import canary
-        from .orders import launch
+        from .launching import launch
 
         nonce = os.urandom(8).hex()
         plan = canary.plan(nonce)
@@ -148,7 +148,7 @@ class Namespaces:
 
 def _who() -> int | None:
     """Who root's sandbox is; None for an ordinary user."""
-    found = stranger()
+    found = unprivileged_uid()
     if isinstance(found, Obstacle):
         raise BackendUnavailable("namespaces cannot confine anything here", why=found.why, fix=found.fix)
     return found

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from ...enforcement import Step
+from .. import gaps as common
 from .. import gateways
-from ..description import last, view
-from ..filters import filter_profile, filter_steps
-from .orders import namespaces, scopes
+from ..exec_spec import filter_profile
+from .launching import namespaces, scopes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...enforcement import Gap
     from ...mounts.from_plan import Layout
     from ...policy.plan import Plan
+
 
 _OURS = "namespaces"
 
 
-def steps(plan: Plan, layout: Layout, stranger: int | None) -> Iterator[Step]:
+def steps(plan: Plan, layout: Layout, unprivileged_uid: int | None) -> Iterator[Step]:
     """Each thing that is set up, in the order in which it is."""
+    from ..description import become, filter_steps, last, view  # not for `gaps`
+
     yield from gateways.started(_OURS, plan)
     yield from _groups(plan)
-    if stranger is None:
+    if unprivileged_uid is None:
         yield from _user(plan)
     names = ", ".join(("pid", "mnt", *namespaces(plan)))
     yield Step(f"make namespaces ({names}) that end with whoever started this", _OURS)
@@ -30,10 +34,10 @@ def steps(plan: Plan, layout: Layout, stranger: int | None) -> Iterator[Step]:
     if "net" in namespaces(plan):
         yield Step("a network of its own, with nothing but a loopback", "plan")
     yield from gateways.reached(plan)
-    yield from view(layout, stranger is not None)
+    yield from view(layout, unprivileged_uid is not None)
     yield Step("leave the old root for good", _OURS)
-    if stranger is not None:
-        yield Step(f"become uid and gid {stranger}, which no account has: root's sandbox is not root", _OURS)
+    if unprivileged_uid is not None:
+        yield become(unprivileged_uid, _OURS)
         yield from _user(plan)
     yield Step("the first process sees that all this is so; it is hidden, reaps, passes signals on", _OURS)
     yield from last(plan, _OURS)
@@ -58,3 +62,18 @@ def _groups(plan: Plan) -> Iterator[Step]:
 def _user(plan: Plan) -> Iterator[Step]:
     who = plan.identity
     yield Step(f"be uid {who.uid} and gid {who.gid} in a user namespace of its own", _OURS)
+
+
+def gaps(plan: Plan, layout: Layout, unprivileged_uid: int | None) -> Iterator[Gap]:
+    """Every gap, those of the policy first."""
+    yield from common.of_a_fresh_root(plan, layout, unprivileged_uid, common.scopes_sockets)
+    yield from _limits(plan)
+
+
+def _limits(plan: Plan) -> Iterator[Gap]:
+    if all(getattr(plan.limits, name) is None for name in common.NEED_MORE):
+        return  # nobody looks what this host has
+    from ...limits.holding import held
+    from ...limits.standing_in import usable
+
+    yield from held(plan.limits, usable(), inside=True, layer="none")[1]

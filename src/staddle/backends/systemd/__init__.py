@@ -56,7 +56,7 @@ class Systemd:
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
         """What of `plan` is not held here."""
-        from .shortfalls import gaps
+        from .description import gaps
 
         return tuple(gaps(plan, self._laid_out(plan), self._manager()))
 
@@ -68,7 +68,7 @@ class Systemd:
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
         """The process that starts the unit and stands for it."""
-        from .orders import launch
+        from .launching import launch
 
         return launch(plan, self._laid_out(plan), self._manager(), command)
 

@@ -11,7 +11,7 @@ import sys
 
 from ... import backends
 from ..._value import Value
-from ...backends.shortfalls import NEED_MORE
+from ...backends.gaps import NEED_MORE
 from ...enforcement import Gap
 from ...errors import LaunchFailed, PolicyNotEnforceable, StaddleError
 from ...launch.view import find_program

@@ -27,7 +27,7 @@ _MADE_ANEW = "/etc"
 _SMALL = 16 << 20
 
 
-class View(Value):
+class RootView(Value):
     """What `inside.root_view` builds; the rows are those of the instructions, as text."""
 
     trees: tuple[tuple[str, int, int, bool], ...]
@@ -36,7 +36,7 @@ class View(Value):
     links: tuple[tuple[str, str], ...]
 
 
-def view(plan: Plan, uid: int, home: str) -> View:
+def view(plan: Plan, uid: int, home: str) -> RootView:
     """The view for `plan` when the sandbox's user is `uid` with this home directory."""
     trees: dict[str, tuple[int, int, bool]] = {}
     for grant in plan.grants:
@@ -57,7 +57,7 @@ def view(plan: Plan, uid: int, home: str) -> View:
         obstacle = _obstacle(path, trees, empty)
         if obstacle:
             empty[obstacle] = (0o755, _SMALL)
-    return View(
+    return RootView(
         trees=tuple((path, *row) for path, row in sorted(trees.items())),
         empty=tuple((path, *row) for path, row in sorted(empty.items())),
         texts=tuple(

@@ -7,7 +7,6 @@ import os
 from ..ipc.exec_spec import Instructions
 from ..linux import landlock, process
 from ..linux.seccomp import program
-from .filters import filter_profile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,3 +53,15 @@ def rlimits(limits: Limits) -> Iterator[tuple[str, int, int]]:
 def needed(layout: Layout) -> list[Operation]:
     """The operations for our own builder, whose /proc does not show the first process: nothing covers it."""
     return [operation for operation in layout.operations if operation.path != "/proc/1"]
+
+
+def filter_profile(plan: Plan) -> str:
+    """For a sandbox of namespaces: no setuid files where the host's directories can be written."""
+    return "namespaces-nosuid" if any(grant.access == "write" for grant in plan.grants) else "namespaces"
+
+
+def landlock_profile(plan: Plan) -> str:
+    """The same without namespaces: sockets are decided about too."""
+    profile = {"open": "landlock-open", "deny": "landlock"}.get(plan.network.mode, "landlock-tcp")
+    # Where the host's directories can be written, no setuid file may be left there.
+    return profile + ("-nosuid" if any(grant.access == "write" for grant in plan.grants) else "")

@@ -15,9 +15,9 @@ from ...linux import userns
 from ...mounts import rows
 from .. import gateways
 from ..descriptors import Descriptors
-from ..last_steps import instructions, needed
+from ..exec_spec import instructions, needed
 from . import unit
-from .shortfalls import scopes
+from .description import scopes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -
     try:
         status = give.keep(write)
         told, ends = gateways.line(plan, give, command)
-        asked = orders(plan, layout, found, command, status=status, gateway=ends)
+        asked = spec(plan, layout, found, command, status=status, gateway=ends)
         file = give.holding(systemd_spec.encode(asked))
         return Launch(
             argv=helper.command("systemd-client", str(file)),
@@ -46,7 +46,7 @@ def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -
             failure=sentence,
             relays=True,
             close=give.close,
-            uid=found.stranger if found.stranger >= 0 else None,
+            uid=found.unprivileged_uid if found.unprivileged_uid >= 0 else None,
             told=told,
         )
     except BaseException:
@@ -55,7 +55,7 @@ def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -
         raise
 
 
-def orders(
+def spec(
     plan: Plan,
     layout: Layout,
     found: Manager,
@@ -91,7 +91,7 @@ def orders(
         uid=who.uid,
         gid=who.gid,
         host=os.fsencode(who.host),
-        stranger=found.stranger,
+        unprivileged_uid=found.unprivileged_uid,
         foreign=foreign(unit.namespaces(plan, found.scope)),
         bounds=tuple((os.fsencode(bound.file), bound.most) for bound in unit.bounds(plan.limits).values()),
         command=encode_instructions(instructions(plan, command, scopes())),

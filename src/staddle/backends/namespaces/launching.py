@@ -14,8 +14,8 @@ from ...linux import userns
 from ...mounts import rows
 from .. import gateways
 from ..descriptors import Descriptors
-from ..last_steps import instructions, needed
-from ..shortfalls import scopes_sockets
+from ..exec_spec import instructions, needed
+from ..gaps import scopes_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ NAMESPACES = {
 _ALWAYS = ("user", "pid", "mnt")
 
 
-def launch(plan: Plan, layout: Layout, stranger: int | None, command: Sequence[str]) -> Launch:
+def launch(plan: Plan, layout: Layout, unprivileged_uid: int | None, command: Sequence[str]) -> Launch:
     """The helper, ready to be started once."""
     give = Descriptors()
     read = -1
@@ -47,7 +47,7 @@ def launch(plan: Plan, layout: Layout, stranger: int | None, command: Sequence[s
         status = give.keep(write)
         told, ends = gateways.line(plan, give, command)
         limited = _limited(plan)
-        asked = orders(plan, layout, stranger, command, status=status, gateway=ends, limited=limited)
+        asked = spec(plan, layout, unprivileged_uid, command, status=status, gateway=ends, limited=limited)
         if limited is not None:
             asked = asked.replace(
                 cgroup_fds=tuple(give.keep(cgroup_fd) for cgroup_fd in limited.cgroup_fds()),
@@ -63,7 +63,7 @@ def launch(plan: Plan, layout: Layout, stranger: int | None, command: Sequence[s
             failure=sentence,
             relays=True,
             close=give.close,
-            uid=stranger,
+            uid=unprivileged_uid,
             here=lambda prepare: _start_here(asked, prepare, told),
             told=told,
             limited=limited,
@@ -117,10 +117,10 @@ def _start_here(asked: namespace_spec.Surroundings, prepare: Callable[[], None],
         os.close(gateway.ready)
 
 
-def orders(
+def spec(
     plan: Plan,
     layout: Layout,
-    stranger: int | None,
+    unprivileged_uid: int | None,
     command: Sequence[str],
     *,
     status: int,
@@ -137,7 +137,7 @@ def orders(
         uid=who.uid,
         gid=who.gid,
         host=os.fsencode(who.host),
-        stranger=-1 if stranger is None else stranger,
+        unprivileged_uid=-1 if unprivileged_uid is None else unprivileged_uid,
         foreign=namespace_spec.foreign((*_ALWAYS, *namespaces(plan))),
         command=encode_instructions(
             instructions(plan, command, scopes(plan), () if limited is None else limited.rlimits)

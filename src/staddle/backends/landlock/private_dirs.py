@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NOT_TO_BE_READ = {"/etc/gitconfig": ("GIT_CONFIG_NOSYSTEM", "1")}
 
 
-class Layout:
+class PrivateDirs:
     """`moved` maps a private directory of the plan to the one that stands in for it.
 
     `granted` are paths of the host, which stay where they are also below such a directory.
@@ -35,7 +35,7 @@ class Layout:
         self._granted = tuple(granted)
 
     @classmethod
-    def of(cls, plan: Plan, parent: str, token: str, but: Iterable[str] = ()) -> Layout:
+    def of(cls, plan: Plan, parent: str, token: str, but: Iterable[str] = ()) -> PrivateDirs:
         """Directories below `parent` for what the plan points to. `but`: those are where they should be."""
         top = os.path.join(parent, f"staddle-{token}")
         moved: dict[str, str] = {}

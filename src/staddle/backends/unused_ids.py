@@ -11,7 +11,7 @@ from ..linux.userns import Obstacle
 _CAPABILITIES = {"CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_ADMIN": 21}
 
 
-def stranger() -> int | Obstacle | None:
+def unprivileged_uid() -> int | Obstacle | None:
     """An id that nobody has; None for an ordinary user, who stays who he is. Real root is never inside."""
     if sys.platform != "linux":
         return Obstacle("namespaces are a matter of Linux", "choose backend='seatbelt' on macOS")

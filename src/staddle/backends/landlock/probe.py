@@ -68,7 +68,7 @@ def find_out(name: str) -> Findings:
             return Findings(Probe(name, False, kernel.why_not(), _how_to_enable()))
         uid = -1
         if os.geteuid() == 0:
-            uid, why = _stranger()
+            uid, why = _unprivileged_uid()
             if why:
                 return Findings(Probe(name, False, why, "run staddle as an ordinary user"))
         hides = uid >= 0
@@ -86,7 +86,7 @@ def _how_to_enable() -> str:
     return "use Linux 6.12 or newer, with landlock in CONFIG_LSM or in lsm= on the kernel command line"
 
 
-def _stranger() -> tuple[int, str]:
+def _unprivileged_uid() -> tuple[int, str]:
     """An id for root's command to become, or why there is none."""
     from ...linux.idmaps import unused_id_here
     from ...linux.process import capabilities
@@ -99,7 +99,7 @@ def _stranger() -> tuple[int, str]:
     return (-1, "in this container there is no user id that is nobody's") if uid is None else (uid, "")
 
 
-def stranger(uid: int) -> int:
+def uid_for_run(uid: int) -> int:
     """An id for one run, where there are many: two runs at a time are strangers to each other."""
     from ...linux.idmaps import FIRST_UNUSED
 

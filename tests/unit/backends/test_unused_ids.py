@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from staddle.backends.strangers import stranger
+from staddle.backends.unused_ids import unprivileged_uid
 from staddle.linux import idmaps, process
 from staddle.linux.userns import Obstacle
 
@@ -23,19 +23,19 @@ def root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_ordinary_user_stays_who_he_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert stranger() is None
+    assert unprivileged_uid() is None
 
 
 @pytest.mark.usefixtures("root")
 def test_root_becomes_an_id_that_nobody_has() -> None:
-    assert stranger() == 0x70000001
+    assert unprivileged_uid() == 0x70000001
 
 
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize(("bit", "name"), [(6, "CAP_SETGID"), (7, "CAP_SETUID"), (21, "CAP_SYS_ADMIN")])
 def test_root_that_cannot_is_refused(bit: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "capabilities", lambda: (ALL & ~(1 << bit), ALL, 0))
-    found = stranger()
+    found = unprivileged_uid()
     assert isinstance(found, Obstacle)
     assert name in found.why
 
@@ -43,11 +43,11 @@ def test_root_that_cannot_is_refused(bit: int, name: str, monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("root")
 def test_root_where_no_other_id_exists_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idmaps, "unused_id_here", lambda: None)
-    assert isinstance(stranger(), Obstacle)
+    assert isinstance(unprivileged_uid(), Obstacle)
 
 
 def test_elsewhere_than_on_linux_there_is_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    found = stranger()
+    found = unprivileged_uid()
     assert isinstance(found, Obstacle)
     assert "seatbelt" in found.fix

@@ -15,7 +15,7 @@ import sys
 
 def prefix() -> tuple[str, ...]:
     """What to put before the launcher's command line; nothing when this host cannot hold it."""
-    from ..shortfalls import scopes_sockets
+    from ..gaps import scopes_sockets
 
     if not sys.executable or not scopes_sockets():
         return ()

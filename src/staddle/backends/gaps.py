@@ -23,11 +23,11 @@ _SCOPES_SINCE = 6
 
 
 def of_a_fresh_root(
-    plan: Plan, layout: Layout, stranger: int | None, scopes: Callable[[], bool]
+    plan: Plan, layout: Layout, unprivileged_uid: int | None, scopes: Callable[[], bool]
 ) -> Iterator[Gap]:
     """What a sandbox with a root and a network namespace of its own, and nothing else, does not hold.
 
-    `stranger` is the id that root's sandbox runs as; `scopes` says whether Landlock is put on
+    `unprivileged_uid` is the id that root's sandbox runs as; `scopes` says whether Landlock is put on
     against abstract sockets where the network is shared.
     """
     yield from unheld(layout)
@@ -39,10 +39,10 @@ def of_a_fresh_root(
             "deny the network, or use Linux 6.12 or newer",
             documented=True,
         )
-    if stranger is not None:
+    if unprivileged_uid is not None:
         from ..mounts.owners import unwritable_grants
 
-        for error in unwritable_grants(layout.operations, stranger):
+        for error in unwritable_grants(layout.operations, unprivileged_uid):
             yield Gap("write", f"{error.what}: {error.why}", error.fix)
 
 

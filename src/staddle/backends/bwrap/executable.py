@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from ..._value import Value
+from ...linux.userns import Facts, observe, obstacle
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .launching import Starter
+
 
 #: The first version that can forbid user namespaces inside (--disable-userns).
 OLDEST = (0, 8, 0)
@@ -74,3 +80,23 @@ def _ask(path: str, question: str) -> bytes:
     except (OSError, subprocess.SubprocessError):
         return b""
     return answer.stdout[: 1 << 20]
+
+
+_REINSTALL = "reinstall bubblewrap, and see what else has put a program of that name there"
+
+
+def diagnose(found: Starter, problem: str, message: str) -> tuple[str, str]:
+    """The true cause and its remedy: tried out again, step by step, without bwrap."""
+    return judge(found.bwrap, problem, message, observe(found.unprivileged_uid))
+
+
+def judge(bwrap: str, problem: str, message: str, facts: Facts) -> tuple[str, str]:
+    """The same from facts: what the self-test found wrong, bwrap's message, what the kernel allows us."""
+    if problem != "the command did not run":
+        return f"{bwrap} ran its self-test without confining it: {problem}", _REINSTALL
+    in_the_way = obstacle(facts)
+    if in_the_way is not None:
+        return in_the_way.why, in_the_way.fix
+    if not message:
+        return f"{bwrap} ended without running the command, and without a word", _REINSTALL
+    return f"its self-test failed: {message.splitlines()[-1]}", "see whether bwrap works by itself"

@@ -49,8 +49,8 @@ class Built(Value):
     user_namespace: int | None = None
 
 
-def build_as_root(operations: Sequence[Operation], stranger: int) -> Built:
-    """Carry out `operations` for a sandbox that will run as `stranger`. Needs CAP_SYS_ADMIN.
+def build_as_root(operations: Sequence[Operation], unprivileged_uid: int) -> Built:
+    """Carry out `operations` for a sandbox that will run as `unprivileged_uid`. Needs CAP_SYS_ADMIN.
 
     In a thread of its own: it alone moves to the new namespace, and ends.
     """
@@ -59,9 +59,9 @@ def build_as_root(operations: Sequence[Operation], stranger: int) -> Built:
     place = place_for(operations)
     builder = Builder(
         place,
-        owner=stranger,
+        owner=unprivileged_uid,
         handed_on=True,
-        translation=lambda owner, group: translation(owner, group, stranger),
+        translation=lambda owner, group: translation(owner, group, unprivileged_uid),
     )
     outcome: list[int | BaseException] = []
     done = _thread.allocate_lock()
