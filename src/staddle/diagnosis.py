@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .policy import Policy
 
 
-class Finding(Value):
+class BackendReport(Value):
     """One backend on this host: whether it can be used, and what it would not hold."""
 
     probe: Probe
@@ -36,7 +36,7 @@ class Diagnosis(Value):
     """
 
     host: dict[str, str]
-    findings: tuple[Finding, ...]
+    findings: tuple[BackendReport, ...]
     auto: str | None
     why: str
     network: str
@@ -79,7 +79,7 @@ def doctor(policy: Policy | None = None) -> Diagnosis:
     for name in backends.NAMES:
         backend = backends.get(name)
         probe = backend.probe()
-        findings.append(Finding(probe, backend.gaps(plan) if probe.usable else ()))
+        findings.append(BackendReport(probe, backend.gaps(plan) if probe.usable else ()))
     try:
         _, enforced = backends.choose(plan)
         auto, why = enforced.backend, enforced.why

@@ -21,8 +21,8 @@ from staddle.environment import (
     run_jail_exec,
     safe_mkdir_all,
     safe_remove,
-    shell,
     wrap_bash_command,
+    write_grants,
 )
 from staddle.errors import (
     BackendUnavailable,
@@ -372,7 +372,7 @@ def test_a_link_planted_where_commands_may_write_is_refused(
     with pytest.raises(PathEscape):
         env.exec_command("touch", ["docs/x"])
     (place / "docs").unlink()
-    real = shell.grants
+    real = write_grants.grants
 
     def late(*args: object, make: bool) -> list[str]:
         found = real(*args, make=make)  # type: ignore[arg-type]
@@ -380,7 +380,7 @@ def test_a_link_planted_where_commands_may_write_is_refused(
         (place / "docs").symlink_to(place.parent / "outside")
         return found
 
-    monkeypatch.setattr(shell, "grants", late)
+    monkeypatch.setattr(write_grants, "grants", late)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(PathEscape):
         env.exec_command("touch", ["docs/x"])

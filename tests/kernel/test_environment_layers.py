@@ -12,7 +12,7 @@ import pytest
 
 from staddle import LocalEnvironment, Policy
 from staddle.environment import commands
-from staddle.environment.layer import MOST_TOLD, CommandLayer
+from staddle.environment.command_layer import MOST_TOLD, CommandLayer
 from staddle.errors import CommandCancelled, CommandTimeout, LaunchFailed
 from staddle.events import Event
 from staddle.launch import running

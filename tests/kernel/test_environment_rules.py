@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from staddle import LocalEnvironment
-from staddle.environment import AsyncLocalEnvironment, CommandRules, Rule, scripts
+from staddle.environment import AsyncLocalEnvironment, CommandRules, Rule, shell_parser
 from staddle.errors import CommandNotUnderstood, CommandRefused, ExtraMissing
 
 RULES = CommandRules(deny=[Rule("touch", owner="write_file", reason="files are written with the file tools")])
@@ -55,7 +55,7 @@ def test_the_awaited_tools_ask_them_too(tmp_path: Path) -> None:
 def test_without_the_parser_no_environment_with_rules_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scripts, "_places", list)
+    monkeypatch.setattr(shell_parser, "_places", list)
     with pytest.raises(ExtraMissing):
         LocalEnvironment(tmp_path, rules=RULES)
     assert LocalEnvironment(tmp_path).exec_command("true").exit_code == 0

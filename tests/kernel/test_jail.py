@@ -295,15 +295,15 @@ def test_branches_of_others_that_it_moves_are_told(world: World, backend: str) -
         for name in packed loose; do git update-ref refs/heads/$name HEAD; done
     """
     opts = agent(world, script)
-    with new_jail(backend).visit(opts) as visit:
-        done = visit.command.run()
+    with new_jail(backend).prepare(opts) as run:
+        done = run.command.run()
         world.git("update-ref", f"refs/heads/{other.branch}", f"{was}~1", where=world.repository)
         world.git("branch", "-q", "-D", "gone", where=world.repository)
-        visit.ended(done.returncode)
-    assert [event.what for event in visit.events] == [
+        run.ended(done.returncode)
+    assert [event.what for event in run.events] == [
         f"refs/heads/{name}" for name in ("gone", "loose", "packed")
     ]
-    assert all(was in event.rule and was in event.allow for event in visit.events)
+    assert all(was in event.rule and was in event.allow for event in run.events)
 
 
 def test_what_is_refused_leaves_the_workspace_as_it_was(world: World, backend: str) -> None:

@@ -89,6 +89,6 @@ def test_a_hook_that_it_leaves_for_the_users_own_agent_is_told(world: World, bac
     opts = RunOpts(
         Workspace.create(str(world.repository)), ["bash", "-c", script], timeout=60, agent="claude"
     )
-    with new_jail(backend).visit(opts) as visit:
-        visit.ended(visit.command.run().returncode)
-    assert [event.what for event in visit.events] == [str(settings)]
+    with new_jail(backend).prepare(opts) as run:
+        run.ended(run.command.run().returncode)
+    assert [event.what for event in run.events] == [str(settings)]

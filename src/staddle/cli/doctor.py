@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..diagnosis import Finding
+    from ..diagnosis import BackendReport
 
 _OPTIONS = (
     Option("json", "", "the same as JSON"),
@@ -57,7 +57,7 @@ def main(words: Sequence[str]) -> int:
     return 0 if found.can_confine else 1
 
 
-def _print_finding(finding: Finding, verbose: bool) -> None:
+def _print_finding(finding: BackendReport, verbose: bool) -> None:
     probe = finding.probe
     if not probe.usable:
         print(f"no   {probe.backend}: {probe.why}")

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..jail.planted import Planted
+    from ..jail.planted_files import PlantedFile
 
 _JSON = Option("json", "", "the same as JSON")
 
@@ -239,7 +239,7 @@ def _data(workspace: Workspace) -> dict[str, object]:
     return {**facts, "created": record.created, "changed": record.changed}
 
 
-def _told(item: Planted) -> str:
+def _told(item: PlantedFile) -> str:
     return f"{shown(item.path)}: {shown(item.what)}"
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..jail.agents import Agent
-    from ..jail.visit import Runner, Visit
     from ..jail.workspace import Workspace
+    from ..jail.workspace_run import Runner, WorkspaceRun
     from ..wrapping import WrappedCommand
 
 #: What a jail says itself.
@@ -85,18 +85,18 @@ def run(workspace: Workspace, parsed: Parsed) -> int:
         )
     opts, jail = _opts(workspace, command, parsed, command[0])
     try:
-        with jail.visit(opts) as visit:
-            status = _captured(visit, opts) if parsed.on("json") else _attended(visit, opts, parsed)
+        with jail.prepare(opts) as running:
+            status = _captured(running, opts) if parsed.on("json") else _attended(running, opts, parsed)
     except CommandNotFound as error:
         return _refuse(error)
     if not parsed.on("json"):
-        say_violations(visit.events)
+        say_violations(running.events)
     return status
 
 
 def shell(workspace: Workspace, parsed: Parsed) -> int:
     """bash, or the given command, on the user's terminal."""
-    from ..jail.terminal import Terminal, on_its_own
+    from ..jail.pty_launch import PtyLaunch, on_its_own
 
     command = list(parsed.words) or ["bash"]
     on_terminal = os.isatty(0) and os.isatty(1)
@@ -104,21 +104,21 @@ def shell(workspace: Workspace, parsed: Parsed) -> int:
     if on_terminal:
         opts = opts.replace(env=(f"TERM={os.environ.get('TERM', 'dumb')}", *opts.env))
     try:
-        with jail.visit(opts) as visit:
+        with jail.prepare(opts) as running:
             if not on_terminal:
-                status = _attended(visit, opts, parsed, stdin=True)
+                status = _attended(running, opts, parsed, stdin=True)
             else:
                 from .terminal import on_this_terminal
 
-                lent: Any = Terminal(visit.command.launch())
+                lent: Any = PtyLaunch(running.command.launch())
                 try:
                     status = on_this_terminal(lent, None)
                 finally:
                     lent.close()
-                visit.ended(status)
+                running.ended(status)
     except CommandNotFound as error:
         return _refuse(error)
-    say_violations(visit.events)
+    say_violations(running.events)
     return status
 
 
@@ -193,25 +193,27 @@ def _runner(program: str) -> Runner:
     return prepared
 
 
-def _attended(visit: Visit, opts: RunOpts, parsed: Parsed, *, stdin: bool = False) -> int:
+def _attended(running: WorkspaceRun, opts: RunOpts, parsed: Parsed, *, stdin: bool = False) -> int:
     """Run it on our own output, and record in the workspace whether it ended by itself."""
     if not stdin:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-    cap = visit.command.plan.limits.output if parsed.on("output-cap") else None
-    outcome = attended(visit.command, seconds=opts.timeout, cap=cap)
+    cap = running.command.plan.limits.output if parsed.on("output-cap") else None
+    outcome = attended(running.command, seconds=opts.timeout, cap=cap)
     reason = "timeout" if outcome.reason == "timeout" else "exited"
-    visit.ended(outcome.status, "cancelled" if outcome.status in _ASKED_TO_END else reason)
+    running.ended(outcome.status, "cancelled" if outcome.status in _ASKED_TO_END else reason)
     return outcome.status
 
 
-def _captured(visit: Visit, opts: RunOpts) -> int:
+def _captured(running: WorkspaceRun, opts: RunOpts) -> int:
     import subprocess
 
-    report = captured(visit.command, stdin=subprocess.DEVNULL, timeout=opts.timeout)
-    visit.ended(report["exit_code"], "timeout" if report["reason"] == "timeout" else "exited")
-    return print_report({"workspace": opts.workspace.name, **report}, visit.command.enforced, visit.look())
+    report = captured(running.command, stdin=subprocess.DEVNULL, timeout=opts.timeout)
+    running.ended(report["exit_code"], "timeout" if report["reason"] == "timeout" else "exited")
+    return print_report(
+        {"workspace": opts.workspace.name, **report}, running.command.enforced, running.violations()
+    )
 
 
 def _refuse(error: CommandNotFound) -> int:

@@ -19,17 +19,9 @@ from ..launch.signals import SIGHUP, SIGINT, SIGQUIT, SIGTERM, waiting_among_thr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Protocol
-
+    from ..launch.foreground import Signals
     from ..sandbox.sandbox import Sandbox
     from ..sandbox.terminal import Terminal
-
-    class Signals(Protocol):
-        """Where they arrive, and which did."""
-
-        descriptor: int
-
-        def read(self) -> list[int]: ...
 
 
 SIGWINCH = 28  # everywhere

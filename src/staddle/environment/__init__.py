@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ..files.anchored import open_for_write, safe_mkdir_all, safe_remove
 from ..files.beneath import PendingFile
-from .contract import CommandResult, ExecutionEnvironment
-from .jail import probe_landlock, run_jail_exec, wrap_bash_command
+from .interface import CommandResult, ExecutionEnvironment
+from .landlock_exec import probe_landlock, run_jail_exec, wrap_bash_command
 from .local import LocalEnvironment
-from .writable import validate_writable_paths
+from .writable_paths import validate_writable_paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .asynchronous import AsyncLocalEnvironment
+    from .aio import AsyncLocalEnvironment
     from .rules import CommandRules, Rule
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
 
 
 _LATER = {
-    "AsyncLocalEnvironment": "asynchronous",
+    "AsyncLocalEnvironment": "aio",
     "CommandRules": "rules",
     "Rule": "rules",
 }

@@ -8,6 +8,6 @@ import sys
 if __name__ == "__main__":
     # Appended: nothing that lies beside the package can stand in for the standard library.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    from staddle.environment.jail import run_jail_exec
+    from staddle.environment.landlock_exec import run_jail_exec
 
     sys.exit(run_jail_exec(sys.argv[1:]))

@@ -14,7 +14,7 @@ from ..launch.output import Tail
 from ..launch.redaction import RedactedTail
 from ..launch.running import end, never_started, see_through, start
 from ..linux import tree
-from .contract import CommandResult
+from .interface import CommandResult
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def words(argv: Iterable[str | bytes | os.PathLike[str]]) -> list[str]:
     return found
 
 
-class Bounds(Value):
+class CommandBounds(Value):
     """How long a command may take, how much of a stream is kept, and who may end it before."""
 
     timeout: float | None
@@ -67,7 +67,7 @@ class Bounds(Value):
 
 def run(
     wrapped: WrappedCommand,
-    bounds: Bounds,
+    bounds: CommandBounds,
     secrets: Secrets,
     afterwards: Callable[[], tuple[Event, ...]] = lambda: (),
 ) -> CommandResult:

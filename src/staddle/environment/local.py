@@ -16,9 +16,10 @@ from ..policy import Policy
 from ..policy.compiler import compile
 from ..policy.environment import checked_name
 from ..policy.paths import several
-from . import commands, writable
-from .confining import Confinement
-from .contract import CommandResult
+from . import commands
+from .command_confinement import CommandConfinement
+from .interface import CommandResult
+from .writable_paths import parse_globs, refuse_protected
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,10 +75,10 @@ class LocalEnvironment:
             rules.ready()
         self._rules = rules
         self._secrets = frozenset(checked_name(name, "secrets") for name in several(secrets, "secrets"))
-        self._globs = None if writable_paths is None else writable.parse(writable_paths)
+        self._globs = None if writable_paths is None else parse_globs(writable_paths)
         self._path = os.path.realpath(os.fsdecode(working_dir), strict=True)
         self._policy = (policy or Policy.agent()).with_read(self._path)
-        self._confinement = Confinement(
+        self._confinement = CommandConfinement(
             self._path,
             self._policy,
             self._globs,
@@ -185,13 +186,13 @@ class LocalEnvironment:
                 raise CommandCancelled(
                     "the command was cancelled before it started", result=CommandResult("", "", 128 + 9)
                 )
-            return self._run(argv, env, commands.Bounds(allowed, kept, cancel), secrets)
+            return self._run(argv, env, commands.CommandBounds(allowed, kept, cancel), secrets)
         except StaddleError as error:
             secrets.strip(error)
             raise
 
     def _run(
-        self, argv: list[str], env: Mapping[str, str] | None, bounds: commands.Bounds, secrets: Secrets
+        self, argv: list[str], env: Mapping[str, str] | None, bounds: commands.CommandBounds, secrets: Secrets
     ) -> CommandResult:
         confined = self._confinement
         wrapped, layer = confined.prepared(self._root, argv, env)
@@ -278,4 +279,4 @@ class LocalEnvironment:
                     why="no glob of writable_paths names it",
                     fix="write elsewhere, or add it there",
                 )
-        writable.refuse_protected(name, self._policy.unprotect)
+        refuse_protected(name, self._policy.unprotect)

@@ -16,16 +16,16 @@ from .._value import Value
 from ..errors import CommandNotUnderstood, CommandRefused, PolicyError
 from ..files.segments import Segment
 from ..policy.paths import several
-from . import scripts
-from .scripts import UNKNOWN
-from .unfolding import Run, Text, Unclear, name_of, unfold
+from . import shell_parser
+from .shell_parser import UNKNOWN
+from .wrapper_commands import Invocation, NestedScript, Unclear, name_of, unfold
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import Literal
 
-    from .scripts import Word
+    from .shell_parser import Word
 
 #: What a shell does by itself and without harm: an allow list need not name it.
 OF_THE_SHELL = frozenset(
@@ -108,24 +108,24 @@ class CommandRules(Value):
 
     def ready(self) -> None:
         """ExtraMissing unless scripts can be read here."""
-        scripts.parser()
+        shell_parser.parser()
 
     def check(self, argv: Sequence[str]) -> None:
         """CommandRefused if this command line, or anything in it that is seen, is against the rules.
 
         CommandNotUnderstood if a script in it cannot be read.
         """
-        self._judge(_Reading().command([str(word) for word in argv], None, alone=True))
+        self._judge(_RuleCheck().command([str(word) for word in argv], None, alone=True))
 
     def check_script(self, text: str) -> None:
         """The same for the text of a shell script."""
-        self._judge(_Reading().script(text, 0))
+        self._judge(_RuleCheck().script(text, 0))
 
-    def _judge(self, found: Iterable[tuple[Run | Unclear, bool]]) -> None:
+    def _judge(self, found: Iterable[tuple[Invocation | Unclear, bool]]) -> None:
         seen = list(found)
         for run, _ in seen:
             for rule in self.deny:
-                if isinstance(run, Run) and rule.denies(run.words):
+                if isinstance(run, Invocation) and rule.denies(run.words):
                     raise _refused(rule.command, name_of(run.words[0]) or "", rule.owner, rule.reason)
         for run, is_function in seen:
             if isinstance(run, Unclear):
@@ -137,21 +137,21 @@ class CommandRules(Value):
                     said, name_of(run.words[0]) or "", "", "it is not among the commands that are allowed"
                 )
 
-    def _allowed(self, run: Run) -> bool:
+    def _allowed(self, run: Invocation) -> bool:
         return run.words[0] in OF_THE_SHELL or any(rule.allows(run.words) for rule in self.allow or ())
 
 
-class _Reading:
+class _RuleCheck:
     """One check: follows scripts into the scripts they hold, within bounds."""
 
     def __init__(self) -> None:
         self._scripts = 0
 
-    def script(self, text: str, depth: int) -> Iterator[tuple[Run | Unclear, bool]]:
+    def script(self, text: str, depth: int) -> Iterator[tuple[Invocation | Unclear, bool]]:
         self._scripts += 1
         if depth > _DEEPEST or self._scripts > _MOST_SCRIPTS:
             raise CommandNotUnderstood("there are too many scripts in this script", fix="write it plainly")
-        read = scripts.parse(text)
+        read = shell_parser.parse(text)
         for command in read.commands:
             is_function = command.words[0] in read.functions
             for run, _ in self.command(command.words, command.reads, depth=depth):
@@ -160,9 +160,9 @@ class _Reading:
 
     def command(
         self, words: Sequence[Word], reads: Word, *, alone: bool = False, depth: int = 0
-    ) -> Iterator[tuple[Run | Unclear, bool]]:
+    ) -> Iterator[tuple[Invocation | Unclear, bool]]:
         for found in unfold(words, reads, alone=alone):
-            if isinstance(found, Text):
+            if isinstance(found, NestedScript):
                 yield from self.script(found.text, depth + 1)
             else:
                 yield found, False

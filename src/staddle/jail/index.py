@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _STALE = 3600.0
 
 
-class Index:
-    """`with Index(git) as index:` a copy for one question, which replaces the kept one at a good end.
+class GitIndex:
+    """`with GitIndex(git) as index:` a copy for one question, which replaces the kept one at a good end.
 
     A copy, because git locks the index by a file: two of us would fight for it, and one that is
     killed would keep everybody else out. The kept one only saves reading unchanged files again.

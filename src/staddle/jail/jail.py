@@ -14,14 +14,14 @@ from .. import backends
 from ..errors import CommandFailed, CommandTimedOut, UnknownBackend
 from ..wrapping import wrap
 from .options import KEY, RunOpts, bootstrap, confinement
-from .visit import Visit
+from .workspace_run import WorkspaceRun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from typing import Any, Protocol
 
-    from .visit import Runner
+    from .workspace_run import Runner
 else:
     Protocol = object
 
@@ -76,9 +76,9 @@ class ConfinedJail(Jail):
             )
         return output
 
-    def visit(self, opts: RunOpts) -> Visit:
-        """The run as a context, for whoever starts the command on streams of their own."""
-        return Visit(opts, self.backend, self._runner)
+    def prepare(self, opts: RunOpts) -> WorkspaceRun:
+        """The run as a context, for a caller that starts the command on its own streams."""
+        return WorkspaceRun(opts, self.backend, self._runner)
 
     def _complete(self, opts: RunOpts, **streams: int) -> subprocess.CompletedProcess[bytes]:
         import subprocess
@@ -86,9 +86,9 @@ class ConfinedJail(Jail):
         asked: dict[str, Any] = {**streams}
         if opts.cancel is not None:
             asked["cancelled"] = opts.cancel.is_set
-        with self.visit(opts) as visit:
+        with self.prepare(opts) as run:
             try:
-                done: subprocess.CompletedProcess[bytes] = visit.command.run(
+                done: subprocess.CompletedProcess[bytes] = run.command.run(
                     stdin=subprocess.DEVNULL, timeout=opts.timeout, **asked
                 )
             except subprocess.TimeoutExpired as late:
@@ -100,5 +100,5 @@ class ConfinedJail(Jail):
                 ) from None
             if done.returncode < 0:
                 done.returncode = 128 - done.returncode
-            visit.ended(done.returncode)
+            run.ended(done.returncode)
             return done

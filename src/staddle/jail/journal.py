@@ -26,7 +26,7 @@ MOST_WORDS = 64
 MOST_BYTES = 1 << 20
 
 
-class Entry(Value):
+class JournalEntry(Value):
     """One line: when, what happened (`created`, `began`, `ended`, `committed`, ...) and the facts."""
 
     at: float
@@ -52,7 +52,7 @@ def append(directory: str, what: str, secrets: Secrets | None = None, **facts: o
         os.close(descriptor)
 
 
-def read(directory: str) -> tuple[Entry, ...]:
+def read(directory: str) -> tuple[JournalEntry, ...]:
     """Every line that can be read, oldest first."""
     import json
 
@@ -67,7 +67,7 @@ def read(directory: str) -> tuple[Entry, ...]:
     for line in lines:
         try:
             facts = json.loads(line)
-            found.append(Entry(float(facts.pop("at")), str(facts.pop("what")), facts))
+            found.append(JournalEntry(float(facts.pop("at")), str(facts.pop("what")), facts))
         except (ValueError, TypeError, KeyError, AttributeError):
             continue  # half a line: the power went, or it is the first of the last megabyte
     return tuple(found)

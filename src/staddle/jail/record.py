@@ -24,7 +24,7 @@ TRANSITIONS: dict[str, tuple[str, ...]] = {
 FORMAT = 1
 
 
-class Record(Value):
+class WorkspaceRecord(Value):
     """The facts of a workspace. `base` is the commit it began from, `changed` when `state` last did."""
 
     name: str
@@ -36,7 +36,7 @@ class Record(Value):
     created: float
     changed: float
 
-    def moved_to(self, state: str) -> Record:
+    def moved_to(self, state: str) -> WorkspaceRecord:
         """The same in another state, or WorkspaceError when there is no way from here to there."""
         if state not in TRANSITIONS:
             raise WorkspaceError(
@@ -51,7 +51,7 @@ class Record(Value):
         return self.replace(state=state, changed=time.time())
 
 
-def read(directory: str) -> Record:
+def read(directory: str) -> WorkspaceRecord:
     """The record in `directory`, or WorkspaceError."""
     import json
 
@@ -60,7 +60,7 @@ def read(directory: str) -> Record:
             facts = json.load(file)
         if facts.pop("format") != FORMAT:
             raise ValueError("another version of staddle wrote it")
-        record = Record(**facts)
+        record = WorkspaceRecord(**facts)
         if record.state not in TRANSITIONS:
             raise ValueError(f"it says {record.state!r} for a state")
         return record
@@ -72,7 +72,7 @@ def read(directory: str) -> Record:
         ) from None
 
 
-def write(directory: str, record: Record) -> None:
+def write(directory: str, record: WorkspaceRecord) -> None:
     """Replace the record, whole or not at all, also when the power goes."""
     import json
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from .planted import Planted
+from .planted_files import PlantedFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _MOST_LINKS = 200
 _LONGEST_PATH = 4096
 
 
-def worth_a_look(git: Git, base: str, tip: str) -> tuple[Planted, ...]:
+def worth_a_look(git: Git, base: str, tip: str) -> tuple[PlantedFile, ...]:
     """What became executable, links out of the tree, and other repositories, from `base` to `tip`."""
     said = git.run("diff-tree", "-r", "-z", "--no-renames", "--no-abbrev", WITH_REPOSITORIES, base, tip)
     fields = said.split(b"\0")
@@ -30,14 +30,14 @@ def worth_a_look(git: Git, base: str, tip: str) -> tuple[Planted, ...]:
         before, mode, _, blob, _ = meta.removeprefix(b":").split(b" ")
         path = os.fsdecode(name)
         if mode == _EXECUTABLE and before != mode:
-            found.append(Planted(path, "can be run now"))
+            found.append(PlantedFile(path, "can be run now"))
         elif mode == _REPOSITORY:
-            found.append(Planted(path, "is another repository, which git may fetch and enter"))
+            found.append(PlantedFile(path, "is another repository, which git may fetch and enter"))
         elif mode == _LINK:
             links += 1
             target = _target(git, blob.decode()) if links <= _MOST_LINKS else None
             if target is None or _leads_out(path, target):
-                found.append(Planted(path, f"is a link out of the tree, to {target or 'somewhere'!r}"))
+                found.append(PlantedFile(path, f"is a link out of the tree, to {target or 'somewhere'!r}"))
     return tuple(found)
 
 

@@ -17,8 +17,8 @@ from ..errors import GitFailed, WorkspaceError
 from . import git as safe_git
 from . import journal, worktree
 from . import record as records
-from .index import Index
-from .planted import Planted, look
+from .index import GitIndex
+from .planted_files import PlantedFile, find_planted
 from .review import WITH_REPOSITORIES, worth_a_look
 
 TYPE_CHECKING = False
@@ -137,11 +137,11 @@ class Workspace:
         return "failed" if state == "running" and not records.is_claimed(self.directory) else state
 
     @property
-    def record(self) -> records.Record:
+    def record(self) -> records.WorkspaceRecord:
         """What is known about it now."""
         return records.read(self.directory)
 
-    def journal(self) -> tuple[journal.Entry, ...]:
+    def journal(self) -> tuple[journal.JournalEntry, ...]:
         """What happened to it, oldest first. Commands may hold an agent's words: escape them."""
         return journal.read(self.directory)
 
@@ -161,7 +161,7 @@ class Workspace:
         worktree.unlock(self.common, self.name, self.branch)
 
     def publish(self) -> None:
-        """Record that its branch has been taken over. Only what is `publishable`."""
+        """WorkspaceRecord that its branch has been taken over. Only what is `publishable`."""
         with self.claim():
             if not self.publishable():
                 raise WorkspaceError(
@@ -190,14 +190,14 @@ class Workspace:
         options = ["--stat=120"] if stat else []
         if not uncommitted:
             return self._git.run("diff", "--no-renames", WITH_REPOSITORIES, *options, self.base, self.tip())
-        with Index(self._git, only_looking=True) as index:
+        with GitIndex(self._git, only_looking=True) as index:
             index.read(self.tip())
             index.take(index.differing())
             return index.against(self.base, *options)
 
     def changed_paths(self) -> tuple[str, ...]:
         """What differs in the tree from the branch and is not ignored; not what is in nested repositories."""
-        with Index(self._git) as index:
+        with GitIndex(self._git) as index:
             index.read(self.tip())
             return tuple(sorted(set(index.differing())))
 
@@ -212,7 +212,7 @@ class Workspace:
         """
         self._refuse_unfinished()
         tip = self.tip()
-        with Index(self._git) as index:
+        with GitIndex(self._git) as index:
             index.read(tip)
             index.take(index.differing())
             tree = index.tree()
@@ -238,11 +238,11 @@ class Workspace:
             and not self.has_uncommitted_changes()
         )
 
-    def inspect(self) -> tuple[Planted, ...]:
+    def inspect(self) -> tuple[PlantedFile, ...]:
         """What lies in the repository and the tree that would make git, an editor or a shell run commands."""
-        return look(self.common, self.admin, self.path, self.branch)
+        return find_planted(self.common, self.admin, self.path, self.branch)
 
-    def worth_a_look(self) -> tuple[Planted, ...]:
+    def worth_a_look(self) -> tuple[PlantedFile, ...]:
         """What its commits made executable, links that lead out of the tree, and other repositories."""
         return worth_a_look(self._git, self.base, self.tip())
 

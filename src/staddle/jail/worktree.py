@@ -11,7 +11,7 @@ import time
 
 from ..errors import GitFailed, GitRefused, WorkspaceError
 from . import record as records
-from .index import Index
+from .index import GitIndex
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,14 +54,13 @@ def fill(git: Git, directory: str, made: tuple[str, str, str], base: str) -> Non
         ):
             with open(path, "x", encoding="utf-8", errors="surrogateescape") as file:
                 file.write(said + "\n")
-        with Index(git) as index:
+        with GitIndex(git) as index:
             index.read(commit)
             index.check_out()
         install_index(f"{git.directory}/index", admin)
         now = time.time()
-        records.write(
-            directory, records.Record(name, repository, git.common, branch, commit, "prepared", now, now)
-        )
+        record = records.WorkspaceRecord(name, repository, git.common, branch, commit, "prepared", now, now)
+        records.write(directory, record)
     except BaseException:
         git.run("update-ref", "-d", f"refs/heads/{branch}", commit)
         raise

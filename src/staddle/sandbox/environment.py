@@ -11,9 +11,10 @@ import threading
 
 from ..display import shown
 from ..enforcement import Gap
-from ..environment import commands, writable
-from ..environment.contract import CommandResult
-from ..environment.keeping import Keeping
+from ..environment import commands
+from ..environment.interface import CommandResult
+from ..environment.revert_writes import WriteReverter
+from ..environment.writable_paths import parse_globs, refuse_protected
 from ..errors import (
     CommandCancelled,
     CommandNotFound,
@@ -93,12 +94,12 @@ class SandboxEnvironment:
             rules.ready()
         self._sandbox, self._rules = sandbox, rules
         self._secrets = frozenset(checked_name(name, "secrets") for name in several(secrets, "secrets"))
-        self._globs = None if writable_paths is None else writable.parse(writable_paths)
+        self._globs = None if writable_paths is None else parse_globs(writable_paths)
         inside, name = sandbox.files._at(path)
         (row,) = inside.clerk.ask(file_messages.REAL, name).rows
         self._path = os.fsdecode(row[0])
-        self._keeping = (
-            None if self._globs is None else Keeping(sandbox, self._modified, self._path, self._globs)
+        self._reverter = (
+            None if self._globs is None else WriteReverter(sandbox, self._modified, self._path, self._globs)
         )
         gaps = self.limits()
         if gaps and on_unavailable == "refuse":
@@ -117,7 +118,7 @@ class SandboxEnvironment:
 
     def limits(self) -> tuple[Gap, ...]:
         """Where commands may write more than `writable_paths` names. The file tools may not."""
-        if self._keeping is None or self._sandbox._settings.mode == "readonly":
+        if self._reverter is None or self._sandbox._settings.mode == "readonly":
             return ()
         if self._sandbox._now().opened.layering is not None and _covers(PLACE, self._path):
             return ()
@@ -200,16 +201,16 @@ class SandboxEnvironment:
                 raise CommandCancelled(
                     "the command was cancelled before it started", result=CommandResult("", "", 128 + 9)
                 )
-            if self._keeping is None or self.limits():
+            if self._reverter is None or self.limits():
                 return self._run(argv, allowed, kept, added, cancel, secrets)
-            with self._turn, self._keeping as keeping:  # one at a time: whose change it was must be known
+            with self._turn, self._reverter as reverter:  # one at a time: whose change it was must be known
                 try:
                     result = self._run(argv, allowed, kept, added, cancel, secrets)
                 except (CommandTimeout, CommandCancelled) as error:
                     if error.result is not None:
-                        error.result = _with(error.result, keeping.put_back(), secrets)
+                        error.result = _with(error.result, reverter.revert(), secrets)
                     raise
-                return _with(result, keeping.put_back(), secrets)
+                return _with(result, reverter.revert(), secrets)
         except StaddleError as error:
             secrets.strip(error)
             raise
@@ -285,7 +286,7 @@ class SandboxEnvironment:
                     fix="write elsewhere, or add it there",
                 )
         if self._sandbox._settings.mode != "overlay":  # else commit looks at it, before the host has it
-            writable.refuse_protected(name, self._sandbox.policy.unprotect)
+            refuse_protected(name, self._sandbox.policy.unprotect)
 
 
 def _result(outcome: Outcome, out: Tail, err: Tail) -> CommandResult:

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from staddle.environment import CommandRules, Rule, scripts
+from staddle.environment import CommandRules, Rule, shell_parser
 from staddle.errors import CommandNotUnderstood, CommandRefused, ExtraMissing, PolicyError
 
 NO_GIT = CommandRules(deny=["git"])
@@ -336,7 +336,7 @@ def test_bytes_that_are_not_text_do_not_hide_a_program() -> None:
 
 
 def test_without_the_parser_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scripts, "_places", list)
+    monkeypatch.setattr(shell_parser, "_places", list)
     with pytest.raises(ExtraMissing, match=r"pip install 'staddle\[rules\]'"):
         NO_GIT.ready()
     with pytest.raises(ImportError):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import GitFailed
-from staddle.jail.index import Index
+from staddle.jail.index import GitIndex
 from staddle.jail.workspace import Workspace
 from tests.kernel.git_plants import World
 
@@ -63,7 +63,7 @@ def test_a_change_in_the_same_tick_is_seen(workspace: Workspace) -> None:
 def test_an_error_leaves_the_kept_one_as_it_was(workspace: Workspace) -> None:
     kept = Path(workspace.directory, "git/index")
     before = kept.read_bytes()
-    with pytest.raises(GitFailed), Index(workspace._git) as index:
+    with pytest.raises(GitFailed), GitIndex(workspace._git) as index:
         index.read("0" * 40)
     assert kept.read_bytes() == before
     assert leftovers(workspace) == []

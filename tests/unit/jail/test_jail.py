@@ -189,11 +189,11 @@ def test_a_change_in_what_the_users_agent_obeys_is_told(workspace: Workspace, tm
     (config / "settings.json").write_text("{}")
     with FakeBackend():
         jail = new_jail("bwrap")
-        with jail.visit(RunOpts(workspace, ["claude"], agent="claude")) as visit:
+        with jail.prepare(RunOpts(workspace, ["claude"], agent="claude")) as run:
             (config / "settings.json").write_text('{"hooks": {}}')
             (config / "history.jsonl").write_text("its own business")
-            visit.ended(0)
-    assert [event.what for event in visit.events] == [str(config / "settings.json")]
+            run.ended(0)
+    assert [event.what for event in run.events] == [str(config / "settings.json")]
     assert str(config / "settings.json") in workspace.journal()[-1].facts["violations"][0]
 
 

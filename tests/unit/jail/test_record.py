@@ -14,7 +14,7 @@ import pytest
 from staddle.errors import WorkspaceBusy, WorkspaceError
 from staddle.jail import record as records
 
-RECORD = records.Record("abc", "/r", "/r/.git", "staddle/abc", "0" * 40, "prepared", 1.0, 1.0)
+RECORD = records.WorkspaceRecord("abc", "/r", "/r/.git", "staddle/abc", "0" * 40, "prepared", 1.0, 1.0)
 ALLOWED = {(here, there) for here, ways in records.TRANSITIONS.items() for there in ways}
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
     from typing import IO, Any, Literal
 
-    from ...environment.asynchronous import AsyncLocalEnvironment
+    from ...environment.aio import AsyncLocalEnvironment
     from ...environment.rules import CommandRules
     from ..files import AnyPath, Content, FileInfo, Names, Source
     from ..sandbox import Sandbox
@@ -105,7 +105,7 @@ class AsyncFiled:
         secrets: Iterable[str] = (),
     ) -> AsyncLocalEnvironment:
         """The tools of an agent in the directory `path`, awaited."""
-        from ...environment.asynchronous import AsyncLocalEnvironment
+        from ...environment.aio import AsyncLocalEnvironment
 
         sandbox = await self._opened()
         made = await in_thread(

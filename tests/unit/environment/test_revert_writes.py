@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.environment import writable
-from staddle.environment.keeping import unnamed
+from staddle.environment.revert_writes import unnamed
+from staddle.environment.writable_paths import parse_globs
 from staddle.layers.changes import Change
 
 
@@ -31,12 +31,12 @@ def added(path: str, type: str = "file") -> Change:
     ],
 )
 def test_what_no_glob_names(globs: list[str], changes: list[Change], left: list[str]) -> None:
-    found = unnamed(changes, "/workspace", writable.parse(globs))
+    found = unnamed(changes, "/workspace", parse_globs(globs))
     assert sorted(found) == sorted(f"/workspace/{path}" for path in left)
 
 
 def test_globs_count_from_the_working_directory() -> None:
-    globs = writable.parse(["*.md", "**/x"])
+    globs = parse_globs(["*.md", "**/x"])
     changes = [added("sub/a.md"), added("a.md"), added("sub/d/x"), added("x"), added("subx/x")]
     assert sorted(unnamed(changes, "/workspace/sub", globs)) == [
         "/workspace/a.md",

@@ -16,8 +16,8 @@ import sys
 from ..display import shown
 from ..errors import CommandNotFound, LandlockUnavailable, PolicyError, StaddleError
 from ..linux import landlock
-from . import writable
 from .local import LocalEnvironment
+from .writable_paths import parse_globs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def wrap_bash_command(cmd: Sequence[str], anchor: AnyPath, writable_paths: Itera
         raise PolicyError(
             "a command is a list of arguments", fix=f'wrong: {cmd!r}  right: ["bash", "-c", "..."]'
         )
-    globs = writable.parse(writable_paths).globs
+    globs = parse_globs(writable_paths).globs
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
     # A glob that reads like the separator is spelled so that it does not.
     words = [f"./{glob.text}" if glob.text == "--" else glob.text for glob in globs]

@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .contract import CommandResult, ExecutionEnvironment
+    from .interface import CommandResult, ExecutionEnvironment
 
 
 class AsyncLocalEnvironment:

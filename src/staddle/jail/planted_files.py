@@ -43,14 +43,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 
 
-class Planted(Value):
+class PlantedFile(Value):
     """One finding: the file, and what it would do."""
 
     path: str
     what: str
 
 
-def look(common: str, admin: str, tree: str, branch: str) -> tuple[Planted, ...]:
+def find_planted(common: str, admin: str, tree: str, branch: str) -> tuple[PlantedFile, ...]:
     """Everything found in the repository's git directory, the worktree's part of it, and the tree."""
     found = [
         *_configs(
@@ -67,42 +67,42 @@ def look(common: str, admin: str, tree: str, branch: str) -> tuple[Planted, ...]
         (f"{common}/commondir", "says that the repository is elsewhere"),
     ):
         if os.path.lexists(path):
-            found.append(Planted(path, what))
+            found.append(PlantedFile(path, what))
     if " refs/replace/" in text(f"{common}/packed-refs", 64 << 20):
-        found.append(Planted(f"{common}/packed-refs", "makes objects look different"))
+        found.append(PlantedFile(f"{common}/packed-refs", "makes objects look different"))
     found += _modules(f"{common}/modules")
     if text(f"{tree}/.git") != f"gitdir: {admin}\n":
-        found.append(Planted(f"{tree}/.git", "the worktree's pointer leads elsewhere"))
+        found.append(PlantedFile(f"{tree}/.git", "the worktree's pointer leads elsewhere"))
     if text(f"{admin}/commondir").strip() != "../..":
-        found.append(Planted(f"{admin}/commondir", "says that the repository is elsewhere"))
+        found.append(PlantedFile(f"{admin}/commondir", "says that the repository is elsewhere"))
     if head(admin) != f"ref: refs/heads/{branch}":
-        found.append(Planted(f"{admin}/HEAD", f"is not on the branch {branch}"))
+        found.append(PlantedFile(f"{admin}/HEAD", f"is not on the branch {branch}"))
     ours = {f"{tree}/.git"}
     for path in sorted(find_protected(tree) - ours):
-        found.append(Planted(path, "a protected name: another program may run what it says"))
+        found.append(PlantedFile(path, "a protected name: another program may run what it says"))
     return tuple(found)
 
 
-def _configs(*paths: str) -> list[Planted]:
+def _configs(*paths: str) -> list[PlantedFile]:
     found = []
     for path in paths:
         for section, key, value in parse(text(path)):
             keys = COMMANDS.get(section, ())
             if (key in keys or "*" in keys) and value.lower() not in ("", "false"):
-                found.append(Planted(path, f"{section}.{key} is {value!r}"))
+                found.append(PlantedFile(path, f"{section}.{key} is {value!r}"))
     return found
 
 
-def _hooks(directory: str) -> list[Planted]:
+def _hooks(directory: str) -> list[PlantedFile]:
     """Hooks that git would run; the samples it ships are none."""
     if os.path.islink(directory):
-        return [Planted(directory, "the hooks are elsewhere")]
+        return [PlantedFile(directory, "the hooks are elsewhere")]
     try:
         names = sorted(os.listdir(directory))
     except OSError:
         return []
     return [
-        Planted(f"{directory}/{name}", "a hook")
+        PlantedFile(f"{directory}/{name}", "a hook")
         for name in names
         if not name.endswith(".sample") and _runs(f"{directory}/{name}")
     ]
@@ -116,9 +116,9 @@ def _runs(path: str) -> bool:
     return stat.S_ISLNK(mode) or bool(stat.S_ISREG(mode) and mode & 0o111)
 
 
-def _modules(directory: str) -> list[Planted]:
+def _modules(directory: str) -> list[PlantedFile]:
     """The git directories of submodules, at any depth that is sane."""
-    found: list[Planted] = []
+    found: list[PlantedFile] = []
     pending = [(directory, 0)]
     while pending:
         place, depth = pending.pop()

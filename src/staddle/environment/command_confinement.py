@@ -13,7 +13,7 @@ from ..policy.compiler import compile
 from ..policy.paths import covers
 from ..policy.plan import Layered
 from ..wrapping import WrappedCommand, checked, prepare, wrap
-from . import shell
+from . import write_grants
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from ..files.globs import GlobSet
     from ..policy import Policy
     from ..policy.plan import Plan
-    from .layer import CommandLayer, Layers
+    from .command_layer import CommandLayer, CommandLayers
 
 #: The backend that has layers.
 _LAYERED = "namespaces"
 
 
-class Confinement:
+class CommandConfinement:
     """For commands that work in `path`, confined by `policy` and, if there are any, held to `globs`.
 
     `plan` is what the policy means before anything is added to be written.
@@ -49,10 +49,10 @@ class Confinement:
     ) -> None:
         self._path, self._policy, self._globs = path, policy, globs
         self._hidden = tuple(item.path for item in plan.hidden)
-        written = (grant.path for grant in plan.grants if grant.access == "write")
-        self._by_policy = tuple(map(shell.by_policy, filter(lambda place: covers(path, place), written)))
+        written = [grant.path for grant in plan.grants if grant.access == "write"]
+        self._by_policy = tuple(write_grants.by_policy(place) for place in written if covers(path, place))
         self._backend, self._record = backend, record
-        self._layers: Layers | None = None
+        self._layers: CommandLayers | None = None
         self._first = _thread.allocate_lock()
         #: The kernel's word, once a command could not be started in a layer.
         self._refused = ""
@@ -61,7 +61,7 @@ class Confinement:
         self, root: int, argv: list[str], env: Mapping[str, str] | None
     ) -> tuple[WrappedCommand, CommandLayer | None]:
         """The command, not started, and its layer if it needs one. `root` is the directory, open."""
-        shell.refuse_replaced(root, self._path)
+        write_grants.refuse_replaced(root, self._path)
         division = self._division(root)
         if division is not None:
             try:
@@ -71,9 +71,9 @@ class Confinement:
         return self.directly(root, argv, env), None
 
     def directly(self, root: int, argv: list[str], env: Mapping[str, str] | None) -> WrappedCommand:
-        """The command, not started, without a layer: see `shell.grants` for what it may write."""
-        shell.refuse_replaced(root, self._path)
-        names = [""] if self._globs is None else shell.grants(root, self._globs, make=True)
+        """The command, not started, without a layer: see `write_grants.grants` for what it may write."""
+        write_grants.refuse_replaced(root, self._path)
+        names = [""] if self._globs is None else write_grants.grants(root, self._globs, make=True)
         policy, written = self._with(names)
         try:
             made = self._wrap(argv, policy, self._backend, env)
@@ -118,11 +118,11 @@ class Confinement:
 
     def enforced(self, root: int) -> Enforcement:
         """What will really hold for the next command, and every gap."""
-        shell.refuse_replaced(root, self._path)
+        write_grants.refuse_replaced(root, self._path)
         found = self._layered(root)
         if isinstance(found, Enforcement):
             return Enforcement.of(found.backend, (*found.gaps, *self._by_policy), found.why)
-        names = [""] if self._globs is None else shell.grants(root, self._globs, make=False)
+        names = [""] if self._globs is None else write_grants.grants(root, self._globs, make=False)
         plan = compile(self._with(names)[0], cwd=self._path)
         try:
             _, held = backends.choose(plan, self._backend, best_effort=self._record)
@@ -139,9 +139,9 @@ class Confinement:
         found = self._layered(root)
         if isinstance(found, Enforcement):
             return self._by_policy
-        wider = shell.limits(root, self._globs)
+        wider = write_grants.limits(root, self._globs)
         if wider and found:
-            wider = (*wider, shell.unlayered(found))
+            wider = (*wider, write_grants.unlayered(found))
         return (*wider, *self._by_policy)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class Confinement:
             return None
         if _LAYERED not in (*backends.candidates(), self._backend):
             return None
-        whole, more = shell.division(root, self._globs)
+        whole, more = write_grants.division(root, self._globs)
         return whole if more else None
 
     def _layered(self, root: int) -> Enforcement | str:
@@ -196,10 +196,10 @@ class Confinement:
 
     def _layer(self, root: int, owner: int | None) -> CommandLayer:
         if self._layers is None:
-            from .layer import Layers  # with all that takes changes over: only who needs it
+            from .command_layer import CommandLayers  # with all that takes changes over: only who needs it
 
             with self._first:
-                self._layers = self._layers or Layers(self._path)
+                self._layers = self._layers or CommandLayers(self._path)
         return self._layers.layer(root, owner)
 
     def _with(self, names: list[str]) -> tuple[Policy, list[str]]:
@@ -218,7 +218,7 @@ class Confinement:
 def _looked_at(made: WrappedCommand, program: str, written: list[str]) -> WrappedCommand:
     """The same, if nothing that may be written leads elsewhere and there is such a program."""
     try:
-        shell.refuse_strangers(made.plan, written)
+        write_grants.refuse_strangers(made.plan, written)
         if made.backend == "native":
             _find_anywhere(made.plan, made.env, program)
         else:

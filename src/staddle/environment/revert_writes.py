@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from ..events import Event
-from .allowed import parents, refused
+from .partial_commit import parents, refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..files.globs import GlobSet
     from ..layers.changes import Change
-    from .allowed import Touched
+    from .partial_commit import Touched
 
     class LayeredSandbox(Protocol):
         """A sandbox whose changes are in a layer."""
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _RULE = "no glob of writable_paths names it"
 
 
-class Keeping:
+class WriteReverter:
     """For one command after the other: `with` it, and put back what was not to be."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Keeping:
     def __exit__(self, *_: object) -> None:
         self._before = {}
 
-    def put_back(self) -> tuple[Event, ...]:
+    def revert(self) -> tuple[Event, ...]:
         """What the command changed that no glob names, each as an event; after this it is undone."""
         changes = self._sandbox.diff()
         found = unnamed(changes, self._directory, self._globs)

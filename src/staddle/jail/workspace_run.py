@@ -12,10 +12,10 @@ import time
 from ..errors import CommandCancelled, CommandTimedOut, StaddleError
 from ..events import Event
 from . import journal
+from .agent_settings import changed, fingerprint
 from .agents import Agent
-from .obeyed import changed, fingerprint
 from .options import bootstrap, confinement
-from .refs import moved, snapshot
+from .ref_changes import moved, snapshot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
-    from .obeyed import Print
+    from .agent_settings import Fingerprint
     from .options import RunOpts
 
     #: Called as `wrap` is, returns what has `run` as a WrappedCommand has.
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 BY_ITSELF = "exited"
 
 
-class Visit:
-    """`with Visit(opts, backend, runner) as visit:` start `visit.command`, then say `visit.ended(status)`.
+class WorkspaceRun:
+    """One command in one workspace, as a context: start `command`, then call `ended(status)`.
 
-    What is left without having been said to have ended was ended by an exception, and failed.
-    `events` are what the run left that a person should look at.
+    If `ended` was not called, an exception ended the run, and the workspace is `failed`. `events`
+    are the violations that a person should check after the run.
     """
 
     command: Any
@@ -99,7 +99,7 @@ class Visit:
         try:
             self._opts.workspace.move_to("stopped" if good else "failed")
             self._opts.workspace.unlock()
-            self.events = self.look()
+            self.events = self.violations()
             self._note(
                 "ended",
                 status=self._status,
@@ -111,7 +111,7 @@ class Visit:
         finally:
             self._release()
 
-    def look(self) -> tuple[Event, ...]:
+    def violations(self) -> tuple[Event, ...]:
         """Protected names that appeared, changes in what the user's own agent would obey, moved branches."""
         found: list[Event] = list(self.command.violations()) if hasattr(self.command, "violations") else []
         found += [
@@ -144,7 +144,7 @@ class Visit:
             for name, was, now_at in moved(self._refs, now, own)
         ]
 
-    def _obeyed(self) -> Print:
+    def _obeyed(self) -> Fingerprint:
         agent = self._opts.agent
         return fingerprint(agent.obeyed, agent.mixed) if isinstance(agent, Agent) else {}
 

@@ -25,7 +25,7 @@ def on_its_own(command: Sequence[str]) -> list[str]:
     return ["setsid", "--ctty", "--wait", *command]
 
 
-class Terminal:
+class PtyLaunch:
     """A launch that has been started on a terminal, as `cli.terminal` lends the user's to it.
 
     Make it before signals are held back: what it starts would inherit that. `wait` or `close` ends it.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.jail.refs import moved, snapshot
+from staddle.jail.ref_changes import moved, snapshot
 from tests.kernel.git_plants import World
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.environment.allowed import refused
+from staddle.environment.partial_commit import refused
 
 D, F, NONE = "directory", "file", ""
 

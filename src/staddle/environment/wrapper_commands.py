@@ -7,27 +7,27 @@ answer is `Unclear`, never a guess.
 from __future__ import annotations
 
 from .._value import Value
-from .prefixes import PREFIXES, SHELLS, Prefix
-from .scripts import UNKNOWN
+from .shell_parser import UNKNOWN
+from .wrapper_options import PREFIXES, SHELLS, Prefix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .scripts import Word
+    from .shell_parser import Word
 
 
 _WRITE_OUT = "write the script out in single quotes, and pass what varies as its arguments"
 
 
-class Run(Value):
+class Invocation(Value):
     """A program that would be started. `through` says that it only starts what comes after it."""
 
     words: tuple[Word, ...]
     through: bool = False
 
 
-class Text(Value):
+class NestedScript(Value):
     """A script that would be run, to be read in its turn."""
 
     text: str
@@ -40,6 +40,10 @@ class Unclear(Value):
     fix: str = "name the program itself; if a variable holds its directory, quote it"
 
 
+if TYPE_CHECKING:
+    Steps = Iterator[Invocation | NestedScript | Unclear]
+
+
 def name_of(word: Word) -> str | None:
     """The program's name without its directory; None if it is not known before."""
     if word is None:
@@ -48,9 +52,7 @@ def name_of(word: Word) -> str | None:
     return None if UNKNOWN in name else name
 
 
-def unfold(
-    words: Sequence[Word], reads: Word = None, *, alone: bool = False
-) -> Iterator[Run | Text | Unclear]:
+def unfold(words: Sequence[Word], reads: Word = None, *, alone: bool = False) -> Steps:
     """What `words` start, outermost first. `reads` is the text on its input; `alone`: there is none.
 
     `words` may end in None for arguments that are added later, as xargs does.
@@ -72,9 +74,9 @@ def unfold(
             prefix = Prefix("", ("library-path", "preload", "audit", "argv0"), plain=False)
         inner = None if prefix is None else _after(prefix, rest)
         if prefix is None or not inner:
-            yield Run(tuple(words))
+            yield Invocation(tuple(words))
             return
-        yield Run(tuple(words), through=prefix.plain)
+        yield Invocation(tuple(words), through=prefix.plain)
         words = inner
 
 
@@ -116,15 +118,13 @@ def _options(prefix: Prefix, rest: list[Word]) -> tuple[list[Word], list[Word]]:
     return rest[:at], rest[at:]
 
 
-def _shell(
-    words: Sequence[Word], rest: list[Word], reads: Word, alone: bool
-) -> Iterator[Run | Text | Unclear]:
+def _shell(words: Sequence[Word], rest: list[Word], reads: Word, alone: bool) -> Steps:
     """`sh -c TEXT`, `sh FILE`, or a script on its input."""
     at, takes_text, takes_input = 0, False, False
     while at < len(rest):
         word = rest[at]
         if word is None:
-            yield Run(tuple(words))
+            yield Invocation(tuple(words))
             yield Unclear("what the shell is to do is only known when it runs", _WRITE_OUT)
             return
         if len(word) < 2 or word[0] not in "-+" or word == "--":
@@ -139,62 +139,62 @@ def _shell(
             at += word.count("o") + word.count("O")
     operand = rest[at] if at < len(rest) else ""
     if takes_text:
-        yield Run(tuple(words), through=True)
+        yield Invocation(tuple(words), through=True)
         yield from _text(operand)
     elif at < len(rest) and not takes_input:
-        yield Run(tuple(words))
+        yield Invocation(tuple(words))
         if operand is None or operand in ("/dev/stdin", "/proc/self/fd/0", "/dev/fd/0"):
             yield from _text(reads if operand is not None else None)
     elif alone:
-        yield Run(tuple(words))
+        yield Invocation(tuple(words))
     else:
-        yield Run(tuple(words), through=reads is not None)
+        yield Invocation(tuple(words), through=reads is not None)
         yield from _text(reads)
 
 
-def _text(text: Word) -> Iterator[Text | Unclear]:
+def _text(text: Word) -> Iterator[NestedScript | Unclear]:
     if text is None:
         yield Unclear("the script is only known when it runs", _WRITE_OUT)
         return
     if UNKNOWN in text:
         yield Unclear("parts of the script are only known when it runs", _WRITE_OUT)
     # In place of the unknown part something that is unknown in the script as well.
-    yield Text(text.replace(UNKNOWN, "${_}"))
+    yield NestedScript(text.replace(UNKNOWN, "${_}"))
 
 
 def _joined(words: Sequence[Word]) -> Word:
     return None if None in words else " ".join(word or "" for word in words)
 
 
-def _eval(words: Sequence[Word], rest: list[Word], _: Word) -> Iterator[Run | Text | Unclear]:
-    yield Run(tuple(words), through=True)
+def _eval(words: Sequence[Word], rest: list[Word], _: Word) -> Steps:
+    yield Invocation(tuple(words), through=True)
     yield from _text(_joined(rest[1:] if rest[:1] == ["--"] else rest))
 
 
-def _trap(words: Sequence[Word], rest: list[Word], _: Word) -> Iterator[Run | Text | Unclear]:
-    yield Run(tuple(words), through=True)
+def _trap(words: Sequence[Word], rest: list[Word], _: Word) -> Steps:
+    yield Invocation(tuple(words), through=True)
     rest = rest[1:] if rest[:1] == ["--"] else rest
     if len(rest) > 1 and rest[0] not in ("-", "-l", "-p", "-P"):
         yield from _text(rest[0])
 
 
-def _alias(words: Sequence[Word], rest: list[Word], _: Word) -> Iterator[Run | Text | Unclear]:
-    yield Run(tuple(words), through=True)
+def _alias(words: Sequence[Word], rest: list[Word], _: Word) -> Steps:
+    yield Invocation(tuple(words), through=True)
     for word in rest:
         if word is None or "=" in word:
             yield from _text(None if word is None else word.partition("=")[2])
 
 
-def _command(words: Sequence[Word], rest: list[Word], reads: Word) -> Iterator[Run | Text | Unclear]:
+def _command(words: Sequence[Word], rest: list[Word], reads: Word) -> Steps:
     """`command -v git` only asks where it is."""
     options, inner = _options(PREFIXES["command"], rest)
     asks = any(word is not None and word[:1] == "-" and set(word) & {"v", "V"} for word in options)
-    yield Run(tuple(words), through=True)
+    yield Invocation(tuple(words), through=True)
     if not asks:
         yield from unfold([None] if None in options else inner, reads)
 
 
-def _env(words: Sequence[Word], rest: list[Word], reads: Word) -> Iterator[Run | Text | Unclear]:
+def _env(words: Sequence[Word], rest: list[Word], reads: Word) -> Steps:
     """`env`, and `env -S 'git push'`, whose value is split into the words of a command."""
     prefix = PREFIXES["env"]
     options, _ = _options(prefix, rest)
@@ -207,23 +207,23 @@ def _env(words: Sequence[Word], rest: list[Word], reads: Word) -> Iterator[Run |
         glued = word.partition("S")[2] if short else word.partition("=")[2]
         text: Word = glued or (rest[place + 1] if place + 1 < len(rest) else "")
         more = rest[place + (1 if glued else 2) :]
-        yield Run(tuple(words), through=True)
+        yield Invocation(tuple(words), through=True)
         if text is None or any(sign in text for sign in (UNKNOWN, "\\", "$", "'", '"')):
             yield Unclear("what env -S makes of its text is not followed", "give it plain words")
         else:
             yield from unfold(["env", *text.split(), *more], reads)
         return
     inner = _after(prefix, rest)
-    yield Run(tuple(words), through=bool(inner))
+    yield Invocation(tuple(words), through=bool(inner))
     yield from unfold(inner, reads)
 
 
-def _xargs(words: Sequence[Word], rest: list[Word], _: Word) -> Iterator[Run | Text | Unclear]:
+def _xargs(words: Sequence[Word], rest: list[Word], _: Word) -> Steps:
     """Its input becomes arguments, at the end or in place of a mark."""
     prefix = PREFIXES["xargs"]
     options, _rest = _options(prefix, rest)
     inner = _after(prefix, rest)
-    yield Run(tuple(words), through=True)
+    yield Invocation(tuple(words), through=True)
     if inner == [None]:
         yield Unclear("the program is only known when it runs")
         return
@@ -253,9 +253,9 @@ def _mark(options: list[Word]) -> str | None:
     return found or None
 
 
-def _find(words: Sequence[Word], rest: list[Word], _: Word) -> Iterator[Run | Text | Unclear]:
+def _find(words: Sequence[Word], rest: list[Word], _: Word) -> Steps:
     """Each -exec up to its `;` or `+`."""
-    yield Run(tuple(words))
+    yield Invocation(tuple(words))
     at = 0
     while at < len(rest):
         if rest[at] in ("-exec", "-execdir", "-ok", "-okdir"):
@@ -266,9 +266,9 @@ def _find(words: Sequence[Word], rest: list[Word], _: Word) -> Iterator[Run | Te
         at += 1
 
 
-def _su(words: Sequence[Word], rest: list[Word], reads: Word) -> Iterator[Run | Text | Unclear]:
+def _su(words: Sequence[Word], rest: list[Word], reads: Word) -> Steps:
     """`su -c TEXT`, `runuser -u USER -- PROGRAM`, else a shell on its input."""
-    yield Run(tuple(words))
+    yield Invocation(tuple(words))
     if name_of(words[0]) == "runuser" and any(word in ("-u", "--user") for word in rest):
         options = Prefix("ugG", ("user", "group", "supp-group"))
         yield from unfold(_after(options, rest), reads)
@@ -276,21 +276,21 @@ def _su(words: Sequence[Word], rest: list[Word], reads: Word) -> Iterator[Run | 
     yield from _text(_option(rest, "c", "command") if _has(rest, "c", "command") else reads)
 
 
-def _script(words: Sequence[Word], rest: list[Word], _: Word) -> Iterator[Run | Text | Unclear]:
-    yield Run(tuple(words))
+def _script(words: Sequence[Word], rest: list[Word], _: Word) -> Steps:
+    yield Invocation(tuple(words))
     if _has(rest, "c", "command"):
         yield from _text(_option(rest, "c", "command"))
 
 
-def _watch(words: Sequence[Word], rest: list[Word], _: Word) -> Iterator[Run | Text | Unclear]:
-    yield Run(tuple(words), through=True)
+def _watch(words: Sequence[Word], rest: list[Word], _: Word) -> Steps:
+    yield Invocation(tuple(words), through=True)
     inner = _after(Prefix("nq", ("interval", "equexit")), rest)
     yield from _text(_joined(inner))
 
 
-def _flock(words: Sequence[Word], rest: list[Word], reads: Word) -> Iterator[Run | Text | Unclear]:
+def _flock(words: Sequence[Word], rest: list[Word], reads: Word) -> Steps:
     inner = _after(PREFIXES["flock"], rest)
-    yield Run(tuple(words), through=bool(inner))
+    yield Invocation(tuple(words), through=bool(inner))
     if inner[:1] in (["-c"], ["--command"]):
         yield from _text(inner[1] if len(inner) > 1 else "")
     else:

@@ -20,17 +20,17 @@ MOST_BYTES_IN_ALL = 64 << 20
 #: More files than this are not looked at: whoever has so many keeps no settings there.
 MOST_FILES = 100_000
 
-Print = dict[str, tuple[object, ...]]
+Fingerprint = dict[str, tuple[object, ...]]
 
 
-def fingerprint(paths: Iterable[str], mixed: Iterable[tuple[str, tuple[str, ...]]] = ()) -> Print:
+def fingerprint(paths: Iterable[str], mixed: Iterable[tuple[str, tuple[str, ...]]] = ()) -> Fingerprint:
     """Every file at and below `paths`, by what it holds. Follows no link and never raises.
 
     `mixed` are (JSON file, keys): state and settings in one, of which only what stands under
     these keys, at any depth, is compared.
     """
     keys = {os.path.expanduser(path): names for path, names in mixed}
-    seen: Print = {}
+    seen: Fingerprint = {}
     pending = [*(os.path.expanduser(path) for path in paths), *keys]
     left = MOST_BYTES_IN_ALL
     while pending and len(seen) < MOST_FILES:
@@ -53,7 +53,7 @@ def fingerprint(paths: Iterable[str], mixed: Iterable[tuple[str, tuple[str, ...]
     return seen
 
 
-def changed(before: Print, after: Print) -> tuple[str, ...]:
+def changed(before: Fingerprint, after: Fingerprint) -> tuple[str, ...]:
     """What came, went or differs."""
     return tuple(sorted(p for p in before.keys() | after.keys() if before.get(p) != after.get(p)))
 

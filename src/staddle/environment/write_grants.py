@@ -17,7 +17,7 @@ from ..enforcement import Gap
 from ..errors import PathEscape
 from ..files import beneath
 from ..linux.openat2 import open_beneath, open_without_symlinks
-from .allowed import parents
+from .partial_commit import parents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

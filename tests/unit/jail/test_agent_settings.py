@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from staddle.jail import obeyed
-from staddle.jail.obeyed import changed, fingerprint
+from staddle.jail import agent_settings
+from staddle.jail.agent_settings import changed, fingerprint
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_nothing_is_nothing(config: Path) -> None:
 def test_what_is_large_is_told_apart_by_size_and_time(
     config: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(obeyed, limit, 1)
+    monkeypatch.setattr(agent_settings, limit, 1)
     before = fingerprint([str(config)])
     assert changed(before, fingerprint([str(config)])) == ()
     info = os.stat(config / "settings.json")

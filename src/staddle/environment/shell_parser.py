@@ -26,7 +26,7 @@ _MOST_TREE = 8 << 20
 _SECONDS = 10.0
 
 
-class Command(Value):
+class SimpleCommand(Value):
     """One simple command: its words, and what it reads, where that stands in the script."""
 
     words: tuple[Word, ...]
@@ -36,7 +36,7 @@ class Command(Value):
 class Script(Value):
     """The commands of a script, whether or not they will be reached, and the functions it defines."""
 
-    commands: tuple[Command, ...]
+    commands: tuple[SimpleCommand, ...]
     functions: frozenset[str] = frozenset()
 
 
@@ -123,19 +123,20 @@ def _tree(data: bytes) -> Any:
 
 
 def _script(tree: Any) -> Script:
-    commands: list[Command] = []
+    commands: list[SimpleCommand] = []
     functions: set[str] = set()
     for node in _nodes(tree):
         kind, call = node.get("Type"), node.get("Cmd")
         if kind == "FuncDecl":
             functions.add(_value(node.get("Name")))
         elif kind == "ExtGlob" and any(sign in _value(node.get("Pattern")) for sign in ("$", "`", "(")):
-            commands.append(Command((None,)))  # left unread by the parser, and bash would run what is in it
+            # The parser leaves it unread, and bash would run what is in it.
+            commands.append(SimpleCommand((None,)))
         elif kind in ("DeclClause", "LetClause"):
-            commands.append(Command((_value(node.get("Variant")) or "let",)))
+            commands.append(SimpleCommand((_value(node.get("Variant")) or "let",)))
         if isinstance(call, dict) and call.get("Type") == "CallExpr" and call.get("Args"):
             words = tuple(_word(word) for word in call["Args"])
-            commands.append(Command(words, _reads(node.get("Redirs") or [])))
+            commands.append(SimpleCommand(words, _reads(node.get("Redirs") or [])))
     return Script(tuple(commands), frozenset(functions))
 
 

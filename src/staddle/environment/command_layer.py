@@ -21,7 +21,7 @@ from ..layers.recovery import recover
 from ..layers.review import Names
 from ..layers.store import Store, home_for, sweep
 from ..policy.plan import Layered
-from .allowed import refused
+from .partial_commit import refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ ORIGIN = "writable_paths"
 MOST_TOLD = 1000
 
 
-class Layers:
+class CommandLayers:
     """The layers for the commands of one environment, and the place where they lie once there is one."""
 
     def __init__(self, directory: str) -> None:

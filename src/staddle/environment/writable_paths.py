@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-def parse(globs: Iterable[str]) -> GlobSet:
+def parse_globs(globs: Iterable[str]) -> GlobSet:
     """The globs as one set. None at all is refused: saying what may be written must say something."""
     found = [Glob(glob) for glob in several(globs, "writable_paths")]  # type: ignore[arg-type]
     if not found:
@@ -67,7 +67,7 @@ def validate_writable_paths(
             why=f"it leads to {where!r}",
             fix="choose a directory below it",
         )
-    parse(globs)
+    parse_globs(globs)
 
 
 def _is_circle(path: str) -> bool:
