@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .sandbox.pool import Pool
     from .sandbox.result import Reason, Result
     from .sandbox.sandbox import Sandbox
-    from .sandbox.workspace.snapshots import Snapshot
+    from .sandbox.workspace.snapshot import Snapshot
     from .wrapping import WrappedCommand, wrap
 
 __version__ = "0.1.0"
@@ -83,7 +83,7 @@ _HOME = {
     "Result": "sandbox.result",
     "RunOpts": "jail.jail",
     "Sandbox": "sandbox.sandbox",
-    "Snapshot": "sandbox.workspace.snapshots",
+    "Snapshot": "sandbox.workspace.snapshot",
     "StaddleError": "errors",
     "Workspace": "jail.workspace",
     "WrappedCommand": "wrapping",

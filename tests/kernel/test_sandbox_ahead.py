@@ -15,7 +15,7 @@ from staddle import Identity, Policy, Reason, Sandbox
 from staddle.forkserver import client
 from staddle.layers import removal
 from staddle.linux.tree import descendants
-from staddle.sandbox.workspace import overlay
+from staddle.sandbox.workspace import overlay, stores
 from tests.kernel.waiting import until
 
 
@@ -52,13 +52,13 @@ def ready(place: Path | None, **options: object) -> None:
 def kept(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of every sandbox, whether it was one that waited."""
     found: list[bool] = []
-    come = overlay.Layering.come
+    come = overlay.OverlayWorkspace.adopt
 
-    def noted(self: overlay.Layering, taken: client.SandboxProcess) -> None:
+    def noted(self: overlay.OverlayWorkspace, taken: client.SandboxProcess) -> None:
         found.append(taken.instead is not None)
         come(self, taken)
 
-    monkeypatch.setattr(overlay.Layering, "come", noted)
+    monkeypatch.setattr(overlay.OverlayWorkspace, "adopt", noted)
     return found
 
 
@@ -194,7 +194,7 @@ def test_many_at_once_have_each_their_own(prepared: Path, kept: list[bool]) -> N
 
 
 def test_layers_that_nobody_uses_go(prepared: Path) -> None:
-    store = overlay.store_for(str(prepared))
+    store = stores.store_for(str(prepared))
 
     def count() -> int:
         removal.wait()

@@ -12,7 +12,7 @@ import pytest
 from staddle import Policy, Sandbox, Snapshot
 from staddle.errors import CommitRefused
 from staddle.layers import removal
-from staddle.sandbox.workspace import copied
+from staddle.sandbox.workspace import stores
 from tests.kernel.layers_overlay import picture
 from tests.kernel.waiting import until
 
@@ -203,5 +203,5 @@ def test_nothing_is_left_of_copies(project: Path, backend: str) -> None:
         fork.close()
     snapshot.close()
     removal.wait()
-    for store in copied._stores.values():
+    for store in stores._copy_stores.values():
         assert set(os.listdir(store.path)) <= {"lock", "empty"}

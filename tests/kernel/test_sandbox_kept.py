@@ -17,7 +17,7 @@ from staddle import Policy, Sandbox
 from staddle.errors import InvalidCall, LayerError, PolicyNotEnforceable
 from staddle.files.remove_tree import remove
 from staddle.layers import keeping, kept, removal
-from staddle.sandbox.workspace.persistent import Kept
+from staddle.sandbox.workspace.persistent import PersistentWorkspace
 from tests.kernel.in_a_child import SRC
 from tests.kernel.waiting import until
 
@@ -101,8 +101,8 @@ def test_a_kept_snapshot_is_also_of_the_home(project: Path) -> None:
         assert sandbox.run("cat ~/h; ls /tmp").stdout == "1\n"
 
 
-def _without_a_sandbox(work: Callable[[Kept], object]) -> None:
-    kept = Kept("fix")
+def _without_a_sandbox(work: Callable[[PersistentWorkspace], object]) -> None:
+    kept = PersistentWorkspace("fix")
     try:
         work(kept)
     finally:
@@ -247,13 +247,13 @@ def test_snapshots_and_forks_of_it_work_and_leave_one_session(project: Path, sta
 def test_a_kept_snapshot_is_gone_back_to_by_a_later_sandbox(project: Path) -> None:
     with Sandbox(project, keep="fix") as sandbox:
         sandbox.run("echo 1 > new")
-    session = Kept("fix")
+    session = PersistentWorkspace("fix")
     session.snapshot("first")
     session.close()
     with Sandbox(project, keep="fix") as sandbox:
         sandbox.run("echo 2 > new; rm file")
     for _ in range(2):
-        session = Kept("fix")
+        session = PersistentWorkspace("fix")
         session.restore("first")
         session.close()
         with Sandbox(project, keep="fix") as sandbox:
@@ -263,11 +263,11 @@ def test_a_kept_snapshot_is_gone_back_to_by_a_later_sandbox(project: Path) -> No
 def test_many_kept_snapshots_are_squashed_and_stay_right(project: Path) -> None:
     Sandbox(project, keep="fix").close()
     for number in range(70):
-        session = Kept("fix")
+        session = PersistentWorkspace("fix")
         Path(session.stack.top.upper, f"file-{number}").write_text(str(number))
         session.snapshot(str(number))
         session.close()
-    session = Kept("fix")
+    session = PersistentWorkspace("fix")
     assert len(session.stack.frozen) < 64
     session.restore("40")
     session.close()

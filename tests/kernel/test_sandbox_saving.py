@@ -17,11 +17,11 @@ import pytest
 from staddle import AsyncSandbox, Sandbox, Snapshot
 from staddle.errors import ArchiveRefused, CommitRefused
 from staddle.layers import archive, loading, removal
-from staddle.layers.stack import Frozen
+from staddle.layers.stack import LayerSnapshot
 from staddle.layers.store import Store, sweep
-from staddle.sandbox.workspace import saving
-from staddle.sandbox.workspace.overlay import close_stores, empty_directory, store_for
-from staddle.sandbox.workspace.persistent import Kept
+from staddle.sandbox.workspace import snapshot_file
+from staddle.sandbox.workspace.persistent import PersistentWorkspace
+from staddle.sandbox.workspace.stores import close_stores, empty_directory, store_for
 from tests.kernel.kills import killed_at
 
 SRC = Path(__file__).parents[2] / "src"
@@ -150,7 +150,7 @@ def test_progress_is_told(saved: Path, project: Path) -> None:
 
 
 def test_a_kept_session_is_saved_and_becomes_one(project: Path, saved: Path, kept: Path) -> None:
-    session = Kept("one", make=True, workspace=str(project))
+    session = PersistentWorkspace("one", make=True, workspace=str(project))
     session.become(Snapshot.load(saved))
     session.snapshot("start")
     session.drop()
@@ -174,8 +174,8 @@ def test_a_kept_session_is_saved_and_becomes_one(project: Path, saved: Path, kep
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A store for what is loaded, in which nobody else has anything."""
     with Store(str(tmp_path / "alone")) as store:
-        monkeypatch.setattr(saving, "store_for", lambda _: store)
-        monkeypatch.setattr(saving, "mounter", lambda: None)
+        monkeypatch.setattr(snapshot_file, "store_for", lambda _: store)
+        monkeypatch.setattr(snapshot_file, "mounter", lambda: None)
         yield store
 
 
@@ -201,10 +201,10 @@ def forged(saved: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     layers, facts = loading.load(str(saved), store_for(None))
     change(facts)
     base = empty_directory(store_for(None))
-    points = {name: Frozen(store_for(None), [base], [layer]) for name, layer in layers.items()}
+    points = {name: LayerSnapshot(store_for(None), [base], [layer]) for name, layer in layers.items()}
     archive.save(points, f"{saved}.forged", facts=facts)
     for held in (*points.values(), *layers.values()):
-        held.close() if isinstance(held, Frozen) else held.drop()
+        held.close() if isinstance(held, LayerSnapshot) else held.drop()
     return Path(f"{saved}.forged")
 
 
@@ -253,7 +253,7 @@ def test_facts_that_we_do_not_write_are_refused(
 
 
 def test_a_state_that_is_too_much_is_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "_MOST_STATE", 1000)
+    monkeypatch.setattr(snapshot_file, "_MOST_STATE", 1000)
     with pytest.raises(ArchiveRefused, match="too much"):
         Snapshot.load(saved)
 
@@ -330,7 +330,7 @@ def test_a_kill_while_loading_leaves_nothing(
     content = saved.read_bytes()
 
     def load() -> None:
-        saving.load(str(saved)).close()
+        Snapshot.load(str(saved)).close()
         close_stores()
 
     number = 0
@@ -358,14 +358,14 @@ def _as_old_as_it_must_be(home: Path) -> None:
 def test_a_kept_session_that_is_killed_while_it_goes_back_is_here_or_there(
     project: Path, saved: Path, kept: Path
 ) -> None:
-    session = Kept("one", make=True, workspace=str(project))
+    session = PersistentWorkspace("one", make=True, workspace=str(project))
     session.become(Snapshot.load(saved))
     session.snapshot("then")
     session.drop()
     session.close()
 
     def go_back() -> None:
-        mine = Kept("one")
+        mine = PersistentWorkspace("one")
         mine.restore("then")
         mine.close()
 
@@ -373,7 +373,7 @@ def test_a_kept_session_that_is_killed_while_it_goes_back_is_here_or_there(
     while True:
         number += 1
         killed = killed_at(number, go_back)
-        mine = Kept("one")
+        mine = PersistentWorkspace("one")
         there = {change.path for change in mine.diff()}
         assert there in (
             set(),

@@ -15,7 +15,7 @@ from staddle.files.remove_tree import remove
 from staddle.forkserver.client import mounter
 from staddle.layers import removal
 from staddle.sandbox.workspace import snapshots
-from staddle.sandbox.workspace.persistent import Kept
+from staddle.sandbox.workspace.persistent import PersistentWorkspace
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def sandbox(bases: dict[str, list[str]]) -> Iterator[Sandbox]:
 
 
 def extend(sandbox: Sandbox, bases: dict[str, list[str]]) -> None:
-    snapshots.extend(sandbox._now().opened.layering, bases)
+    snapshots.extend(sandbox._now().opened.workspace, bases)
 
 
 def paths(sandbox: Sandbox) -> list[str]:
@@ -183,7 +183,7 @@ def test_what_cannot_be_changes_nothing(sandbox: Sandbox, place: Path) -> None:
     with pytest.raises(LaunchFailed):
         extend(sandbox, {"/home/user/deeper": [str(place / "opt")], "/nowhere": [str(place / "opt")]})
     assert sandbox.run(READ).stdout == "11111"
-    assert "/nowhere" not in sandbox._now().opened.layering.beside  # type: ignore[union-attr]
+    assert "/nowhere" not in sandbox._now().opened.workspace.trees  # type: ignore[union-attr]
 
 
 def test_it_is_kept(place: Path, bases: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,12 +195,12 @@ def test_it_is_kept(place: Path, bases: dict[str, list[str]], monkeypatch: pytes
     with Sandbox(keep="fix") as sandbox:
         assert sandbox.run(READ).stdout == "1111"
         sandbox.run(WRITE.format(2))
-    kept = Kept("fix")
+    kept = PersistentWorkspace("fix")
     kept.snapshot("two")
     kept.close()
     with Sandbox(keep="fix") as sandbox:
         sandbox.run(WRITE.format(3))
-    kept = Kept("fix")
+    kept = PersistentWorkspace("fix")
     kept.restore("two")
     kept.close()
     with Sandbox(keep="fix") as sandbox:

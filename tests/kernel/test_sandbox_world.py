@@ -12,7 +12,7 @@ from staddle import Policy, Sandbox
 from staddle.errors import InvalidCall
 from staddle.forkserver import client
 from staddle.layers import removal
-from staddle.sandbox.workspace import overlay
+from staddle.sandbox.workspace import stores
 from tests.kernel.waiting import until
 
 PLACES = ("/home/user", "/tmp", "/var/tmp")
@@ -82,7 +82,7 @@ def test_devices_and_other_users_rights_are_not_to_be_had_there(sandbox: Sandbox
 
 
 def test_nothing_of_where_it_lies_can_be_seen(sandbox: Sandbox) -> None:
-    store = os.path.basename(overlay._stores[-1].path)
+    store = os.path.basename(stores._stores[-1].path)
     for file in ("/proc/self/mountinfo", "/proc/mounts"):
         said = sandbox.run(f"cat {file}").stdout
         assert store not in said
@@ -262,15 +262,15 @@ def test_nothing_is_left_of_it(project: Path) -> None:
 
 def layers(sandbox: Sandbox) -> set[str]:
     """Those that are worked on, and those below them."""
-    found = sandbox._inside.opened.layering
+    found = sandbox._inside.opened.workspace
     assert found is not None
     return {os.path.dirname(path) for path in found.written()}
 
 
 def test_what_was_made_ahead_goes_with_who_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlay, "_stores", [])  # one of its own, so that nobody else makes anything there
+    monkeypatch.setattr(stores, "_stores", [])  # one of its own, so that nobody else makes anything there
     with Sandbox() as sandbox:
-        (store,) = overlay._stores
+        (store,) = stores._stores
         (server,) = (one for key, one in client._servers.items() if store.path.encode() in key.skeleton)
 
         def ahead() -> set[str]:

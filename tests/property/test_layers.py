@@ -24,7 +24,7 @@ from staddle.layers.merged import View
 from staddle.layers.merging import copy_of
 from staddle.layers.review import Conflict
 from staddle.layers.scan import Watch
-from staddle.layers.stack import Frozen, Stack
+from staddle.layers.stack import LayerSnapshot, Stack
 from staddle.layers.store import Store, home_for
 from tests.kernel.layers_overlay import MEMORY, Picture, fill, inside, naive_changes, picture
 
@@ -286,7 +286,7 @@ def test_what_is_saved_and_loaded_is_the_same(tree: list, first: list, second: l
         path = str(world.top / "saved")
         save({"workspace": stack.freeze()}, path)
         layers, _ = load(path, world.store)
-        loaded = Frozen(world.store, stack.bases, [layers["workspace"]]).stack()
+        loaded = LayerSnapshot(world.store, stack.bases, [layers["workspace"]]).stack()
         assert world.run([], loaded) == after
         assert told(loaded) == told(stack)
 

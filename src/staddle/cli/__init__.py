@@ -101,9 +101,9 @@ def command() -> NoReturn:
 
 def _leave_nothing() -> None:
     """What the interpreter's own end would wait for: layers that are being deleted."""
-    layering = sys.modules.get("staddle.sandbox.workspace.overlay")
-    if layering is not None:
-        layering.close_stores()
+    stores = sys.modules.get("staddle.sandbox.workspace.stores")
+    if stores is not None:
+        stores.close_stores()
 
 
 def _complain(error: Exception) -> int:

@@ -7,7 +7,7 @@ import sys
 from ..display import shown
 from ..errors import CommitRefused, LayerError, UsageError
 from ..policy.workspace import PLACE
-from ..sandbox.workspace.persistent import Kept
+from ..sandbox.workspace.persistent import PersistentWorkspace
 from .kept import begin, below, counted, named, print_json, progress, row
 from .options import Option
 from .paging import print_paged
@@ -71,7 +71,7 @@ def main(words: Sequence[str]) -> int:
     from ..layers.recovery import recover
 
     recover()  # a commit that was killed is finished, or taken back, before another one begins
-    session = Kept(name)
+    session = PersistentWorkspace(name)
     try:
         return _commit(
             session,
@@ -86,7 +86,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _commit(
-    session: Kept,
+    session: PersistentWorkspace,
     paths: tuple[str, ...] | None,
     on_conflict: str,
     *,
@@ -102,7 +102,7 @@ def _commit(
         return 0
     if not yes:
         print_paged([*map(row, session.diff(None if paths is None else {PLACE: paths})), *_notes(found)])
-        if not _agreed(len(found.taken), session.workspace):
+        if not _agreed(len(found.taken), session.directory):
             print("nothing was done")
             return 1
     told, over = progress("committing")
@@ -120,7 +120,7 @@ def _commit(
     if as_json:
         print_json(_report(done.changes, done.left_out))
         return 0
-    print(f"{counted(len(done.changes), 'change')} taken over to {shown(session.workspace)}")
+    print(f"{counted(len(done.changes), 'change')} taken over to {shown(session.directory)}")
     for path in done.left_out:
         print(f"left out, because it is neither file, directory nor link: {shown(path)}")
     return 0
@@ -130,8 +130,8 @@ def _report(changes: Sequence[Change], left_out: Sequence[str]) -> dict[str, obj
     return {"changes": [change.as_dict() for change in changes], "left_out": list(left_out)}
 
 
-def _refuse_nobodys(session: Kept) -> None:
-    if session.is_nobodys:
+def _refuse_nobodys(session: PersistentWorkspace) -> None:
+    if session.stand_in is not None:
         raise LayerError(
             "there is nothing to commit to",
             why="the kept sandbox was made without a workspace",
@@ -139,7 +139,7 @@ def _refuse_nobodys(session: Kept) -> None:
         )
 
 
-def _refuse(session: Kept, found: Review, on_conflict: str, allow_protected: bool) -> None:
+def _refuse(session: PersistentWorkspace, found: Review, on_conflict: str, allow_protected: bool) -> None:
     """Before anybody is asked: what would be refused anyway."""
     from ..layers.review import decided
 
@@ -149,7 +149,7 @@ def _refuse(session: Kept, found: Review, on_conflict: str, allow_protected: boo
         raise _said(session, refused) from None
 
 
-def _said(session: Kept, refused: CommitRefused) -> CommitRefused:
+def _said(session: PersistentWorkspace, refused: CommitRefused) -> CommitRefused:
     """The same, with all of it on standard error, and in the words of the command line."""
     for heading, items in (
         ("changed on the host meanwhile, too", refused.conflicts),

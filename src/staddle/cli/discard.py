@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import UsageError
 from ..policy.workspace import PLACE
-from ..sandbox.workspace.persistent import Kept
+from ..sandbox.workspace.persistent import PersistentWorkspace
 from .kept import begin, counted, named
 from .settings import HELP
 
@@ -33,7 +33,7 @@ def main(words: Sequence[str]) -> int:
     if parsed is None:
         return 0
     name, paths = named(parsed, "discard")
-    session = Kept(name)
+    session = PersistentWorkspace(name)
     try:
         chosen = _by_tree(session, paths)
         dropped = session.diff(chosen)
@@ -45,7 +45,7 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _by_tree(session: Kept, paths: Sequence[str]) -> dict[str, list[str]] | None:
+def _by_tree(session: PersistentWorkspace, paths: Sequence[str]) -> dict[str, list[str]] | None:
     try:
         return session.by_tree(paths, PLACE) if paths else None
     except ValueError as error:

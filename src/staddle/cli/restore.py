@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..display import shown
 from ..errors import LayerError, UsageError
-from ..sandbox.workspace.persistent import Kept
-from ..sandbox.workspace.snapshots import Snapshot
+from ..sandbox.workspace.persistent import PersistentWorkspace
+from ..sandbox.workspace.snapshot import Snapshot
 from .kept import begin, progress
 from .options import Option
 from .settings import HELP
@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
             "a kept sandbox and one label are needed",
             fix=f"staddle restore {name} LABEL; `staddle snapshot {name}` lists the labels",
         )
-    session = Kept(parsed.words[0])
+    session = PersistentWorkspace(parsed.words[0])
     try:
         if parsed.on("load"):
             _load(session, parsed.one("load") or "")
@@ -54,7 +54,7 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _load(session: Kept, path: str) -> None:
+def _load(session: PersistentWorkspace, path: str) -> None:
     told, over = progress("loading")
     try:
         snapshot = Snapshot.load(path, progress=told)

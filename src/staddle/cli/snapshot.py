@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
         return _list(name, parsed.on("json"))
     if parsed.on("json"):
         raise UsageError("--json is for the list", fix="leave the label out")
-    session = sessions.Kept(name)
+    session = sessions.PersistentWorkspace(name)
     try:
         if parsed.on("delete"):
             session.forget(labels[0])
@@ -67,7 +67,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _save(name: str, label: str | None, path: str) -> int:
-    session = sessions.Kept(name)
+    session = sessions.PersistentWorkspace(name)
     told, over = progress("saving")
     try:
         session.saved(label).save(path, progress=told)

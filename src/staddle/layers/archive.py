@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import IO
 
-    from .stack import Frozen
+    from .stack import LayerSnapshot
 
 FORMAT = 1
 MANIFEST, END_MARK = "staddle-snapshot", "staddle-end"
@@ -30,7 +30,7 @@ _CHUNK = 1 << 20
 
 
 def save(
-    points: Mapping[str, Frozen],
+    points: Mapping[str, LayerSnapshot],
     path: str,
     *,
     facts: Mapping[str, object] | None = None,
@@ -50,7 +50,7 @@ def save(
         os.fsync(pending.fileno())
 
 
-def _write_all(sink: _Sink, points: Mapping[str, Frozen], facts: Mapping[str, object]) -> None:
+def _write_all(sink: _Sink, points: Mapping[str, LayerSnapshot], facts: Mapping[str, object]) -> None:
     import json
 
     manifest = {"format": FORMAT, "layers": list(points), "facts": dict(facts)}

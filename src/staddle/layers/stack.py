@@ -21,7 +21,7 @@ from .merging import merge, prune
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from .store import Layer, Store
 
@@ -29,21 +29,25 @@ if TYPE_CHECKING:
 DEEP = 32
 
 
-class Frozen:
-    """Layers that nobody writes any more, over the bases. Deleted with the last that holds them.
+class LayerSnapshot:
+    """The layers of one tree at one moment, over the bases. Nothing writes to them any more.
 
-    `plain`: it is no layer but a whole copy.
+    They are deleted with the last snapshot or stack that holds them. `mounted_at` are the paths inside
+    where the tree was seen.
     """
 
-    plain = False
+    #: Whether it is a whole copy instead of a layer.
+    is_copy = False
 
-    def __init__(self, store: Store, bases: Sequence[str], layers: Iterable[Layer]) -> None:
-        self.store, self.bases = store, tuple(bases)
+    def __init__(
+        self, store: Store, bases: Sequence[str], layers: Iterable[Layer], mounted_at: tuple[str, ...] = ()
+    ) -> None:
+        self.store, self.bases, self.mounted_at = store, tuple(bases), mounted_at
         self.layers = tuple(layer.hold() for layer in layers)
-        self._whole: Frozen | None = None
+        self._whole: LayerSnapshot | None = None
         self._open = True
 
-    def shallow(self) -> Frozen:
+    def shallow(self) -> LayerSnapshot:
         """This, or the same in one layer if there are many, for others to begin with. Closed with this."""
         if len(self.layers) < DEEP:
             return self
@@ -56,9 +60,9 @@ class Frozen:
                 whole.close()
         return self._whole
 
-    def again(self) -> Frozen:
+    def again(self) -> LayerSnapshot:
         """The same point once more, to be closed on its own."""
-        return Frozen(self.store, self.bases, self.layers)
+        return LayerSnapshot(self.store, self.bases, self.layers, self.mounted_at)
 
     def stack(self) -> Stack:
         """A stack that continues from here, with a new layer on top."""
@@ -68,7 +72,7 @@ class Frozen:
         """What was changed up to here, to be compared with the bases."""
         return View(tuple(layer.upper for layer in self.layers), self.bases)
 
-    def squashed(self, rest: Callable[[], object] | None = None) -> Frozen:
+    def squashed(self, rest: Callable[[], object] | None = None) -> LayerSnapshot:
         """The same in one layer. Files are linked, not copied. To be used in place of this one.
 
         `rest` is called now and then, by who is in no hurry.
@@ -80,7 +84,7 @@ class Frozen:
         try:
             merge([one.upper for one in self.layers], layer.upper, link=True, rest=rest)
             prune(layer.upper, self.bases)
-            return Frozen(self.store, self.bases, (layer,))
+            return LayerSnapshot(self.store, self.bases, (layer,), self.mounted_at)
         finally:
             layer.drop()
 
@@ -102,11 +106,11 @@ class Stack:
     """
 
     def __init__(self, store: Store, bases: Sequence[str], frozen: Iterable[Layer], top: Layer) -> None:
-        """For `new`, `Frozen.stack` and the methods below."""
+        """For `new`, `LayerSnapshot.stack` and the methods below."""
         self.store, self.bases = store, tuple(bases)
         self.frozen = tuple(layer.hold() for layer in frozen)
         self.top = top.hold()
-        self._squashed: Frozen | None = None
+        self._squashed: LayerSnapshot | None = None
         self._open = True
 
     @classmethod
@@ -133,7 +137,7 @@ class Stack:
         """What was changed, to be compared with the bases."""
         return View((self.top.upper, *(layer.upper for layer in self.frozen)), self.bases)
 
-    def since(self, point: Frozen) -> View | None:
+    def since(self, point: LayerSnapshot) -> View | None:
         """What was changed since `point`, or None when this stack does not come from it."""
         count = len(point.layers)
         if self.bases != point.bases or self.frozen[len(self.frozen) - count :] != point.layers:
@@ -144,16 +148,16 @@ class Stack:
             (*(layer.upper for layer in point.layers), *self.bases),
         )
 
-    def freeze(self) -> Frozen:
+    def freeze(self) -> LayerSnapshot:
         """What is there now, as a point to come back to. From now on the top may not be written any more."""
         below = self._squashed.layers if self._squashed is not None else self.frozen
-        return Frozen(self.store, self.bases, (self.top, *below))
+        return LayerSnapshot(self.store, self.bases, (self.top, *below))
 
-    def below(self) -> Frozen:
+    def below(self) -> LayerSnapshot:
         """What the top layer began with, as a point to come back to. Nothing has to be mounted anew."""
-        return Frozen(self.store, self.bases, self.frozen)
+        return LayerSnapshot(self.store, self.bases, self.frozen)
 
-    def copy(self) -> Frozen:
+    def copy(self) -> LayerSnapshot:
         """What is there now, with a copy of the top: for a stack that goes on being written.
 
         Nothing may write to it during this call; LayerError when something did.
@@ -162,7 +166,7 @@ class Stack:
         layer.hold()
         try:
             merge([self.top.upper], layer.upper)
-            return Frozen(self.store, self.bases, (layer, *self.frozen))
+            return LayerSnapshot(self.store, self.bases, (layer, *self.frozen))
         finally:
             layer.drop()
 
@@ -185,7 +189,7 @@ class Stack:
     def squash(self, rest: Callable[[], object] | None = None) -> None:
         """Make one layer of the frozen ones, for the next `freeze` to build on. No mount is changed."""
         if self._squashed is None and len(self.frozen) > 1:
-            whole = Frozen(self.store, self.bases, self.frozen)
+            whole = LayerSnapshot(self.store, self.bases, self.frozen)
             try:
                 self._squashed = whole.squashed(rest)
             finally:
@@ -199,3 +203,9 @@ class Stack:
                 self._squashed.close()
             for layer in (self.top, *self.frozen):
                 layer.drop()
+
+
+def close_all(several: Mapping[str, LayerSnapshot | Stack]) -> None:
+    """Close what was made for a step that failed."""
+    for one in several.values():
+        one.close()

@@ -120,7 +120,7 @@ class SandboxEnvironment:
         """Where commands may write more than `writable_paths` names. The file tools may not."""
         if self._reverter is None or self._sandbox._settings.mode == "readonly":
             return ()
-        if self._sandbox._now().opened.layering is not None and _covers(PLACE, self._path):
+        if self._sandbox._now().opened.workspace is not None and _covers(PLACE, self._path):
             return ()
         why = "its changes are made directly: what a command wrote cannot be put back"
         return (Gap("write", why, "open the sandbox with mode='overlay' on the namespaces backend"),)

@@ -8,6 +8,7 @@ from ..errors import InvalidCall, LayerError
 from ..interrupts import holding
 from ..policy.workspace import PLACE
 from .workspace import snapshots
+from .workspace.snapshot import history, loaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from .open.settings import Settings
     from .open_sandbox import OpenSandbox
     from .session import Session
-    from .workspace.overlay import Layering
-    from .workspace.snapshots import Snapshot
+    from .workspace.snapshot import Snapshot
+    from .workspace.workspace import SandboxWorkspace
 
     T = TypeVar("T")
 
@@ -51,8 +52,8 @@ class Layered:
         workspace. Waits for commands that run; what runs in the background may change more meanwhile.
         """
 
-        def found(layering: Layering, sessions: list[Session]) -> list[Change]:
-            return layering.diff(_by_tree(layering, paths, sessions), everything=everything)
+        def found(workspace: SandboxWorkspace, sessions: list[Session]) -> list[Change]:
+            return workspace.diff(_by_tree(workspace, paths, sessions), everything=everything)
 
         return self._at_rest(found)
 
@@ -77,12 +78,12 @@ class Layered:
         from ..packages.downloads import PLACES, trees
 
         opened = self._now().opened
-        layering = _layering(opened)
-        home, store = opened.decided.plan.identity.home, layering.stack.store
+        workspace = _workspace(opened)
+        home, store = opened.decided.plan.identity.home, workspace.stack.store
         for name in PLACES:
             self.files.mkdir(f"{home}/{name}", parents=True)  # type: ignore[attr-defined]
         found = trees(home, store.path, store.owner[0] if store.owner else None)
-        snapshots.extend(layering, found)
+        snapshots.extend(workspace, found)
 
     def commit(
         self,
@@ -100,11 +101,11 @@ class Layered:
         how many of how many files are done.
         """
 
-        def committed(layering: Layering, sessions: list[Session]) -> Committed:
+        def committed(workspace: SandboxWorkspace, sessions: list[Session]) -> Committed:
             # The shell is asked where it is: it must be able to answer.
-            chosen = _below(layering, paths, sessions)
-            with layering.trees.stopped():
-                return layering.commit(chosen, on_conflict, allow_protected, progress)
+            chosen = _below(workspace, paths, sessions)
+            with workspace.mounts.stopped():
+                return workspace.commit(chosen, on_conflict, allow_protected, progress)
 
         return self._at_rest(committed)
 
@@ -114,11 +115,10 @@ class Layered:
         The home and /tmp stay as they are, unless a path is named there.
         """
 
-        def discarded(layering: Layering, sessions: list[Session]) -> None:
-            chosen = _by_tree(layering, paths, sessions)
-            following = {PLACE: layering.fresh()} if chosen is None else layering.without(chosen)
+        def discarded(workspace: SandboxWorkspace, sessions: list[Session]) -> None:
+            chosen = _by_tree(workspace, paths, sessions)
             come_back = partial(snapshots.come_back, sessions, at_once=True)
-            snapshots.change(layering, following, come_back)
+            snapshots.change(workspace, workspace.without(chosen), come_back)
 
         self._at_rest(discarded)
 
@@ -134,7 +134,7 @@ class Layered:
 
         `close()` deletes one.
         """
-        return snapshots.held(_layering(self._now().opened))
+        return history(_workspace(self._now().opened)).listed()
 
     def restore(self, snapshot: Snapshot) -> None:
         """Be as at that snapshot, of this sandbox or of one that it was forked from or to.
@@ -156,7 +156,7 @@ class Layered:
         `workspace` is to have what was in the workspace then; without one there is only what the
         sandbox had written itself. The options are those of a new sandbox.
         """
-        with snapshots.found(snapshot) as point:
+        with loaded(snapshot) as point:
             made = cls(workspace, **options)  # type: ignore[call-arg]
             try:
                 made._go_on(point)
@@ -188,7 +188,7 @@ class Layered:
             point.close()
         return made
 
-    def _at_rest(self, work: Callable[[Layering, list[Session]], T]) -> T:
+    def _at_rest(self, work: Callable[[SandboxWorkspace, list[Session]], T]) -> T:
         """Do it while no command runs in any session, and none begins; nor does anybody look after files."""
         inside = self._now()
         sessions = inside.every_session()
@@ -196,28 +196,28 @@ class Layered:
             *(session.shell.held() for session in sessions),
             inside.clerk.turn,
         ]
-        return holding(turns, partial(work, _layering(inside.opened), sessions))
+        return holding(turns, partial(work, _workspace(inside.opened), sessions))
 
 
-def _layering(opened: Opened) -> Layering:
+def _workspace(opened: Opened) -> SandboxWorkspace:
     """The layers of a sandbox, or LayerError when it has none."""
-    if opened.layering is None:
+    if opened.workspace is None:
         raise LayerError(
             "this sandbox keeps no changes apart",
             why="it has no workspace, or writes to it directly",
             fix="give it a workspace, with mode='overlay'",
         )
-    return opened.layering
+    return opened.workspace
 
 
 def _by_tree(
-    layering: Layering, paths: Collection[str] | None, sessions: list[Session]
+    workspace: SandboxWorkspace, paths: Collection[str] | None, sessions: list[Session]
 ) -> dict[str, list[str]] | None:
     if paths is None:
         return None
     _refuse_text(paths)
     try:
-        return layering.by_tree(paths, sessions[0].shell.directory())
+        return workspace.by_tree(paths, sessions[0].shell.directory())
     except ValueError as error:
         raise InvalidCall(str(error)) from None
 
@@ -228,10 +228,10 @@ def _refuse_text(paths: Collection[str] | None) -> None:
 
 
 def _below(
-    layering: Layering, paths: Collection[str] | None, sessions: list[Session]
+    workspace: SandboxWorkspace, paths: Collection[str] | None, sessions: list[Session]
 ) -> tuple[str, ...] | None:
     """Paths in the workspace, as paths below it."""
-    found = _by_tree(layering, paths, sessions)
+    found = _by_tree(workspace, paths, sessions)
     elsewhere = [root for root in found or () if root != PLACE]
     if elsewhere:
         raise InvalidCall(f"{elsewhere[0]!r} is not in the workspace", why="nothing else is ever taken over")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .execution import Execution
     from .open.settings import Settings
     from .terminal import Terminal
-    from .workspace.snapshots import Snapshot
+    from .workspace.snapshot import Snapshot
 
 #: The session that every sandbox has.
 MAIN = "main"
@@ -45,7 +45,7 @@ class OpenSandbox:
 
     def __init__(self, settings: Settings, snapshot: Snapshot | None = None) -> None:
         self._limits = settings.policy.limits
-        self.opened = opened = opening.open_agent(settings, snapshot.layering() if snapshot else None)
+        self.opened = opened = opening.open_agent(settings, snapshot.new_workspace() if snapshot else None)
         self._accounts = Accounts(opened.link, opened.limiting)
         try:
             shell = Shell(
@@ -63,7 +63,7 @@ class OpenSandbox:
         _EVERY.add(self)
         if snapshot is not None:
             for name in snapshot.sessions:
-                snapshot.continue_in(self.main if name == MAIN else self.session(name), opened.layering)
+                snapshot.continue_in(self.main if name == MAIN else self.session(name), opened.workspace)
 
     def session(self, name: str) -> Session:
         """The named session, made if need be."""
@@ -83,14 +83,14 @@ class OpenSandbox:
 
         `who` tells whose doing that is.
         """
-        layering, reach = self.opened.layering, self.opened.reach
-        return layering.changes() if layering else (), reach.refused(who) if reach else ()
+        workspace, reach = self.opened.workspace, self.opened.reach
+        return workspace.changes() if workspace else (), reach.refused(who) if reach else ()
 
     def pass_over(self) -> None:
         """What we have changed just now is no command's doing. While one runs nobody can tell."""
-        layering = self.opened.layering
-        if layering and not self.executions and not any(one.shell.busy for one in self.every_session()):
-            layering.changes()
+        workspace = self.opened.workspace
+        if workspace and not self.executions and not any(one.shell.busy for one in self.every_session()):
+            workspace.changes()
 
     @property
     def in_use(self) -> bool:

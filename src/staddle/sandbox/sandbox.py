@@ -18,8 +18,8 @@ from . import command_spec
 from .execution import drive
 from .filed import Filed
 from .layered import Layered
-from .open import open as opening
 from .open import settings as sandbox_settings
+from .open.decide import decide
 from .open.lifetimes import LIFETIMES
 from .open_sandbox import MAIN, OpenSandbox
 from .processes import Process
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .session import Session, SessionState
     from .stream import Stream
     from .terminal import Terminal
-    from .workspace.snapshots import Snapshot
+    from .workspace.snapshot import Snapshot
 
 
 class Sandbox(Layered, Filed, Reachable, Started):
@@ -101,7 +101,7 @@ class Sandbox(Layered, Filed, Reachable, Started):
     @staticmethod
     def check(**given: Any) -> None:
         """Raise what Sandbox(**given) would raise before it starts anything."""
-        opening.decide(sandbox_settings.settings(**given))
+        decide(sandbox_settings.settings(**given))
 
     # ------------------------------------------------------------ commands
 

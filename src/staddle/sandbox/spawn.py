@@ -39,7 +39,10 @@ class Started:
 
     def is_root(self, user: object) -> bool:
         """Whether `user` is the sandbox's root, and not who its session is; it has its system then."""
-        return user is not None and as_root.asked_for(user, self._now().opened)
+        if user is None:
+            return False
+        opened = self._now().opened
+        return as_root.asked_for(user, opened.decided, opened.workspace)
 
     def execution(self, call: Call, argv: Sequence[str], state: SessionState) -> Execution:
         """A program that has just been started for `call`."""

@@ -21,7 +21,7 @@ from staddle.files.unpack import Bounds
 from staddle.layers import archive, removal, store
 from staddle.layers.archive import save
 from staddle.layers.loading import load
-from staddle.layers.stack import Frozen, Stack
+from staddle.layers.stack import LayerSnapshot, Stack
 from staddle.layers.store import Store, home_for
 from tests.kernel.layers_overlay import picture
 from tests.unit.layers.layer import whiteout, write
@@ -98,7 +98,7 @@ class TestRoundTrip:
         upper = Path(layers["workspace"].upper)
         assert (upper / "d/file").read_text() == "newer\n"
         assert not os.path.lexists(upper / "symlink")
-        restored = Frozen(room, stack.bases, (layers["workspace"],)).stack()
+        restored = LayerSnapshot(room, stack.bases, (layers["workspace"],)).stack()
         assert restored.lowers == (str(upper), *stack.bases)
 
     def test_a_whiteout_of_what_is_not_there_is_left_out_when_the_base_is_known(
@@ -115,7 +115,7 @@ class TestRoundTrip:
         assert not os.path.lexists(f"{layers['workspace'].upper}/gone")
 
     def test_a_point_without_changes(self, room: Store, tmp_path: Path) -> None:
-        save({"empty": Frozen(room, [str(tmp_path)], ())}, str(tmp_path / "saved"))
+        save({"empty": LayerSnapshot(room, [str(tmp_path)], ())}, str(tmp_path / "saved"))
         layers, facts = load(str(tmp_path / "saved"), room)
         assert os.listdir(layers["empty"].upper) == []
         assert facts == {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..sandbox import Sandbox
-from ..workspace import snapshots
+from ..workspace.snapshot import loaded
 from .event_loop import in_thread
 
 TYPE_CHECKING = False
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...layers.commit import Committed
     from ...layers.review import OnConflict
     from ...packages.installed import Package
-    from ..workspace.snapshots import Snapshot
+    from ..workspace.snapshot import Snapshot
 
 
 class AsyncLayered:
@@ -85,7 +85,7 @@ class AsyncLayered:
         **options: Any,
     ) -> Self:
         """A new sandbox as at that snapshot, or the one that was saved to that file, with every session."""
-        found = snapshots.found(snapshot)
+        found = loaded(snapshot)
         point = await in_thread(found.__enter__)
         try:
             made = cls(workspace, **options)  # type: ignore[call-arg]

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from ...mounts.operations import Operation
     from ...packages.system_layer import Part
     from ...policy.plan import Plan
-    from ..workspace.overlay import Layering
-    from .open import Opened
+    from ..workspace.overlay import OverlayWorkspace
+    from ..workspace.workspace import SandboxWorkspace
+    from .decide import Decision
 
 ROOT = "root"
 _BACKEND = "namespaces"
@@ -33,28 +34,29 @@ _STATE = ("/var/lib/dpkg/status", "/usr", "/usr/lib", "/usr/local", "/opt", "/et
 _building = threading.Lock()
 
 
-def asked_for(user: object, opened: Opened) -> bool:
+def asked_for(user: object, decided: Decision, workspace: SandboxWorkspace | None) -> bool:
     """Whether `user` is root, and not who the session is. RootUnavailable where that cannot be had.
 
     With root the system can be written, whoever the session is.
     """
-    own = opened.decided.plan.identity
+    own = decided.plan.identity
     if user not in (ROOT, own.user):
         raise InvalidCall(f"there is no user {user!r} inside", fix=f"say user={own.user!r} or user={ROOT!r}")
     if user == own.user or own.uid == 0:
         return False
-    backend = opened.decided.backend.name
+    backend = decided.backend.name
     if backend != _BACKEND:
         raise RootUnavailable(
             "nobody can be root in this sandbox",
             why=f"the {backend} backend gives it one user",
             fix=f"choose backend={_BACKEND!r}",
         )
-    layering = opened.layering
-    if layering is not None and layering.swaps and not _has_the_system(layering):
+    from ..workspace.overlay import OverlayWorkspace
+
+    if isinstance(workspace, OverlayWorkspace) and not _has_the_system(workspace):
         from ..workspace import snapshots
 
-        snapshots.extend(layering, _bases(layering, opened.decided.plan))
+        snapshots.extend(workspace, _bases(workspace, decided.plan))
     return True
 
 
@@ -66,29 +68,29 @@ def variables(env: Mapping[str, str]) -> dict[str, str]:
 # ---------------------------------------------------------------- the system
 
 
-def prepare(layering: Layering, plan: Plan) -> None:
+def prepare(workspace: OverlayWorkspace, plan: Plan) -> None:
     """Before a sandbox is opened: a session that is root begins with the system in layers.
 
     One that was kept goes on over the system as it is by now, and with the ids of this process.
     """
-    if _has_the_system(layering):
-        if layering.stays:
-            _check_owner(layering, plan)
-            layering.rebase(_bases(layering, plan))
+    if _has_the_system(workspace):
+        if workspace.stack.store.stays:
+            _check_owner(workspace, plan)
+            workspace.rebase(_bases(workspace, plan))
     elif plan.identity.uid == 0:
-        layering.begin(_bases(layering, plan))
+        workspace.begin(_bases(workspace, plan))
 
 
-def _has_the_system(layering: Layering) -> bool:
-    return "/usr" in layering.beside
+def _has_the_system(workspace: OverlayWorkspace) -> bool:
+    return "/usr" in workspace.trees
 
 
-def _check_owner(layering: Layering, plan: Plan) -> None:
+def _check_owner(workspace: OverlayWorkspace, plan: Plan) -> None:
     """The root of a session, and root in a session of somebody else, are two ids where there are many."""
     from ...forkserver.client import root_of
 
-    owner = root_of(layering.stack.store.owner, plan.identity.uid)
-    if owner is not None and os.stat(layering.beside["/usr"].stack.top.upper).st_uid != owner:
+    owner = root_of(workspace.stack.store.owner, plan.identity.uid)
+    if owner is not None and os.stat(workspace.trees["/usr"].stack.top.upper).st_uid != owner:
         before = "Identity(uid=0)" if plan.identity.uid else "user='root'"
         raise InvalidCall(
             "root cannot go on in this session",
@@ -97,14 +99,14 @@ def _check_owner(layering: Layering, plan: Plan) -> None:
         )
 
 
-def _bases(layering: Layering, plan: Plan) -> dict[str, list[str]]:
+def _bases(workspace: OverlayWorkspace, plan: Plan) -> dict[str, list[str]]:
     """What lies below the layers of each directory of the system, topmost first."""
     from ...forkserver.client import root_of
     from ...mounts.from_plan import lay_out
     from ...mounts.host import Host
     from ...packages.system_layer import mounted_below
 
-    store = layering.stack.store
+    store = workspace.stack.store
     if plan.base and store.owner is not None and not _is_open(plan.base):
         return {}  # who mounts layers is nobody on the host, and cannot reach it: it stays read-only
     owner = root_of(store.owner, plan.identity.uid)

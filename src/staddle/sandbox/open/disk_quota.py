@@ -17,7 +17,7 @@ from ...limits import disk
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...ipc.agent_client import AgentLink
-    from ..workspace.overlay import Layering
+    from ..workspace.workspace import SandboxWorkspace
 
 #: Between two looks, in seconds; longer while nothing changes. Counting may take this part of the time.
 _OFTEN, _SELDOM, _SHARE = 0.03, 0.25, 10
@@ -26,8 +26,8 @@ _OFTEN, _SELDOM, _SHARE = 0.03, 0.25, 10
 class Filling:
     """What one sandbox writes."""
 
-    def __init__(self, layering: Layering, most: int) -> None:
-        self._layering, self._most = layering, most
+    def __init__(self, workspace: SandboxWorkspace, most: int) -> None:
+        self._workspace, self._most = workspace, most
         self._link: AgentLink | None = None
         self._used: tuple[int, int] | None = None  # of the file system, when it was last counted
         self._taken = disk.Occupied(0, 0)
@@ -57,7 +57,7 @@ class Filling:
         link, now = self._link, time.monotonic()
         if link is None:
             return _SELDOM
-        used = _used(self._layering.stack.store.path)
+        used = _used(self._workspace.stack.store.path)
         if used == self._used:
             return _SELDOM
         if now < self._not_before or not self._may_be_over(used):
@@ -90,7 +90,7 @@ class Filling:
     def _count(self, most: int | None) -> disk.Occupied:
         """What is taken; no further than to be over `most`."""
         total = count = 0
-        for path in self._layering.written():
+        for path in self._workspace.written():
             found = disk.occupied(path, most)
             total, count = total + found.bytes, count + found.inodes
             if not found.whole:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...ipc.agent_client import AgentLink
     from ...limits.group import Group
     from ...policy.limits import Limits
-    from ..workspace.overlay import Layering
+    from ..workspace.workspace import SandboxWorkspace
     from .disk_quota import Filling
 
 
@@ -32,11 +32,11 @@ _ROOM = 32 << 20
 class Limiting:
     """The groups of one sandbox, or the tally of its agent, or both. Thread-safe."""
 
-    def __init__(self, limits: Limits, layering: Layering | None) -> None:
-        """Make what holds `limits`. LaunchFailed when the host refuses. `layering` is where changes go."""
+    def __init__(self, limits: Limits, workspace: SandboxWorkspace | None) -> None:
+        """Make what holds `limits`. LaunchFailed when the host refuses. `workspace` takes the changes."""
         self.limits = limits
         _, memory, processes = standing_in.stand_ins(limits)
-        self._filling = _filling(limits.disk, memory, layering)
+        self._filling = _filling(limits.disk, memory, workspace)
         self._tally = os.memfd_create("staddle", os.MFD_CLOEXEC) if memory or processes else -1
         #: Whether it is to have control groups.
         self.grouped = standing_in.asked(limits) and bool(here.means().places)
@@ -156,18 +156,18 @@ class Limiting:
             os.close(tally)
 
 
-def _filling(most: int | None, memory: int, layering: Layering | None) -> Filling | None:
+def _filling(most: int | None, memory: int, workspace: SandboxWorkspace | None) -> Filling | None:
     """Who counts what is written: for the limit on that, or for one on memory that no group holds."""
-    if layering is None or (most is None and not memory):
+    if workspace is None or (most is None and not memory):
         return None
     if most is None:
         from ...limits.disk import in_memory
 
-        if not in_memory(layering.stack.store.path):
+        if not in_memory(workspace.stack.store.path):
             return None
     from .disk_quota import Filling
 
-    return Filling(layering, most or memory)
+    return Filling(workspace, most or memory)
 
 
 def _told(tally: int) -> tuple[int, int, int]:

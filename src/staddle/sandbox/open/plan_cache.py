@@ -1,7 +1,7 @@
-"""What was found out lately about plans, for the next sandbox of the same moment.
+"""Cache of facts derived from a Plan (the decision, the path of bash), by plan identity; the last 16.
 
-Plans are compared by identity. One holds for a moment only, since the host may change; whoever
-opens many sandboxes at once has the same, and need not find out the same about it each time.
+A compiled plan is reused for a moment only (see policy.workspace), since the host may change. A program
+that opens many sandboxes at once has the same plan for them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from ...policy.plan import Plan
 
 _MOST = 16
-_found: list[tuple[Plan, object, object]] = []
+_entries: list[tuple[Plan, object, object]] = []
 
 
-def known(plan: Plan, question: object) -> Any:
-    """The answer, if it is known; None else."""
-    for other, asked, answer in _found:
-        if other is plan and asked == question:
-            return answer
+def get(plan: Plan, key: object) -> Any:
+    """The value for `plan` and `key`; None if there is none."""
+    for other, known, value in _entries:
+        if other is plan and known == key:
+            return value
     return None
 
 
-def note(plan: Plan, question: object, answer: object) -> None:
-    """Remember it for a while."""
-    _found.insert(0, (plan, question, answer))
-    del _found[_MOST:]
+def put(plan: Plan, key: object, value: object) -> None:
+    """Cache a value, and forget the oldest."""
+    _entries.insert(0, (plan, key, value))
+    del _entries[_MOST:]

@@ -1,4 +1,4 @@
-"""A kept session looked at from outside, by its record alone: also while somebody works in it."""
+"""The changes and the size of a persistent session, by its record alone: also while it is in use."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ...errors import LayerError
 from ...layers import kept
 from ...layers.merged import View
 from ...policy.workspace import PLACE
-from .kept_snapshot import paths as paths_of
 from .layered_tree import by_tree
+from .record_codec import base_paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def changes(
     record: Record, paths: Collection[str] | None = None, *, everything: bool = False
 ) -> list[Change]:
-    """What a session has changed, also while somebody works in it; with `everything`, also elsewhere.
+    """The changes of a session, also while it is in use; with `everything`, also outside the workspace.
 
     Only at and below `paths` when given, as they are seen inside, from the workspace; ValueError for
     one that cannot be told about.
@@ -36,8 +36,8 @@ def changes(
     def view(layers: tuple[str, ...], below: Sequence[str]) -> View:
         return View(tuple(f"{directory}/{name}/upper" for name in layers), tuple(below))
 
-    places = {PLACE: (PLACE,), **{tree.root: tree.places for tree in record.beside}}
-    chosen = None if paths is None else by_tree(paths, PLACE, places)
+    mounted_at = {PLACE: (PLACE,), **{tree.root: tree.places for tree in record.beside}}
+    chosen = None if paths is None else by_tree(paths, PLACE, mounted_at)
     found = []
     try:
         if chosen is None or PLACE in chosen:
@@ -46,7 +46,7 @@ def changes(
         for tree in record.beside:
             if everything if chosen is None else tree.root in chosen:
                 below = None if chosen is None else chosen[tree.root]
-                found += diff(view(tree.layers, paths_of(directory, tree.bases)), below, at=tree.root)
+                found += diff(view(tree.layers, base_paths(directory, tree.bases)), below, at=tree.root)
         return found
     except FileNotFoundError:
         raise LayerError(

@@ -1,69 +1,84 @@
-"""What a sandbox has in layers beside its workspace: trees, each known by the path of its root inside.
+"""The layered trees of a sandbox, each known by the path of its root inside.
 
-The world, whose root is "/", is the home and /tmp and /var/tmp in one. Nothing of these trees is
-ever committed; they are part of every snapshot, fork and kept session.
+The workspace is one. The home tree, whose root is "/", is the home, /tmp and /var/tmp in one; directories
+of the system are others, once root inside may write them. Only the workspace is ever committed. All are
+part of every snapshot, fork and persistent session.
 """
 
 from __future__ import annotations
 
 import os
 
-from ..._value import Value
 from ...forkserver.requests import OverlayDirs
 from ...layers.stack import Stack
 from ...policy.paths import covers
+from ...policy.workspace import PLACE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from ...layers.baseline import Baseline
     from ...layers.changes import Change
-    from ...layers.stack import Frozen
+    from ...layers.stack import LayerSnapshot
 
 
-class Point(Value):
-    """A tree at one moment, to come back to."""
+class LayeredTree:
+    """A tree that is worked on: the layers that take its changes, and the paths where it is mounted."""
 
-    places: tuple[str, ...]
-    frozen: Frozen
-
-
-class Beside:
-    """A tree that is worked on: where its changes go, and the places where it is seen."""
-
-    def __init__(self, root: str, places: tuple[str, ...], stack: Stack) -> None:
-        self.root, self.places, self.stack = root, places, stack
+    def __init__(self, root: str, mounted_at: tuple[str, ...], stack: Stack) -> None:
+        self.root, self.mounted_at, self.stack = root, mounted_at, stack
 
     def fresh(self) -> Stack:
         """A stack in which nothing has been changed."""
         return Stack.new(self.stack.store, self.stack.bases)
 
-    def diff(self, paths: Collection[str] | None = None) -> list[Change]:
+    def freeze(self) -> LayerSnapshot:
+        """The tree as it is now. From now on the top layer may not be written any more."""
+        return self._here(self.stack.freeze())
+
+    def below(self) -> LayerSnapshot:
+        """The tree without its top layer, in which there is nothing."""
+        return self._here(self.stack.below())
+
+    def copy(self) -> LayerSnapshot:
+        """The tree as it is now, with a copy of the top layer; nothing may write to it meanwhile."""
+        return self._here(self.stack.copy())
+
+    def _here(self, taken: LayerSnapshot) -> LayerSnapshot:
+        taken.mounted_at = self.mounted_at
+        return taken
+
+    def diff(self, paths: Collection[str] | None = None, baseline: Baseline | None = None) -> list[Change]:
         """Every change since it was fresh, by the path that is seen inside; of some paths in it only."""
         from ...layers.changes import diff
 
-        return diff(self.stack.view(), paths, at=self.root)
+        return diff(self.stack.view(), paths, at=self.root, baseline=baseline)
 
 
 def by_tree(
-    paths: Iterable[str], directory: str, places: Mapping[str, Collection[str]]
+    paths: Iterable[str], directory: str, mounted_at: Mapping[str, Collection[str]]
 ) -> dict[str, list[str]]:
     """Paths as they are seen inside, from `directory`, as paths below the roots of their trees.
 
-    `places` are those of each tree, by root. ValueError for a path that is in none.
+    `mounted_at` are the paths of each tree, by root. ValueError for a path that is in none.
     """
     found: dict[str, list[str]] = {}
     for path in paths:
         whole = os.path.normpath(os.path.join(directory, path))
-        roots = [root for root, shown in places.items() if any(covers(place, whole) for place in shown)]
+        roots = [root for root, shown in mounted_at.items() if any(covers(place, whole) for place in shown)]
         if not roots:
-            first, *others = (place for shown in places.values() for place in shown)
+            first, *others = (place for shown in mounted_at.values() for place in shown)
             rest = f", nor in {', '.join(others)}" if others else ""
             raise ValueError(f"{path!r} is not in the workspace, which is {first}{rest}")
         found.setdefault(roots[0], []).append(whole[len(roots[0]) :].lstrip("/"))
     return found
 
 
-def layers_of(stack: Stack) -> OverlayDirs:
-    """What has to be mounted for the stack of such a tree."""
-    return OverlayDirs(stack.top.upper, stack.top.work, stack.lowers)
+def overlay_dirs(root: str, stack: Stack) -> OverlayDirs:
+    """The directories that the fork server mounts for a tree.
+
+    Of the workspace without the lowest one, the host's directory, which the fork server knows.
+    """
+    lowers = stack.lowers[:-1] if root == PLACE else stack.lowers
+    return OverlayDirs(stack.top.upper, stack.top.work, lowers)

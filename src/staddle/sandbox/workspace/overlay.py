@@ -1,14 +1,8 @@
-"""The layers of a sandbox: where its changes are, until somebody wants them or not.
-
-One store for this process holds the layers of all its sandboxes, so that a fork shares those of
-its parent.
-"""
+"""A workspace of layers that are mounted over the host's directory, and the trees beside it."""
 
 from __future__ import annotations
 
-import atexit
 import os
-import threading
 from functools import partial
 
 from ...errors import LayerError
@@ -17,14 +11,12 @@ from ...forkserver.requests import OverlayDirs
 from ...inside.agent.mount_swap import HOME_TREE
 from ...layers import removal
 from ...layers.baseline import Baseline
-from ...layers.recovery import recover
-from ...layers.scan import Watch
-from ...layers.stack import Frozen, Stack
-from ...layers.store import Store, home_for, sweep
+from ...layers.stack import Stack, close_all
 from ...policy.workspace import PLACE
-from . import prewarm
 from .home_layer import made
-from .layered_tree import Beside, by_tree, layers_of
+from .layered_tree import LayeredTree, by_tree, overlay_dirs
+from .stores import empty_directory, store_for
+from .workspace import SandboxWorkspace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,237 +24,124 @@ if TYPE_CHECKING:
 
     from ...forkserver.client import SandboxProcess
     from ...layers.changes import Change
-    from ...layers.commit import Committed
-    from ...layers.review import OnConflict
+    from ...layers.stack import LayerSnapshot
+    from ...layers.store import Store
     from ...mounts.operations import Operation
-    from ...shell.shell_state import Remembered
-    from .layered_tree import Point
-    from .mounted_trees import MountedTrees
+    from .workspace import Method
 
 
-#: More than this are not looked through after every command; `diff` does it when asked.
-MOST_ENTRIES = 1000
-
-
-class Layering:
-    """The stacks that one sandbox works on. Whoever calls sees to it that nothing writes to them meanwhile.
-
-    `stack` is that of the workspace; `beside` are others, by the path of their roots inside.
-    `swaps` says that it can be taken as it is, and another one put in its place.
-    """
-
-    swaps = True
-    _mounted: MountedTrees | None = None
+class OverlayWorkspace(SandboxWorkspace):
+    """OverlayDirs over the host's directory. One store of this process holds those of all its sandboxes."""
 
     def __init__(
         self,
-        workspace: str | None,
-        point: Frozen | None = None,
+        directory: str | None,
+        trees: Mapping[str, LayerSnapshot] | None = None,
         baseline: Baseline | None = None,
-        beside: Mapping[str, Point] | None = None,
     ) -> None:
-        """Begin with `workspace` as it is (None: empty), or where `point` was left, with its `baseline`."""
-        store = store_for(workspace) if point is None else point.store
-        place = workspace or empty_directory(store)
-        if point is None:
+        """Begin with `directory` as it is (None: empty), or with the `trees` and `baseline` of a snapshot."""
+        if trees is None:
+            store = store_for(directory)
+            place = directory or empty_directory(store)
             self._start(place, Stack.new(store, [place]), baseline, fresh=True)
             return
-        self._start(place, point.shallow().stack(), baseline)
+        workspace = trees[PLACE]
+        self._start(directory or empty_directory(workspace.store), workspace.shallow().stack(), baseline)
         try:
-            for root, other in (beside or {}).items():
-                self.beside[root] = Beside(root, other.places, other.frozen.shallow().stack())
+            for root, tree in trees.items():
+                if root != PLACE:
+                    self.trees[root] = LayeredTree(root, tree.mounted_at, tree.shallow().stack())
         except BaseException:
             self.close()
             raise
 
-    def _start(self, workspace: str, stack: Stack, baseline: Baseline | None, *, fresh: bool = False) -> None:
-        self.workspace, self.stack = workspace, stack
-        self.beside: dict[str, Beside] = {}
+    def _start(self, directory: str, stack: Stack, baseline: Baseline | None, *, fresh: bool = False) -> None:
+        self.directory = directory
+        self.trees = {PLACE: LayeredTree(PLACE, (PLACE,), stack)}
         self.baseline = baseline or Baseline()
         self._is_fresh = fresh
         if not fresh:  # else when it is mounted
             self._begin_watch()
 
-    def _begin_watch(self) -> None:
-        self._watch = Watch(self.stack.view(), baseline=self.baseline, at=PLACE, most=MOST_ENTRIES)
-        self._watching = threading.Lock()
-
     @property
-    def is_nobodys(self) -> bool:
-        """Whether there is no directory of the host to commit to."""
-        return self.workspace == empty_directory(self.stack.store)
+    def stand_in(self) -> str | None:
+        """The empty directory below the layers, if there is no directory of the host to commit to."""
+        return self.directory if self.directory == empty_directory(self.stack.store) else None
 
-    @property
-    def copy(self) -> str | None:
-        """The directory that is worked in instead of the workspace, where there are no layers."""
-        return None
+    # ------------------------------------------------------------ opening
 
-    def seen_at(self, place: str) -> None:
-        """Where the workspace is, inside."""
+    def begin(self, bases: Mapping[str, Sequence[str]]) -> None:
+        """Have these directories of the system in layers, too. Before they are mounted."""
+        for root, below in bases.items():
+            self.trees[root] = LayeredTree(root, (root,), Stack.new(self.stack.store, below))
 
-    def at_home(self, shell: Remembered, point: Frozen) -> Remembered:
-        """What a shell remembered at `point`, for one that works on this: it is at the same place."""
-        return shell
+    def rebase(self, bases: Mapping[str, Sequence[str]], mounted_at: tuple[str, ...] = ()) -> None:
+        """Put other lower directories below trees that are begun. Before they are mounted."""
+        for root, below in bases.items():
+            if (tree := self.trees.get(root)) is not None:
+                before = tree.stack
+                tree.stack = Stack(before.store, below, before.frozen, before.top)
+                tree.mounted_at = mounted_at or tree.mounted_at
+                before.close()
 
-    @property
-    def stays(self) -> bool:
-        """Whether it is there for others after this process."""
-        return False
+    def mounted(self) -> OverlayDirs:
+        """The directories to be mounted for the workspace."""
+        return overlay_dirs(PLACE, self.stack)
 
-    # ------------------------------------------------------------ mounts
+    def fingerprint(self) -> bytes:
+        """What an untouched workspace takes over from its directory, to be compared with one mounted ahead.
 
-    def mounted(self, stack: Stack | None = None) -> OverlayDirs:
-        """What has to be mounted for this stack of the workspace, or another one."""
-        stack = stack or self.stack
-        *frozen, _ = stack.lowers  # the last is the workspace, which the fork server knows
-        return OverlayDirs(stack.top.upper, stack.top.work, tuple(frozen))
+        Empty when there are changes in its layers already.
+        """
+        return _fingerprint(self.directory) if self._is_fresh else b""
 
-    def world(self, places: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
-        """What the home and the like are to be made of: fresh from the skeleton with these, if not begun."""
-        if not places:
+    def home(self, mount_points: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
+        """What the home tree is made of: a fresh one of the home layer with `operations`, if not begun."""
+        if not mount_points:
             return None
         store = self.stack.store
         skeleton = None if store.stays else made(store, operations)
-        if HOME_TREE not in self.beside and skeleton is None:
-            self.beside[HOME_TREE] = Beside(HOME_TREE, places, Stack.new(store, [made(store, operations)]))
-        self._fresh_world = (places, skeleton)
-        known = self.beside.get(HOME_TREE)
-        return HomeTree(skeleton, None if known is None else layers_of(known.stack))
+        if HOME_TREE not in self.trees and skeleton is None:
+            stack = Stack.new(store, [made(store, operations)])
+            self.trees[HOME_TREE] = LayeredTree(HOME_TREE, mount_points, stack)
+        self._fresh_home = (mount_points, skeleton)
+        begun = self.trees.get(HOME_TREE)
+        return HomeTree(skeleton, None if begun is None else overlay_dirs(HOME_TREE, begun.stack))
 
-    def fingerprint(self) -> bytes:
-        """What the workspace looks like, as long as there is nothing of its own in its layers; empty else."""
-        return prewarm.fingerprint_of(self.workspace) if self._is_fresh else b""
+    def system(self) -> dict[str, OverlayDirs]:
+        """The directories to be mounted for directories of the system, those that have layers."""
+        return {
+            root: overlay_dirs(root, tree.stack)
+            for root, tree in self.trees.items()
+            if root not in (PLACE, HOME_TREE)
+        }
 
-    def come(self, taken: SandboxProcess) -> None:
-        """The sandbox has come, with layers that were made ahead if it has some."""
+    def adopt(self, taken: SandboxProcess) -> None:
+        """Take over the layers that the fork server made ahead, if it has given out a sandbox with some."""
+        workspace = self.trees[PLACE]
         if taken.instead is not None:
-            removal.in_background(self.stack.close)
-            store, name = self.stack.store, os.path.basename(os.path.dirname(taken.instead.upper))
-            self.stack = Stack(store, self.stack.bases, (), store.adopted(name))
+            before = workspace.stack
+            removal.in_background(before.close)
+            name = os.path.basename(os.path.dirname(taken.instead.upper))
+            workspace.stack = Stack(before.store, before.bases, (), before.store.adopted(name))
         if self._is_fresh:
             self._begin_watch()
             if taken.is_usual:
-                removal.in_background(partial(prewarm.make_next, taken, self.stack))
+                removal.in_background(partial(_prewarm_next, taken, self.stack))
             self._is_fresh = False
         if taken.layer:
-            self._adopt(taken.layer)
+            self._adopt_home(taken.layer)
 
-    def _adopt(self, layer: str) -> None:
-        """Take over the layer that was made ahead for a fresh world."""
-        places, skeleton = self._fresh_world
+    def _adopt_home(self, layer: str) -> None:
+        mount_points, skeleton = self._fresh_home
         store = self.stack.store
         fresh = Stack(store, [skeleton or ""], (), store.adopted(layer))
-        if HOME_TREE in self.beside:
+        if HOME_TREE in self.trees:
             fresh.close()  # it goes on with another one
         else:
-            self.beside[HOME_TREE] = Beside(HOME_TREE, places, fresh)
-
-    def system(self) -> dict[str, OverlayDirs]:
-        """What has to be mounted for directories of the system, those that have layers."""
-        return {root: layers_of(tree.stack) for root, tree in self.beside.items() if root != HOME_TREE}
-
-    def begin(self, bases: Mapping[str, Sequence[str]]) -> None:
-        """Before they are mounted: have these directories of the system in layers, too."""
-        for root, below in bases.items():
-            self.beside[root] = Beside(root, (root,), Stack.new(self.stack.store, below))
-
-    def rebase(self, bases: Mapping[str, Sequence[str]], places: tuple[str, ...] = ()) -> None:
-        """Before they are mounted: have trees that are begun lie over something else from now on."""
-        for root, below in bases.items():
-            if (tree := self.beside.get(root)) is not None:
-                before = tree.stack
-                tree.stack = Stack(before.store, below, before.frozen, before.top)
-                tree.places = places or tree.places
-                before.close()
-
-    def stacks(self) -> dict[str, Stack]:
-        """All that can be frozen and replaced, by root."""
-        return {PLACE: self.stack, **{root: tree.stack for root, tree in self.beside.items()}}
-
-    def layers(self, stacks: Mapping[str, Stack]) -> dict[str, OverlayDirs]:
-        """What has to be mounted for stacks of these trees."""
-        return {
-            root: self.mounted(stack) if root == PLACE else layers_of(stack) for root, stack in stacks.items()
-        }
-
-    def attach(self, mounted: MountedTrees) -> None:
-        """The sandbox is open, and these are its trees."""
-        self._mounted = mounted
-
-    @property
-    def trees(self) -> MountedTrees:
-        """The trees of the sandbox that has this open. LayerError while there is none."""
-        if self._mounted is None:
-            raise LayerError("no sandbox has these layers")
-        return self._mounted
-
-    def put(self, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
-        """Mount `stacks` in place of what is there. With `alone`, False when something is in the way."""
-        return self.trees.swap(self.layers(stacks), alone=alone)
-
-    def written(self) -> list[str]:
-        """The directories that hold what this sandbox has written."""
-        return [layer.upper for stack in self.stacks().values() for layer in (stack.top, *stack.frozen)]
-
-    def fresh(self) -> Stack:
-        """A stack in which nothing has been changed; the workspace as it is from now on."""
-        self.baseline = Baseline()
-        return Stack.new(self.stack.store, self.stack.bases)
-
-    def without(self, paths: Mapping[str, Collection[str]]) -> dict[str, Stack]:
-        """The stacks of these trees without the changes at and below the paths in each."""
-        stacks, found = self.stacks(), {}
-        try:
-            for root, chosen in paths.items():
-                found[root] = stacks[root].without(chosen, owner=mounter())
-        except BaseException:
-            for stack in found.values():
-                stack.close()
-            raise
-        return found
-
-    def replace(self, stacks: Mapping[str, Stack]) -> None:
-        """Go on with `stacks`, which are mounted now."""
-        before = [stack for root, stack in self.stacks().items() if root in stacks]
-        for root, stack in stacks.items():
-            if root == PLACE:
-                self.stack = stack
-            elif root in self.beside:
-                self.beside[root].stack = stack
-            else:
-                self.beside[root] = Beside(root, (root,), stack)
-        self._replaced()
-        tidy_up = partial(_tidy_up, before, self.stack.store)
-        if self.stack.store.stays:
-            tidy_up()  # whoever opens it next must not wait for that
-        else:
-            removal.in_background(tidy_up)
-        if PLACE in stacks:
-            with self._watching:
-                self._watch.follow(self.stack.view())
-
-    def _replaced(self) -> None:
-        """Called before the layers that are not needed any more go."""
-
-    def tidy(self) -> None:
-        """Make few layers of many, in the background: look-ups cost a little for every one."""
-        for stack in self.stacks().values():
-            if stack.is_deep:
-                removal.in_background(partial(_squash, stack))
+            self.trees[HOME_TREE] = LayeredTree(HOME_TREE, mount_points, fresh)
 
     # ------------------------------------------------------------ changes
-
-    def changes(self) -> tuple[Change, ...] | None:
-        """What was changed since this was last asked; None when there is too much to look through.
-
-        Also None when the sandbox was closed while its last command was being told about.
-        """
-        with self._watching:
-            self._watch.baseline = self.baseline  # another one after a discard or a restore
-            try:
-                return self._watch.look()
-            except FileNotFoundError:
-                return None
 
     def diff(
         self, paths: Mapping[str, Collection[str]] | None = None, *, everything: bool = False
@@ -271,62 +150,127 @@ class Layering:
 
         With `everything` also those to the other trees; with `paths`, by root, at and below these only.
         """
-        from ...layers.changes import diff
-
         found: list[Change] = []
-        if paths is None or PLACE in paths:
-            chosen = None if paths is None else paths[PLACE]
-            found += diff(self.stack.view(), chosen, at=PLACE, baseline=self.baseline)
-        for root, tree in self.beside.items():
-            if everything if paths is None else root in paths:
-                found += tree.diff(None if paths is None else paths[root])
+        for root, tree in self.trees.items():
+            if root in paths if paths is not None else everything or root == PLACE:
+                baseline = self.baseline if root == PLACE else None
+                found += tree.diff(None if paths is None else paths[root], baseline)
         return found
 
     def by_tree(self, paths: Collection[str], directory: str) -> dict[str, list[str]]:
         """Paths as seen inside, from `directory`, by the roots of their trees; see `layered_tree`."""
-        places = {PLACE: (PLACE,), **{root: tree.places for root, tree in self.beside.items()}}
-        return by_tree(paths, directory, places)
+        return by_tree(paths, directory, {root: tree.mounted_at for root, tree in self.trees.items()})
 
-    def commit(
-        self,
-        paths: Collection[str] | None,
-        on_conflict: OnConflict,
-        allow_protected: bool,
-        progress: Callable[[int, int], object] | None,
-    ) -> Committed:
-        """Take changes over to the host; see layers.commit."""
-        from ...layers.commit import commit
+    # ------------------------------------------------------------ snapshots
 
-        if self.is_nobodys:
-            raise LayerError(
-                "there is nothing to commit to",
-                why="the sandbox was opened without a workspace",
-                fix="open it with one",
-            )
+    def freeze(self, then: Callable[[], object]) -> tuple[Method, dict[str, LayerSnapshot]]:
+        """Every tree as it is now: frozen, with a new layer mounted on top of each that was written to.
 
-        return commit(
-            self.stack.view(),
-            paths=paths,
-            baseline=self.baseline,
-            on_conflict=on_conflict,
-            allow_protected=allow_protected,
-            progress=progress,
-        )
+        While a program runs, that would go on with the old layers. Then everything is stopped for as long
+        as it takes to copy them.
+        """
+        frozen: dict[str, LayerSnapshot] = {}
+        following: dict[str, Stack] = {}
+        try:
+            for root, tree in self.trees.items():
+                if tree.stack.is_untouched():
+                    frozen[root] = tree.below()
+                else:
+                    frozen[root] = tree.freeze()
+                    following[root] = frozen[root].stack()
+            if not following or self.swap(following, then, alone=True):
+                self._squash_deep()
+                return "swap", frozen
+            close_all(following)
+            with self.mounts.stopped():
+                for root in following:
+                    copied = self.trees[root].copy()
+                    frozen[root].close()
+                    frozen[root] = copied
+            return "copy", frozen
+        except BaseException:
+            close_all(following)
+            close_all(frozen)
+            raise
 
-    def never_used(self) -> None:
-        """No sandbox came to be for it."""
-        self.close()
+    def restored(self, trees: Mapping[str, LayerSnapshot]) -> dict[str, Stack]:
+        """Stacks for the trees to be as in a snapshot; one that the snapshot does not have begins anew."""
+        following: dict[str, Stack] = {}
+        try:
+            for root, tree in self.trees.items():
+                known = trees.get(root)
+                layers = () if known is None else known.layers
+                if root != PLACE and tree.stack.frozen == layers and tree.stack.is_untouched():
+                    continue  # it is so
+                following[root] = tree.fresh() if known is None else known.stack()
+            for root, known in trees.items():
+                if root not in (HOME_TREE, *self.trees):
+                    following[root] = known.stack()
+            return following
+        except BaseException:
+            close_all(following)
+            raise
+
+    def without(self, paths: Mapping[str, Collection[str]] | None) -> dict[str, Stack]:
+        """Stacks without the changes at and below the paths in each tree; None: to the workspace."""
+        if paths is None:
+            return {PLACE: self._anew()}
+        found: dict[str, Stack] = {}
+        try:
+            for root, chosen in paths.items():
+                found[root] = self.trees[root].stack.without(chosen, owner=mounter())
+        except BaseException:
+            close_all(found)
+            raise
+        return found
+
+    def _anew(self) -> Stack:
+        """A stack in which nothing has been changed; the workspace as it is from now on."""
+        self.baseline = Baseline()
+        return self.trees[PLACE].fresh()
+
+    def _put(self, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
+        """Mount `stacks` in place of what is there. With `alone`, False when something is in the way."""
+        layers = {root: overlay_dirs(root, stack) for root, stack in stacks.items()}
+        return self.mounts.swap(layers, alone=alone)
+
+    def replace(self, stacks: Mapping[str, Stack]) -> None:
+        """Go on with `stacks`, which are mounted now."""
+        before = [tree.stack for root, tree in self.trees.items() if root in stacks]
+        for root, stack in stacks.items():
+            if root in self.trees:
+                self.trees[root].stack = stack
+            else:
+                self.trees[root] = LayeredTree(root, (root,), stack)
+        self._replaced()
+        close = partial(_close, before, self.stack.store)
+        if self.stack.store.stays:
+            close()  # the next process that opens it must not wait for that
+        else:
+            removal.in_background(close)
+        if PLACE in stacks:
+            with self._watching:
+                self._watch.follow(self.stack.view())
+
+    def _replaced(self) -> None:
+        """Called before the layers that are not needed any more go."""
+
+    def _squash_deep(self) -> None:
+        """Make few layers of many, in the background: look-ups cost a little for every one."""
+        for tree in self.trees.values():
+            if tree.stack.is_deep:
+                removal.in_background(partial(_squash, tree.stack))
 
     def close(self) -> None:
         """Let the layers go."""
-        _tidy_up(self.stacks().values(), self.stack.store if self.swaps else None)
+        _close([tree.stack for tree in self.trees.values()], self.stack.store)
 
 
-def _tidy_up(stacks: Iterable[Stack], store: Store | None) -> None:
-    """After these were replaced, and before others are."""
+def _close(stacks: Iterable[Stack], store: Store) -> None:
+    """Close stacks that were replaced, and have a layer ready for the next."""
     for stack in stacks:
         stack.close()
-    if store is not None and not store.stays:
+    if not store.stays:
         removal.in_background(store.make_ahead)
 
 
@@ -337,69 +281,26 @@ def _squash(stack: Stack) -> None:
         pass  # it was closed meanwhile, or there is no room: it stays as it is
 
 
-def relative(paths: Collection[str] | None, directory: str) -> tuple[str, ...] | None:
-    """Paths as they are seen inside, from `directory`, as paths below the workspace."""
-    if paths is None:
-        return None
-    found = []
-    for path in paths:
-        whole = os.path.normpath(os.path.join(directory, path))
-        if whole != PLACE and not whole.startswith(f"{PLACE}/"):
-            raise ValueError(f"{path!r} is not in the workspace, which is {PLACE}")
-        found.append(whole[len(PLACE) + 1 :])
-    return tuple(found)
+# ---------------------------------------------------------------- prewarming
 
 
-# ---------------------------------------------------------------- stores
-
-_stores: list[Store] = []
-_making = threading.Lock()
-
-
-def empty_directory(store: Store) -> str:
-    """A directory with nothing in it, for sandboxes that are not for one."""
-    path = f"{store.path}/empty"
-    if not os.path.isdir(path):
-        try:
-            os.mkdir(path, 0o755)
-            if store.owner is not None:
-                os.chown(path, *store.owner)
-        except FileExistsError:
-            pass  # another thread was quicker
-    return path
+def _fingerprint(directory: str) -> bytes:
+    status = os.stat(directory)
+    return b"%d %d %d %d" % (status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns)
 
 
-def store_for(workspace: str | None) -> Store:
-    """The store of this process that can hold the layers of a workspace; made if there is none."""
-    with _making:
-        for store in _stores:
-            if workspace is None or not (_within(store.home, workspace) or _within(workspace, store.home)):
-                return store
-        owner = mounter()
-        home = home_for([workspace] if workspace else [], traversable=owner is not None)
-        sweep(home)  # of processes of ours that were killed
-        recover()  # and their commits
-        store = Store(home, owner=owner)
-        _stores.append(store)
-        return store
-
-
-def _within(path: str, directory: str) -> bool:
-    return f"{path}/".startswith(f"{directory.rstrip('/')}/")
-
-
-def close_stores() -> None:
-    """Let the layers of all sandboxes of this process go, and wait for that."""
-    while _stores:
-        _stores.pop().close()
-    removal.wait()  # nobody else does when the interpreter ends
-
-
-def _after_fork() -> None:
-    """The stores are our parent's."""
-    while _stores:
-        _stores.pop().leave()
-
-
-atexit.register(close_stores)
-os.register_at_fork(after_in_child=_after_fork)
+def _prewarm_next(taken: SandboxProcess, stack: Stack) -> None:
+    """Have the fork server mount the next sandbox for the same directory ahead. Never raises."""
+    place = stack.bases[0]
+    if not taken.is_usual:
+        return
+    try:
+        found = _fingerprint(place)
+        layer = stack.store.layer(like=place).hold()
+        if found == _fingerprint(place):
+            taken.make_next(OverlayDirs(layer.upper, layer.work), found, layer.drop)
+        else:
+            layer.drop()
+        stack.store.make_ahead()  # in place of that one
+    except (OSError, LayerError):
+        pass  # the sandbox that would have used it says what is wrong

@@ -1,7 +1,7 @@
-"""A sandbox's layers under a name, to go on with in another process: `Sandbox(keep="NAME")`.
+"""A workspace of layers with a name, to go on with in another process: `Sandbox(keep="NAME")`.
 
-The same layers that any sandbox has, on a store that stays. What runs in the sandbox ends with
-it, and what a shell remembers goes; the workspace, the home and /tmp as they were left are there again.
+It has the same layers as any sandbox, in a store that outlives the process. Processes end with the
+sandbox, and the state of its shells is lost; the workspace, the home and /tmp are there again.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from ...layers import keeping, kept
 from ...layers.baseline import Baseline
 from ...layers.differences import differences
 from ...layers.merged import Opened
-from ...layers.stack import Frozen, Stack
+from ...layers.stack import Stack
 from ...policy.workspace import PLACE
-from . import home_layer, kept_snapshot
+from . import home_layer, record_codec
 from .inspect import check_workspace
-from .layered_tree import Point
-from .overlay import Layering, empty_directory
+from .overlay import OverlayWorkspace
+from .snapshot import Snapshot
+from .stores import empty_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,15 +35,14 @@ if TYPE_CHECKING:
     from ...layers.review import OnConflict, Review
     from ...mounts.operations import Operation
     from ...policy import Policy
-    from .snapshots import Snapshot
 
 #: More changes than this are not looked through at every start; what the host changes is then told by
 #: the time of the first one.
 _MOST_TOUCHED = 20_000
 
 
-class Kept(Layering):
-    """The layers of a kept session, claimed by this process until `close`."""
+class PersistentWorkspace(OverlayWorkspace):
+    """The layers of a persistent session, claimed by this process until `close`."""
 
     def __init__(self, name: str, *, make: bool = False, workspace: str | None = None) -> None:
         """Claim the session; `make` it for `workspace` if it is not there."""
@@ -52,7 +52,7 @@ class Kept(Layering):
         self._store = store = keeping.KeptStore(name, make=make, owner=mounter())
         self._closed = False
         self._next: tuple[Stack, Baseline] | None = None
-        self.points: dict[str, kept_snapshot.Held] = {}
+        self.snapshots: dict[str, Snapshot] = {}
         try:
             keeping.sweep_grave(os.path.dirname(kept.home()))
             record = kept.read(store.home)
@@ -71,10 +71,10 @@ class Kept(Layering):
         place = workspace or empty_directory(self._store)
         self._start(place, Stack.new(self._store, [place]), None)
         now = time.time()
-        inode = os.stat(self.workspace).st_ino
+        inode = os.stat(self.directory).st_ino
         self.record = kept.Record(name, workspace, inode, now, now, {}, (), self.baseline)
         self.save()
-        self._store.sweep()  # somebody was killed while they made it
+        self._store.sweep()  # a process was killed while it made it
 
     def _continue(self, record: Record) -> None:
         check_workspace(record)
@@ -93,23 +93,23 @@ class Kept(Layering):
         top, *frozen = (layers[name] for name in record.layers)
         self._start(place, Stack(self._store, [place], frozen, top), record.baseline)
         for recorded in record.beside:
-            self.beside[recorded.root] = kept_snapshot.tree(self._store, recorded, layers)
+            self.trees[recorded.root] = record_codec.tree(self._store, recorded, layers)
         for point in record.points:
-            self.points[point.label] = kept_snapshot.snapshot(self._store, place, point, layers)
+            self.snapshots[point.label] = record_codec.snapshot(self._store, place, point, layers)
 
     # ------------------------------------------------------------ for a sandbox
-
-    @property
-    def stays(self) -> bool:
-        """It is there for others after this process."""
-        return True
 
     def prepare(self, policy: Policy) -> None:
         """Make everything ready to be mounted, for a sandbox with this policy."""
         owner = self._store.owner
         if not self.is_new:
-            every = [layer for stack in self.stacks().values() for layer in (stack.top, *stack.frozen)]
-            every += [layer for point in self.points.values() for layer in point.layers()]
+            every = [layer for tree in self.trees.values() for layer in (tree.stack.top, *tree.stack.frozen)]
+            every += [
+                layer
+                for taken in self.snapshots.values()
+                for tree in taken._trees.values()
+                for layer in tree.layers
+            ]
             layers = {layer.path: layer for layer in every}
             settled = self._settled_paths()
             for layer in layers.values():
@@ -121,8 +121,8 @@ class Kept(Layering):
             for path in settled:
                 if (status := self._in_the_layers(path)) is not None:
                     self.baseline.resettle(path, status)
-            if owner is not None and self.is_nobodys:
-                os.chown(self.workspace, *owner)
+            if owner is not None and self.stand_in is not None:
+                os.chown(self.stand_in, *owner)
             self._begin_again()
             with self._watching:  # what was done to them just now is no change
                 self._watch.follow(self.stack.view())
@@ -130,7 +130,7 @@ class Kept(Layering):
         self.save()
 
     def _settled_paths(self) -> list[str]:
-        """What is in the layers as it was committed."""
+        """The paths that are in the layers as they were committed."""
         found = [(path, self._in_the_layers(path)) for path in self.baseline.settled()]
         return [path for path, status in found if status and self.baseline.is_settled(path, status)]
 
@@ -160,16 +160,16 @@ class Kept(Layering):
         self._next = None
         self.save()  # before anything is deleted
 
-    def world(self, places: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
-        """What the home and the like are made of: as they were left, over what is there at first by now."""
-        if HOME_TREE in self.beside:
-            self.rebase({HOME_TREE: [home_layer.made(self._store, operations)]}, places)
-        found = super().world(places, operations)
+    def home(self, mount_points: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
+        """What the home tree is made of: as it was left, over the home layer of the present plan."""
+        if HOME_TREE in self.trees:
+            self.rebase({HOME_TREE: [home_layer.made(self._store, operations)]}, mount_points)
+        found = super().home(mount_points, operations)
         self.save()
         home_layer.sweep(self._store, self.record.every_base)
         return found
 
-    def fresh(self) -> Stack:
+    def _anew(self) -> Stack:
         """A stack in which nothing has been changed; the workspace as it is from now on."""
         made = Stack.new(self._store, self.stack.bases)
         self._next = (made, Baseline())  # when it is mounted, and not before
@@ -187,8 +187,8 @@ class Kept(Layering):
         self.save()
         return done
 
-    def never_used(self) -> None:
-        """No sandbox came to be: one that was made for it goes again."""
+    def abandon(self) -> None:
+        """No sandbox came to be: a session that was made for it goes again."""
         if self.is_new and not self._closed:
             self._closed = True
             self._store.remove()
@@ -196,27 +196,28 @@ class Kept(Layering):
             self.close()
 
     def close(self) -> None:
-        """Write down what is known, and let others use it. A second time does nothing."""
+        """Write the record, and let other processes use the session. A second time does nothing."""
         if self._closed:
             return
         self._closed = True
         try:
             self.save()
         finally:
-            for stack in self.stacks().values():
-                stack.close()
-            for point in self.points.values():
-                point.close()
+            for tree in self.trees.values():
+                tree.stack.close()
+            for taken in self.snapshots.values():
+                taken.close()
             self._store.end()
 
     def save(self) -> None:
-        """Replace the record by what is true now."""
+        """Write the record as everything is now."""
+        others = [tree for root, tree in self.trees.items() if root != PLACE]
         self.record = self.record.replace(
             used=time.time(),
-            layers=kept_snapshot.names((self.stack.top, *self.stack.frozen)),
+            layers=record_codec.layer_names((self.stack.top, *self.stack.frozen)),
             baseline=self.baseline,
-            points=tuple(kept_snapshot.snapshot_record(label, point) for label, point in self.points.items()),
-            beside=tuple(map(kept_snapshot.tree_record, self.beside.values())),
+            points=tuple(map(record_codec.snapshot_record, self.snapshots.values())),
+            beside=tuple(map(record_codec.tree_record, others)),
         )
         kept.write(self._store.home, self.record)
         self._store.recorded = self.record.every_layer
@@ -224,7 +225,7 @@ class Kept(Layering):
     # ------------------------------------------------------------ without a sandbox
 
     def review(self, paths: Collection[str] | None) -> Review:
-        """What a commit would do, and what speaks against it."""
+        """Review a commit: what it would do, and the objections to it."""
         from ...layers.review import review
 
         with Opened(self.stack.view()) as opened:
@@ -241,12 +242,12 @@ class Kept(Layering):
         """Commit while no sandbox has it. After a whole commit it begins anew, with the host as it is."""
         done = self.commit(paths, on_conflict, allow_protected, progress)
         if paths is None and not done.kept and not done.left_out:
-            self.replace({PLACE: self.fresh()})
+            self.replace(self.without(None))
         return done
 
     def drop(self, paths: Mapping[str, Collection[str]] | None = None) -> None:
         """Discard changes to the workspace, or at `paths`, by tree, while no sandbox has it."""
-        self.replace({PLACE: self.fresh()} if paths is None else self.without(paths))
+        self.replace(self.without(paths))
 
     def snapshot(self, label: str) -> None:
         """Keep this moment under a label, while no sandbox has it."""
@@ -254,24 +255,22 @@ class Kept(Layering):
             kept.checked_label(label)
         except ValueError as error:
             raise InvalidCall(f"the label {label!r} cannot be used", why=str(error)) from None
-        if label in self.points:
+        if label in self.snapshots:
             raise InvalidCall(
                 f"the kept sandbox {self.record.name!r} has a snapshot {label!r} already",
                 fix=f"choose another label, or delete it: staddle snapshot {self.record.name} --delete ...",
             )
-        points: dict[str, Frozen] = {}
         following: dict[str, Stack] = {}
-        for root, stack in self.stacks().items():
-            if stack.is_deep:
-                stack.squash()
-            if stack.is_untouched():
-                points[root] = stack.below()
+        taken = {}
+        for root, tree in self.trees.items():
+            if tree.stack.is_deep:
+                tree.stack.squash()
+            if tree.stack.is_untouched():
+                taken[root] = tree.below()
             else:
-                points[root] = stack.freeze()
-                following[root] = points[root].stack()
-        workspace = points.pop(PLACE)
-        beside = {root: Point(self.beside[root].places, point) for root, point in points.items()}
-        self.points[label] = kept_snapshot.Held(workspace, time.time(), self.baseline.copy(), beside)
+                taken[root] = tree.freeze()
+                following[root] = taken[root].stack()
+        self.snapshots[label] = Snapshot(label, "swap", taken, self.baseline.copy(), {})
         if following:
             self.replace(following)
         else:
@@ -279,54 +278,43 @@ class Kept(Layering):
 
     def restore(self, label: str) -> None:
         """Be as at that snapshot, while no sandbox has it."""
-        point = self._point(label)
-        following = {PLACE: point.point.stack()}
-        for root, tree in self.beside.items():
-            known = point.beside.get(root)
-            following[root] = tree.fresh() if known is None else known.frozen.stack()
-        self._next = (following[PLACE], point.baseline.with_commits_of(self.baseline))
+        self.become(self._snapshot(label))
+
+    def become(self, snapshot: Snapshot) -> None:
+        """Be as at a snapshot of it, or one that was loaded, while no sandbox has it. Shells are not kept."""
+        fitting = snapshot.fitted_to(self)
+        following = self.restored(fitting._trees)
+        self._next = (following[PLACE], fitting._baseline.with_commits_of(self.baseline))
         self.replace(following)
 
     def saved(self, label: str | None) -> Snapshot:
         """A snapshot of it, or it as it is now, to be saved to a file, while no sandbox has it."""
-        from .snapshots import Snapshot
-
         if label is None:
-            workspace, baseline = self.stack.freeze(), self.baseline
-            beside = {root: Point(tree.places, tree.stack.freeze()) for root, tree in self.beside.items()}
+            trees, baseline = {root: tree.freeze() for root, tree in self.trees.items()}, self.baseline
         else:
-            known = self._point(label)
-            workspace, baseline = known.point.again(), known.baseline
-            beside = {root: Point(one.places, one.frozen.again()) for root, one in known.beside.items()}
-        return Snapshot(label or "", "swap", workspace, baseline.copy(), {}, beside=beside)
-
-    def become(self, snapshot: Snapshot) -> None:
-        """Be as at a snapshot that was loaded, while no sandbox has it. Shells are not kept."""
-        fitting = snapshot.on(self)
-        following = {root: point.frozen.stack() for root, point in fitting._beside.items()}
-        following[PLACE] = fitting._point.stack()
-        self._next = (following[PLACE], fitting._baseline.with_commits_of(self.baseline))
-        self.replace(following)
+            known = self._snapshot(label)
+            trees, baseline = {root: one.again() for root, one in known._trees.items()}, known._baseline
+        return Snapshot(label or "", "swap", trees, baseline.copy(), {})
 
     def forget(self, label: str) -> None:
         """Delete a snapshot; layers that others need stay."""
-        point = self._point(label)
-        del self.points[label]
+        taken = self._snapshot(label)
+        del self.snapshots[label]
         self.save()
-        point.close()
+        taken.close()
 
-    def _point(self, label: str) -> kept_snapshot.Held:
-        if label not in self.points:
-            known = ", ".join(map(repr, self.points)) or "it has none"
+    def _snapshot(self, label: str) -> Snapshot:
+        if label not in self.snapshots:
+            known = ", ".join(map(repr, self.snapshots)) or "it has none"
             raise InvalidCall(
                 f"the kept sandbox {self.record.name!r} has no snapshot {label!r}", why=f"there is: {known}"
             )
-        return self.points[label]
+        return self.snapshots[label]
 
 
-def opened(name: str, workspace: str | None, policy: Policy) -> Kept:
+def opened(name: str, workspace: str | None, policy: Policy) -> PersistentWorkspace:
     """The session `name` for a sandbox, made if it is not there."""
-    made = Kept(name, make=True, workspace=workspace)
+    made = PersistentWorkspace(name, make=True, workspace=workspace)
     try:
         if made.record.workspace != workspace:
             raise InvalidCall(
@@ -337,7 +325,7 @@ def opened(name: str, workspace: str | None, policy: Policy) -> Kept:
         made.prepare(policy)
         return made
     except BaseException:
-        made.never_used()
+        made.abandon()
         raise
 
 
@@ -348,7 +336,7 @@ def workspace_of(name: str) -> str | None:
 
 
 def find(name: str) -> Record:
-    """The record of a session, whoever uses it. LayerError when it is not there."""
+    """The record of a session, also while it is in use. LayerError when it is not there."""
     record = kept.read(kept.directory_of(name))
     if record is None:
         raise keeping.unknown(name)

@@ -9,20 +9,20 @@ from staddle.sandbox.open import plan_cache
 
 def test_an_answer_is_known_for_the_same_plan_and_question() -> None:
     plan = compile(Policy.agent(), cwd="/")
-    plan_cache.note(plan, "shell", "/bin/bash")
-    assert plan_cache.known(plan, "shell") == "/bin/bash"
-    assert plan_cache.known(plan, "other") is None
+    plan_cache.put(plan, "shell", "/bin/bash")
+    assert plan_cache.get(plan, "shell") == "/bin/bash"
+    assert plan_cache.get(plan, "other") is None
 
 
 def test_a_plan_that_only_looks_the_same_is_another_one() -> None:
     plan = compile(Policy.agent(), cwd="/")
-    plan_cache.note(plan, "shell", "/bin/bash")
-    assert plan_cache.known(plan.replace(), "shell") is None
+    plan_cache.put(plan, "shell", "/bin/bash")
+    assert plan_cache.get(plan.replace(), "shell") is None
 
 
 def test_only_the_last_answers_are_kept() -> None:
     plan = compile(Policy.agent(), cwd="/")
     for number in range(100):
-        plan_cache.note(plan, number, str(number))
-    assert plan_cache.known(plan, 99) == "99"
-    assert plan_cache.known(plan, 0) is None
+        plan_cache.put(plan, number, str(number))
+    assert plan_cache.get(plan, 99) == "99"
+    assert plan_cache.get(plan, 0) is None

@@ -1,0 +1,215 @@
+"""Decide how a sandbox will be: its backend, its kind of workspace, its plan, and what that enforces.
+
+Nothing is started but probes. Whether namespaces can be had, and whether the workspace has to be a copy,
+is asked here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ... import backends
+from ..._value import Value
+from ...backends.gaps import NEED_MORE
+from ...enforcement import Gap
+from ...errors import PolicyNotEnforceable
+from ...policy import Policy
+from ...policy.host_sockets import mask_host_sockets
+from ...policy.workspace import PLACE, compile_session
+from . import plan_cache
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from ...backends.base import Backend
+    from ...enforcement import EnforcedLimit, Enforcement, Probe
+    from ...policy.limits import Limits
+    from ...policy.plan import Plan
+    from .settings import Settings
+
+    #: Where changes go: to the host's directory or nowhere, or to one of three kinds of workspace.
+    WorkspaceKind = Literal["direct", "overlay", "persistent", "copied"]
+
+#: The backend that mounts layers, and needs no interpreter inside.
+_LAYERED = "namespaces"
+_MAY_BE_LAYERED = ("auto", _LAYERED)
+#: The backends that show a directory at another path than its own.
+_MOVE = ("namespaces", "bwrap", "systemd")
+#: The backends on which the agent needs no interpreter inside, or has all of the host.
+_NO_INTERPRETER = ("namespaces", "native")
+#: Whether a file system can show its files with other owners, by device.
+_IDMAPPABLE: dict[int, bool] = {}
+
+
+class Decision(Value):
+    """How a sandbox will be. `workspace` is the plan of the workspace alone, as the host sees it."""
+
+    backend: Backend
+    plan: Plan
+    workspace: Plan | None
+    enforced: Enforcement
+
+
+def workspace_kind(asked: Settings) -> WorkspaceKind:
+    """The kind of workspace that a sandbox with these settings has."""
+    if asked.mode != "overlay":
+        return "direct"
+    if asked.keep is not None:
+        return "persistent"
+    if asked.workspace is None:
+        if asked.backend != "auto":
+            return "overlay" if asked.backend == _LAYERED else "direct"
+        return "overlay" if sys.platform != "darwin" and _layers().usable else "direct"
+    name = _backend_name(asked)
+    if name not in _MAY_BE_LAYERED or not _layers().usable:
+        return "copied"
+    # Root's sandbox does not run as root: files that it changes must be shown with another owner.
+    return "copied" if os.geteuid() == 0 and not _idmappable(asked.workspace) else "overlay"
+
+
+def _layers() -> Probe:
+    """Whether layers can be mounted on this host: the probe of the namespaces backend, which is cached."""
+    return backends.get(_LAYERED).probe()
+
+
+def _idmappable(directory: str) -> bool:
+    device = os.stat(directory).st_dev
+    if device not in _IDMAPPABLE:
+        from ...linux.idmaps import unused_ids_here
+        from ...mounts.owners import untranslatable
+
+        _IDMAPPABLE[device] = not untranslatable(directory, unused_ids_here()[0])
+    return _IDMAPPABLE[device]
+
+
+def decide(
+    asked: Settings, kind: WorkspaceKind | None = None, stand_in: str | None = None, copy: str | None = None
+) -> Decision:
+    """Which backend it will be, with which plan, and what that enforces.
+
+    `kind` is that of `workspace_kind`, if it is known. `stand_in` is the directory that is under the
+    layers of a sandbox without a workspace, `copy` the one that takes the place of a workspace where
+    there are no layers.
+    """
+    kind = workspace_kind(asked) if kind is None else kind
+    name = _backend_name(asked)
+    if stand_in is not None or (kind in ("overlay", "persistent") and asked.workspace is not None):
+        name = _with_layers(name)
+    moved = name in _MOVE or (name == "auto" and sys.platform != "darwin")
+    found = _decided(asked, asked.policy, name, moved=moved, stand_in=stand_in, copy=copy)
+    if moved and found.backend.name not in _MOVE:  # the best there is shows directories where they are
+        moved = False
+        found = _decided(asked, asked.policy, found.backend.name, moved=False, copy=copy)
+    alone = found.backend.name in _NO_INTERPRETER
+    if not alone and not found.plan.shows(os.path.realpath(sys.executable)):
+        # The agent is a program of ours for the interpreter that runs us; a grant of it must do.
+        policy = asked.policy.with_read(os.path.realpath(sys.base_prefix))
+        found = _decided(asked, policy, found.backend.name, moved=moved, copy=copy)
+    if kind == "copied":
+        found = _with_gap(found, _copy_gap(found.backend.name))
+    if moved:
+        return found
+    why = f"{found.backend.name} shows every directory at its own place: the workspace is not at {PLACE}"
+    return _with_gap(found, Gap("workspace", why, f"choose {_MOVE[0]} or {_MOVE[1]}", documented=True))
+
+
+def _with_gap(found: Decision, gap: Gap) -> Decision:
+    return found.replace(enforced=found.enforced.replace(gaps=(*found.enforced.gaps, gap)))
+
+
+def _decided(
+    asked: Settings,
+    policy: Policy,
+    name: str,
+    *,
+    moved: bool,
+    stand_in: str | None = None,
+    copy: str | None = None,
+) -> Decision:
+    # What goes to a layer of its own changes nothing of the host's: there is nothing to protect there.
+    access: Literal["read", "write"] = "write" if asked.mode == "bind" else "read"
+    seen = asked.workspace if copy is None or moved else None
+    plan, workspace = compile_session(
+        policy, seen, access=access, moved=moved, env=asked.env, stand_in=stand_in, asks=asked.asks
+    )
+    if copy is not None:
+        from ..workspace.copied import shown
+
+        plan, workspace = shown(plan, copy, moved=moved), None
+    # A layer shows no socket of the host's.
+    plan = mask_host_sockets(plan, but=PLACE if asked.mode == "overlay" else "")
+    asking = name, asked.mode, asked.best_effort
+    if (known := plan_cache.get(plan, asking)) is not None:
+        return known  # type: ignore[no-any-return]
+    planned, chosen = plan, name
+    limits: tuple[EnforcedLimit, ...] = ()
+    if chosen in _MAY_BE_LAYERED and has_limits(plan.limits) and _layers().usable:
+        limits, gaps = _enforced_limits(plan.limits, asked.mode)
+        if not gaps or asked.best_effort or chosen == _LAYERED:  # else another backend may do better
+            # A session enforces more than one command alone: its agent watches.
+            mine = {item.limit: None for item in limits if item.limit in NEED_MORE}
+            planned, chosen = planned.replace(limits=planned.limits.replace(**mine)), _LAYERED
+    backend, enforced = backends.choose(planned, chosen, best_effort=asked.best_effort)
+    if backend.name == _LAYERED and limits:
+        enforced = enforced.replace(limits=limits)
+    decided = Decision(backend, plan, workspace, enforced)
+    plan_cache.put(plan, asking, decided)
+    return decided
+
+
+def has_limits(limits: Limits) -> bool:
+    """Whether there is a limit on a sandbox as a whole."""
+    return any(getattr(limits, name) is not None for name in NEED_MORE)
+
+
+def _enforced_limits(limits: Limits, mode: str) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:
+    from ...limits import here
+    from ...limits.holding import held
+
+    return held(limits, here.means(), inside=True, layer="directory" if mode == "overlay" else "none")
+
+
+def _backend_name(asked: Settings) -> str:
+    """The backend that is asked for. A session on a base needs ours: the others need an interpreter in it."""
+    if asked.policy.base is None:
+        return asked.backend
+    if asked.backend not in _MAY_BE_LAYERED:
+        raise PolicyNotEnforceable(
+            f"a session on the {asked.backend} backend cannot use a base",
+            why="its agent needs the host's Python inside",
+            fix=f"use the {_LAYERED} backend",
+        )
+    return _LAYERED
+
+
+def _with_layers(name: str) -> str:
+    if name not in _MAY_BE_LAYERED:
+        raise _no_layer(f"the {name} backend has no layer of its own to keep changes in")
+    if _LAYERED not in backends.NAMES:
+        raise _no_layer("this version has no backend that keeps changes in a layer")
+    probe = _layers()
+    if not probe.usable:
+        raise _no_layer(probe.why)
+    return _LAYERED
+
+
+def _no_layer(why: str) -> PolicyNotEnforceable:
+    gap = Gap("workspace", why, "choose mode='bind' or mode='readonly'")
+    return PolicyNotEnforceable(
+        "the workspace cannot be shown copy-on-write (mode='overlay')",
+        why=why,
+        fix=f"use the {_LAYERED} backend, or choose mode='bind' (writes through) or mode='readonly'",
+        gaps=(gap,),
+    )
+
+
+def _copy_gap(backend: str) -> Gap:
+    """What `enforced` lists for a workspace that is a copy."""
+    why, fix = f"{backend} has no layers", f"use the {_LAYERED} backend"
+    if backend == _LAYERED:
+        why = "the file system of the workspace cannot show root's files as somebody else's"
+        fix = "use a directory on ext4, xfs, btrfs or tmpfs, or do not be root"
+    why += ": the workspace is a copy, and whatever is done with it copies"
+    return Gap("layers", why, fix, documented=True)

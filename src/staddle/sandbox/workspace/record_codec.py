@@ -1,0 +1,68 @@
+"""The trees and snapshots of a persistent session, to and from its record."""
+
+from __future__ import annotations
+
+import os
+
+from ...layers import kept
+from ...layers.stack import LayerSnapshot, Stack
+from ...policy.workspace import PLACE
+from .layered_tree import LayeredTree
+from .snapshot import Snapshot
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from ...layers.store import Layer, Store
+
+
+def tree(store: Store, recorded: kept.Beside, layers: Mapping[str, Layer]) -> LayeredTree:
+    """A recorded tree, to go on with."""
+    top, *frozen = (layers[name] for name in recorded.layers)
+    stack = Stack(store, base_paths(store.path, recorded.bases), frozen, top)
+    return LayeredTree(recorded.root, recorded.places, stack)
+
+
+def snapshot(store: Store, base: str, recorded: kept.Point, layers: Mapping[str, Layer]) -> Snapshot:
+    """A recorded snapshot; `base` is what the layers of its workspace are over. It has no shells."""
+
+    def frozen(names: Collection[str], below: Sequence[str], mounted_at: tuple[str, ...]) -> LayerSnapshot:
+        return LayerSnapshot(store, below, [layers[name] for name in names], mounted_at)
+
+    trees = {PLACE: frozen(recorded.layers, [base], (PLACE,))}
+    for one in recorded.beside:
+        trees[one.root] = frozen(one.layers, base_paths(store.path, one.bases), one.places)
+    return Snapshot(recorded.label, "swap", trees, recorded.baseline, {}, created=recorded.created)
+
+
+def tree_record(one: LayeredTree) -> kept.Beside:
+    """The record of a tree."""
+    layers = (one.stack.top, *one.stack.frozen)
+    return kept.Beside(one.root, one.mounted_at, _bases(one.stack), layer_names(layers))
+
+
+def snapshot_record(taken: Snapshot) -> kept.Point:
+    """The record of a snapshot."""
+    others = tuple(
+        kept.Beside(root, one.mounted_at, _bases(one), layer_names(one.layers))
+        for root, one in taken._trees.items()
+        if root != PLACE
+    )
+    layers = layer_names(taken._trees[PLACE].layers)
+    return kept.Point(taken.label, taken.created, layers, taken._baseline, others)
+
+
+def base_paths(store: str, bases: Sequence[str]) -> list[str]:
+    """The directories below a tree. One that is in the store is recorded by its name there."""
+    return [base if base.startswith("/") else f"{store}/{base}" for base in bases]
+
+
+def _bases(stack: Stack | LayerSnapshot) -> tuple[str, ...]:
+    within = f"{stack.store.path}/"
+    return tuple(base.removeprefix(within) for base in stack.bases)
+
+
+def layer_names(layers: Collection[Layer]) -> tuple[str, ...]:
+    """The names of layers in a record."""
+    return tuple(os.path.basename(layer.path) for layer in layers)

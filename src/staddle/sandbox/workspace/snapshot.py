@@ -1,0 +1,283 @@
+"""`Snapshot`: the files of a sandbox and the state of every shell, at one moment."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+from ...errors import InvalidCall
+from ...layers.baseline import Baseline
+from ...layers.stack import LayerSnapshot
+from ...policy.workspace import PLACE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from os import PathLike
+    from typing import Literal, Protocol
+
+    from ...shell.shell import Shell
+    from ...shell.shell_state import Remembered
+    from .snapshot_file import SavedSnapshot
+    from .workspace import SandboxWorkspace
+
+    class NamedShell(Protocol):
+        """A session, as far as a snapshot needs it."""
+
+        @property
+        def name(self) -> str: ...
+        @property
+        def shell(self) -> Shell: ...
+
+
+class Snapshot:
+    """A moment of a sandbox. It holds its layers until `close()`, or until it is garbage collected.
+
+    `method` says how the files were taken: "swap", or "copy" because something ran.
+    """
+
+    closed = True  # until there is something to close
+    _parent: ReferenceType[Snapshot] | None = None
+
+    def __init__(
+        self,
+        label: str,
+        method: Literal["swap", "copy"],
+        trees: Mapping[str, LayerSnapshot],
+        baseline: Baseline,
+        shells: Mapping[str, Remembered],
+        *,
+        created: float | None = None,
+    ) -> None:
+        """`trees` are those of the sandbox, by their roots inside; that of the workspace is among them."""
+        self.label, self.method = label, method
+        self.created = time.time() if created is None else created
+        self.sessions = tuple(shells)
+        self._trees, self._baseline, self._shells = dict(trees), baseline, dict(shells)
+        self.closed = False
+
+    @property
+    def parent(self) -> Snapshot | None:
+        """The snapshot that it went on from; None for a first one, or when that does not exist any more."""
+        found = None if self._parent is None else self._parent()
+        return None if found is None or found.closed else found
+
+    @property
+    def workspace(self) -> str:
+        """The directory of the host whose snapshot this is."""
+        return self._trees[PLACE].bases[-1]
+
+    def save(
+        self, path: str | PathLike[str], *, progress: Callable[[int, int], object] | None = None
+    ) -> None:
+        """Write it to the file `path`, whole or not at all.
+
+        `progress` is called with the number of entries written, and how many there are at most.
+        """
+        from .snapshot_file import SavedSnapshot, save
+
+        content = SavedSnapshot(
+            self.label,
+            self.method,
+            self.created,
+            self._trees,
+            self._baseline,
+            self._shells,
+            self._origin_facts(),
+        )
+        save(content, os.fspath(path), progress)
+
+    @staticmethod
+    def load(path: str | PathLike[str], *, progress: Callable[[int, int], object] | None = None) -> Snapshot:
+        """The snapshot that was saved so, to be restored in a sandbox, or for `Sandbox.from_snapshot`.
+
+        `progress` is called with the number of bytes read, and of all. ArchiveRefused, with nothing
+        changed, for anything that `save` does not write.
+        """
+        from .snapshot_file import load
+
+        return LoadedSnapshot(load(os.fspath(path), progress))
+
+    def _origin_facts(self) -> Mapping[str, object]:
+        """The directory that it is of, for another process to know; empty where there is none."""
+        from .stores import empty_directory
+
+        directory = self.workspace
+        return {} if directory == empty_directory(self._trees[PLACE].store) else _identity(directory)
+
+    # ------------------------------------------------------------ for the room
+
+    def fitted_to(self, workspace: SandboxWorkspace) -> Snapshot:
+        """The same for a sandbox with `workspace`. InvalidCall when it is of another directory."""
+        if self.workspace != workspace.directory:
+            raise InvalidCall(
+                f"{self!r} is of another workspace", why=f"it is of {self.workspace!r}", fix="open that"
+            )
+        return self
+
+    def new_workspace(self) -> SandboxWorkspace:
+        """A workspace for another sandbox that continues from here."""
+        tree = self._trees[PLACE]
+        if tree.is_copy:
+            from .copied import CopySnapshot
+
+            if isinstance(tree, CopySnapshot):
+                return tree.new_workspace(self._baseline.copy())
+        from .overlay import OverlayWorkspace
+
+        made = OverlayWorkspace(self.workspace, self._trees, self._baseline.copy())
+        history(made).at = ref(self)
+        return made
+
+    def continue_in(self, session: NamedShell, workspace: SandboxWorkspace | None) -> None:
+        """Have a session be as that of its name was, in a sandbox with `workspace`."""
+        with session.shell.held():
+            session.shell.become(self.shell_state(session.name, workspace))
+
+    def shell_state(self, name: str, workspace: SandboxWorkspace | None) -> Remembered | None:
+        """The state of the shell of that session, for a sandbox with `workspace`."""
+        shell = self._shells.get(name)
+        before = self._trees[PLACE].mounted_at
+        if shell is None or workspace is None or before == (workspace.mounted_at,):
+            return shell
+        from .snapshot_file import relocated
+
+        return relocated(shell, before[0], workspace.mounted_at)
+
+    def close(self) -> None:
+        """Let its files go; those that a sandbox still works on stay as long as that does."""
+        self.closed = True
+        for tree in self._trees.values():
+            tree.close()
+
+    def __del__(self) -> None:
+        if not self.closed:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<Snapshot {self.label!r} ({self.method})>"
+
+
+class LoadedSnapshot(Snapshot):
+    """A snapshot that was read from a file: to be restored in any sandbox."""
+
+    def __init__(self, saved: SavedSnapshot) -> None:
+        super().__init__(
+            saved.label, saved.method, saved.trees, saved.baseline, saved.shells, created=saved.created
+        )
+        self._origin = saved.origin
+
+    @property
+    def workspace(self) -> str:
+        """The directory whose snapshot it is, on the machine where it was taken; empty when it had none."""
+        return str(self._origin.get("path", ""))
+
+    def _origin_facts(self) -> Mapping[str, object]:
+        return self._origin
+
+    def fitted_to(self, workspace: SandboxWorkspace) -> Snapshot:
+        """The same for the trees of a sandbox: with whiteouts only for what is there to be hidden."""
+        from .copied import CopiedWorkspace
+
+        if isinstance(workspace, CopiedWorkspace):
+            copy, baseline = workspace.flattened(self._trees[PLACE])
+            return Snapshot(self.label, self.method, {PLACE: copy}, baseline, self._shells)
+        made: dict[str, LayerSnapshot] = {}
+        try:
+            for root, tree in workspace.trees.items():
+                made[root] = LayerSnapshot(tree.stack.store, tree.stack.bases, (), tree.mounted_at)
+                if root in self._trees:
+                    made[root] = _rebased(self._trees[root], made[root])
+            baseline = self._baseline_for(workspace, made[PLACE])
+        except BaseException:
+            for point in made.values():
+                point.close()
+            raise
+        return Snapshot(self.label, self.method, made, baseline, self._shells)
+
+    def _baseline_for(self, workspace: SandboxWorkspace, point: LayerSnapshot) -> Baseline:
+        from .snapshot_file import in_layers
+
+        if workspace.stand_in is not None or self._origin != _identity(workspace.directory):
+            return Baseline(workspace.baseline.taken)  # only what this sandbox began with
+        baseline = self._baseline.copy()
+        for path in baseline.settled():
+            if status := in_layers(point.layers, path):
+                baseline.resettle(path, status)
+        return baseline
+
+
+def _rebased(known: LayerSnapshot, empty: LayerSnapshot) -> LayerSnapshot:
+    """The layers of `known` over the bases of `empty`, as one layer."""
+    from ...layers.merging import merge, prune
+
+    layer = empty.store.layer(like=empty.bases[0]).hold()
+    try:
+        merge([one.upper for one in known.layers], layer.upper, link=known.store is empty.store)
+        prune(layer.upper, empty.bases)
+        return LayerSnapshot(empty.store, empty.bases, (layer,), empty.mounted_at)
+    finally:
+        layer.drop()
+
+
+def _identity(directory: str) -> dict[str, object]:
+    """What tells a directory from all others, also on other machines."""
+    found = os.stat(directory)
+    return {
+        "path": directory,
+        "device": found.st_dev,
+        "inode": found.st_ino,
+        "machine": _machine(),
+    }
+
+
+def _machine() -> str:
+    try:
+        with open("/etc/machine-id") as file:
+            return file.read(64).strip()
+    except OSError:
+        return os.uname().nodename
+
+
+@contextmanager
+def loaded(snapshot: Snapshot | str | PathLike[str]) -> Iterator[Snapshot]:
+    """The snapshot, or the one in that file for as long as this takes."""
+    if isinstance(snapshot, Snapshot):
+        yield snapshot
+        return
+    found = Snapshot.load(snapshot)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+# ---------------------------------------------------------------- the snapshots of one sandbox
+
+
+class History:
+    """The snapshots of a workspace that still exist, and the one that it went on from."""
+
+    def __init__(self) -> None:
+        self.at: ReferenceType[Snapshot] | None = None
+        self._taken: list[ReferenceType[Snapshot]] = []
+
+    def add(self, snapshot: Snapshot) -> None:
+        """It was taken now."""
+        snapshot._parent, self.at = self.at, ref(snapshot)
+        self._taken = [*(one for one in self._taken if one() is not None), self.at]
+
+    def listed(self) -> list[Snapshot]:
+        """Those that are not closed, the oldest first."""
+        found = [one() for one in self._taken]
+        return [snapshot for snapshot in found if snapshot is not None and not snapshot.closed]
+
+
+_histories: WeakKeyDictionary[SandboxWorkspace, History] = WeakKeyDictionary()
+
+
+def history(workspace: SandboxWorkspace) -> History:
+    """The history of a workspace."""
+    return _histories.setdefault(workspace, History())

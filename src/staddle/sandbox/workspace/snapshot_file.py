@@ -1,0 +1,234 @@
+"""Snapshots as one file: written whole or not at all, and read as untrusted input.
+
+The file holds the layers of every tree, the state of every shell, and the baseline of the host's files
+(see layers.archive). It may come from another process or another machine: where the workspace is another
+directory than the one it was of, its baseline says nothing.
+
+The state of a shell is text that bash printed. A bash in a sandbox reads it again, as when a shell is
+replaced; nothing else ever interprets it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..._value import Value
+from ...errors import ArchiveRefused
+from ...files.tree import Tree, walk
+from ...forkserver.client import mounter
+from ...layers import archive, loading
+from ...layers.baseline import Baseline
+from ...layers.stack import LayerSnapshot
+from ...policy.workspace import PLACE
+from ...shell.shell_state import Remembered
+from ...shell.state import Dump
+from .stores import empty_directory, store_for
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any, Literal
+
+    from ...layers.store import Layer
+
+    Progress = Callable[[int, int], object]
+
+_KIND = "sandbox"
+_MOST_SESSIONS, _LONGEST_NAME, _MOST_STATE, _LONGEST_PATH = 1000, 1000, 32 << 20, 1 << 16
+
+
+class SavedSnapshot(Value):
+    """The content of such a file. `origin` tells the directory that it is of, empty when there is none."""
+
+    label: str
+    method: Literal["swap", "copy"]
+    created: float
+    trees: Mapping[str, LayerSnapshot]
+    baseline: Baseline
+    shells: Mapping[str, Remembered]
+    origin: Mapping[str, object]
+
+
+# ---------------------------------------------------------------- out
+
+
+def save(saved: SavedSnapshot, path: str, progress: Progress | None = None) -> None:
+    """Write `saved` to the file `path`; `progress` is called with the entries written and all entries."""
+    trees = dict(saved.trees)
+    shells = saved.shells
+    workspace = trees[PLACE]
+    condensed: LayerSnapshot | None = None
+    if workspace.is_copy:
+        from .copied import CopySnapshot
+
+        if isinstance(workspace, CopySnapshot):
+            trees[PLACE] = condensed = workspace.condensed(saved.baseline)
+            shells = {
+                name: relocated(shell, workspace.mounted_at[0], PLACE) for name, shell in shells.items()
+            }
+    others = [root for root in trees if root != PLACE]
+    names = {PLACE: "workspace", **{root: f"tree-{number}" for number, root in enumerate(others)}}
+    facts = {
+        "kind": _KIND,
+        "label": saved.label,
+        "method": saved.method,
+        "created": saved.created,
+        "trees": [
+            {"layer": names[root], "root": root, "places": list(tree.mounted_at)}
+            for root, tree in trees.items()
+        ],
+        "shells": {name: _shell_facts(shell) for name, shell in shells.items()},
+        "baseline": _baseline_facts(saved.baseline, workspace.layers),
+        "of": dict(saved.origin),
+    }
+    points = {names[root]: tree for root, tree in trees.items()}
+    total = _entries(layer for point in points.values() for layer in point.layers) if progress else 0
+    try:
+        archive.save(points, path, facts=facts, progress=_counted(progress, total))
+    finally:
+        if condensed is not None:
+            condensed.close()
+    if progress is not None:
+        progress(total, total)
+
+
+def _counted(progress: Progress | None, total: int) -> Callable[[int], object] | None:
+    if progress is None:
+        return None
+    return lambda done: progress(min(done, total), total)
+
+
+def _entries(layers: Iterable[Layer]) -> int:
+    """How many there are, at most: what a layer hides of another one is counted, too."""
+    count = 0
+    for layer in layers:
+        with Tree(layer.upper, ours=True) as tree:
+            count += sum(1 for _ in walk(tree))
+    return count
+
+
+def _shell_facts(shell: Remembered) -> dict[str, object]:
+    dump = None if shell.dump is None else {name: _text(piece) for name, piece in shell.dump.pieces().items()}
+    return {"dump": dump, "status": shell.status, "cwd": _text(shell.cwd)}
+
+
+def _baseline_facts(baseline: Baseline, layers: Iterable[Layer]) -> dict[str, object]:
+    """The baseline. Of files that were committed, only those that the layers still have so."""
+    layers = tuple(layers)
+    facts = baseline.facts()
+    gone = {path: None for path, mark in dict(facts["settled"]).items() if mark is None}  # type: ignore[call-overload]
+    still = {
+        path: (-1,)  # the files will have other inodes
+        for path in baseline.settled()
+        if (status := in_layers(layers, path)) and baseline.is_settled(path, status)
+    }
+    return {**facts, "settled": {**gone, **still}}
+
+
+def in_layers(layers: Iterable[Layer], path: str) -> os.stat_result | None:
+    """What is at `path` in the topmost of the layers that has something there."""
+    for layer in layers:
+        with Tree(layer.upper, ours=True) as tree:
+            if (status := tree.status(path)) is not None:
+                return status
+    return None
+
+
+# ---------------------------------------------------------------- in
+
+
+def load(path: str, progress: Progress | None = None) -> SavedSnapshot:
+    """What is in the file `path`. ArchiveRefused, with nothing made, for what `save` does not write.
+
+    `progress` is called with the bytes read and all bytes.
+    """
+    layers, facts = loading.load(path, store_for(None), owner=mounter(), progress=progress)
+    try:
+        return _loaded(layers, facts)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+        raise ArchiveRefused(
+            "the archive is refused", why=f"its manifest is damaged: {error}", fix="nothing was made of it"
+        ) from None
+    finally:
+        for layer in layers.values():
+            layer.drop()
+
+
+def _loaded(layers: Mapping[str, Layer], facts: Mapping[str, Any]) -> SavedSnapshot:
+    """The snapshot with these. ValueError and the like when `facts` are not such as `save` writes."""
+    label, method, created = facts["label"], facts["method"], facts["created"]
+    if facts["kind"] != _KIND or not isinstance(label, str) or len(label) > _LONGEST_PATH:
+        raise ValueError("it is of something else")
+    if method not in ("swap", "copy") or not isinstance(created, float):
+        raise ValueError(f"it was taken at {created!r} by {method!r}")
+    trees = {tree["root"]: (str(tree["layer"]), _places(tree["places"])) for tree in facts["trees"]}
+    if not _places(trees) or sorted(name for name, _ in trees.values()) != sorted(layers):
+        raise ValueError("its trees are not in it")
+    shells, baseline, origin = _shells(facts["shells"]), Baseline.from_facts(facts["baseline"]), facts["of"]
+    if not isinstance(origin, dict):
+        raise ValueError("it does not say what it is of")
+    workspace = trees.pop(PLACE)
+    # From here on nothing is wrong with it.
+    store = store_for(None)
+    base = empty_directory(store)
+    found = {
+        root: LayerSnapshot(store, [base], [layers[name]], mounted_at)
+        for root, (name, mounted_at) in ((PLACE, workspace), *trees.items())
+    }
+    return SavedSnapshot(label, method, created, found, baseline, shells, origin)
+
+
+def _shells(facts: Any) -> dict[str, Remembered]:
+    if not isinstance(facts, dict) or len(facts) > _MOST_SESSIONS:
+        raise ValueError("it has too many sessions")
+    for name in facts:
+        if not name or len(name) > _LONGEST_NAME:
+            raise ValueError(f"{name[:20]!r} is no name of a session")
+    return {name: _shell(shell) for name, shell in facts.items()}
+
+
+def _shell(facts: dict[str, Any]) -> Remembered:
+    status, cwd = facts["status"], _bytes(facts["cwd"])
+    if type(status) is not int or not 0 <= status <= 255:
+        raise ValueError(f"{status!r} is no status of a command")
+    if len(cwd) > _LONGEST_PATH or b"\0" in cwd or (cwd and not cwd.startswith(b"/")):
+        raise ValueError("a shell is nowhere")
+    if facts["dump"] is None:
+        return Remembered(None, status, cwd)
+    pieces = {str(name): _bytes(piece) for name, piece in facts["dump"].items()}
+    if sum(map(len, pieces.values())) > _MOST_STATE:
+        raise ValueError("what a shell remembers is too much")
+    dump = Dump.of_pieces(pieces)
+    dump.replay(None)  # what cannot be told to a shell is no state of one
+    return Remembered(dump, status, cwd)
+
+
+def _places(facts: Any) -> tuple[str, ...]:
+    for path in facts:
+        if not isinstance(path, str) or not path.startswith("/") or "\0" in path or ".." in path.split("/"):
+            raise ValueError(f"{path!r} is no place of a tree")
+    return tuple(facts)
+
+
+def _text(data: bytes) -> str:
+    from base64 import b64encode
+
+    return b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    from base64 import b64decode
+
+    return b64decode(text, validate=True)
+
+
+def relocated(shell: Remembered, old: str, new: str) -> Remembered:
+    """The state of a shell, with another path of the workspace that it works in."""
+    if old == new:
+        return shell
+    before, after = os.fsencode(old), os.fsencode(new)
+    dump = None
+    if shell.dump is not None:
+        pieces = shell.dump.pieces()
+        dump = Dump.of_pieces({name: piece.replace(before, after) for name, piece in pieces.items()})
+    return Remembered(dump, shell.status, shell.cwd.replace(before, after))

@@ -1,0 +1,94 @@
+"""The stores of this process that hold the layers, and the copies, of all its sandboxes.
+
+One store holds the layers of many sandboxes, so that a fork shares those of its parent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+
+from ...forkserver.client import mounter
+from ...layers import removal
+from ...layers.recovery import recover
+from ...layers.store import Store, home_for, home_for_copies, sweep
+
+_stores: list[Store] = []
+_copy_stores: dict[str, Store] = {}
+_making = threading.Lock()
+
+
+def store_for(directory: str | None) -> Store:
+    """The store that can hold layers over `directory`; made if there is none."""
+    with _making:
+        for store in _stores:
+            if directory is None or not (_within(store.home, directory) or _within(directory, store.home)):
+                return store
+        owner = mounter()
+        home = home_for([directory] if directory else [], traversable=owner is not None)
+        sweep(home)  # of processes of ours that were killed
+        recover()  # and their commits
+        store = Store(home, owner=owner)
+        _stores.append(store)
+        return store
+
+
+def _within(path: str, directory: str) -> bool:
+    return f"{path}/".startswith(f"{directory.rstrip('/')}/")
+
+
+def empty_directory(store: Store) -> str:
+    """An empty directory in `store`, that lies below the layers of sandboxes without a directory."""
+    path = f"{store.path}/empty"
+    if not os.path.isdir(path):
+        try:
+            os.mkdir(path, 0o755)
+            if store.owner is not None:
+                os.chown(path, *store.owner)
+        except FileExistsError:
+            pass  # another thread was quicker
+    return path
+
+
+def copy_store_for(directory: str) -> Store:
+    """The store that can hold copies of `directory`, on its file system if that can be."""
+    home = home_for_copies(directory, _can_be_shown)
+    with _making:
+        if home not in _copy_stores:
+            sweep(home)  # of processes of ours that were killed
+            recover()
+            owner = (os.geteuid(), os.getegid()) if os.geteuid() == 0 else None
+            _copy_stores[home] = Store(home, owner=owner)
+        return _copy_stores[home]
+
+
+def _can_be_shown(place: str) -> bool:
+    """Whether files there can be shown with another owner: root's sandbox never runs as root."""
+    if os.geteuid() != 0 or not os.path.isdir(place):
+        return os.path.isdir(place)
+    from ...linux.idmaps import unused_ids_here
+    from ...mounts.owners import untranslatable
+
+    return not untranslatable(place, unused_ids_here()[0])
+
+
+def close_stores() -> None:
+    """Remove the layers and copies of all sandboxes of this process, and wait for that."""
+    while _stores:
+        _stores.pop().close()
+    while _copy_stores:
+        _copy_stores.popitem()[1].close()
+    removal.wait()  # nothing else waits when the interpreter ends
+
+
+def _after_fork() -> None:
+    """Leave the stores to the parent process."""
+    while _stores:
+        _stores.pop().leave()
+    while _copy_stores:
+        _copy_stores.popitem()[1].leave()
+
+
+atexit.register(close_stores)
+os.register_at_fork(after_in_child=_after_fork)

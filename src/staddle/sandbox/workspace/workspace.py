@@ -1,0 +1,207 @@
+"""`SandboxWorkspace`: the files of one sandbox, whose changes stay apart from the host's until a commit."""
+
+from __future__ import annotations
+
+import threading
+
+from ...errors import LayerError
+from ...interrupts import uninterrupted
+from ...layers.scan import Watch
+from ...policy.workspace import PLACE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from typing import Literal
+
+    from ...layers.baseline import Baseline
+    from ...layers.changes import Change
+    from ...layers.commit import Committed
+    from ...layers.review import OnConflict
+    from ...layers.stack import LayerSnapshot, Stack
+    from .layered_tree import LayeredTree
+    from .mounted_trees import MountedTrees
+
+    Method = Literal["swap", "copy"]
+
+#: More entries than this are not compared after each command; `diff` compares all.
+MOST_ENTRIES = 1000
+
+
+class SandboxWorkspace:
+    """The files of one sandbox. There are three kinds:
+
+    - `OverlayWorkspace`: layers that are mounted over the host's directory;
+    - `PersistentWorkspace`: the same, in a store that outlives this process;
+    - `CopiedWorkspace`: a copy of the directory, where layers cannot be mounted.
+
+    `directory` is what lies below: the host's directory, or an empty one of ours. `trees` are the trees
+    that have changes of their own, by their roots inside; that of the workspace is always among them.
+    `baseline` says what the host's files were. The caller sees to it that nothing writes to the files
+    during a call of anything but `changes`.
+
+    `open.open` makes these calls, in this order:
+
+    1. the constructor (which begins with the directory, or where a snapshot was taken), or
+       `persistent.opened`;
+    2. `stand_in` or, of a copy, `copy`: the plan is compiled with that;
+    3. of layers only: `begin` or `rebase` (see `as_root.prepare`), then `mounted`, `fingerprint`, `home`
+       and `system`, which say what the fork server has to mount;
+    4. of layers only: `adopt`, as soon as the fork server has answered, whatever follows: layers that it
+       made before they were asked for are ours from then on;
+    5. `attach`, when the sandbox is open; everything else can be called from then on;
+    6. `close`, when the sandbox has ended; or `abandon`, if there never was one.
+    """
+
+    directory: str
+    trees: dict[str, LayeredTree]
+    baseline: Baseline
+    #: The path of the workspace inside.
+    mounted_at = PLACE
+    _mounted: MountedTrees | None = None
+
+    @property
+    def stack(self) -> Stack:
+        """The layers of the workspace itself."""
+        return self.trees[PLACE].stack
+
+    @property
+    def stand_in(self) -> str | None:
+        """The empty directory below the layers of a sandbox that was given no directory; None if it was."""
+        return None
+
+    @property
+    def copy(self) -> str | None:
+        """The directory that takes the place of the host's, where there are no layers."""
+        return None
+
+    def attach(self, mounted: MountedTrees, at: str) -> None:
+        """The sandbox is open: `mounted` are its trees, and `at` is the path of the workspace inside."""
+        self._mounted = mounted
+
+    @property
+    def mounts(self) -> MountedTrees:
+        """The trees as they are mounted in the sandbox that has this open. LayerError while there is none."""
+        if self._mounted is None:
+            raise LayerError("no sandbox has these layers")
+        return self._mounted
+
+    # ------------------------------------------------------------ changes
+
+    def _begin_watch(self) -> None:
+        self._watch = Watch(self.stack.view(), baseline=self.baseline, at=self.mounted_at, most=MOST_ENTRIES)
+        self._watching = threading.Lock()
+
+    def changes(self) -> tuple[Change, ...] | None:
+        """The changes to the workspace since this was last called; None when there are too many entries.
+
+        Also None when the sandbox is closed meanwhile.
+        """
+        with self._watching:
+            self._watch.baseline = self.baseline  # another one after a discard or a restore
+            try:
+                return self._watch.look()
+            except FileNotFoundError:
+                return None
+
+    def diff(
+        self, paths: Mapping[str, Collection[str]] | None = None, *, everything: bool = False
+    ) -> list[Change]:
+        """Every change against the workspace as it is on the host, by the path that is seen inside.
+
+        With `everything` also those to the other trees; with `paths`, by root, at and below these only.
+        """
+        raise NotImplementedError
+
+    def by_tree(self, paths: Collection[str], directory: str) -> dict[str, list[str]]:
+        """Paths as seen inside, from `directory`, by the roots of their trees; see `layered_tree`."""
+        raise NotImplementedError
+
+    def commit(
+        self,
+        paths: Collection[str] | None,
+        on_conflict: OnConflict,
+        allow_protected: bool,
+        progress: Callable[[int, int], object] | None,
+    ) -> Committed:
+        """Take changes over to the host; see layers.commit."""
+        from ...layers.commit import commit
+
+        if self.stand_in is not None:
+            raise LayerError(
+                "there is nothing to commit to",
+                why="the sandbox was opened without a workspace",
+                fix="open it with one",
+            )
+
+        return commit(
+            self.stack.view(),
+            paths=paths,
+            baseline=self.baseline,
+            on_conflict=on_conflict,
+            allow_protected=allow_protected,
+            progress=progress,
+        )
+
+    # ------------------------------------------------------------ snapshots
+
+    def freeze(self, then: Callable[[], object]) -> tuple[Method, dict[str, LayerSnapshot]]:
+        """Every tree as it is now, by root, and how that was taken.
+
+        `then` is called if other layers were mounted for that, while signals are still deferred.
+        """
+        raise NotImplementedError
+
+    def restored(self, trees: Mapping[str, LayerSnapshot]) -> dict[str, Stack]:
+        """Stacks that have to be swapped in for the trees to be as in a snapshot."""
+        raise NotImplementedError
+
+    def without(self, paths: Mapping[str, Collection[str]] | None) -> dict[str, Stack]:
+        """Stacks that have to be swapped in to discard the changes at and below the paths in each tree.
+
+        None: all changes to the workspace, which is then as the host has it now.
+        """
+        raise NotImplementedError
+
+    def swap(
+        self, following: dict[str, Stack], then: Callable[[], object] = tuple, *, alone: bool = False
+    ) -> bool:
+        """Go on with the stacks `following` in place of the present ones. On success it is emptied.
+
+        With `alone`, False and nothing is done when a running program is in the way. `then` is called
+        after it while signals are still deferred: a shell must not be left in a directory that is no
+        longer there.
+        """
+
+        def work() -> bool:
+            if not self._put(following, alone=alone):
+                return False
+            self.replace(following)
+            following.clear()
+            then()
+            return True
+
+        return uninterrupted(work)
+
+    def _put(self, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
+        """Have the sandbox see `stacks`. With `alone`, False when something is in the way."""
+        raise NotImplementedError
+
+    def replace(self, stacks: Mapping[str, Stack]) -> None:
+        """Go on with `stacks`, which the sandbox sees now."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ the end
+
+    def written(self) -> list[str]:
+        """The directories that hold what this sandbox has written."""
+        stacks = [tree.stack for tree in self.trees.values()]
+        return [layer.upper for stack in stacks for layer in (stack.top, *stack.frozen)]
+
+    def abandon(self) -> None:
+        """No sandbox came to be for it."""
+        self.close()
+
+    def close(self) -> None:
+        """Let the layers go."""
+        raise NotImplementedError
