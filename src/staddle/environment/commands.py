@@ -78,9 +78,6 @@ def run(
     """
     timeout, cancel = bounds.timeout, bounds.cancel
 
-    def keep() -> Tail:
-        return RedactedTail(bounds.output, secrets.values) if secrets.values else Tail(bounds.output)
-
     launch = wrapped.launch()
     try:
         process = start(
@@ -91,7 +88,7 @@ def run(
                 process,
                 None,
                 timeout,
-                keep,
+                lambda: tail(bounds, secrets),
                 cancelled=cancel.is_set if cancel is not None else lambda: False,
                 look_every=0.25 if cancel is None else _LOOK_EVERY,
                 told=launch.told,
@@ -112,7 +109,8 @@ def run(
             launch.told.finish()
         if launch.limited is not None:
             launch.limited.close()
-    result = _result(process.returncode, out, err)
+    status = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    result = result_of(status, out or Tail(0), err or Tail(0))
     if failure:
         # Nothing of the command's ran, so this is the launcher's own word.
         said = shown(result.stderr.strip()[-500:])
@@ -127,17 +125,23 @@ def run(
     return result
 
 
-def _result(status: int, out: Tail | None, err: Tail | None) -> CommandResult:
-    out, err = out or Tail(0), err or Tail(0)
+def tail(bounds: CommandBounds, secrets: Secrets) -> Tail:
+    """A buffer for one stream of a command, without the secrets."""
+    return RedactedTail(bounds.output, secrets.values) if secrets.values else Tail(bounds.output)
+
+
+def result_of(exit_code: int, out: Tail, err: Tail, violations: tuple[Event, ...] = ()) -> CommandResult:
+    """The result of a command that has ended."""
     stdout, stderr = out.value(), err.value()  # before anything is counted: this ends the stream
     return CommandResult(
         stdout=stdout.decode("utf-8", "replace"),
         stderr=stderr.decode("utf-8", "replace"),
-        exit_code=status if status >= 0 else 128 - status,
+        exit_code=exit_code,
         stdout_truncated=out.dropped > 0,
         stdout_bytes_dropped=out.dropped,
         stderr_truncated=err.dropped > 0,
         stderr_bytes_dropped=err.dropped,
+        violations=violations,
     )
 
 

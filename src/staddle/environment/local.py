@@ -5,38 +5,35 @@ from __future__ import annotations
 import errno
 import os
 
-from ..errors import CommandCancelled, LaunchFailed, PathNotAllowed, PolicyError, StaddleError
+from ..errors import LaunchFailed
 from ..files import beneath
 from ..files.beneath import relative
 from ..files.globs import Glob
-from ..launch.redaction import Secrets, secret_values
 from ..launch.running import within_lifetime
 from ..linux.openat2 import open_without_symlinks
 from ..policy import Policy
 from ..policy.compiler import compile
-from ..policy.environment import checked_name
-from ..policy.paths import several
 from . import commands
+from .base import EnvironmentBase
 from .command_confinement import CommandConfinement
-from .interface import CommandResult
-from .writable_paths import parse_globs, refuse_protected
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import IO, Literal, Self
 
     from ..enforcement import Enforcement, Gap
     from ..files.beneath import AnyPath, PendingFile
+    from ..launch.redaction import Secrets
     from ..wrapping import WrappedCommand
+    from .interface import CommandResult
     from .rules import CommandRules
 
 #: The largest file that read_file returns: what an agent made may be a terabyte of holes.
 MOST_READ = 64 << 20
 
 
-class LocalEnvironment:
+class LocalEnvironment(EnvironmentBase):
     """Reads, writes and runs below `working_dir`, and nowhere else.
 
     With `writable_paths` only what the globs name can be written: exactly that by the file
@@ -69,15 +66,9 @@ class LocalEnvironment:
         remover: Callable[[str], None] | None = None,
     ) -> None:
         self._root = -1
-        if on_unavailable not in ("refuse", "record"):
-            raise PolicyError(f"on_unavailable is {on_unavailable!r}", fix="say 'refuse' or 'record'")
-        if rules is not None:
-            rules.ready()
-        self._rules = rules
-        self._secrets = frozenset(checked_name(name, "secrets") for name in several(secrets, "secrets"))
-        self._globs = None if writable_paths is None else parse_globs(writable_paths)
+        super().__init__(policy or Policy.agent(), writable_paths, on_unavailable, rules, secrets)
         self._path = os.path.realpath(os.fsdecode(working_dir), strict=True)
-        self._policy = (policy or Policy.agent()).with_read(self._path)
+        self._policy = self._policy.with_read(self._path)
         self._confinement = CommandConfinement(
             self._path,
             self._policy,
@@ -89,11 +80,6 @@ class LocalEnvironment:
         self._command_wrapper, self._write_opener, self._remover = command_wrapper, write_opener, remover
         # Held for as long as we live: whatever is put at its path later, this is where we work.
         self._root = open_without_symlinks(self._path, os.O_PATH | os.O_DIRECTORY)
-
-    @property
-    def working_dir(self) -> str:
-        """The directory, absolute and without links."""
-        return self._path
 
     def read_file(self, path: AnyPath, *, limit: int = MOST_READ) -> str:
         """The content of a file. Bytes that are not UTF-8 survive a read and a write (surrogateescape)."""
@@ -143,54 +129,6 @@ class LocalEnvironment:
             found.append(glob.prefix)  # `docs/**` names docs too
         return sorted(path for path in found if glob.matches(path) and not self._confinement.hides(path))
 
-    def exec_command(
-        self,
-        command: str,
-        args: Sequence[str] = (),
-        timeout: float | None = None,
-        *,
-        cancel: threading.Event | None = None,
-    ) -> CommandResult:
-        """Run a program to its end; no shell looks at it. Its output is bounded by the policy's limit.
-
-        A non-zero exit is a result. CommandTimeout and CommandCancelled (when `cancel` is
-        set) carry what it had printed. Whatever it started is dead afterwards, always.
-        """
-        return self.exec_command_with_limit(command, args, timeout, cancel=cancel)
-
-    def exec_command_with_limit(
-        self,
-        command: str,
-        args: Sequence[str] = (),
-        timeout: float | None = None,
-        output_limit: int = 0,
-        env: Mapping[str, str] | None = None,
-        *,
-        cancel: threading.Event | None = None,
-    ) -> CommandResult:
-        """The same, with the last `output_limit` bytes of each stream kept, and `env` added inside.
-
-        A limit of zero or less is the policy's.
-        """
-        if isinstance(args, str | bytes):
-            raise PolicyError(
-                "args is a list of arguments, not one string", fix=f"wrong: {args!r}  right: [{args!r}]"
-            )
-        limits = self._policy.limits
-        allowed = within_lifetime(commands.seconds(timeout, limits.timeout), limits)
-        kept = commands.size(output_limit, limits.output)
-        secrets = self._secrets_with(env)
-        try:
-            argv = self._asked(commands.words((command, *args)))
-            if cancel is not None and cancel.is_set():
-                raise CommandCancelled(
-                    "the command was cancelled before it started", result=CommandResult("", "", 128 + 9)
-                )
-            return self._run(argv, env, commands.CommandBounds(allowed, kept, cancel), secrets)
-        except StaddleError as error:
-            secrets.strip(error)
-            raise
-
     def _run(
         self, argv: list[str], env: Mapping[str, str] | None, bounds: commands.CommandBounds, secrets: Secrets
     ) -> CommandResult:
@@ -213,20 +151,15 @@ class LocalEnvironment:
         It works in no layer, which somebody would have to look at afterwards: where `exec_command`
         is held to the globs exactly, this is held to directories.
         """
-        return self._confinement.directly(self._root, self._asked(list(argv)), env)
+        return self._confinement.directly(self._root, self._checked_argv(list(argv)), env)
 
-    def _asked(self, argv: list[str]) -> list[str]:
-        """The command as it is to be confined."""
+    def _seconds(self, timeout: float | None) -> float | None:
+        return within_lifetime(super()._seconds(timeout), self._policy.limits)
+
+    def _checked_argv(self, argv: list[str]) -> list[str]:
         self._refuse_closed()
-        if self._rules is not None:
-            self._rules.check(argv)
+        super()._checked_argv(argv)
         return argv if self._command_wrapper is None else list(self._command_wrapper(argv))
-
-    def _secrets_with(self, env: Mapping[str, str] | None) -> Secrets:
-        """What a command would be given that nobody should see, when `env` is added."""
-        passed = {name: os.environ[name] for name in self._policy.pass_env if name in os.environ}
-        added = env if hasattr(env, "items") else {}
-        return Secrets(secret_values((passed, self._policy.env, added or {}), self._secrets))
 
     @property
     def enforced(self) -> Enforcement:
@@ -268,15 +201,5 @@ class LocalEnvironment:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
     def _refuse_unwritable(self, name: str) -> None:
-        """Decide before the disk is touched, so that a refusal leaves nothing."""
         self._refuse_hidden(name)
-        if self._globs is not None:
-            if name in self._globs.literals:
-                return  # named in full: also what is protected was meant
-            if not self._globs.matches(name):
-                raise PathNotAllowed(
-                    f"{name!r} may not be written",
-                    why="no glob of writable_paths names it",
-                    fix="write elsewhere, or add it there",
-                )
-        refuse_protected(name, self._policy.unprotect)
+        super()._refuse_unwritable(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from ..errors import LaunchFailed
+from ..launch import pty
 from ..launch.lifeline import Lifeline
 from ..launch.running import end, never_started, start
 
@@ -26,9 +27,9 @@ def on_its_own(command: Sequence[str]) -> list[str]:
 
 
 class PtyLaunch:
-    """A launch that has been started on a terminal, as `cli.terminal` lends the user's to it.
+    """A launch that is started on a pseudo-terminal of its own; `cli.terminal` relays the user's to it.
 
-    Make it before signals are held back: what it starts would inherit that. `wait` or `close` ends it.
+    Make it before signals are blocked: the command would inherit the mask. `wait` or `close` ends it.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -37,7 +38,7 @@ class PtyLaunch:
         self._lifeline = None if launch.relays else Lifeline()
         try:
             if launch.uid is not None:
-                os.fchown(follower, launch.uid, -1)  # root's sandbox is somebody else
+                os.fchown(follower, launch.uid, -1)  # the sandbox of root runs under another uid
             self._process = start(
                 launch,
                 group=None if self._lifeline is None else self._lifeline.group,
@@ -62,28 +63,16 @@ class PtyLaunch:
         return self._leader
 
     def read_some(self) -> bytes | None:
-        """What was printed; None when there is nothing now, nothing when it is over."""
-        try:
-            return os.read(self._leader, 65536)
-        except BlockingIOError:
-            return None
-        except OSError:  # EIO: nobody inside has it open any more
-            return b""
+        """What was printed; None when there is nothing yet, empty when it is over."""
+        return pty.read_available(self._leader)
 
     def write_some(self, data: bytes) -> int:
-        """Type as much of `data` as there is room for, and say how much that was."""
-        try:
-            return os.write(self._leader, data)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            return len(data)  # nobody is there to read it
+        """Type as much of `data` as there is room for, and return how much that was."""
+        return pty.write_available(self._leader, data)
 
     def resize(self, rows: int, cols: int) -> None:
-        """The user's window has this size now. The kernel tells whatever is in the foreground."""
-        import termios
-
-        termios.tcsetwinsize(self._leader, (rows, cols))
+        """Take over the size of the user's window."""
+        pty.set_size(self._leader, rows, cols)
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit status, as a shell says it. When it does not end in time it is ended."""

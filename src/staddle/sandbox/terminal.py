@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import select
-import struct
-import termios
 import time
 
 from ..errors import InvalidCall, SandboxClosed
+from ..launch import pty
 from ..launch.signals import SIGHUP, SIGKILL
 from .command_spec import input_bytes, patience
 
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
     from ..ipc.agent_client import Spawned
 
 _LARGEST = 65535
-_PIECE = 64 << 10
 #: How long a program may take to end when its terminal is taken away.
 _GRACE = 0.5
 
@@ -67,14 +63,7 @@ class Terminal:
 
     def read_some(self) -> bytes | None:
         """What is there to be read; None for nothing yet, empty when it is over."""
-        try:
-            return os.read(self.fileno(), _PIECE)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            if error.errno == errno.EIO:  # nobody has the other side open
-                return b""
-            raise
+        return pty.read_available(self.fileno())
 
     def write(self, data: bytes | str) -> None:
         """Type `data`. Waits while the program does not read."""
@@ -87,20 +76,13 @@ class Terminal:
 
     def write_some(self, data: bytes | memoryview) -> int:
         """Type as much of `data` as there is room for; how much that was."""
-        try:
-            return os.write(self.fileno(), data[:4096])
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            if error.errno == errno.EIO:
-                return len(data)  # nobody is there to read it
-            raise
+        return pty.write_available(self.fileno(), data)
 
     def resize(self, rows: int, cols: int) -> None:
         """Another size; the programs on it are told."""
         size(rows, cols)
         self.rows, self.cols = rows, cols
-        fcntl.ioctl(self.fileno(), termios.TIOCSWINSZ, struct.pack("HHHH", self.rows, self.cols, 0, 0))
+        pty.set_size(self.fileno(), rows, cols)
 
     @property
     def failure(self) -> str:

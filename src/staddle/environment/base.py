@@ -1,0 +1,144 @@
+"""Base of LocalEnvironment and SandboxEnvironment: their common arguments, checks and error handling."""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import CommandCancelled, PathNotAllowed, PolicyError, StaddleError
+from ..launch.redaction import Secrets, secret_values
+from ..policy.environment import checked_name
+from ..policy.paths import several
+from . import commands
+from .interface import CommandResult
+from .writable_paths import parse_globs, refuse_protected
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ..policy import Policy
+    from .rules import CommandRules
+
+
+class EnvironmentBase:
+    """The parts of an environment that do not depend on where it works.
+
+    A subclass sets `_path`, and implements `_run` and the file tools.
+    """
+
+    _path: str
+
+    def __init__(
+        self,
+        policy: Policy,
+        writable_paths: Iterable[str] | None,
+        on_unavailable: str,
+        rules: CommandRules | None,
+        secrets: Iterable[str],
+    ) -> None:
+        if on_unavailable not in ("refuse", "record"):
+            raise PolicyError(f"on_unavailable is {on_unavailable!r}", fix="say 'refuse' or 'record'")
+        if rules is not None:
+            rules.ready()
+        self._policy, self._rules = policy, rules
+        self._secrets = frozenset(checked_name(name, "secrets") for name in several(secrets, "secrets"))
+        self._globs = None if writable_paths is None else parse_globs(writable_paths)
+
+    @property
+    def working_dir(self) -> str:
+        """The directory, absolute and without links."""
+        return self._path
+
+    def exec_command(
+        self,
+        command: str,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        *,
+        cancel: threading.Event | None = None,
+    ) -> CommandResult:
+        """Run a program to its end; no shell looks at it. Its output is bounded by the policy's limit.
+
+        A non-zero exit is a result. CommandTimeout and CommandCancelled (when `cancel` is
+        set) carry what it had printed. Whatever it started is dead afterwards, always. In a
+        sandbox it has the session's exported variables.
+        """
+        return self.exec_command_with_limit(command, args, timeout, cancel=cancel)
+
+    def exec_command_with_limit(
+        self,
+        command: str,
+        args: Sequence[str] = (),
+        timeout: float | None = None,
+        output_limit: int = 0,
+        env: Mapping[str, str] | None = None,
+        *,
+        cancel: threading.Event | None = None,
+    ) -> CommandResult:
+        """The same, with the last `output_limit` bytes of each stream kept, and `env` added inside.
+
+        A limit of zero or less is the policy's.
+        """
+        if isinstance(args, str | bytes):
+            raise PolicyError(
+                "args is a list of arguments, not one string", fix=f"wrong: {args!r}  right: [{args!r}]"
+            )
+        seconds = self._seconds(timeout)
+        kept = commands.size(output_limit, self._policy.limits.output)
+        secrets = self._secrets_with(env)
+        try:
+            argv = self._checked_argv(commands.words((command, *args)))
+            if cancel is not None and cancel.is_set():
+                raise CommandCancelled(
+                    "the command was cancelled before it started", result=CommandResult("", "", 128 + 9)
+                )
+            return self._run(argv, env, commands.CommandBounds(seconds, kept, cancel), secrets)
+        except StaddleError as error:
+            secrets.strip(error)
+            raise
+
+    def _seconds(self, timeout: float | None) -> float | None:
+        """The time that a command gets."""
+        return commands.seconds(timeout, self._policy.limits.timeout)
+
+    def _checked_argv(self, argv: list[str]) -> list[str]:
+        """The argument list to run, after the rules have allowed it."""
+        if self._rules is not None:
+            self._rules.check(argv)
+        return argv
+
+    def _run(
+        self,
+        argv: list[str],
+        env: Mapping[str, str] | None,
+        bounds: commands.CommandBounds,
+        secrets: Secrets,
+    ) -> CommandResult:
+        raise NotImplementedError
+
+    def _variables(self) -> tuple[Mapping[str, str], ...]:
+        """The variables that every command gets, besides those that are passed on from ours."""
+        return (self._policy.env,)
+
+    def _secrets_with(self, env: Mapping[str, str] | None) -> Secrets:
+        """The secret values that a command would be given when `env` is added; they are redacted."""
+        passed = {name: os.environ[name] for name in self._policy.pass_env if name in os.environ}
+        added = env if hasattr(env, "items") else {}  # anything else is refused where it is used
+        return Secrets(secret_values((passed, *self._variables(), added or {}), self._secrets))
+
+    def _refuse_unwritable(self, name: str) -> None:
+        """PathNotAllowed unless the file tools may write `name`. Decided before the disk is touched."""
+        if self._globs is not None:
+            if name in self._globs.literals:
+                return  # named in full: also what is protected was meant
+            if not self._globs.matches(name):
+                raise PathNotAllowed(
+                    f"{name!r} may not be written",
+                    why="no glob of writable_paths names it",
+                    fix="write elsewhere, or add it there",
+                )
+        self._refuse_protected(name)
+
+    def _refuse_protected(self, name: str) -> None:
+        refuse_protected(name, self._policy.unprotect)

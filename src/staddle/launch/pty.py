@@ -1,0 +1,40 @@
+"""Reads, writes and sizes of the master side of a pseudo-terminal that does not block."""
+
+from __future__ import annotations
+
+import errno
+import os
+import termios
+
+_PIECE = 64 << 10
+#: As much as the line discipline takes at once.
+_TYPED = 4096
+
+
+def read_available(master: int) -> bytes | None:
+    """The bytes that were printed; None when there are none yet, empty when no program has it open."""
+    try:
+        return os.read(master, _PIECE)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        if error.errno == errno.EIO:
+            return b""
+        raise
+
+
+def write_available(master: int, data: bytes | memoryview) -> int:
+    """Type as much of `data` as there is room for, and return how much. All, when no program has it open."""
+    try:
+        return os.write(master, data[:_TYPED])
+    except BlockingIOError:
+        return 0
+    except OSError as error:
+        if error.errno == errno.EIO:
+            return len(data)
+        raise
+
+
+def set_size(master: int, rows: int, cols: int) -> None:
+    """Set the window size; the kernel sends SIGWINCH to the foreground job."""
+    termios.tcsetwinsize(master, (rows, cols))
