@@ -18,7 +18,7 @@ from staddle.limits.where import Facts, decide
 from staddle.linux import mounts, process, tree, userns
 from staddle.linux.syscalls import call
 from staddle.linux.seccomp import program
-from staddle.inside.agent.confinement import Confinement
+from staddle.inside.agent.confinement import ProcessConfinement
 from staddle.inside.agent.process_tree import Pause
 from staddle import Limits
 Limits.__name__; process.set_rlimits.__name__
@@ -106,7 +106,7 @@ def test_processes_that_enter_one_sandbox_count_together() -> None:
     said = alone("""
 limits = tuple((number, most, most) for _, number, most in
                rlimits.rlimits(Limits(processes=20), decide(Facts(()))))
-confined = Confinement(1000, 1000, 0, limits, FILTER)
+confined = ProcessConfinement(1000, 1000, 0, limits, FILTER)
 confined.begin(())
 def enter(*argv):
     pid = os.fork()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.inside.agent.mount_swap import Trees, show
+from staddle.inside.agent.mount_swap import TreeMounts, show
 from staddle.linux import mounts
 from staddle.linux.apart import with_own_mounts
 from staddle.linux.overlay import exchange_together
@@ -107,7 +107,7 @@ def test_a_world_is_shown_in_parts_and_exchanged_with_what_is_mounted_in_them(pl
         attach(place / "new" / "b", Path(at, "a", "granted"))
         before = count()
         aside = os.open(place / "aside", os.O_RDONLY)
-        trees = Trees(-1, aside, places, lambda: [Bind(f"{at}/a/granted", False, "")])
+        trees = TreeMounts(-1, aside, places, lambda: [Bind(f"{at}/a/granted", False, "")])
         (place / "at" / "b" / "new").touch()
         for old in trees.swap(["/"], True, lambda: {"/": clone(place / "new" / "world")}):
             os.close(old)
@@ -128,7 +128,7 @@ def test_a_file_that_is_open_for_writing_is_in_the_way_of_all(place: Path) -> No
                 Path(f"{place}/{world}/world{at}/{name}/which").write_text(f"{world}/{name}")
         places = (f"{at}/a", f"{at}/b")
         show(clone(place / "old" / "world"), places, str(place / "aside"))
-        trees = Trees(-1, os.open(place / "aside", os.O_RDONLY), places)
+        trees = TreeMounts(-1, os.open(place / "aside", os.O_RDONLY), places)
         with open(f"{at}/b/which", "a"), pytest.raises(OSError, match="busy"):
             trees.swap(["/"], True, lambda: {"/": clone(place / "new" / "world")})
         assert seen(place) == ["old/a", "old/b"]

@@ -80,7 +80,7 @@ def wrong(said: bytes, nonce: str) -> str:
     return ", ".join(problem for problem, seen in problems.items() if seen)
 
 
-class Canary:
+class SelfTest:
     """A self-test under way: it runs beside us, and is asked for later."""
 
     def __init__(self, launch: Launch, nonce: str) -> None:

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from ..enforcement import Enforcement
     from ..errors import StaddleError
     from ..events import Event
-    from ..launch.foreground import Outcome
+    from ..launch.foreground import ForegroundOutcome
     from ..wrapping import WrappedCommand
     from .options import Parsed
 
 
-def attended(wrapped: WrappedCommand, *, seconds: float | None, cap: int | None) -> Outcome:
+def attended(wrapped: WrappedCommand, *, seconds: float | None, cap: int | None) -> ForegroundOutcome:
     """Run it on our own streams, and say which limit ended it and how much output was dropped."""
     from ..launch.foreground import attend
 

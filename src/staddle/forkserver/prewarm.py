@@ -15,8 +15,8 @@ import os
 
 from ..inside.agent import verify
 from ..inside.agent.greeting import greeting
-from ..inside.agent.processes import Line
-from ..inside.agent.shell_files import Files, InDirectory
+from ..inside.agent.processes import QueuedSocket
+from ..inside.agent.shell_files import InDirectory, ShellFiles
 from ..ipc import agent_messages
 from ..ipc.descriptors import receive, send
 from ..ipc.forkserver_messages import LONGEST, SandboxRequest, decode_request, encode
@@ -64,12 +64,14 @@ def _look(config: ForkServerConfig, outside: verify.Outside) -> None:
 
 def _say(channel: InDirectory) -> None:
     """Encode and send the announcement of a shell."""
-    files = Files(channel, 0)
+    files = ShellFiles(channel, 0)
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     try:
         files.pipes()
         greeting(files.places())
-        Line(ours).say(agent_messages.encode(agent_messages.OPENED, 2, files.places()), files.descriptors())
+        QueuedSocket(ours).send(
+            agent_messages.encode(agent_messages.OPENED, 2, files.places()), files.descriptors()
+        )
     finally:
         files.close()
         ours.close()

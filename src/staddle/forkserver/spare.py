@@ -12,9 +12,9 @@ import select
 
 from ..inside.agent import as_root, own_view, verify
 from ..inside.agent.agent import Agent
-from ..inside.agent.confinement import Confinement
-from ..inside.agent.mount_swap import Trees
-from ..inside.agent.network import Network
+from ..inside.agent.confinement import ProcessConfinement
+from ..inside.agent.mount_swap import TreeMounts
+from ..inside.agent.network import AgentNetwork
 from ..inside.agent.shell_files import InDirectory
 from ..ipc import agent_messages
 from ..ipc.descriptors import receive, send
@@ -55,12 +55,12 @@ class SandboxTemplate:
     def __init__(self, config: ForkServerConfig, outside: verify.Outside) -> None:
         self.config, self.outside = config, outside
         places = tuple(map(os.fsdecode, config.places))
-        self.trees = Trees(
+        self.trees = TreeMounts(
             config.whose,
             places=places,
             operations=lambda: decoded((*config.template, *config.own)),
         )
-        self.confinement = confinement = Confinement(
+        self.confinement = confinement = ProcessConfinement(
             config.uid,
             config.gid,
             config.whose,
@@ -115,7 +115,7 @@ def _live(
                 scope.restrict()
         trees.begin(control)
         template.confinement.begin(cgroup_fds, goes_first=bool(config.memory))
-        network = None if config.network else Network(config.reach)
+        network = None if config.network else AgentNetwork(config.reach)
         agent.begin(socket, InDirectory(control, CONTROL.encode()), network)
         shell = agent.start_shell(config.bash, config.environment, b"/")
         agent.confirm()
@@ -143,7 +143,7 @@ def _supervisor(config: ForkServerConfig, agent: Agent) -> Supervisor:
     )
 
 
-def _await_workspace(socket: _socket.socket, trees: Trees, there: Callable[[], object]) -> list[int]:
+def _await_workspace(socket: _socket.socket, trees: TreeMounts, there: Callable[[], object]) -> list[int]:
     """Wait for a request and mount its workspace. Returns the extra descriptors for the agent.
 
     `there` is called when everything is mounted.

@@ -18,7 +18,7 @@ from ..ipc.status import ARGUMENTS, EXEC, NotStarted, not_started, tell
 from ..linux import process, userns
 from ..linux.syscalls import call
 from . import parent as parent_process
-from .gateway import Gateway
+from .gateway import CommandGateway
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MAGIC = b"staddle-before-bwrap-1\n"
 
 
 class PreludeSpec(Value):
-    """What to do before bubblewrap starts."""
+    """The steps before bubblewrap starts."""
 
     #: The descriptor on which a failure is told; bubblewrap tells on it, too. And who asked for all this.
     status: int
@@ -97,7 +97,7 @@ def _prepare(orders: PreludeSpec) -> None:
     for fd in (*orders.gateway, *spaces):
         if fd >= 0:
             os.set_inheritable(fd, False)  # nothing of ours is left for bubblewrap to hand on
-    gateway = Gateway(orders.gateway)
+    gateway = CommandGateway(orders.gateway)
     for fd, kind in zip(spaces, (userns.CLONE_NEWUSER, 0), strict=True):
         if fd >= 0:
             call("setns", fd, kind)

@@ -1,7 +1,7 @@
-"""What the command's own process does to itself, in the one order that works, until it is the command.
+"""Confine the command's own process, in the one order that works, until it becomes the command.
 
-Whoever calls this has the rights of the sandbox's user and nothing more. Each step either
-holds or ends the process: there is no way past it to exec.
+The caller has the rights of the sandbox's user and nothing more. Each step either holds or ends the
+process: there is no way past it to exec.
 """
 
 from __future__ import annotations

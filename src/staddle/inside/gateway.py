@@ -1,7 +1,7 @@
-"""The network gateway of one command: started by its launcher, before there is a sandbox.
+"""The network gateway of a single command: started by the launcher, before there is a sandbox.
 
 It is a child of the launcher in the host's network, and ends with it. The sandbox's first process
-makes the sockets inside and gives them to it. Loaded only when the policy names something to reach.
+makes the sockets inside and sends them to it. Loaded only when the policy names something to reach.
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ if TYPE_CHECKING:
 _PATIENCE = 20_000
 
 
-class Gateway:
-    """A gateway that was started: `line` is where it gets sockets, `ready` where it says that it has them."""
+class CommandGateway:
+    """A started gateway: it gets sockets on `socket`, and reports on `ready` that it has them."""
 
     def __init__(self, ends: tuple[int, ...]) -> None:
-        """Start it. `ends` are those of its line: its own, and ours. NotStarted when it cannot be."""
+        """Start it. `ends` are those of its socket pair: its own, and ours. NotStarted when that fails."""
         self.pid = 0
-        theirs, self.line = ends
-        self.ready, say = os.pipe2(os.O_CLOEXEC)
+        theirs, self.socket = ends
+        self.ready, send = os.pipe2(os.O_CLOEXEC)
         try:
-            self.pid = spawn(theirs, say)
+            self.pid = spawn(theirs, send)
         except OSError as error:
             os.close(self.ready)
             why = f"the network gateway could not be started: {error.strerror}"
             raise NotStarted(CONFINEMENT, why) from None
         finally:
-            os.close(say)
+            os.close(send)
 
     @classmethod
-    def elsewhere(cls, line: int, ready: int) -> Gateway:
-        """One that another process has started, by descriptors that came from there."""
+    def elsewhere(cls, socket: int, ready: int) -> CommandGateway:
+        """A gateway that another process has started, by its descriptors."""
         made = cls.__new__(cls)
-        made.pid, made.line, made.ready = 0, line, ready
+        made.pid, made.socket, made.ready = 0, socket, ready
         return made
 
     def end(self) -> None:
-        """Take its line down, and wait for it: it is a child of this process."""
-        line = _socket.socket(fileno=os.dup(self.line))
+        """Shut its socket down, and wait for it: it is a child of this process."""
+        socket = _socket.socket(fileno=os.dup(self.socket))
         try:
-            line.shutdown(_socket.SHUT_WR)  # what it has told by then can still be read
+            socket.shutdown(_socket.SHUT_WR)  # what it has told by then can still be read
         except OSError:
             pass  # it has ended already
-        line.close()
+        socket.close()
         end(self.pid)
 
     # In the sandbox's first process.
 
     def give_sockets(self, network: tuple[NetworkRow, ...]) -> None:
-        """Make the network of the namespace that we are in. Needs CAP_NET_ADMIN over it."""
+        """Make the network of our namespace and send its sockets. Needs CAP_NET_ADMIN over it."""
         from ..ipc.network_spec import decoded
         from ..network.namespace import handing, inside
 
         ready = inside.prepare(decoded(network))
         try:
-            handing.hand_over(self.line, ready)
+            handing.hand_over(self.socket, ready)
         except (BrokenPipeError, ConnectionError):
             raise NotStarted(CONFINEMENT, "the network gateway has ended") from None
-        os.close(self.line)
+        os.close(self.socket)
 
     def await_ready(self) -> None:
         """Return once it is confined and has the sockets: nothing is exec'd before."""

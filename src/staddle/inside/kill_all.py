@@ -26,7 +26,7 @@ _SIGNAL, _REFER = RIGHTS["scope"]["signal"][0], RIGHTS["fs"]["refer"][0]
 _PATIENCE = 10.0
 
 
-class Everyone:
+class Descendants:
     """All processes below this one. `scoped`: they are exactly those that kill(-1) reaches."""
 
     def __init__(self, *, scoped: bool = False) -> None:
@@ -58,14 +58,14 @@ class Everyone:
             time.sleep(0.002)
 
 
-def share_scope(instructions: Instructions) -> Everyone:
+def share_scope(instructions: Instructions) -> Descendants:
     """Enter the domain that the command's own will be nested in. The caller is the warden.
 
     Files are not restricted in it: the warden removes the private directories. Ports are the
     same as the command's, because the warden connects in its place.
     """
     if not instructions.scoped & _SIGNAL:
-        return Everyone()
+        return Descendants()
     # A layer that says nothing about moving files between directories forbids it.
     with Ruleset(_REFER, instructions.handled_net, instructions.scoped) as ruleset:
         root = os.open("/", os.O_PATH | os.O_CLOEXEC)
@@ -79,5 +79,5 @@ def share_scope(instructions: Instructions) -> Everyone:
     try:
         os.kill(os.getppid(), 0)
     except PermissionError:
-        return Everyone(scoped=True)
+        return Descendants(scoped=True)
     raise NotStarted(CONFINEMENT, "Landlock says that signals are scoped, but they are not")

@@ -1,10 +1,10 @@
-"""The sandbox that our own processes make, whoever starts them.
+"""PID 1 of a single command's sandbox, for the namespaces and systemd backends.
 
     launcher ── first ── command
        │          │
        │          └ PID 1 of the sandbox: makes the view, drops every right, reaps, passes
        │            signals on to everybody
-       └ outside: whatever was started to stand for the command
+       └ outside: the process that was started to stand for the command
 
 `start` is called by the launcher, which has the rights of the user, or of root, until then.
 `start_here` is for our command line, which is its own launcher. The kernel kills `first` when the
@@ -35,14 +35,16 @@ if TYPE_CHECKING:
     from ..limits.telling import Watch
     from ..linux.landlock import Ruleset
     from ..mounts.operations import Operation
-    from .gateway import Gateway
+    from .gateway import CommandGateway
 
 _RLIMIT_NPROC, _CAP_SYS_PTRACE = 6, 19
 PASSED_ON = (process.SIGHUP, process.SIGINT, process.SIGQUIT, process.SIGTERM)
 HANDLED = (*PASSED_ON, process.SIGCHLD)
 
 
-def start(asked: Surroundings, stdio: Sequence[int], gateway: Gateway | None = None) -> tuple[int, int]:
+def start(
+    asked: Surroundings, stdio: Sequence[int], gateway: CommandGateway | None = None
+) -> tuple[int, int]:
     """Start the sandbox and give up every right. HANDLED signals are blocked already.
 
     Returns its first process, and a descriptor on which it says why there is no command
@@ -76,7 +78,9 @@ def start(asked: Surroundings, stdio: Sequence[int], gateway: Gateway | None = N
     return first, told
 
 
-def start_here(asked: Surroundings, prepare: Callable[[], None], gateway: Gateway | None = None) -> int:
+def start_here(
+    asked: Surroundings, prepare: Callable[[], None], gateway: CommandGateway | None = None
+) -> int:
     """Start the sandbox as a child of this process, which goes on as it was. Returns its first process.
 
     Only for a process with a single thread, whose memory the first process may hold a copy of. It
@@ -120,9 +124,9 @@ def open_streams() -> None:
 
 
 class _Work:
-    """What the first process is to do, and what only we can make for it while we are outside."""
+    """The first process's task, and the descriptors that only a process outside can make for it."""
 
-    def __init__(self, asked: Surroundings, gateway: Gateway | None) -> None:
+    def __init__(self, asked: Surroundings, gateway: CommandGateway | None) -> None:
         self.asked = asked
         self.gateway = gateway
         self.operations = asked.operations()
@@ -139,12 +143,12 @@ class _Work:
 
     def kept(self) -> tuple[int, ...]:
         """Descriptors that lead to the gateway, and that of the file in which we tell."""
-        gateway = () if self.gateway is None else (self.gateway.line, self.gateway.ready)
+        gateway = () if self.gateway is None else (self.gateway.socket, self.gateway.ready)
         return (*gateway, *self.tally)
 
 
 def _watch(asked: Surroundings, operations: Sequence[Operation]) -> Watch | None:
-    """Who holds in the first process's loop what no control group does."""
+    """The supervisor that holds in the first process's loop those limits that no cgroup does."""
     if not asked.memory and not asked.processes:
         return None
     from ..limits.supervisor import Supervisor
@@ -156,7 +160,7 @@ def _watch(asked: Surroundings, operations: Sequence[Operation]) -> Watch | None
 
 
 def _be_somebody_else(asked: Surroundings, namespaces: int = 0) -> None:
-    """Be the plan's user, who is whoever we are outside; with every capability, over nothing but this."""
+    """Enter a user namespace as the plan's user: every capability, over nothing but this namespace."""
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", userns.CLONE_NEWUSER | namespaces)
     userns.map_ids(uid, gid, asked.uid, asked.gid)
@@ -168,8 +172,8 @@ def _be_somebody_else(asked: Surroundings, namespaces: int = 0) -> None:
 def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -> int:
     """Be PID 1 of the sandbox. Returns the command's exit status.
 
-    `telling` is where we say that there is no command, to whom we die with. From `awaited` we
-    hear that the launcher has given up its rights: nothing is exec'd before.
+    On `telling` it reports to its launcher that there is no command. From `awaited` it reads that the
+    launcher has given up its rights: nothing is exec'd before.
     """
     asked = work.asked
     _die_with_the_launcher(telling)
@@ -235,9 +239,9 @@ def _command(
     processes: int,
     waiting: int,
 ) -> NoReturn:
-    """Be the command; the user that it is may have so many `processes`, if not 0.
+    """Be the command; its user may have so many `processes`, if not 0.
 
-    Only once `waiting` says that whoever looks after us is ready.
+    It waits until `waiting` says that the first process is ready.
     """
     if os.read(waiting, 1) != b"!":
         raise NotStarted(CONFINEMENT, "the first process of the sandbox has failed")

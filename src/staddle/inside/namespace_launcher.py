@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from .gateway import Gateway
+    from .gateway import CommandGateway
 
 _LONGEST = 4096
 
@@ -67,13 +67,13 @@ def _launch(asked: namespace_spec.Surroundings) -> int:
             gateway.end()
 
 
-def _gateway(asked: namespace_spec.Surroundings) -> Gateway | None:
+def _gateway(asked: namespace_spec.Surroundings) -> CommandGateway | None:
     """Started in the host's network, while we are there."""
     if not asked.gateway:
         return None
-    from .gateway import Gateway  # only for a policy that names something to reach
+    from .gateway import CommandGateway  # only for a policy that names something to reach
 
-    gateway = Gateway(asked.gateway)
+    gateway = CommandGateway(asked.gateway)
     os.close(asked.gateway[0])
     return gateway
 

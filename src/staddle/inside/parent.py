@@ -37,14 +37,14 @@ def die_with(parent: int, launcher: int, status: int, number: int = process.SIGK
 
 
 def _is_deserted(launcher: int, status: int) -> bool:
-    """Whether our parent is one that took us over: who asked is gone, and nobody holds the other end."""
+    """Whether our parent is a reaper that adopted us: the launcher is gone, the status pipe unread."""
     if launcher == os.getpid():
         return False  # it became us
     return status >= 0 and _is_up(status, 0) and _has_ended(launcher)
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether there is no such process, or only what is left of one that nobody has waited for yet."""
+    """Whether there is no such process, or only a zombie."""
     try:
         descriptor = process.pidfd_open(pid)
     except OSError as error:

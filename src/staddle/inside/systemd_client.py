@@ -66,12 +66,12 @@ def main(words: list[str]) -> NoReturn:
 def _run(orders: systemd_spec.Orders, file: int) -> int:
     if not orders.gateway:
         return _Client(orders, file).run()
-    from .gateway import Gateway  # only for a policy that names something to reach
+    from .gateway import CommandGateway  # only for a policy that names something to reach
 
-    gateway = Gateway(orders.gateway)  # our child, in the host's network; the unit has none of it
+    gateway = CommandGateway(orders.gateway)  # our child, in the host's network; the unit has none of it
     os.close(orders.gateway[0])
     try:
-        return _Client(orders, file, (gateway.line, gateway.ready)).run()
+        return _Client(orders, file, (gateway.socket, gateway.ready)).run()
     finally:
         gateway.end()
 

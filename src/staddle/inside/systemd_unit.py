@@ -30,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from .gateway import Gateway
+    from .gateway import CommandGateway
 
 #: Messages. To us, once and first: descriptors come with it, the command's three, the orders, and
 #: two that lead to the gateway, where there is one. Then signals to pass on.
@@ -56,12 +56,12 @@ def _unit(control: _socket.socket) -> int:
     process.block_signals(namespace_init.HANDLED)
     _check_unit(orders)
     first, told = namespace_init.start(orders, stdio, gateway)
-    for fd in (*stdio, *((gateway.line, gateway.ready) if gateway else ())):
+    for fd in (*stdio, *((gateway.socket, gateway.ready) if gateway else ())):
         os.close(fd)
     return _attend(control, first, told)
 
 
-def _receive(control: _socket.socket) -> tuple[tuple[int, ...], systemd_spec.Orders, Gateway | None]:
+def _receive(control: _socket.socket) -> tuple[tuple[int, ...], systemd_spec.Orders, CommandGateway | None]:
     """The command's descriptors, the orders, and the gateway. Only the client holds the other end."""
     message, extra, flags, _ = control.recvmsg(16, _socket.CMSG_SPACE(6 * 4))
     if message != ORDERS or len(extra) != 1 or flags & _socket.MSG_CTRUNC:
@@ -76,9 +76,9 @@ def _receive(control: _socket.socket) -> tuple[tuple[int, ...], systemd_spec.Ord
         raise NotStarted(CONFINEMENT, "the network gateway is missing")
     if not outward:
         return tuple(stdio), orders, None
-    from .gateway import Gateway  # only for a policy that names something to reach
+    from .gateway import CommandGateway  # only for a policy that names something to reach
 
-    return tuple(stdio), orders, Gateway.elsewhere(*outward)
+    return tuple(stdio), orders, CommandGateway.elsewhere(*outward)
 
 
 def _check_unit(orders: systemd_spec.Orders) -> None:

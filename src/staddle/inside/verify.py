@@ -1,8 +1,8 @@
-"""The last look around before there is a command: is the sandbox what it was asked to be?
+"""Verify the sandbox of a single command before there is a command.
 
 Every step that makes it raises when the kernel refuses. This finds a kernel, or something that
-plays one, that says yes and does nothing. Looked at by the first process, from inside, at every
-start; what the command's own process does after that, it looks at itself (see `confine`).
+plays one, that says yes and does nothing. Run by the first process, from inside, at every
+start; what the command's own process does after that, it verifies itself (see `confine`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def around(asked: Surroundings, kept: int = 0) -> None:
 
 
 def wrong(asked: Surroundings, seen: dict[str, bytes], kept: int = 0) -> list[str]:
-    """What is missing, by what the files in /proc/self say. Pure."""
+    """The missing protections, by the files of /proc/self. Pure."""
     id_map = seen["uid_map"].split()
     found = {
         "being its first process": b"Pid:\t1" in seen["status"].split(b"\n"),
@@ -61,7 +61,7 @@ def own_root(mountinfo: bytes) -> bool:
 
 
 def shared(foreign: Iterable[tuple[bytes, int]]) -> list[str]:
-    """What is missing because we are still in one of the namespaces outside."""
+    """The missing namespaces: those that we share with the outside."""
     return [
         f"a {os.fsdecode(kind)} namespace of its own"
         for kind, inode in foreign

@@ -151,9 +151,9 @@ class AgentLink:
         line, *master = message.descriptors
         return Spawned(message.fields[0], line, master[0] if master else -1)
 
-    def clerk(self, line: int, code: int) -> Spawned:
-        """Start a clerk that serves on `line`, made of the memory file `code`; both stay the caller's."""
-        message = self._ask(agent_messages.encode(agent_messages.CLERK), (line, code))
+    def start_file_server(self, line: int, code: int) -> Spawned:
+        """Start a file server on `line`, made of the memory file `code`; both stay the caller's."""
+        message = self._ask(agent_messages.encode(agent_messages.FILE_SERVER), (line, code))
         if message.kind != agent_messages.STARTED or len(message.descriptors) != 1:
             raise _refused(message, "the sandbox's files cannot be reached")
         return Spawned(message.fields[0], message.descriptors[0])

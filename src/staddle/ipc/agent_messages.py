@@ -29,7 +29,7 @@ SPAWN = b"P"  # argv, environment, directory, rows, columns; three descriptors, 
 SPAWN_WHOLE = b"T"  # the same; when the program has ended, all that it started is ended, too
 SPAWN_ROOT = b"R"  # the same, as the root of the sandbox
 SWAP = b"w"  # whether nobody else may be in it, the roots of trees; a line on which what is to be there comes
-CLERK = b"c"  # the line of a clerk, and its code: a process that looks after files
+FILE_SERVER = b"c"  # the line of a file server, and its code: a process that looks after files
 NETWORK = b"N"  # a line for the sandbox's network: its sockets come on it, and it takes wishes
 LOOK = b"v"  # who holds limits that the kernel does not is to look now, and tell
 END_ALL = b"K"  # everything in the sandbox but the agent ends, shells, too
@@ -81,7 +81,7 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     POKED: ((int,), (0,)),
     SWAP: ((int, [bytes]), (1,)),
     SWAPPED: ((), (0,)),
-    CLERK: ((), (2,)),
+    FILE_SERVER: ((), (2,)),
     PAUSE: ((int,), (0,)),
     PAUSED: ((), (0,)),
     END_ALL: ((), (0,)),

@@ -1,4 +1,4 @@
-"""What the host program and the clerk of a sandbox say to each other about files.
+"""What the host program and the file server of a sandbox say to each other about files.
 
 A question is what to do, some paths, some numbers, and perhaps a pipe for what is long. Its
 answers are rows, as many messages of them as it takes, then a last one; or an error, which is

@@ -36,7 +36,7 @@ _PASSED_ON = (SIGINT, SIGTERM, SIGHUP, SIGQUIT)
 _TO_DEFAULT = (SIGPIPE, SIGXFSZ, SIGCHLD, *_PASSED_ON)
 
 
-class Outcome(Value):
+class ForegroundOutcome(Value):
     """How it ended: a shell-style status, a name of Reason, and what the output cap dropped of a stream."""
 
     status: int
@@ -47,7 +47,7 @@ class Outcome(Value):
     why: str = ""
 
 
-def attend(launch: Launch, *, seconds: float | None = None, cap: int | None = None) -> Outcome:
+def attend(launch: Launch, *, seconds: float | None = None, cap: int | None = None) -> ForegroundOutcome:
     """Start `launch` on our own standard streams and see it through.
 
     LaunchFailed when the launcher says that the command never started.
@@ -125,7 +125,7 @@ class _Attended:
             for fd in ours:
                 os.close(fd)
 
-    def see_through(self) -> Outcome:
+    def see_through(self) -> ForegroundOutcome:
         found = None
         try:
             status = self._wait()
@@ -142,13 +142,13 @@ class _Attended:
         cap = self._cap
         dropped = (0, 0) if cap is None else (max(0, self._passed[1] - cap), max(0, self._passed[2] - cap))
         if self._timed_out:
-            return Outcome(124, "timeout", duration, dropped)
+            return ForegroundOutcome(124, "timeout", duration, dropped)
         if code < 0 and self._caught is not None:
             code = -self._caught  # it did not end by itself: what ended it was the signal we got
         shown = code if code >= 0 else 128 - code
         if found is not None:
-            return Outcome(shown, found.limit, duration, dropped, found.sentence)
-        return Outcome(shown, "exited" if code >= 0 else "signalled", duration, dropped)
+            return ForegroundOutcome(shown, found.limit, duration, dropped, found.sentence)
+        return ForegroundOutcome(shown, "exited" if code >= 0 else "signalled", duration, dropped)
 
     def _wait(self) -> int:
         poll = select.poll()

@@ -225,16 +225,16 @@ class Clerk:
         if self._closed:
             raise SandboxClosed("the sandbox is closed", fix="open another one")
         if not _code:
-            from ..inside.agent.standalone import clerk_code
+            from ..inside.agent.standalone import file_server_code
 
-            _code.append(clerk_code())
+            _code.append(file_server_code())
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         code = os.memfd_create("staddle", os.MFD_CLOEXEC)
         try:
             view = memoryview(_code[0])
             while view:
                 view = view[os.write(code, view) :]
-            self._process = self._link.clerk(theirs.fileno(), code)
+            self._process = self._link.start_file_server(theirs.fileno(), code)
         except BaseException:
             ours.close()
             raise

@@ -123,7 +123,7 @@ SWITCHES: dict[str, Switch] = {
             # Its loopback would have to be brought up, and the host's is not its own.
             Edit(
                 "forkserver/*.py",
-                "None if config.network else Network(",
+                "None if config.network else AgentNetwork(",
                 "None and Network(",
             ),
         ),

@@ -48,7 +48,7 @@ class Link:
         self.started = 0
         self.threads: list[threading.Thread] = []
 
-    def clerk(self, line: int, code: int) -> Process:
+    def start_file_server(self, line: int, code: int) -> Process:
         assert os.fstat(code).st_size > 0
         self.started += 1
         process = Process()

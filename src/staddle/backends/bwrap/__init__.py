@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from ...enforcement import Gap
     from ...mounts.from_plan import Layout
     from ...policy.plan import Plan
-    from ..canary import Canary
+    from ..canary import SelfTest
 
 _INSTALL = "apt-get install bubblewrap (or dnf, pacman, apk, zypper)"
 
 #: What was found out about a bwrap, by the file it was and who asked. Per process.
 _known: dict[tuple[str | int, ...], Probe] = {}
 #: The self-tests under way.
-_begun: dict[tuple[str | int, ...], Canary] = {}
+_begun: dict[tuple[str | int, ...], SelfTest] = {}
 _probing = _thread.allocate_lock()
 
 
@@ -164,7 +164,7 @@ class Bwrap:
         nonce = os.urandom(8).hex()
         plan = canary.plan(nonce)
         try:
-            _begun[key] = canary.Canary(launch(found, plan, lay_out(plan, Host()), canary.command()), nonce)
+            _begun[key] = canary.SelfTest(launch(found, plan, lay_out(plan, Host()), canary.command()), nonce)
         except (OSError, StaddleError) as error:
             _known[key] = self._unusable(f"its self-test could not be started: {error}")
 

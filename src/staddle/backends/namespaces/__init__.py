@@ -120,7 +120,7 @@ class Namespaces:
         nonce = os.urandom(8).hex()
         plan = canary.plan(nonce)
         try:
-            started = canary.Canary(launch(plan, lay_out(plan, Host()), found, canary.command()), nonce)
+            started = canary.SelfTest(launch(plan, lay_out(plan, Host()), found, canary.command()), nonce)
         except (OSError, StaddleError) as error:
             return self._unusable(Obstacle(f"its self-test could not be started: {error}", ""))
         problem, message = started.outcome()

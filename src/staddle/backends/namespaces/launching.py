@@ -103,11 +103,11 @@ def _start_here(asked: namespace_spec.Surroundings, prepare: Callable[[], None],
 
     if told is None:
         return start_here(asked, prepare)
-    from ...inside.gateway import Gateway
+    from ...inside.gateway import CommandGateway
     from ...ipc.status import NotStarted
 
     try:
-        gateway = Gateway(asked.gateway)
+        gateway = CommandGateway(asked.gateway)
     except NotStarted as failure:
         raise LaunchFailed("the command did not start", why=str(failure)) from None
     told.started_here(gateway.pid)

@@ -1,15 +1,15 @@
 """The agent: the process of ours inside a sandbox, which starts everything else there.
 
-    host program ══ main line ══ agent ── shells, commands, terminals
-                 ══ a line for each process it started
+    host program ══ main socket ══ agent ── shells, commands, terminals
+                 ══ a socket for each process it started
 
-It never waits for anything but its lines and the end of its children, it reaps everything that
-loses its parent, and it ends, with all that is below it, when the main line is closed: by the
-host program, or by the kernel because there is no host program any more.
+It waits only for its sockets and the end of its children, it reaps everything that loses its parent,
+and it ends, with all that is below it, when the main socket is closed: by the host program, or by the
+kernel because there is no host program any more.
 
-As the first process of a pid namespace it holds capabilities over the sandbox; nothing it hears
-comes from inside, and nothing inside can look into it. In any other habitat it is as confined
-as the commands it starts, and no more to be trusted than they are.
+As the first process of a pid namespace it holds capabilities over the sandbox; no message that it gets
+comes from inside, and nothing inside can look into it. On any other backend it is as confined as the
+commands it starts, and no more to be trusted than they are.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ...ipc.wire import Malformed
 from ...linux import process
 from . import process_tree, spawn, usage
 from .greeting import SHELL_OPTIONS, greeting
-from .processes import Child, Line, available, terminal
-from .shell_files import Files
+from .processes import Child, QueuedSocket, available, terminal
+from .shell_files import ShellFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ...limits.telling import Watch
     from ...network.namespace.handing import Forwards
     from .mount_swap import Swap
-    from .network import Network
+    from .network import AgentNetwork
     from .shell_files import Channel
     from .spawn import Become
 
@@ -75,19 +75,19 @@ class Agent:
         self._shells = 0
         self.watch: Watch | None = None  # who holds limits that the kernel does not
         self._children: dict[int, Child] = {}
-        self._lines: dict[int, Child | None] = {}
+        self._sockets: dict[int, Child | None] = {}
         self._telling: dict[int, Child] = {}
 
     def begin(
-        self, line: _socket.socket, channel: Channel, network: Network | Forwards | None = None
+        self, socket: _socket.socket, channel: Channel, network: AgentNetwork | Forwards | None = None
     ) -> None:
-        """Be the agent: this process, with the main line `line`.
+        """Be the agent: this process, with the main socket `socket`.
 
         `network` hands out sockets of the sandbox's network namespace.
         """
         self._channel, self._network = channel, network
-        self._main = Line(line)
-        self._lines[line.fileno()] = None
+        self._main = QueuedSocket(socket)
+        self._sockets[socket.fileno()] = None
         self._pause = process_tree.Pause(os.getpid())
         self._count = usage.Count(own_numbers=os.getpid() == 1)
         self._poll = select.poll()
@@ -97,27 +97,27 @@ class Agent:
         self._signals = process.signal_descriptor((process.SIGCHLD,))
 
     def open_shell(self, program: bytes, environment: tuple[bytes, ...], directory: bytes) -> None:
-        """Start a shell and say so on the main line."""
+        """Start a shell and announce it on the main socket."""
         self.announce(*self.start_shell(program, environment, directory))
 
     def start_shell(
         self, program: bytes, environment: tuple[bytes, ...], directory: bytes
     ) -> tuple[bytes, tuple[int, ...]]:
-        """Start a shell; what there is to say about it, and the descriptors to hand over.
+        """Start a shell; (its announcement, the descriptors to hand over).
 
-        Of these all but its files, its line, the pipe of its commands and a handle of it, are to be closed.
+        All of these but its files are to be closed: its socket, the pipe of its commands and a handle of it.
         """
-        files = Files(self._channel, self._shells)
+        files = ShellFiles(self._channel, self._shells)
         self._shells += 1
         control, commands = os.pipe2(os.O_CLOEXEC)
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         # What it says outside of commands goes where it says that they are over.
         noise = os.open(f"/proc/self/fd/{files.descriptor('done')}", os.O_WRONLY | os.O_CLOEXEC)
         try:
-            order = spawn.Order((program, *SHELL_OPTIONS), environment, directory, (control, null, noise))
+            spec = spawn.SpawnSpec((program, *SHELL_OPTIONS), environment, directory, (control, null, noise))
             os.write(commands, greeting(files.places()))
             self._count.leave_out_one()
-            child, theirs = self._start(order, files, self._become)
+            child, theirs = self._start(spec, files, self._become)
             child.again = (program, environment, directory)
             said = agent_messages.encode(agent_messages.OPENED, child.pid, files.places())
             return said, (theirs.detach(), commands, *files.descriptors(), *usage.handle(child.pid))
@@ -130,7 +130,7 @@ class Agent:
                 os.close(fd)
 
     def waiting_shells(self) -> set[int]:
-        """The shells, which are to be kept when something has to go."""
+        """The pids of the shells, which are ended last when memory has to be freed."""
         return {pid for pid, child in self._children.items() if child.files is not None}
 
     def confirm(self) -> None:
@@ -143,18 +143,18 @@ class Agent:
             if child.why:
                 raise NotStarted(CONFINEMENT, child.why.decode("utf-8", "replace"))
 
-    def announce(self, said: bytes, descriptors: tuple[int, ...], line: Line | None = None) -> None:
+    def announce(self, said: bytes, descriptors: tuple[int, ...], socket: QueuedSocket | None = None) -> None:
         """Hand over a shell that was started."""
         try:
-            (line or self._main).say(said, descriptors)
+            (socket or self._main).send(said, descriptors)
         finally:
             for fd in (*descriptors[:2], *descriptors[8:]):
                 os.close(fd)
 
     def serve(self) -> NoReturn:
-        """Do what is asked for until the main line is closed. Never returns."""
+        """Serve requests until the main socket is closed. Never returns."""
         self._poll.register(self._signals, select.POLLIN)
-        for fd in self._lines:
+        for fd in self._sockets:
             self._poll.register(fd, select.POLLIN)
         while True:
             wait = _IDLE if self._later else None
@@ -171,22 +171,22 @@ class Agent:
                     self._heard_start(fd)
                 elif fd in self._wishes:
                     self._grant(self._wishes[fd])
-                elif fd in self._lines:
+                elif fd in self._sockets:
                     self._attend(fd, events)
 
     def _attend(self, fd: int, events: int) -> None:
-        child = self._lines[fd]
-        line = child.line if child else self._main
+        child = self._sockets[fd]
+        socket = child.socket if child else self._main
         if events & select.POLLOUT:
-            self._watch(line)
+            self._watch(socket)
         if not events & ~select.POLLOUT:
             return
         try:
-            message = agent_messages.hear(line.socket, bodies=child is None)
+            message = agent_messages.hear(socket.raw, bodies=child is None)
         except BlockingIOError:
             return
         except (Malformed, OSError):
-            message = None  # it does not speak our language: as if it had hung up
+            message = None  # not our protocol: as if it were closed
         if message is None:
             if child is None:
                 self._end()
@@ -199,79 +199,81 @@ class Agent:
             else:
                 self._ask(message)
         except (OSError, Malformed, ValueError) as error:
-            line.say(
+            socket.send(
                 agent_messages.encode(
                     agent_messages.REFUSED, str(error).encode("utf-8", "backslashreplace")[:2048]
                 )
             )
         finally:
             message.close()
-        self._watch(line)
+        self._watch(socket)
 
-    def _grant(self, line: _socket.socket) -> None:
-        """What is wished for on the line of the network, which only the host program has."""
-        wish = line.recv(agent_messages.LONGEST)
+    def _grant(self, socket: _socket.socket) -> None:
+        """Answer a request on the socket of the network, whose other end only the host program has."""
+        wish = socket.recv(agent_messages.LONGEST)
         if not wish or self._network is None:
-            self._poll.unregister(line.fileno())
-            del self._wishes[line.fileno()]
-            line.close()
+            self._poll.unregister(socket.fileno())
+            del self._wishes[socket.fileno()]
+            socket.close()
             return
         try:
-            self._network.answer(line.fileno(), wish)
+            self._network.answer(socket.fileno(), wish)
         except (OSError, ValueError):
-            pass  # whoever asked has gone, or hears nothing
+            pass  # the host program has closed it, or does not read
 
     # ---------------------------------------------------------------- requests
 
     def _ask(self, message: agent_messages.Message) -> None:
-        """What is asked for on the main line."""
+        """Serve a request of the main socket."""
         if message.kind == agent_messages.SHELL:
             self.open_shell(*message.fields)
         elif message.kind in (agent_messages.SPAWN, agent_messages.SPAWN_WHOLE):
             self._spawn(message, self._become)
         elif message.kind == agent_messages.SPAWN_ROOT and self._become_root is not None:
             self._spawn(message, self._become_root)
-        elif message.kind == agent_messages.CLERK and self._confine is not None:
-            self._start_clerk(self._confine, *message.descriptors)
+        elif message.kind == agent_messages.FILE_SERVER and self._confine is not None:
+            self._start_file_server(self._confine, *message.descriptors)
         elif message.kind == agent_messages.LOOK and self.watch is not None:
             self.watch.look(gone=1)  # the command that failed
-            self._main.say(agent_messages.encode(agent_messages.LOOKED))
+            self._main.send(agent_messages.encode(agent_messages.LOOKED))
         elif message.kind == agent_messages.POKE:
-            self._main.say(agent_messages.encode(agent_messages.POKED, *message.fields))
+            self._main.send(agent_messages.encode(agent_messages.POKED, *message.fields))
         elif message.kind == agent_messages.COUNT:
             spent = self._count.whole() if message.fields[0] else (0, 0, 0, 0, 0, self._count.started())
-            self._main.say(agent_messages.encode(agent_messages.COUNTED, spent))
+            self._main.send(agent_messages.encode(agent_messages.COUNTED, spent))
         elif message.kind == agent_messages.END_ALL and os.getpid() == 1:
             try:
                 os.kill(-1, process.SIGKILL)  # all at once: nobody starts another in between
             except ProcessLookupError:
                 pass  # there is nobody
-            self._main.say(agent_messages.encode(agent_messages.ALL_ENDED))
+            self._main.send(agent_messages.encode(agent_messages.ALL_ENDED))
         elif message.kind == agent_messages.PAUSE:
             if message.fields[0]:
                 self._pause.begin()
             else:
                 self._pause.end()
-            self._main.say(agent_messages.encode(agent_messages.PAUSED))
+            self._main.send(agent_messages.encode(agent_messages.PAUSED))
         elif message.kind == agent_messages.NETWORK and self._network is not None:
             ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
             self._network.hand_over(ours.fileno())
             self._wishes[ours.fileno()] = ours
             self._poll.register(ours.fileno(), select.POLLIN)
-            self._main.say(agent_messages.encode(agent_messages.LINE), (theirs.fileno(),))
+            self._main.send(agent_messages.encode(agent_messages.LINE), (theirs.fileno(),))
             theirs.close()
         elif message.kind == agent_messages.SWAP and self._swap is not None:
             alone, roots = message.fields
-            self._main.say(self._swapped(self._swap, alone, roots, *message.descriptors))
+            self._main.send(self._swapped(self._swap, alone, roots, *message.descriptors))
         else:
-            raise Malformed(f"{message.kind!r} is not for the main line")
+            raise Malformed(f"{message.kind!r} is not for the main socket")
 
-    def _swapped(self, swap: Swap, alone: int, roots: tuple[bytes, ...], line: int) -> bytes:
-        """Exchange trees; with `alone` only if nothing but shells, which wait, can be in them.
+    def _swapped(self, swap: Swap, alone: int, roots: tuple[bytes, ...], socket: int) -> bytes:
+        """Exchange trees; with `alone` only if no process but waiting shells can be in them.
 
-        The fork server makes them meanwhile, and sends them on `line`: the only thing that is waited for.
+        The fork server mounts them meanwhile and sends them on `socket`: nothing else is waited for.
         """
-        shells = {pid for pid, child in self._children.items() if child.files is not None or child.is_clerk}
+        shells = {
+            pid for pid, child in self._children.items() if child.files is not None or child.is_file_server
+        }
         others = {*process_tree.table(), *self._children} - {os.getpid(), *shells} if alone else ()
         if others:
             return agent_messages.encode(
@@ -280,7 +282,7 @@ class Agent:
         trees: list[int] = []
 
         def come() -> dict[str, int]:
-            trees.extend(awaited(line, len(roots)))
+            trees.extend(awaited(socket, len(roots)))
             return dict(zip(map(os.fsdecode, roots), trees, strict=True))
 
         try:
@@ -309,10 +311,10 @@ class Agent:
                 stdin = stdout = stderr = other
             whole = message.kind == agent_messages.SPAWN_WHOLE
             stdio = (stdin, stdout, stderr)
-            order = spawn.Order(argv, environment, directory, stdio, terminal=bool(master), whole=whole)
-            child, theirs = self._start(order, None, become)
+            spec = spawn.SpawnSpec(argv, environment, directory, stdio, terminal=bool(master), whole=whole)
+            child, theirs = self._start(spec, None, become)
             child.is_ours = whole
-            self._main.say(
+            self._main.send(
                 agent_messages.encode(agent_messages.STARTED, child.pid), (theirs.fileno(), *master)
             )
             theirs.close()
@@ -320,22 +322,22 @@ class Agent:
             for fd in made:
                 os.close(fd)
 
-    def _start_clerk(self, confine: Callable[[], None], line: int, code: int) -> None:
+    def _start_file_server(self, confine: Callable[[], None], socket: int, code: int) -> None:
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._count.leave_out_one()
         try:
-            child, theirs = self._add(lambda: spawn.start_clerk(line, code, confine, null), None)
+            child, theirs = self._add(lambda: spawn.start_file_server(socket, code, confine, null), None)
         finally:
             os.close(null)
-        child.is_clerk = True
-        self._main.say(agent_messages.encode(agent_messages.STARTED, child.pid), (theirs.fileno(),))
+        child.is_file_server = True
+        self._main.send(agent_messages.encode(agent_messages.STARTED, child.pid), (theirs.fileno(),))
         theirs.close()
 
     def _ask_child(self, child: Child, message: agent_messages.Message) -> None:
-        """What is asked for on the line of a process."""
+        """Serve a request of a process's socket."""
         kind, fields = message.kind, message.fields
         if kind == agent_messages.POKE:
-            child.line.say(agent_messages.encode(agent_messages.POKED, *fields))
+            child.socket.send(agent_messages.encode(agent_messages.POKED, *fields))
         elif kind == agent_messages.SIGNAL:
             number, everything = fields
             if not 0 <= number <= process.LAST_SIGNAL:
@@ -351,22 +353,26 @@ class Agent:
                     step, lambda: process_tree.of_run(child.pid, since, newest, process_tree.table(), holds)
                 )
         elif kind == agent_messages.AGAIN:
-            self.announce(*self.start_shell(*child.again), child.line)
+            self.announce(*self.start_shell(*child.again), child.socket)
         elif kind in (agent_messages.ATTACH, agent_messages.RENEW):
             if kind == agent_messages.RENEW:
                 child.files.renew()
             said = agent_messages.encode(agent_messages.FILES, child.files.places())
-            child.line.say(said, child.files.descriptors())
+            child.socket.send(said, child.files.descriptors())
         else:
             raise Malformed(f"{kind!r} is not for the line of a process")
 
     # ---------------------------------------------------------------- children
 
-    def _start(self, order: spawn.Order, files: Files | None, become: Become) -> tuple[Child, _socket.socket]:
-        """A child and the host program's end of its line."""
-        return self._add(lambda: spawn.start(order, become), files)
+    def _start(
+        self, spec: spawn.SpawnSpec, files: ShellFiles | None, become: Become
+    ) -> tuple[Child, _socket.socket]:
+        """Start a child; (it, the host program's end of its socket)."""
+        return self._add(lambda: spawn.start(spec, become), files)
 
-    def _add(self, start: Callable[[], tuple[int, int]], files: Files | None) -> tuple[Child, _socket.socket]:
+    def _add(
+        self, start: Callable[[], tuple[int, int]], files: ShellFiles | None
+    ) -> tuple[Child, _socket.socket]:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
             pid, told = start()
@@ -374,15 +380,15 @@ class Agent:
             ours.close()
             theirs.close()
             raise
-        child = Child(pid, Line(ours), files)
-        self._children[pid] = self._telling[told] = self._lines[ours.fileno()] = child
+        child = Child(pid, QueuedSocket(ours), files)
+        self._children[pid] = self._telling[told] = self._sockets[ours.fileno()] = child
         self._poll.register(told, select.POLLIN)
         self._poll.register(ours.fileno(), select.POLLIN)
         self._started(pid)
         return child, theirs
 
     def _heard_start(self, told: int) -> None:
-        """The program runs, or it is said why not."""
+        """Note that the program runs, or why it does not."""
         self._telling[told].why += available(told)
         self._poll.unregister(told)
         del self._telling[told]
@@ -397,24 +403,24 @@ class Agent:
             for told in [fd for fd, whose in self._telling.items() if whose is child]:
                 self._heard_start(told)
             child.ended = True
-            child.line.say(agent_messages.encode(agent_messages.ENDED, status, child.why, spent))
-            self._watch(child.line)
+            child.socket.send(agent_messages.encode(agent_messages.ENDED, status, child.why, spent))
+            self._watch(child.socket)
 
     def _let_go(self, child: Child) -> None:
-        """Nobody is interested any more: the process ends with everything below it."""
-        fd = child.line.socket.fileno()
+        """End a process, with everything below it, whose socket the host program has closed."""
+        fd = child.socket.raw.fileno()
         self._poll.unregister(fd)
-        del self._lines[fd]
-        child.line.socket.close()
+        del self._sockets[fd]
+        child.socket.raw.close()
         child.end()
         if child.files:
             child.files.close()
 
-    def _watch(self, line: Line) -> None:
-        """Also for room on the line, as long as something waits to be said."""
-        waiting = line.flush()
-        fd = line.socket.fileno()
-        if fd in self._lines:
+    def _watch(self, socket: QueuedSocket) -> None:
+        """Poll for room on the socket as well, as long as messages wait to be sent."""
+        waiting = socket.flush()
+        fd = socket.raw.fileno()
+        if fd in self._sockets:
             self._poll.modify(fd, select.POLLIN | (select.POLLOUT if waiting else 0))
 
     def _end(self) -> NoReturn:

@@ -1,7 +1,7 @@
-"""What a process of the sandbox does to itself between fork and exec.
+"""Confine a process of the sandbox between fork and exec. Run by a child of the agent.
 
-It comes from the agent, with the agent's capabilities over the sandbox, and ends in the
-sandbox's inner user namespace with none, or as a root of it with those of `as_root`.
+It begins with the agent's capabilities over the sandbox, and ends in the sandbox's inner user namespace
+with none, or as a root of it with those of `as_root`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
 _DONE = b"!"
 
 
-class Confinement:
-    """The same for every process of one sandbox.
+class ProcessConfinement:
+    """The confinement of every process of one sandbox.
 
-    All of them are in one user namespace, below the one that the view belongs to: from there
-    no mount can be changed, and what the kernel counts for a user is counted for all of them
-    together.
+    All of them are in one user namespace, below the one that the view belongs to: from there no mount can be
+    changed, and the kernel counts a user's processes for all of them together.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class Confinement:
         *,
         rights: int = 0,
     ):
-        """`whose` is the id, in our namespace, that `uid` is to be: ours (0), or one that nobody has.
+        """`whose` is the id in our namespace that `uid` becomes: ours (0), or one that no account has.
 
         `rights` are the capabilities that all of them keep, for a session that is root.
         """
@@ -55,9 +54,9 @@ class Confinement:
         self._goes_first = False
 
     def begin(self, cgroup_fds: tuple[int, ...], *, goes_first: bool = False) -> None:
-        """For this sandbox. By `cgroup_fds`, descriptors, a process puts itself into its control groups.
+        """Begin for one sandbox. Through `cgroup_fds` each process enters the sandbox's cgroups.
 
-        With `goes_first`, or in groups, its processes go before others when memory is used up.
+        With `goes_first`, or in cgroups, its processes are killed before others when memory is used up.
         """
         self._cgroup_fds, self._goes_first = cgroup_fds, goes_first or bool(cgroup_fds)
         self._ours, self._theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -140,7 +139,7 @@ class Confinement:
             call("unshare", userns.CLONE_NEWCGROUP)  # from inside, our group has no name
 
     def _found(self) -> None:
-        """Make the namespace, and have the agent say who is who in it."""
+        """Make the user namespace, and wait until the agent has written its id maps."""
         self._ours.close()
         call("unshare", userns.CLONE_NEWUSER)
         self._theirs.send(_DONE)

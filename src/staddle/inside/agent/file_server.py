@@ -1,4 +1,4 @@
-"""The clerk: a process of the sandbox that looks after files for the host program.
+"""The file server: a process of the sandbox that opens, lists and writes files for the host program.
 
 It is forked by the agent, confines itself as every command does, and then serves instead of
 becoming a program: it has the sandbox's view and the rights of the sandbox's user, and nothing
@@ -34,30 +34,30 @@ _CHUNK = 1 << 18
 _A_WHILE = 200
 
 
-def serve(line: _socket.socket) -> NoReturn:
-    """Answer until the line is closed. Never returns."""
+def serve(socket: _socket.socket) -> NoReturn:
+    """Answer requests until the socket is closed. Never returns."""
     allow_steps()
-    clerk = Clerk(line)
+    server = FileServer(socket)
     while True:
         try:
-            said = file_messages.hear(line)
+            said = file_messages.hear(socket)
         except (Malformed, OSError):
             said = None
         if said is None:
             os._exit(0)
         try:
-            clerk.answer(said)
+            server.answer(said)
         except OSError:
             os._exit(0)  # nobody listens
         finally:
             said.close()
 
 
-class Clerk:
-    """Does what is asked, one thing at a time."""
+class FileServer:
+    """Serves the requests of one socket, one at a time."""
 
-    def __init__(self, line: _socket.socket) -> None:
-        self._line = line
+    def __init__(self, socket: _socket.socket) -> None:
+        self._socket = socket
         self._does: dict[bytes, tuple[Callable[..., Any], int, int]] = {
             file_messages.OPEN: (self._open, 1, 0),
             file_messages.LIST: (self._list, 1, 0),
@@ -73,7 +73,7 @@ class Clerk:
         }
 
     def answer(self, said: file_messages.Said) -> None:
-        """Do it, and say what came of it. OSError when nobody listens any more."""
+        """Carry out one request and send the result. OSError when the host program does not read any more."""
         operation, words, numbers = said.fields
         if said.letter != file_messages.QUESTION or operation in (file_messages.ALL, file_messages.DROP):
             return  # the end of something that has failed before its end
@@ -92,7 +92,7 @@ class Clerk:
         else:
             try:
                 file_messages.say(
-                    self._line, file_messages.LAST, rows, descriptors=() if handed < 0 else (handed,)
+                    self._socket, file_messages.LAST, rows, descriptors=() if handed < 0 else (handed,)
                 )
             finally:
                 if handed >= 0:
@@ -125,7 +125,7 @@ class Clerk:
 
     def _failed(self, kind: bytes, number: int, what: bytes, why: str, fix: str) -> None:
         file_messages.say(
-            self._line, file_messages.ERROR, kind, number, what[:8192], _bytes(why), _bytes(fix)
+            self._socket, file_messages.ERROR, kind, number, what[:8192], _bytes(why), _bytes(fix)
         )
 
     def _say_rows(self, rows: Iterable[tuple[bytes, int, int, int]]) -> None:
@@ -136,14 +136,14 @@ class Clerk:
             size += len(row[0]) + 40
             waiting.append(row)
             if size > file_messages.ENOUGH:
-                file_messages.say(self._line, file_messages.MORE, tuple(waiting))
+                file_messages.say(self._socket, file_messages.MORE, tuple(waiting))
                 waiting, size = [], 0
         if waiting:
-            file_messages.say(self._line, file_messages.MORE, tuple(waiting))
+            file_messages.say(self._socket, file_messages.MORE, tuple(waiting))
 
     def _beat(self) -> None:
         """Say that we are still at it."""
-        file_messages.say(self._line, file_messages.MORE, ())
+        file_messages.say(self._socket, file_messages.MORE, ())
 
     # ---------------------------------------------------------------- files, as any program sees them
 
@@ -281,8 +281,8 @@ class Clerk:
             self._confirmed()
 
     def _confirmed(self) -> None:
-        """The pipe has ended. That it was all has to be said: whoever wrote may have died."""
-        said = file_messages.hear(self._line)
+        """Wait for the message that the pipe brought everything: its writer may have died."""
+        said = file_messages.hear(self._socket)
         if said is not None:
             said.close()
         if said is None or said.fields[0] != file_messages.ALL:
@@ -315,7 +315,7 @@ class _InPlace:
 
 
 def _pending(path: bytes, *, make: bool) -> beneath.PendingFile | _InPlace:
-    """What is written to until it is whole, and then is at `path`, or where the link there leads."""
+    """Open a file to write at `path`, or where the link there leads; it appears when it is whole."""
     if path.endswith(b"/"):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     real = os.path.realpath(path)
@@ -336,7 +336,7 @@ def _pending(path: bytes, *, make: bool) -> beneath.PendingFile | _InPlace:
 
 
 def _before(path: bytes) -> os.stat_result | None:
-    """What is there already: a file that we may write, or nothing."""
+    """The status of the file that is there already and can be written; None if there is none."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -366,7 +366,7 @@ def _is_mounted(directory: int, name: bytes) -> bool:
 
 def _mount(fd: int) -> bytes:
     with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as file:
-        return next((line for line in file.read().splitlines() if line.startswith(b"mnt_id:")), b"")
+        return next((socket for socket in file.read().splitlines() if socket.startswith(b"mnt_id:")), b"")
 
 
 def _root(directory: bytes) -> int:

@@ -1,4 +1,4 @@
-"""How a shell is started, and what it is told before anybody has it. Pure."""
+"""The options of a shell, and the first lines it is sent, before it serves commands. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ trap '%(brake)b' SIGRTMAX
 
 
 def greeting(places: tuple[bytes, ...]) -> bytes:
-    """The first words to a shell with its files in these places, in the order of shell_files.NAMES.
+    """The first lines to a shell with its files in these places, in the order of shell_files.NAMES.
 
     Among them is a command that does nothing, given as all that follow will be: the first one costs
-    three times as much as another, and now nobody waits for it. It is not read from the file for
-    texts, in which the first of somebody may be already.
+    three times as much as another, and no caller waits for it now. It is not read from the file for
+    texts, which may contain the first command of a caller already.
     """
     _, _, done, _, output, errors, nowhere = places
     named = {b"done": done, b"output": output, b"errors": errors, b"nowhere": nowhere}

@@ -1,8 +1,8 @@
-"""The layer of a sandbox's world, made before anybody asks for the sandbox.
+"""The layer of a sandbox's home tree, made before the sandbox is asked for.
 
 Run by a spare while it still sees the host: the layer lies in the host program's store, beside
-the skeleton. The fork server chooses its name, and says it to whoever takes the spare; the layer is
-that program's then, to be used or to be removed.
+the skeleton. The fork server chooses its name and sends it to the host program that takes the spare;
+that program then uses or removes the layer.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def new_name(config: ForkServerConfig) -> bytes:
-    """A name for a layer that no other has; empty when none is to be made ahead."""
+    """A name for a layer that no other has; empty when none is to be prewarmed."""
     return b"ahead-" + os.urandom(6).hex().encode() if config.skeleton else b""
 
 
 def make(config: ForkServerConfig, name: bytes) -> None:
-    """Make the layer, and show the world with it."""
+    """Make the layer, and mount the home tree with it."""
     path = _path(config, name)
     upper, work = f"{path}/upper", f"{path}/work"
     # By name, at every step: when the store is being removed, nothing more is made in it.
@@ -40,13 +40,13 @@ def make(config: ForkServerConfig, name: bytes) -> None:
 
 
 def take_back(config: ForkServerConfig, name: bytes) -> None:
-    """Remove the layer of a spare that nobody gets. Run by the fork server."""
+    """Remove the layer of a spare that is not taken. Run by the fork server."""
     if name:
         remove((os.fsencode(_path(config, name)),))
 
 
 def store_of(config: ForkServerConfig) -> bytes:
-    """Where such layers lie: a path of the host."""
+    """The directory of such layers: a path of the host."""
     return os.path.dirname(config.skeleton)
 
 

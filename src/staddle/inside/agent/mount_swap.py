@@ -36,10 +36,10 @@ _COVER = "cover"
 _COPIED = "/etc"
 
 
-class Trees:
-    """What is mounted where. `aside` is a directory of ours that nobody inside can look into.
+class TreeMounts:
+    """The mounted trees of one sandbox. `aside` is a directory of ours that nothing inside can open.
 
-    `places` are those of the world; `operations` tells what the view was made of.
+    `places` are the mount points of the home tree; `operations` returns the operations of the view.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Trees:
     def _parts(
         self, trees: Mapping[str, int], shown: Mapping[str, str], old: Mapping[str, int], made: list[int]
     ) -> dict[str, int]:
-        """What is to be mounted at each path, with all that is mounted in it. Adds what is to be closed."""
+        """The mount for each path, with all that is mounted in it. Adds to `made` what is to be closed."""
         parts: dict[str, int] = {}
         attached: set[str] = set()
         for path in sorted(shown, reverse=True):  # what is in another one comes before that

@@ -1,4 +1,4 @@
-"""The network of a sandbox, as its first process has it: made ahead, handed out when asked for."""
+"""The network of a sandbox, as its agent has it: made beforehand, handed out on request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ...ipc.network_spec import NetworkRow
 
 
-class Network:
+class AgentNetwork:
     """Sockets of the sandbox's network namespace. Needs CAP_NET_ADMIN over it."""
 
     def __init__(self, rows: tuple[NetworkRow, ...]) -> None:
@@ -22,13 +22,13 @@ class Network:
         else:  # the usual case, with as little of us as possible: every sandbox has this in memory
             loopback.up()
 
-    def hand_over(self, line: int) -> None:
-        """Send what was made, once, to whoever holds the other end."""
+    def hand_over(self, socket: int) -> None:
+        """Send the sockets that were made, once, to the other end."""
         ready, self._ready = self._ready, None
         if ready is not None:
-            handing.hand_over(line, ready)
+            handing.hand_over(socket, ready)
 
-    def answer(self, line: int, wish: bytes) -> None:
-        """Make what the host program wishes for: a connection to a server inside, more sockets."""
+    def answer(self, socket: int, wish: bytes) -> None:
+        """Serve a request of the host program: a connection to a server inside, more sockets."""
         if handing.is_wish(wish):
-            handing.answer(line, wish)
+            handing.answer(socket, wish)

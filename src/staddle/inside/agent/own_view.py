@@ -1,8 +1,8 @@
-"""What of the view is one sandbox's own: its processes, terminals, private directories, control files.
+"""Make the part of the view that is one sandbox's own: /proc, terminals, private directories, control files.
 
-Made by a child of the sandbox's first process, in the same namespaces and with the same rights,
-which ends afterwards. What it has used of the memory that it shared is gone with it; the first
-process would have kept some hundred kilobytes of that for the sandbox's whole life.
+Done by a child of the sandbox's first process, in the same namespaces and with the same rights,
+which ends afterwards. The memory that it has copied is freed with it; the first process would have
+kept some hundred kilobytes of that for the sandbox's whole life.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONTROL_SIZE = 64 << 20
 
 
 def made(config: ForkServerConfig, outside: verify.Outside, layer: bytes) -> int:
-    """Have it made and looked at; the directory of the control files. Raises LaunchFailed or OSError."""
+    """Have it made and verified; the directory of the control files. Raises LaunchFailed or OSError."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     child = os.fork()
     if child == 0:
@@ -49,7 +49,7 @@ def made(config: ForkServerConfig, outside: verify.Outside, layer: bytes) -> int
 
 
 def _make_and_tell(
-    line: _socket.socket, config: ForkServerConfig, outside: verify.Outside, layer: bytes
+    socket: _socket.socket, config: ForkServerConfig, outside: verify.Outside, layer: bytes
 ) -> NoReturn:
     """The whole life of the child."""
     doing = "while its own part of the view was made"
@@ -57,9 +57,9 @@ def _make_and_tell(
         control = _make(config, layer)
         doing = "at a last look"
         verify.around(config, outside)
-        send(line, _DONE, (control,))
+        send(socket, _DONE, (control,))
     except BaseException as error:
-        send(line, reason(error, doing))
+        send(socket, reason(error, doing))
     finally:
         os._exit(0)
 
@@ -81,7 +81,7 @@ def _make(config: ForkServerConfig, layer: bytes) -> int:
 
 
 def _set_aside(mounted: str, place: str) -> None:
-    """Move what is mounted there to a place that is taken away with all that it is in."""
+    """Move a mount to a place that is unmounted with all that is in it."""
     opened = [os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for path in (mounted, place)]
     try:
         mounts.attach(*opened)
@@ -91,7 +91,7 @@ def _set_aside(mounted: str, place: str) -> None:
 
 
 def _control() -> int:
-    """The control files: ours to write, and only to be read, or written as pipes, by anybody inside."""
+    """The control files: ours to write; inside they can only be read, or written as pipes."""
     options = f"mode=0755,size={_CONTROL_SIZE}"
     plain = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
     mounts.mount("tmpfs", CONTROL, "tmpfs", flags=plain, options=options)

@@ -1,8 +1,8 @@
-"""Which processes belong to a run of a shell, and how they are ended.
+"""Find the processes of a run of a shell, and end them.
 
 A run is what a shell does for one command. Its processes are those below the shell that began
-with it; jobs of earlier commands are below the same shell and must live. What tells them
-apart, from sure to likely: the pipes they print to, when they began, and their numbers.
+with it; jobs of earlier commands are below the same shell and must live. They are told apart, from
+sure to likely, by the pipes they print to, when they began, and their numbers.
 
 Ending goes in steps, the host program's clock between them. A shell that waits for a program goes
 on with the next one of the list when that is killed, or makes nothing of the interruption. Its
@@ -37,7 +37,7 @@ _MOST_WAITS = 100
 _TICK = 1
 
 
-class Entry:
+class ProcessEntry:
     """A line of the table of processes."""
 
     def __init__(self, parent: int, started: int, dead: bool = False, stopped: bool = False) -> None:
@@ -45,10 +45,10 @@ class Entry:
 
 
 #: The table as it was last read: by it `signal` knows whom a number means.
-_seen: dict[int, Entry] = {}
+_seen: dict[int, ProcessEntry] = {}
 
 
-def table() -> dict[int, Entry]:
+def table() -> dict[int, ProcessEntry]:
     """All processes that can be seen."""
     found = {}
     for name in os.listdir("/proc"):
@@ -59,7 +59,7 @@ def table() -> dict[int, Entry]:
     return found
 
 
-def _entry(pid: int) -> Entry | None:
+def _entry(pid: int) -> ProcessEntry | None:
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -70,10 +70,10 @@ def _entry(pid: int) -> Entry | None:
         return None
     finally:
         os.close(fd)
-    return Entry(int(words[1]), int(words[19]), words[0] in (b"Z", b"X"), words[0] == b"T")
+    return ProcessEntry(int(words[1]), int(words[19]), words[0] in (b"Z", b"X"), words[0] == b"T")
 
 
-def below(root: int, processes: dict[int, Entry]) -> set[int]:
+def below(root: int, processes: dict[int, ProcessEntry]) -> set[int]:
     """Everything that `root` started, and what that started."""
     children: dict[int, list[int]] = {}
     for pid, entry in processes.items():
@@ -92,7 +92,7 @@ def of_run(
     shell: int,
     since: int,
     newest_job: int,
-    processes: dict[int, Entry],
+    processes: dict[int, ProcessEntry],
     holds: Callable[[int], int],
 ) -> set[int]:
     """The processes of the run of `shell` that began at `since`. Pure.
@@ -123,7 +123,7 @@ def of_run(
 
 
 def holder(present: set[tuple[int, int]], former: set[tuple[int, int]]) -> Callable[[int], int]:
-    """What `of_run` asks, answered from /proc."""
+    """The function `holds` of `of_run`, which reads /proc."""
 
     def holds(pid: int) -> int:
         files = set()
@@ -199,12 +199,12 @@ def _limit(pid: int, most: int) -> bytes:
     return old.raw
 
 
-def seen(pids: Iterable[int]) -> dict[int, Entry]:
-    """What the last table shows of these."""
+def seen(pids: Iterable[int]) -> dict[int, ProcessEntry]:
+    """The entries of the last table for these."""
     return {pid: _seen[pid] for pid in pids if pid in _seen}
 
 
-def signal(pids: Iterable[int], number: int, known: dict[int, Entry] = _seen) -> None:
+def signal(pids: Iterable[int], number: int, known: dict[int, ProcessEntry] = _seen) -> None:
     """Send a signal to each that is still there, and still the process that is `known`: by the last table."""
     for pid in pids:
         before = known.get(pid)
@@ -217,7 +217,7 @@ def signal(pids: Iterable[int], number: int, known: dict[int, Entry] = _seen) ->
             continue
 
 
-def _send(pid: int, number: int, before: Entry) -> None:
+def _send(pid: int, number: int, before: ProcessEntry) -> None:
     """By a descriptor, which means one process for ever: the number may have been given to another since."""
     handle = process.pidfd_open(pid)
     try:
@@ -282,8 +282,8 @@ class Pause:
         )
         signal((pid for pid in order if pid not in before), SIGCONT)
 
-    def _below(self, processes: dict[int, Entry]) -> list[int]:
-        """What runs."""
+    def _below(self, processes: dict[int, ProcessEntry]) -> list[int]:
+        """The processes below that run."""
         found = below(self._root, processes)
         return [pid for pid in found if not processes[pid].dead and not processes[pid].stopped]
 

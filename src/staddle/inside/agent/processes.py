@@ -1,4 +1,4 @@
-"""The processes that were asked for, each with its line; and the terminals of the sandbox."""
+"""The agent's children, each with its socket; and the terminals of the sandbox."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .shell_files import Files
+    from .shell_files import ShellFiles
 
-#: Who is told this is to end.
+#: Signals that are meant to end a process.
 _ENDING = (process.SIGINT, process.SIGTERM, process.SIGKILL)
 _TIOCSPTLCK, _TIOCGPTN, _TIOCSWINSZ = 0x40045431, 0x80045430, 0x5414
 
 
 class Child:
-    """A process that was asked for."""
+    """A process that the host program has asked for."""
 
-    def __init__(self, pid: int, line: Line, files: Files | None) -> None:
-        self.pid, self.line, self.files = pid, line, files
+    def __init__(self, pid: int, socket: QueuedSocket, files: ShellFiles | None) -> None:
+        self.pid, self.socket, self.files = pid, socket, files
         self.ending = process_tree.Ending(pid)
         self.again: tuple[bytes, tuple[bytes, ...], bytes] = (b"", (), b"")
-        self.is_clerk = False  # a process of ours, which is in nobody's way
-        self.is_ours = False  # a process of ours, with the program below it
+        self.is_file_server = False  # a process of ours: a swap of trees need not wait for it
+        self.is_ours = False  # our process of a SPAWN_WHOLE, with the program below it
         self.ended = False
-        self.doomed: dict[int, process_tree.Entry] = {}  # what was below it when all of that was told to end
+        self.doomed: dict[
+            int, process_tree.ProcessEntry
+        ] = {}  # what was below it when all of that was told to end
         self.why = b""
 
     def signal(self, number: int, *, everything: bool) -> None:
@@ -47,7 +49,7 @@ class Child:
         )  # who stays above it is not it
 
     def end(self) -> None:
-        """Nobody is interested any more: it ends with everything below it, and what was to end before."""
+        """End it, if its socket was closed: everything below it, and what was told to end before."""
         if not self.ended:
             process_tree.signal(
                 (*process_tree.below(self.pid, process_tree.table()), self.pid), process.SIGKILL
@@ -55,38 +57,38 @@ class Child:
         process_tree.signal(self.doomed, process.SIGKILL, self.doomed)  # they may be nobody's by now
 
 
-class Line:
-    """A line that is never waited for: what it has no room for is said later."""
+class QueuedSocket:
+    """A socket that is never waited for: messages it has no room for are kept and sent later."""
 
-    def __init__(self, socket: _socket.socket) -> None:
-        socket.setblocking(False)
-        self.socket = socket
+    def __init__(self, raw: _socket.socket) -> None:
+        raw.setblocking(False)
+        self.raw = raw
         self._later: list[tuple[bytes, list[int]]] = []
 
-    def say(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Say it, or keep it with copies of the descriptors."""
-        if self._later or not self._said(data, descriptors):
+    def send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send a message, or keep it with copies of the descriptors."""
+        if self._later or not self._sent(data, descriptors):
             self._later.append((data, [os.dup(fd) for fd in descriptors]))
 
     def flush(self) -> bool:
-        """Say what there is room for; whether something is left."""
+        """Send what there is room for; whether messages are left."""
         while self._later:
             data, descriptors = self._later[0]
-            if not self._said(data, descriptors):
+            if not self._sent(data, descriptors):
                 return True
             for fd in descriptors:
                 os.close(fd)
             del self._later[0]
         return False
 
-    def _said(self, data: bytes, descriptors: Sequence[int]) -> bool:
+    def _sent(self, data: bytes, descriptors: Sequence[int]) -> bool:
         """Whether there was room for it."""
         try:
-            agent_messages.say(self.socket, data, descriptors)
+            agent_messages.say(self.raw, data, descriptors)
         except BlockingIOError:
             return False
         except OSError:
-            pass  # nobody listens; the line says so itself
+            pass  # it is closed; reading it tells the agent
         return True
 
 
@@ -106,7 +108,7 @@ def terminal(rows: int, columns: int, user: int) -> tuple[list[int], int]:
 
 
 def available(fd: int) -> bytes:
-    """What can be read at once."""
+    """Read without waiting; empty if there is nothing."""
     try:
         return os.read(fd, 2048)
     except BlockingIOError:

@@ -37,7 +37,7 @@ class Channel(Protocol):
         """A new file, of the kind that `name` is; (a descriptor, the path for the shell)."""
 
     def drop(self, name: str, shell: int, serial: int) -> None:
-        """Remove what `make` made; whoever has it open keeps it."""
+        """Remove what `make` made; it stays usable for processes that have it open."""
 
     def nowhere(self) -> bytes:
         """A directory that does not exist, nor ever will."""
@@ -91,14 +91,14 @@ class Nameless:
         return fd, b"/proc/%d/fd/%d" % (os.getpid(), fd)
 
     def drop(self, name: str, shell: int, serial: int) -> None:
-        """Nothing to do: it is gone when nobody has it open."""
+        """Do nothing: the file ends with its last descriptor."""
 
     def nowhere(self) -> bytes:
         """See Channel."""
         return b"/proc/%d/fd/x" % os.getpid()
 
 
-class Files:
+class ShellFiles:
     """The files of one shell."""
 
     def __init__(self, channel: Channel, shell: int) -> None:
@@ -137,7 +137,7 @@ class Files:
             os.close(fd)
 
     def pipes(self) -> set[tuple[int, int]]:
-        """What tells the present pipes for output from any other file."""
+        """Device and inode of the present pipes for output."""
         return {identity(self._made[name][0]) for name in ("output", "errors")}
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class Files:
 
 
 def identity(fd: int | str) -> tuple[int, int]:
-    """What tells this file from any other, by descriptor or by a path in /proc."""
+    """Device and inode of a file, by descriptor or by a path in /proc."""
     status = os.stat(fd)
     return status.st_dev, status.st_ino
 

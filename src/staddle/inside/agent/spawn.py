@@ -29,7 +29,7 @@ _TIOCSCTTY = 0x540E
 _ASIDE = 64
 
 
-class Order:
+class SpawnSpec:
     """A process to be started."""
 
     def __init__(
@@ -51,21 +51,24 @@ class Order:
         self.stdio, self.terminal = stdio, terminal
 
 
-def start_clerk(line: int, code: int, confine: Callable[[], None], null: int) -> tuple[int, int]:
-    """Fork a clerk that serves on `line`, from `code`; as `start`. `null` is what it has for streams."""
+def start_file_server(socket: int, code: int, confine: Callable[[], None], null: int) -> tuple[int, int]:
+    """Fork a file server that serves on `socket`, made of the modules in `code`; returns as `start`.
+
+    `null` becomes its three standard streams.
+    """
 
     def serve(*_: object) -> NoReturn:
         confine()
         # Nothing in the sandbox looks into us: we are a fork of the agent, and were more.
         process.dumpable(False)
-        process.close_from(3, keep=(line, code))
+        process.close_from(3, keep=(socket, code))
         for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # errors, and not our end
             _signal.signal(number, _signal.SIG_IGN)
         load(code)
-        sys.modules["staddle.inside.agent.file_server"].serve(_socket.socket(fileno=line))
+        sys.modules["staddle.inside.agent.file_server"].serve(_socket.socket(fileno=socket))
         os._exit(1)
 
-    return start(Order((), (), b"/", (null, null, null)), serve)
+    return start(SpawnSpec((), (), b"/", (null, null, null)), serve)
 
 
 def load(code: int) -> None:
@@ -90,8 +93,8 @@ def load(code: int) -> None:
             exec(body, module.__dict__)  # noqa: S102
 
 
-def start(order: Order, become: Become) -> tuple[int, int]:
-    """Fork and have the child become `order`.
+def start(spec: SpawnSpec, become: Become) -> tuple[int, int]:
+    """Fork and have the child become `spec`.
 
     Returns the process and a descriptor, which says nothing and closes when the program runs,
     or says why it does not.
@@ -104,28 +107,28 @@ def start(order: Order, become: Become) -> tuple[int, int]:
         os.close(telling)
         raise
     if pid == 0:
-        _live(order, become, telling)
+        _live(spec, become, telling)
     os.close(telling)
     return pid, told
 
 
-def _live(order: Order, become: Become, telling: int) -> NoReturn:
-    """The whole life of the child: it never returns into what the agent was doing."""
+def _live(spec: SpawnSpec, become: Become, telling: int) -> NoReturn:
+    """The whole life of the child: it never returns into the agent's code."""
     code = NOT_CONFINED
     try:
         os.setsid()
         telling = fcntl.fcntl(telling, fcntl.F_DUPFD_CLOEXEC, _ASIDE)
-        aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ASIDE) for fd in order.stdio]
+        aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ASIDE) for fd in spec.stdio]
         for number, fd in enumerate(aside):
             os.dup2(fd, number)
-        if order.terminal:
+        if spec.terminal:
             fcntl.ioctl(0, _TIOCSCTTY, 0)
         process.default_signals()
         # Whatever loses its parent stays below this process, where it is found and ended.
         process.subreaper()
-        if order.whole:
+        if spec.whole:
             _watched()
-        become(order.argv, order.environment, order.directory)
+        become(spec.argv, spec.environment, spec.directory)
     except BaseException as error:
         code = _code(error)
         why = str(error) if isinstance(error, NotStarted | OSError) else f"{type(error).__name__}: {error}"
@@ -137,7 +140,7 @@ def _live(order: Order, become: Become, telling: int) -> NoReturn:
 
 
 def _watched() -> None:
-    """Go on as a child. The parent, which nothing in the sandbox can signal, waits and ends what is left."""
+    """Continue as a child. The parent, which nothing inside can signal, waits and ends what is left."""
     pid = os.fork()
     if pid == 0:
         os.setsid()

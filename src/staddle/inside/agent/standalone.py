@@ -1,7 +1,7 @@
-"""The agent as a program of its own, for every habitat that a backend's command makes.
+"""The agent as a program of its own, for backends without a fork server.
 
-The backend starts `python -I -S -c LOADER` confined as any command is, with one end of a line
-as its standard input. The code comes over that line in a memory file: none of our files need
+The backend starts `python -I -S -c LOADER` confined as any command is, with one end of a socket pair
+as its standard input. The code comes over that socket in a memory file: none of our files need
 be visible inside, only the interpreter and its library.
 
 The environment and the directory of that command are what the backend made of the plan. A
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-#: What the agent is made of, in the order of import.
+#: The agent's modules, in the order of import.
 _PACKAGES = (
     *("staddle", "staddle.linux", "staddle.ipc", "staddle.inside", "staddle.inside.agent"),
     *("staddle.network", "staddle.network.namespace"),
@@ -33,9 +33,9 @@ _MODULES = (
     *("staddle.inside.agent.greeting", "staddle.inside.agent.agent", "staddle.inside.agent.standalone"),
 )
 
-#: What a clerk needs besides.
-_CLERK_PACKAGES = (*_PACKAGES, "staddle.files")
-_CLERK_MODULES = (
+#: Those of a file server.
+_FILE_SERVER_PACKAGES = (*_PACKAGES, "staddle.files")
+_FILE_SERVER_MODULES = (
     *("staddle._value", "staddle.errors", "staddle.linux.syscalls", "staddle.linux.openat2"),
     *("staddle.ipc.wire", "staddle.ipc.descriptors", "staddle.ipc.file_messages"),
     *("staddle.files.segments", "staddle.files.automaton", "staddle.files.globs"),
@@ -79,7 +79,7 @@ def command() -> tuple[str, ...]:
 
 
 def code(packages: Sequence[str] = _PACKAGES, modules: Sequence[str] = _MODULES) -> bytes:
-    """What the loader waits for: our modules, compiled by this very interpreter."""
+    """The modules for the loader, compiled by this very interpreter."""
     import importlib.util
     import marshal
 
@@ -92,13 +92,13 @@ def code(packages: Sequence[str] = _PACKAGES, modules: Sequence[str] = _MODULES)
     return marshal.dumps(rows)
 
 
-def clerk_code() -> bytes:
-    """What a clerk is made of, for spawn.load."""
-    return code(_CLERK_PACKAGES, _CLERK_MODULES)
+def file_server_code() -> bytes:
+    """The modules of a file server, for spawn.load."""
+    return code(_FILE_SERVER_PACKAGES, _FILE_SERVER_MODULES)
 
 
-def send_code(line: _socket.socket) -> None:
-    """Give the loader at the other end of `line` its code."""
+def send_code(socket: _socket.socket) -> None:
+    """Send the loader at the other end of `socket` its code."""
     from ...ipc.descriptors import send
 
     file = os.memfd_create("staddle", os.MFD_CLOEXEC)
@@ -106,12 +106,12 @@ def send_code(line: _socket.socket) -> None:
         view = memoryview(code())
         while view:
             view = view[os.write(file, view) :]
-        send(line, b"c", (file,))
+        send(socket, b"c", (file,))
     finally:
         os.close(file)
 
 
-def serve(line: _socket.socket) -> NoReturn:
+def serve(socket: _socket.socket) -> NoReturn:
     """Be the agent. Called by the loader, in the sandbox."""
     from ...linux import process
     from ...network.namespace.handing import Forwards
@@ -127,7 +127,7 @@ def serve(line: _socket.socket) -> NoReturn:
         execute(argv, environment or own, directory or b".")
 
     process.subreaper()  # all that we start, and what that leaves behind, stays below us
-    # A clerk is as confined as we are.
+    # A file server is as confined as we are.
     agent = Agent(become, confine=lambda: os.chdir("/"))
-    agent.begin(line, Nameless(), Forwards())
+    agent.begin(socket, Nameless(), Forwards())
     agent.serve()

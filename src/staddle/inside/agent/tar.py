@@ -1,4 +1,4 @@
-"""Directories as tar, and tar as directories, by the clerk: inside, with the rights that it has there.
+"""Directories as tar, and tar as directories, by the file server: inside, with the rights that it has there.
 
 What is unpacked is first made aside, beside its place, by the same strict reader as layers are
 (files/unpack.py). Only when all of it is there, and nothing stands in its way, is it moved
@@ -85,7 +85,7 @@ class _Packing:
                 os.close(here)
 
     def entry(self, here: int, name: str, path: str) -> None:
-        """What is called `name` in the directory `here`."""
+        """Pack the file called `name` in the directory `here`."""
         try:
             found = os.stat(name, dir_fd=here, follow_symlinks=False)
             kind = stat.S_IFMT(found.st_mode)

@@ -1,8 +1,8 @@
-"""What the processes of a sandbox have used, and how many there were, as its agent sees them.
+"""Resource usage of a sandbox's processes, and how many there were, measured by its agent.
 
 The kernel adds up what a process and all it has waited for used; the agent waits for everything
-that has lost its parent. So what has ended is known for good, and what runs is looked up. How many
-processes there were is told by their numbers, which a pid namespace gives out one after the other.
+that has lost its parent. So the usage of ended processes is known for good, and that of running ones is
+looked up. Processes are counted by their numbers, which a pid namespace gives out one after the other.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Count:
         self._started -= 1
 
     def started(self) -> int:
-        """How many processes and threads were started until now, -1 when nobody knows."""
+        """The count of processes and threads started until now, -1 where it cannot be known."""
         if not self._own_numbers:
             return -1
         self._look()
         return self._started
 
     def whole(self) -> UsageCounts:
-        """What was used until now, by those that have ended and those that run. Looks at each of these."""
+        """The usage until now of ended and running processes. Reads /proc for each running one."""
         total = self._ended
         for pid in process_tree.below(os.getpid(), process_tree.table()):
             words = _contents(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 15)
@@ -93,7 +93,7 @@ def last_pid() -> int:
 
 
 def passed(before: int, after: int, most: int) -> int:
-    """How many numbers were given out between two; `most` is the largest, after which they begin again."""
+    """The count of pids given out between two; `most` is the largest, after which they begin again."""
     return after - before if after >= before else after + most - before
 
 

@@ -1,8 +1,8 @@
-"""The last look around before anything runs in a sandbox of a session: is it what it was asked to be?
+"""Verify a sandbox of a session before anything runs in it.
 
 As for a single command (see `inside.verify`), but in two places: the first process of the
-sandbox keeps its rights over it, and looks at what it has made; each process that it starts
-looks at itself, right before its exec.
+sandbox keeps its rights over it, and a child of it checks what it has made; each process that it
+starts checks itself, right before its exec.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _ALWAYS = ("user", "mnt", "pid", "ipc", "uts", "cgroup")
 
 
 def outside(config: ForkServerConfig) -> Outside:
-    """The namespaces that a fork server is started in, looked at before it makes its own."""
+    """The namespaces that a fork server is started in, read before it makes its own."""
     return foreign(_ALWAYS if config.network else (*_ALWAYS, "net"))
 
 
 def template() -> Outside:
-    """What the fork server has made for itself alone."""
+    """The namespace that the fork server has made for itself alone."""
     return foreign(("mnt",))
 
 
@@ -55,7 +55,7 @@ def at_the_first() -> None:
 
 
 def user_namespace() -> int:
-    """What tells the user namespace that we are in from any other."""
+    """The inode of our user namespace."""
     return os.stat("/proc/self/ns/user").st_ino
 
 

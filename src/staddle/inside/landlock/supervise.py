@@ -21,7 +21,7 @@ from ...files import remove_tree
 from ...ipc.status import CONFINEMENT, NotStarted, tell
 from ...linux import process
 from .. import confine
-from ..kill_all import Everyone, share_scope
+from ..kill_all import Descendants, share_scope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def launch(instructions: Instructions, ruleset: Ruleset | None, status: int, par
         ended = _reap().get(warden, ended)
     if ended < 0:
         # Killed from outside. The command died with it; what else there is, is our child now.
-        Everyone().end()
+        Descendants().end()
         remove_tree.remove(instructions.scratch)
     os._exit(_exit_status(ended))
 
@@ -76,13 +76,13 @@ def _watch(instructions: Instructions, ruleset: Ruleset | None, status: int, lif
     """Be the warden. Returns the command's exit status when nothing of it is left."""
     os.setsid()  # whoever kills the launcher's process group does not kill us
     process.subreaper()
-    everyone = Everyone()
+    descendants = Descendants()
     try:
-        everyone = share_scope(instructions)
+        descendants = share_scope(instructions)
         command, broker = _start(instructions, ruleset, status)
-        return _exit_status(_attend(command, broker, everyone, lifeline))
+        return _exit_status(_attend(command, broker, descendants, lifeline))
     finally:
-        everyone.end()
+        descendants.end()
         remove_tree.remove(instructions.scratch)
 
 
@@ -107,7 +107,7 @@ def _start(instructions: Instructions, ruleset: Ruleset | None, status: int) -> 
     return command, None if listener is None else Broker(listener, instructions)
 
 
-def _attend(command: int, broker: Broker | None, everyone: Everyone, lifeline: int) -> int:
+def _attend(command: int, broker: Broker | None, descendants: Descendants, lifeline: int) -> int:
     """Answer and pass on until the command, or the launcher, has ended."""
     gc.enable()  # the one of us that lives long and works
     _let_go_of_streams()
@@ -125,7 +125,7 @@ def _attend(command: int, broker: Broker | None, everyone: Everyone, lifeline: i
             if fd == signals:
                 for number in process.read_signals(signals):
                     if number in PASSED_ON:
-                        everyone.send(number)
+                        descendants.send(number)
             elif broker and event & select.POLLIN:
                 broker.receive()
             elif broker and event:

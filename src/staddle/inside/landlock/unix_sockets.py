@@ -59,7 +59,7 @@ class Rules:
         return max(around, key=lambda rule: len(rule[0]), default=(b"", False))[1]
 
 
-class Refused(Exception):
+class ConnectRefused(Exception):
     """The connection is not made; `number` is what the caller is told."""
 
     def __init__(self, number: int) -> None:
@@ -114,7 +114,7 @@ class Broker:
         error = errno.EACCES
         try:
             error = self._connected(identity, thread, fd & 0xFFFFFFFF, address, length & 0xFFFFFFFF)
-        except Refused as refused:
+        except ConnectRefused as refused:
             error = refused.number
         except OSError as failed:
             error = failed.errno or errno.EACCES
@@ -139,11 +139,11 @@ class Broker:
             # now. If the request still stands, its caller has been waiting all the time.
             fcntl.ioctl(self.listener, _ID_VALID, struct.pack("Q", identity))
             if not stat.S_ISSOCK(os.fstat(socket).st_mode):
-                raise Refused(errno.ENOTSOCK)
+                raise ConnectRefused(errno.ENOTSOCK)
             (family,) = struct.unpack_from("H", name)
             if family != AF_UNIX:
                 if not self._may_reach(family, name):
-                    raise Refused(errno.EACCES)
+                    raise ConnectRefused(errno.EACCES)
                 return self._connect_to(socket, name)
             path = name[2:]
             if not path[:1].strip(b"\0"):
@@ -160,21 +160,21 @@ class Broker:
     def _connect_abstract(self, socket: int, name: bytes) -> int:
         """The command's own abstract sockets; the kernel refuses us all others."""
         if not self._abstract or len(name) <= 2:
-            raise Refused(errno.EACCES if len(name) > 2 else errno.EINVAL)
+            raise ConnectRefused(errno.EACCES if len(name) > 2 else errno.EINVAL)
         error = self._connect_to(socket, name)
         return errno.EACCES if error == errno.EPERM else error
 
     def _connect_path(self, socket: int, path: bytes) -> int:
         if not self._rules.allow(path):
-            raise Refused(errno.EACCES)
+            raise ConnectRefused(errno.EACCES)
         try:
             file = open_without_symlinks(os.fsdecode(path), os.O_PATH)
         except OSError as error:
             # A link that was not there a moment ago, or a look-up that raced: no.
-            raise Refused(errno.ENOENT if error.errno == errno.ENOENT else errno.EACCES) from None
+            raise ConnectRefused(errno.ENOENT if error.errno == errno.ENOENT else errno.EACCES) from None
         try:
             if not stat.S_ISSOCK(os.fstat(file).st_mode):
-                raise Refused(errno.ECONNREFUSED)
+                raise ConnectRefused(errno.ECONNREFUSED)
             return self._connect_to(socket, struct.pack("H", AF_UNIX) + b"/proc/self/fd/%d\0" % file)
         finally:
             os.close(file)
@@ -186,16 +186,16 @@ class Broker:
 def _address(thread: int, where: int, length: int) -> bytes:
     """The address that the caller gave, copied once."""
     if not 2 <= length <= _LONGEST_ADDRESS:
-        raise Refused(errno.EINVAL)
+        raise ConnectRefused(errno.EINVAL)
     memory = os.open(f"/proc/{thread}/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = os.pread(memory, length, where)
     except (OSError, OverflowError):
-        raise Refused(errno.EFAULT) from None
+        raise ConnectRefused(errno.EFAULT) from None
     finally:
         os.close(memory)
     if len(data) != length:
-        raise Refused(errno.EFAULT)
+        raise ConnectRefused(errno.EFAULT)
     return data
 
 
@@ -219,10 +219,10 @@ def _leader(thread: int) -> int:
 
 
 def _real(thread: int, path: bytes) -> bytes:
-    """Where `path` leads for the caller. A hint: whoever opens the result follows no link."""
+    """The real path of `path` for the caller. A hint only: the socket is then opened through no link."""
     try:
         if not path.startswith(b"/"):
             path = os.path.join(os.readlink(b"/proc/%d/cwd" % thread), path)
         return os.path.realpath(path)
     except OSError:
-        raise Refused(errno.EACCES) from None  # it changed while we looked
+        raise ConnectRefused(errno.EACCES) from None  # it changed while we looked

@@ -7,14 +7,14 @@ import itertools
 import pytest
 
 from staddle.inside.agent import process_tree
-from staddle.inside.agent.process_tree import Entry, below, of_run
+from staddle.inside.agent.process_tree import ProcessEntry, below, of_run
 
 SHELL, SINCE = 100, 5000
 
 
 def chosen(table: dict[int, tuple[int, int]], newest_job: int = 0, **pipes: set[int]) -> set[int]:
-    processes = {pid: Entry(parent, started) for pid, (parent, started) in table.items()}
-    processes[SHELL] = Entry(1, 100)
+    processes = {pid: ProcessEntry(parent, started) for pid, (parent, started) in table.items()}
+    processes[SHELL] = ProcessEntry(1, 100)
     present, former = pipes.get("present", set()), pipes.get("former", set())
     return of_run(
         SHELL, SINCE, newest_job, processes, lambda pid: 1 if pid in present else -1 if pid in former else 0
@@ -48,15 +48,15 @@ def test_an_orphan_of_an_older_job_is_known_by_its_pipes() -> None:
 
 def test_the_dead_are_not_listed_but_their_children_are() -> None:
     processes = {
-        SHELL: Entry(1, 1),
-        200: Entry(SHELL, 5100, dead=True),
-        201: Entry(200, 5101),
+        SHELL: ProcessEntry(1, 1),
+        200: ProcessEntry(SHELL, 5100, dead=True),
+        201: ProcessEntry(200, 5101),
     }
     assert of_run(SHELL, SINCE, 0, processes, lambda _: 0) == {201}
 
 
 def test_a_table_that_goes_in_circles_ends() -> None:
-    processes = {SHELL: Entry(201, 1), 200: Entry(SHELL, 5100), 201: Entry(200, 5101)}
+    processes = {SHELL: ProcessEntry(201, 1), 200: ProcessEntry(SHELL, 5100), 201: ProcessEntry(200, 5101)}
     assert of_run(SHELL, SINCE, 0, processes, lambda _: 0) >= {200, 201}
     assert below(SHELL, processes) >= {200, 201}
 
