@@ -113,13 +113,13 @@ class GlobSet:
 
     def __init__(self, globs: Iterable[Glob]) -> None:
         self.globs = tuple(globs)
-        self._flat: dict[int, _Alike] = {}
-        self._deep: dict[str, dict[int, _Alike]] = {}
+        self._flat: dict[int, _GlobGroup] = {}
+        self._deep: dict[str, dict[int, _GlobGroup]] = {}
         for glob in self.globs:
             if glob.deep:
-                self._deep.setdefault(glob.prefix, {}).setdefault(len(glob.tail), _Alike()).add(glob.tail)
+                self._deep.setdefault(glob.prefix, {}).setdefault(len(glob.tail), _GlobGroup()).add(glob.tail)
             elif glob.literal is None:
-                self._flat.setdefault(len(glob.head), _Alike()).add(glob.head)
+                self._flat.setdefault(len(glob.head), _GlobGroup()).add(glob.head)
         self.literals = frozenset(glob.literal for glob in self.globs if glob.literal is not None)
 
     def matches(self, path: str) -> bool:
@@ -137,14 +137,14 @@ class GlobSet:
         return False
 
 
-class _Alike:
-    """Globs of the same number of segments. Those that begin and end alike are one machine."""
+class _GlobGroup:
+    """Globs with the same number of segments. Those with the same literal ends share one automaton."""
 
     __slots__ = ("fronts", "literals", "machines")
 
     def __init__(self) -> None:
         self.literals: set[str] = set()
-        self.machines: dict[str, dict[str, _Machine]] = {}
+        self.machines: dict[str, dict[str, _LazyAutomaton]] = {}
         #: How long what they begin with can be, and for each beginning the same of the end.
         self.fronts: dict[int, dict[str, set[int]]] = {}
 
@@ -160,7 +160,7 @@ class _Alike:
         front = "".join(char or "" for char in plain[: wild[0]])
         back = "".join(char or "" for char in plain[wild[-1] + 1 :])
         self.fronts.setdefault(len(front), {}).setdefault(front, set()).add(len(back))
-        machine = self.machines.setdefault(front, {}).setdefault(back, _Machine())
+        machine = self.machines.setdefault(front, {}).setdefault(back, _LazyAutomaton())
         machine.patterns.append(tokens[wild[0] : wild[-1] + 1])
 
     def spells(self, text: str) -> bool:
@@ -176,8 +176,8 @@ class _Alike:
         return False
 
 
-class _Machine:
-    """An automaton that is made when it is first asked."""
+class _LazyAutomaton:
+    """An automaton that is built at its first use."""
 
     __slots__ = ("made", "patterns")
 

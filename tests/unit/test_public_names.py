@@ -1,0 +1,100 @@
+"""The public names of `staddle` are exactly these, and each says what it is: a docstring, and types."""
+
+from __future__ import annotations
+
+import inspect
+import types
+
+import pytest
+
+import staddle
+
+#: The contract. A name is added here on purpose, and goes only with a line in CHANGELOG.md.
+PUBLIC = (
+    "AsyncSandbox",
+    "Change",
+    "CommandResult",
+    "Enforcement",
+    "Event",
+    "ExecutionEnvironment",
+    "Gap",
+    "Identity",
+    "Jail",
+    "Limits",
+    "LocalEnvironment",
+    "Network",
+    "Plan",
+    "Policy",
+    "PolicyNotEnforceable",
+    "Pool",
+    "Reason",
+    "Result",
+    "RunOpts",
+    "Sandbox",
+    "Snapshot",
+    "StaddleError",
+    "Workspace",
+    "WrappedCommand",
+    "doctor",
+    "new_jail",
+    "wrap",
+)
+
+
+def methods(value: type) -> dict[str, object]:
+    """The public methods and properties of a class, its bases included, and `__init__`."""
+    found: dict[str, object] = {}
+    for base in reversed(value.__mro__):
+        if base.__module__.startswith("staddle"):
+            for name, item in vars(base).items():
+                if name == "__init__" or not name.startswith("_"):
+                    found[name] = item
+    return found
+
+
+def plain(item: object) -> object:
+    """The function of a method, a property or a class method; anything else as it is."""
+    if isinstance(item, property):
+        return item.fget
+    return item.__func__ if isinstance(item, classmethod | staticmethod) else item
+
+
+def untyped(function: object) -> list[str]:
+    """The parameters of a function that have no annotation, and `return` if that has none."""
+    if not isinstance(function, types.FunctionType):
+        return []
+    signature = inspect.signature(function)
+    skipped = ("self", "cls")
+    found = [
+        p.name for p in signature.parameters.values() if p.annotation is p.empty and p.name not in skipped
+    ]
+    return found + (["return"] if signature.return_annotation is signature.empty else [])
+
+
+def test_the_public_names_are_the_contract() -> None:
+    assert tuple(staddle.__all__) == PUBLIC
+    assert set(PUBLIC) <= set(dir(staddle))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_has_a_docstring(name: str) -> None:
+    value = getattr(staddle, name)
+    assert inspect.getdoc(value)
+    if isinstance(value, type):
+        for method, item in methods(value).items():
+            function = plain(item)
+            if isinstance(function, types.FunctionType) and method != "__init__":
+                assert inspect.getdoc(function), f"{name}.{method} has no docstring"
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_is_typed(name: str) -> None:
+    value = getattr(staddle, name)
+    functions = methods(value) if isinstance(value, type) else {name: value}
+    assert {key: missing for key, item in functions.items() if (missing := untyped(plain(item)))} == {}
+
+
+def test_the_package_shadows_no_public_function() -> None:
+    """A submodule of the same name would take its place once it is imported."""
+    for name in PUBLIC:
+        assert not isinstance(getattr(staddle, name), types.ModuleType)
