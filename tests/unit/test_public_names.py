@@ -61,13 +61,11 @@ def plain(item: object) -> object:
 
 def untyped(function: object) -> list[str]:
     """The parameters of a function that have no annotation, and `return` if that has none."""
-    if not isinstance(function, types.FunctionType):
+    if not isinstance(function, types.FunctionType) or not function.__module__.startswith("staddle"):
         return []
     signature = inspect.signature(function)
-    skipped = ("self", "cls")
-    found = [
-        p.name for p in signature.parameters.values() if p.annotation is p.empty and p.name not in skipped
-    ]
+    given = [each for each in signature.parameters.values() if each.name not in ("self", "cls")]
+    found = [each.name for each in given if each.annotation is each.empty]
     return found + (["return"] if signature.return_annotation is signature.empty else [])
 
 
