@@ -23,7 +23,7 @@ from seccompy.notify import Listener
 from staddle import Policy
 from staddle.errors import StaddleError
 from staddle.forkserver import client
-from staddle.layers import removal
+from staddle.layers import trash
 from staddle.linux import process
 from staddle.policy.network import Network
 from staddle.sandbox.open import open as opening
@@ -86,7 +86,7 @@ class HostProgram:
             said |= {"why": error.why, "error": type(error).__name__}
         except BaseException as error:
             said |= {"why": str(error), "error": f"not one of ours: {type(error).__name__}"}
-        removal.wait()  # or else that is still going on while the next one is opened
+        trash.wait()  # or else that is still going on while the next one is opened
         said["made"] = self._made.exists()
         self._made.unlink(missing_ok=True)
         return said
@@ -119,7 +119,7 @@ class HostProgram:
             client._servers.popitem()[1].close()
 
 
-def _command(sandbox: opening.Opened, *, root: bool) -> dict[str, Any]:
+def _command(sandbox: opening.SandboxHandle, *, root: bool) -> dict[str, Any]:
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
         started = sandbox.link.spawn(

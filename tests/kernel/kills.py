@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from staddle.layers import journal, place
+from staddle.layers import commit_dir, journal
 
 #: Everything that changes something on a disk.
 CALLS = [
@@ -46,7 +46,7 @@ def killed_at(number: int, work: Callable[[], object]) -> bool:
             setattr(os, name, dying(getattr(os, name)))
         journal.exchange_names = dying(journal.exchange_names)  # type: ignore[assignment]
         journal.rename_new = dying(journal.rename_new)  # type: ignore[assignment]
-        place.sync_file_system = dying(place.sync_file_system)  # type: ignore[assignment]
+        commit_dir.sync_file_system = dying(commit_dir.sync_file_system)  # type: ignore[assignment]
         try:
             work()
             os._exit(0)

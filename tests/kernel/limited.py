@@ -14,7 +14,7 @@ import pytest
 
 from staddle import Limits
 from staddle.forkserver import client
-from staddle.layers import removal
+from staddle.layers import trash
 from staddle.limits import here, host, where
 from staddle.limits.family import Family
 from staddle.limits.group import Group
@@ -100,7 +100,7 @@ def ran(group: Group, code: str, timeout: float = 30) -> tuple[str, int]:
 
 def groups_in_use() -> list[str]:
     """The groups of sandboxes of ours, which are two levels below what we are in; but those that wait."""
-    removal.wait()  # some may be in the making
+    trash.wait()  # some may be in the making
     ahead = [server._ahead for server in client._servers.values() if server._ahead is not None]
     waiting = {tail for one in ahead for group in (*one._waiting, *one._stock) for tail in group.tails}
     found = [path for own in leftovers() for path in Path(own).iterdir() if path.is_dir()]

@@ -16,7 +16,7 @@ from staddle.environment.command_layer import MOST_TOLD, CommandLayer
 from staddle.errors import CommandCancelled, CommandTimeout, LaunchFailed
 from staddle.events import Event
 from staddle.launch import running
-from staddle.layers import removal
+from staddle.layers import trash
 from staddle.policy.plan import Plan
 from tests.kernel.in_a_child import python
 from tests.kernel.waiting import JumpingClock, as_soon_as, until
@@ -39,7 +39,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     (made / "sync").mkdir(parents=True)
     before = len(os.listdir("/proc/self/fd"))
     yield made
-    removal.wait()  # what is removed in the background
+    trash.wait()  # what is removed in the background
     assert len(os.listdir("/proc/self/fd")) <= before, "a descriptor was left open"
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import CommitFailed, CommitRefused
-from staddle.layers import removal
+from staddle.layers import trash
 from staddle.layers.changes import diff
 from staddle.layers.commit import commit
-from staddle.layers.merged import View
+from staddle.layers.merged_view import LayerView
 from staddle.layers.stack import Stack
 from staddle.layers.store import Store, home_for
 from staddle.linux import mounts, overlay
@@ -30,7 +30,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("STADDLE_LAYERS", "/dev/shm" if request.param == "memory" else "/var/tmp")
     with Store(home_for()) as made:
         yield made
-    removal.wait()
+    trash.wait()
 
 
 @pytest.fixture
@@ -339,10 +339,10 @@ class TestHosts:
             tree = overlay.overlay([str(tmp_path / "host")], str(tmp_path / "up"), str(tmp_path / "work"))
             mounts.attach(tree, os.open(outer, os.O_PATH))
             os.environ["XDG_STATE_HOME"] = str(state)
-            view = View((str(layer),), (str(outer),))
+            view = LayerView((str(layer),), (str(outer),))
             before = picture(outer)
             commit(view, progress=lambda *_: None)
-            removal.wait()
+            trash.wait()
             assert diff(view) == []
             after = picture(outer)
             assert sorted(set(before) - set(after)) == [
@@ -381,9 +381,9 @@ class TestHosts:
             fill(tmp_path / "host", [("a", "old"), ("d/f", "f")])
             fill(tmp_path / "layer", [("a", "new"), ("n/m", "m")])
             os.mknod(tmp_path / "layer/d", stat.S_IFCHR, 0)
-            view = View((str(tmp_path / "layer"),), (str(tmp_path / "host"),))
+            view = LayerView((str(tmp_path / "layer"),), (str(tmp_path / "host"),))
             commit(view)
-            removal.wait()
+            trash.wait()
             assert sorted(picture(tmp_path / "host")) == ["a", "n", "n/m"]
             assert not (tmp_path / "state").exists()
 

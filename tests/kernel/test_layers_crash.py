@@ -14,10 +14,10 @@ import pytest
 
 from staddle.errors import CommitFailed
 from staddle.files.remove_tree import remove
-from staddle.layers import journal, place, removal, staging
+from staddle.layers import commit_dir, journal, staging, trash
 from staddle.layers.baseline import Baseline
 from staddle.layers.commit import commit
-from staddle.layers.merged import View
+from staddle.layers.merged_view import LayerView
 from staddle.layers.recovery import recover
 from tests.kernel.kills import killed_at
 from tests.kernel.layers_overlay import MEMORY, Picture, fill, picture
@@ -51,7 +51,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("gone", "tree", "moved"):
         os.mknod(layer / name, stat.S_IFCHR, 0)
     yield tmp_path
-    removal.wait()
+    trash.wait()
     remove((os.fsencode(tmp_path),))
 
 
@@ -85,8 +85,8 @@ def _umask() -> int:
     return old
 
 
-def view(world: Path) -> View:
-    return View((str(world / "layer"),), (str(world / "host"),))
+def view(world: Path) -> LayerView:
+    return LayerView((str(world / "layer"),), (str(world / "host"),))
 
 
 def test_after_a_kill_at_any_step_the_host_is_wholly_old_or_wholly_new(world: Path) -> None:
@@ -218,7 +218,7 @@ def test_where_directories_cannot_be_renamed_they_are_emptied(
 
 
 def test_slots_in_the_target_are_gone_too(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "_mount_of", lambda path: (0, ""))  # as when /home is another file system
+    monkeypatch.setattr(commit_dir, "_mount_of", lambda path: (0, ""))  # as when /home is another file system
     host = world / "host"
     old = picture(host)
     new = new_state(host, old)
@@ -258,7 +258,7 @@ def _again(world: Path, old: Picture) -> None:
 
 
 def _left(world: Path) -> list[str]:
-    removal.wait()
+    trash.wait()
     state = world / "state/staddle/commits"
     records = os.listdir(state) if state.exists() else []
     return [*records, *(name for name in os.listdir(world / "host") if name.startswith(".staddle"))]
@@ -274,4 +274,4 @@ def test_a_commit_in_progress_is_left_alone_by_a_recovery(world: Path) -> None:
     assert seen
     assert all(found == [] for found, _, _ in seen)
     assert seen[-1][1] == seen[-1][2] > 0
-    removal.wait()
+    trash.wait()

@@ -13,7 +13,7 @@ import pytest
 
 from staddle import Identity, Policy, Reason, Sandbox
 from staddle.forkserver import client
-from staddle.layers import removal
+from staddle.layers import trash
 from staddle.linux.tree import descendants
 from staddle.sandbox.workspace import overlay, stores
 from tests.kernel.waiting import until
@@ -37,7 +37,7 @@ def prepared(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "sub").mkdir()
     ready(tmp_path)
     yield tmp_path
-    removal.wait()
+    trash.wait()
 
 
 def ready(place: Path | None, **options: object) -> None:
@@ -197,7 +197,7 @@ def test_layers_that_nobody_uses_go(prepared: Path) -> None:
     store = stores.store_for(str(prepared))
 
     def count() -> int:
-        removal.wait()
+        trash.wait()
         return sum(name.isdigit() for name in os.listdir(store.path))
 
     before = count()

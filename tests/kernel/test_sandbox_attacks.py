@@ -15,7 +15,7 @@ import pytest
 
 from staddle import Policy, Reason, Sandbox
 from staddle.forkserver import client
-from staddle.layers import removal
+from staddle.layers import trash
 from staddle.limits.standing_in import usable
 from tests.kernel.limited import leftovers, no_groups_left  # noqa: F401 - a fixture for all
 from tests.kernel.waiting import until
@@ -208,7 +208,7 @@ def test_sandboxes_with_all_limits_leave_nothing() -> None:
 
     cycle()
     assert until(lambda: all(not server.live for server in client._servers.values()))
-    removal.wait()  # what is made ahead for the next is there
+    trash.wait()  # what is made ahead for the next is there
     before = left()
     for _ in range(40):
         cycle()

@@ -11,7 +11,7 @@ import pytest
 
 from staddle import Policy, Sandbox, Snapshot
 from staddle.errors import CommitRefused
-from staddle.layers import removal
+from staddle.layers import trash
 from staddle.sandbox.workspace import stores
 from tests.kernel.layers_overlay import picture
 from tests.kernel.waiting import until
@@ -202,6 +202,6 @@ def test_nothing_is_left_of_copies(project: Path, backend: str) -> None:
         (fork,) = sandbox.fork()
         fork.close()
     snapshot.close()
-    removal.wait()
+    trash.wait()
     for store in stores._copy_stores.values():
         assert set(os.listdir(store.path)) <= {"lock", "empty"}

@@ -16,7 +16,7 @@ import pytest
 from staddle import Policy, Sandbox
 from staddle.errors import InvalidCall, LayerError, PolicyNotEnforceable
 from staddle.files.remove_tree import remove
-from staddle.layers import keeping, kept, removal
+from staddle.layers import persistent_store, session_record, trash
 from staddle.sandbox.workspace.persistent import PersistentWorkspace
 from tests.kernel.in_a_child import SRC
 from tests.kernel.waiting import until
@@ -29,7 +29,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     made.chmod(0o711)
     monkeypatch.setenv("XDG_STATE_HOME", str(made))
     yield made
-    removal.wait()
+    trash.wait()
     remove((os.fsencode(made),))  # the kernel leaves a directory there that its owner cannot open
 
 
@@ -90,13 +90,13 @@ def test_the_home_is_there_again(project: Path, tmp_path: Path) -> None:
 def test_a_kept_snapshot_is_also_of_the_home(project: Path) -> None:
     with Sandbox(project, keep="fix") as sandbox:
         sandbox.run("echo 1 > ~/h")
-    _without_a_sandbox(lambda kept: kept.snapshot("one"))
+    _without_a_sandbox(lambda kept: session_record.snapshot("one"))
     with Sandbox(project, keep="fix") as sandbox:
         sandbox.run("echo 2 > ~/h; echo 2 > /tmp/t")
-    _without_a_sandbox(lambda kept: kept.restore("one"))
+    _without_a_sandbox(lambda kept: session_record.restore("one"))
     with Sandbox(project, keep="fix") as sandbox:
         assert sandbox.run("cat ~/h; ls /tmp").stdout == "1\n"
-    _without_a_sandbox(lambda kept: kept.forget("one"))
+    _without_a_sandbox(lambda kept: session_record.forget("one"))
     with Sandbox(project, keep="fix") as sandbox:
         assert sandbox.run("cat ~/h; ls /tmp").stdout == "1\n"
 
@@ -106,7 +106,7 @@ def _without_a_sandbox(work: Callable[[PersistentWorkspace], object]) -> None:
     try:
         work(kept)
     finally:
-        kept.close()
+        session_record.close()
 
 
 def test_another_process_goes_on(project: Path) -> None:
@@ -154,7 +154,7 @@ def test_nothing_is_written_after_the_end(project: Path, state: Path) -> None:
     sizes = [os.stat(upper(state) / name).st_size for name in ("file", "other")]
     time.sleep(0.1)
     assert sizes == [os.stat(upper(state) / name).st_size for name in ("file", "other")]
-    assert not keeping.is_claimed("fix")
+    assert not persistent_store.is_claimed("fix")
 
 
 def test_who_starts_its_programs_says_so_until_their_end(project: Path, state: Path) -> None:
@@ -209,15 +209,15 @@ def test_what_cannot_be_leaves_nothing(project: Path, state: Path, tmp_path: Pat
         Sandbox(project, keep="fix", backend="bwrap")
     with pytest.raises(LayerError, match="in the workspace"):
         Sandbox(state, keep="fix")
-    removal.wait()
-    assert kept.names() == []
+    trash.wait()
+    assert session_record.names() == []
     assert not (state / "staddle").exists()
     Sandbox(project, keep="fix").close()
     with pytest.raises(InvalidCall, match="another workspace"):
         Sandbox(tmp_path, keep="fix")
     with pytest.raises(PolicyNotEnforceable):
         Sandbox(project, keep="fix", backend="bwrap")
-    assert kept.names() == ["fix"]
+    assert session_record.names() == ["fix"]
 
 
 def test_snapshots_and_forks_of_it_work_and_leave_one_session(project: Path, state: Path) -> None:
@@ -232,15 +232,15 @@ def test_snapshots_and_forks_of_it_work_and_leave_one_session(project: Path, sta
         assert sandbox.run("cat new; ls").stdout == "1\nfile\nnew\nsub\n"
         with pytest.raises(InvalidCall, match="reset"):
             sandbox.reset()
-    assert keeping.is_claimed("fix")  # the fork has layers of it
+    assert persistent_store.is_claimed("fix")  # the fork has layers of it
     assert fork.run("cat new more").stdout == "fork\n3\n"
     fork.close()
-    assert not keeping.is_claimed("fix")
+    assert not persistent_store.is_claimed("fix")
     with Sandbox(project, keep="fix") as sandbox:
         assert sandbox.run("cat new; ls").stdout == "1\nfile\nnew\nsub\n"
         sandbox.discard()
         assert sandbox.diff() == []
-    removal.wait()
+    trash.wait()
     assert len(layers(state)) == 2  # of the workspace, and of the home and the like
 
 
@@ -277,10 +277,10 @@ def test_many_kept_snapshots_are_squashed_and_stay_right(project: Path) -> None:
 
 def test_the_policy_is_kept_for_display_without_secrets(project: Path) -> None:
     Sandbox(project, Policy.agent().with_env(TOKEN="secret"), keep="fix").close()
-    record = kept.read(kept.directory_of("fix"))
+    record = session_record.read(session_record.directory_of("fix"))
     assert record is not None
     assert record.policy["env"] == ["TOKEN"]
-    assert "secret" not in Path(kept.directory_of("fix"), "session").read_text()
+    assert "secret" not in Path(session_record.directory_of("fix"), "session").read_text()
 
 
 @pytest.mark.needs_root

@@ -16,7 +16,7 @@ import pytest
 
 from staddle import AsyncSandbox, Sandbox, Snapshot
 from staddle.errors import ArchiveRefused, CommitRefused
-from staddle.layers import archive, loading, removal
+from staddle.layers import archive, archive_reader, trash
 from staddle.layers.stack import LayerSnapshot
 from staddle.layers.store import Store, sweep
 from staddle.sandbox.workspace import snapshot_file
@@ -192,13 +192,13 @@ def test_a_file_that_is_cut_short_or_changed_is_refused(saved: Path, tmp_path: P
             Snapshot.load(other).close()  # a byte of the header that means nothing
         except ArchiveRefused:
             pass
-    removal.wait()
+    trash.wait()
     assert set(os.listdir(alone.path)) <= {"lock", "empty"}
 
 
 def forged(saved: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     """The same archive with other facts, and a checksum that is right."""
-    layers, facts = loading.load(str(saved), store_for(None))
+    layers, facts = archive_reader.load(str(saved), store_for(None))
     change(facts)
     base = empty_directory(store_for(None))
     points = {name: LayerSnapshot(store_for(None), [base], [layer]) for name, layer in layers.items()}
@@ -248,7 +248,7 @@ def test_facts_that_we_do_not_write_are_refused(
     forgery = forged(saved, change)
     with pytest.raises(ArchiveRefused):
         Snapshot.load(forgery)
-    removal.wait()
+    trash.wait()
     assert os.listdir(alone.path) == ["lock"]
 
 
@@ -286,7 +286,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "state"))
     (place / "state").mkdir(mode=0o711)
     yield place
-    removal.wait()
+    trash.wait()
     subprocess.run(["chmod", "-R", "u+rwx", str(place)], check=True)
     shutil.rmtree(place)
 
@@ -340,7 +340,7 @@ def test_a_kill_while_loading_leaves_nothing(
         for mine in home.iterdir():
             _as_old_as_it_must_be(mine)
             sweep(str(mine))
-        removal.wait()
+        trash.wait()
         assert [path for path in home.rglob("*") if path.parent != home] == [], number
         assert saved.read_bytes() == content
         if not killed:

@@ -13,7 +13,7 @@ from staddle import Policy, Sandbox
 from staddle.errors import LaunchFailed
 from staddle.files.remove_tree import remove
 from staddle.forkserver.client import mounter
-from staddle.layers import removal
+from staddle.layers import trash
 from staddle.sandbox.workspace import snapshots
 from staddle.sandbox.workspace.persistent import PersistentWorkspace
 
@@ -24,7 +24,7 @@ def place() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="staddle-system-", dir="/var/tmp"))
     made.chmod(0o711)
     yield made
-    removal.wait()
+    trash.wait()
     remove((os.fsencode(made),))
 
 

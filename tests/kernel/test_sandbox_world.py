@@ -11,7 +11,7 @@ import pytest
 from staddle import Policy, Sandbox
 from staddle.errors import InvalidCall
 from staddle.forkserver import client
-from staddle.layers import removal
+from staddle.layers import trash
 from staddle.sandbox.workspace import stores
 from tests.kernel.waiting import until
 
@@ -190,7 +190,7 @@ def test_a_chain_of_snapshots_stays_right(sandbox: Sandbox) -> None:
     for number in range(40):
         sandbox.run(f"echo {number} > ~/h; echo {number} > /tmp/{number}")
         points.append(sandbox.snapshot())
-    removal.wait()
+    trash.wait()
     assert sandbox.run("ls /tmp | wc -l; cat ~/h").stdout == "40\n39\n"
     for number in (3, 38, 0):
         sandbox.restore(points[number])
@@ -256,7 +256,7 @@ def test_nothing_is_left_of_it(project: Path) -> None:
         paths |= layers(sandbox)
         point.close()
         assert len(paths) == 8
-    removal.wait()
+    trash.wait()
     assert not any(map(os.path.exists, paths))
 
 
@@ -280,6 +280,6 @@ def test_what_was_made_ahead_goes_with_who_made_it(monkeypatch: pytest.MonkeyPat
         assert until(lambda: len(ahead()) > 1)
         server.close()
         assert ahead() == {mine}
-    removal.wait()
+    trash.wait()
     assert ahead() == set()
     store.close()

@@ -14,16 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from staddle.errors import CommitRefused
-from staddle.layers import removal, staging
+from staddle.layers import staging, trash
 from staddle.layers.archive import save
+from staddle.layers.archive_reader import load
 from staddle.layers.baseline import Baseline
+from staddle.layers.change_watch import ChangeWatch
 from staddle.layers.changes import diff
 from staddle.layers.commit import commit
-from staddle.layers.loading import load
-from staddle.layers.merged import View
-from staddle.layers.merging import copy_of
+from staddle.layers.merge import copy_of
+from staddle.layers.merged_view import LayerView
 from staddle.layers.review import Conflict
-from staddle.layers.scan import Watch
 from staddle.layers.stack import LayerSnapshot, Stack
 from staddle.layers.store import Store, home_for
 from tests.kernel.layers_overlay import MEMORY, Picture, fill, inside, naive_changes, picture
@@ -65,7 +65,7 @@ def state_elsewhere() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir=MEMORY) as state:
         patch.setenv("XDG_STATE_HOME", state)
         yield
-        removal.wait()
+        trash.wait()
         assert os.listdir(state) == []
 
 
@@ -131,11 +131,11 @@ class World:
 
     def __exit__(self, *_: object) -> None:
         self.store.close()
-        removal.wait()
+        trash.wait()
         shutil.rmtree(self.top)
 
 
-def told(what: Stack | View) -> set[tuple[str, str]]:
+def told(what: Stack | LayerView) -> set[tuple[str, str]]:
     """The change list with a rename told as what it is made of."""
     found = set()
     for change in diff(what.view() if isinstance(what, Stack) else what):
@@ -301,7 +301,7 @@ def test_a_copy_without_overlayfs_tells_and_commits_the_same(tree: list, operati
         assert picture(copy) == world.before
         do(operations)(copy)
         after = picture(copy)
-        view = View((str(copy),), (str(world.host),), plain=True)
+        view = LayerView((str(copy),), (str(world.host),), plain=True)
         expected = naive_changes(world.before, after)
         assert told(view) == expected
         commit(view, allow_protected=True)
@@ -312,7 +312,7 @@ def test_a_copy_without_overlayfs_tells_and_commits_the_same(tree: list, operati
 @given(TREE, OPERATIONS, OPERATIONS, OPERATIONS)
 def test_two_looks_tell_what_one_command_did(tree: list, first: list, second: list, third: list) -> None:  # type: ignore[type-arg]
     with World(tree) as world:
-        watch = Watch(world.stack.view())
+        watch = ChangeWatch(world.stack.view())
         before = world.before
         rewritten: set[str] = set()
         for operations in (first, second, third):

@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from staddle import Sandbox, Snapshot
 from staddle.files.remove_tree import remove
-from staddle.layers import removal
+from staddle.layers import trash
 from tests.kernel.layers_overlay import Picture, naive_changes, picture
 
 STORIES = int(os.environ.get("STADDLE_MODEL", "0"))
@@ -90,7 +90,7 @@ class Story(RuleBasedStateMachine):
         for snapshot, _ in self.snapshots:
             snapshot.close()
         remove((os.fsencode(self.place),))
-        removal.wait()
+        trash.wait()
 
     # ------------------------------------------------------------ what is done
 

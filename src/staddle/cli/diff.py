@@ -89,7 +89,7 @@ def text_of(change: Change) -> str:
 
     A name with a line end in it must not look like a line of the diff.
     """
-    from ..layers.text import text_diff
+    from ..layers.unified_diff import text_diff
 
     view, item = change.__dict__.get("_source") or (None, None)
     names = ("path", "old_path", "target", "old_target")

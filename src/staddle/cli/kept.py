@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..layers.changes import Change
-    from ..layers.kept import Record
+    from ..layers.session_record import SessionRecord
     from ..policy import Policy
     from ..sandbox.sandbox import Sandbox
 
@@ -57,10 +57,10 @@ def named(parsed: Parsed, command: str) -> tuple[str, tuple[str, ...]]:
     )
 
 
-def every() -> list[Record]:
+def every() -> list[SessionRecord]:
     """All kept sandboxes whose record can be read; warns of the others on standard error."""
     from ..errors import LayerError
-    from ..layers.kept import names
+    from ..layers.session_record import names
 
     found = []
     for name in names():
@@ -71,7 +71,7 @@ def every() -> list[Record]:
     return found
 
 
-def _is_of(record: Record, directory: str) -> bool:
+def _is_of(record: SessionRecord, directory: str) -> bool:
     return record.workspace is not None and is_within(directory, record.workspace)
 
 

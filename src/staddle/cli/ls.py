@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..layers.kept import Record
+    from ..layers.session_record import SessionRecord
 
 _OPTIONS = (JSON, HELP)
 _HELP = """\
@@ -45,8 +45,8 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _facts(record: Record) -> dict[str, object]:
-    from ..layers.keeping import is_claimed
+def _facts(record: SessionRecord) -> dict[str, object]:
+    from ..layers.persistent_store import is_claimed
 
     changes: int | None = None
     problem = ""

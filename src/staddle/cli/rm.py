@@ -29,10 +29,10 @@ def main(words: Sequence[str]) -> int:
         return 0
     if not parsed.words:
         raise UsageError("no kept sandbox is named", fix="staddle rm NAME; `staddle ls` lists them")
-    from ..layers import removal
-    from ..layers.keeping import remove
+    from ..layers import trash
+    from ..layers.persistent_store import remove
 
     for name in parsed.words:
         remove(name)
-    removal.wait()
+    trash.wait()
     return 0

@@ -16,7 +16,7 @@ from ..errors import LayerError
 from ..events import Event
 from ..layers.baseline import Baseline
 from ..layers.commit import commit
-from ..layers.merged import View
+from ..layers.merged_view import LayerView
 from ..layers.recovery import recover
 from ..layers.review import Names
 from ..layers.store import Store, home_for, sweep
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..layers.differences import Difference
-    from ..layers.merged import Opened
+    from ..layers.merged_view import OpenLayers
     from ..layers.store import Layer
     from ..policy.plan import Plan
 
@@ -121,7 +121,7 @@ class CommandLayer:
             return self._told({})
         left: dict[str, str] = {}
 
-        def only(opened: Opened, found: Sequence[Difference]) -> list[Difference]:
+        def only(opened: OpenLayers, found: Sequence[Difference]) -> list[Difference]:
             by_path, names = {item.path: item for item in found}, Names(opened)
 
             def why(path: str) -> str:
@@ -139,7 +139,7 @@ class CommandLayer:
             return [item for item in found if item.path not in left]
 
         # By the descriptor that we hold: whatever has the name by now, this is where it worked.
-        view = View((self._layer.upper,), (f"/proc/self/fd/{self._root}",))
+        view = LayerView((self._layer.upper,), (f"/proc/self/fd/{self._root}",))
         # Nor does anybody wait for the disk when a command writes without a layer.
         commit(view, on_conflict="overwrite", allow_protected=True, only=only, durable=False)
         return self._told(left)

@@ -10,7 +10,7 @@ from ..errors import LaunchFailed
 from ..ipc import forkserver_messages as records
 from ..ipc.descriptors import close_all, receive, send
 from ..launch import helper
-from ..layers import removal
+from ..layers import trash
 from ..limits import scope
 from ..mounts.operations import Bind
 from ..mounts.rows import decoded
@@ -139,7 +139,7 @@ class ForkServerClient:
             try:
                 asked = request.replace(extra_fds=request.extra_fds + len(cgroup_fds))
                 found = self._take(asked, [*extra_fds, *cgroup_fds], borrow)
-                removal.in_background(ahead.restock)
+                trash.in_background(ahead.restock)
                 return found
             except _NeedCgroups:
                 continue

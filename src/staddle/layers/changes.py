@@ -17,7 +17,7 @@ import stat
 
 from .._value import Value
 from .differences import Difference, Selection, differences
-from .merged import Opened, View
+from .merged_view import LayerView, OpenLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,20 +63,20 @@ class Change(Value):
         Of more than `limit` bytes on a side, of binary content and of what is no file it only
         says what it is. The text is the agent's: `staddle.display.shown_block` makes it harmless.
         """
-        from .text import text_diff
+        from .unified_diff import text_diff
 
-        source: tuple[View, Difference] | None = self.__dict__.get("_source")
+        source: tuple[LayerView, Difference] | None = self.__dict__.get("_source")
         return text_diff(self, *(source or (None, None)), context=context, limit=limit)
 
 
 def diff(
-    view: View, paths: Collection[str] | None = None, *, at: str = "", baseline: Baseline | None = None
+    view: LayerView, paths: Collection[str] | None = None, *, at: str = "", baseline: Baseline | None = None
 ) -> list[Change]:
     """Every change of the view, by path; only at and below `paths` when given. `at` goes before each path.
 
     With a `baseline`, what has been committed is left out, also where the host has changed it since.
     """
-    with Opened(view) as opened:
+    with OpenLayers(view) as opened:
         found = list(differences(opened, Selection(paths)))
         if baseline is not None:
             found = baseline.outstanding(found)
@@ -88,7 +88,7 @@ def in_order(found: Iterable[Difference]) -> list[Difference]:
     return sorted(found, key=lambda item: item.path.split("/"))
 
 
-def change_of(opened: Opened, item: Difference, at: str = "") -> Change:
+def change_of(opened: OpenLayers, item: Difference, at: str = "") -> Change:
     """A difference as it is shown."""
     before = f"{at.rstrip('/')}/" if at else ""
     new, old = _described(item.new), _described(item.old)
@@ -135,7 +135,7 @@ def _target(tree: Tree, path: str) -> str | None:
         tree.give_back()
 
 
-def with_renames(opened: Opened, found: list[Difference]) -> list[Difference]:
+def with_renames(opened: OpenLayers, found: list[Difference]) -> list[Difference]:
     """The same with a deleted and an added file of the same content told as one renamed file.
 
     Overlayfs keeps no trace of a rename, so only what has content can be known, and only
@@ -182,7 +182,7 @@ def _has_content(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size > 0
 
 
-def _digest(opened: Opened, item: Difference, *, new: bool) -> bytes | None:
+def _digest(opened: OpenLayers, item: Difference, *, new: bool) -> bytes | None:
     from hashlib import blake2b
 
     tree = opened.layers[item.layer] if new else opened.bases[item.base]

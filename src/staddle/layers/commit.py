@@ -13,8 +13,8 @@ from .._value import Value
 from ..errors import CommitFailed, LayerError
 from .baseline import Baseline
 from .changes import Change, change_of
-from .merged import Opened, View
-from .place import Place
+from .commit_dir import CommitDirectory
+from .merged_view import LayerView, OpenLayers
 from .review import decided, review
 from .staging import Staging
 
@@ -34,7 +34,7 @@ class Committed(Value):
 
 
 def commit(
-    view: View,
+    view: LayerView,
     *,
     paths: Collection[str] | None = None,
     baseline: Baseline | None = None,
@@ -55,14 +55,14 @@ def commit(
     if len(view.bases) != 1:
         raise LayerError("there is no single directory to commit to", why=f"the base is {view.bases!r}")
     since = time.time_ns()
-    with Opened(view) as opened:
+    with OpenLayers(view) as opened:
         target = opened.bases[0]
         found = review(opened, paths, baseline, only)
         taken, kept = decided(found, on_conflict, allow_protected)
         if not taken:
             return Committed((), kept, found.left_out)
         changes = tuple(change_of(opened, item) for item in taken)
-        with Place(target.path, target.root, durable=durable) as place:
+        with CommitDirectory(target.path, target.root, durable=durable) as place:
             try:
                 steps = Staging(opened, target.root, place.slots).stage(taken, progress)
                 place.carry_out(target.root, steps, since)

@@ -10,7 +10,7 @@ import os
 import stat
 
 from ..errors import LayerError
-from .merged import Merged, Opened, Side
+from .merged_view import Merged, OpenLayers, Side
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _slashes(path: str) -> Iterator[int]:
 _EVERYTHING = Selection(None)
 
 
-def differences(opened: Opened, selection: Selection = _EVERYTHING) -> Iterator[Difference]:
+def differences(opened: OpenLayers, selection: Selection = _EVERYTHING) -> Iterator[Difference]:
     """Every difference of the view, in no promised order, parents before what is below them."""
     everything = range(len(opened.layers)), range(len(opened.bases))
     todo = [_Pair("", tuple(everything[0]), tuple(everything[1]), not opened.view.plain)]
@@ -118,7 +118,7 @@ class _Pair:
         self.path, self.layers, self.bases, self.through = path, layers, bases, through
 
 
-def _visit(opened: Opened, pair: _Pair, selection: Selection, todo: list[_Pair]) -> Iterator[Difference]:
+def _visit(opened: OpenLayers, pair: _Pair, selection: Selection, todo: list[_Pair]) -> Iterator[Difference]:
     """The differences of one directory; directories below it are added to `todo`."""
     marks = not opened.view.plain
     everything, hidden = selection.is_everything, opened.view.hidden

@@ -11,7 +11,7 @@ import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .merged import Opened
+    from .merged_view import OpenLayers
 
 #: The kernel gives up on a path with more links than this (path_resolution(7)).
 _MOST_LINKS = 40
@@ -20,7 +20,7 @@ _MOST_LINKS = 40
 class LinkTargets:
     """Reads links in the merged tree of a view, each once."""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: OpenLayers) -> None:
         self._opened = opened
         self._targets: dict[str, str | None] = {}
 

@@ -7,8 +7,8 @@ import json
 import os
 
 from ..errors import StaddleError
+from .commit_dir import FORMAT, erase, homes, open_home, tidy
 from .journal import KINDS, Steps
-from .place import FORMAT, erase, homes, open_home, tidy
 
 
 def recover() -> list[str]:

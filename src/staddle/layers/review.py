@@ -11,7 +11,7 @@ from .baseline import Baseline
 from .changes import in_order, with_renames
 from .differences import Difference, Selection, differences
 from .link_targets import LinkTargets
-from .merged import Opened
+from .merged_view import OpenLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Answer = Literal["overwrite", "keep", "refuse"]
     OnConflict = Literal["refuse", "overwrite"] | Callable[["Conflict"], Answer]
-    Choice = Callable[[Opened, Sequence[Difference]], Iterable[Difference]]
+    Choice = Callable[[OpenLayers, Sequence[Difference]], Iterable[Difference]]
 
 #: What git obeys in a directory that it takes for a repository, and what it takes for one by.
 _GIT_FILES = frozenset(name.removeprefix(".git/") for name in GIT)
@@ -40,7 +40,7 @@ class Conflict(Value):
     why: str
 
 
-class Held(Value):
+class NeedsApproval(Value):
     """A change that needs a second look: it can make somebody else's program run something."""
 
     path: str
@@ -54,11 +54,11 @@ class Review(Value):
     taken: tuple[Difference, ...]
     left_out: tuple[str, ...]
     conflicts: tuple[Conflict, ...]
-    held: tuple[Held, ...]
+    held: tuple[NeedsApproval, ...]
 
 
 def review(
-    opened: Opened, paths: Collection[str] | None, baseline: Baseline | None, only: Choice | None = None
+    opened: OpenLayers, paths: Collection[str] | None, baseline: Baseline | None, only: Choice | None = None
 ) -> Review:
     """Look at every change at and below `paths`, against what the host has now.
 
@@ -168,18 +168,20 @@ def _conflicts(found: Iterable[Difference], baseline: Baseline | None) -> tuple[
     return tuple(conflicts)
 
 
-def _held(opened: Opened, found: Iterable[Difference]) -> Iterable[Held]:
+def _held(opened: OpenLayers, found: Iterable[Difference]) -> Iterable[NeedsApproval]:
     names = Names(opened)
     for item in found:
         name = names.protected(item.path, item) or (item.old_path and names.protected(item.old_path, item))
         if name in UNFINISHED and item.new is None:
             continue  # a rebase that was finished, or given up
         if name:
-            yield Held(item.path, item.kind, f"{name} is a protected name")
+            yield NeedsApproval(item.path, item.kind, f"{name} is a protected name")
         elif target := names.leads_out(item):
-            yield Held(item.path, item.kind, f"it is a link that leads out of the tree, to {target!r}")
+            yield NeedsApproval(
+                item.path, item.kind, f"it is a link that leads out of the tree, to {target!r}"
+            )
         elif _can_be_run(item.new) and not _can_be_run(item.old):
-            yield Held(item.path, item.kind, "it is a new executable")
+            yield NeedsApproval(item.path, item.kind, "it is a new executable")
 
 
 def _can_be_run(status: os.stat_result | None) -> bool:
@@ -189,7 +191,7 @@ def _can_be_run(status: os.stat_result | None) -> bool:
 class Names:
     """Which paths are protected. Directories are asked about once."""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: OpenLayers) -> None:
         self._opened = opened
         self._links = LinkTargets(opened)
         self._directories: dict[str, str | None] = {}
@@ -314,7 +316,7 @@ def _count(items: Collection[object]) -> str:
     return "one path" if len(items) == 1 else f"{len(items)} paths"
 
 
-def _listed(items: Iterable[Conflict | Held]) -> str:
+def _listed(items: Iterable[Conflict | NeedsApproval]) -> str:
     from ..display import shown
 
     several = [f"{shown(item.path)}: {item.why}" for item in items]

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import os
 
-from .merged import View
-from .merging import merge, prune
+from .merge import merge, prune
+from .merged_view import LayerView
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ class LayerSnapshot:
         """A stack that continues from here, with a new layer on top."""
         return Stack(self.store, self.bases, self.layers, self.store.layer(like=self.bases[0]))
 
-    def view(self) -> View:
+    def view(self) -> LayerView:
         """What was changed up to here, to be compared with the bases."""
-        return View(tuple(layer.upper for layer in self.layers), self.bases)
+        return LayerView(tuple(layer.upper for layer in self.layers), self.bases)
 
     def squashed(self, rest: Callable[[], object] | None = None) -> LayerSnapshot:
         """The same in one layer. Files are linked, not copied. To be used in place of this one.
@@ -133,17 +133,17 @@ class Stack:
         with os.scandir(self.top.upper) as entries:
             return next(entries, None) is None
 
-    def view(self) -> View:
+    def view(self) -> LayerView:
         """What was changed, to be compared with the bases."""
-        return View((self.top.upper, *(layer.upper for layer in self.frozen)), self.bases)
+        return LayerView((self.top.upper, *(layer.upper for layer in self.frozen)), self.bases)
 
-    def since(self, point: LayerSnapshot) -> View | None:
+    def since(self, point: LayerSnapshot) -> LayerView | None:
         """What was changed since `point`, or None when this stack does not come from it."""
         count = len(point.layers)
         if self.bases != point.bases or self.frozen[len(self.frozen) - count :] != point.layers:
             return None
         own = self.frozen[: len(self.frozen) - count]
-        return View(
+        return LayerView(
             (self.top.upper, *(layer.upper for layer in own)),
             (*(layer.upper for layer in point.layers), *self.bases),
         )
@@ -176,7 +176,7 @@ class Stack:
         What was changed there in a frozen layer is covered with what the bases have; `owner`
         gets the files for that, when we are root.
         """
-        from .discarding import discard
+        from .discard import discard
 
         layer = self.store.layer(like=self.bases[0])
         layer.hold()

@@ -13,7 +13,7 @@ from ..files.copy import copy_content, unchanged
 from ..files.tree import LastDirectory, Tree, open_deep
 from .differences import Difference
 from .journal import Clear, Permit, Put, Remove, Step
-from .merged import Opened
+from .merged_view import OpenLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _ACL = "system.posix_acl_access"
 class Staging:
     """Turns differences, in order, into steps; everything new is in `slots` (an open directory) then."""
 
-    def __init__(self, opened: Opened, target: int, slots: int) -> None:
+    def __init__(self, opened: OpenLayers, target: int, slots: int) -> None:
         self._opened, self._target, self._slots = opened, target, slots
         self._serial = 0
         #: New directories: their path in the target, and where in the slots they are.

@@ -16,7 +16,7 @@ import os
 import stat
 
 from ..errors import LayerError
-from . import removal
+from . import trash
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Layer:
             self._users -= 1
             gone = self._users == 0
         if gone:
-            self._store._bury(self)
+            self._store._trash(self)
 
     def usage(self) -> int:
         """The bytes it takes on its file system."""
@@ -124,7 +124,7 @@ class Store:
         with self._lock:
             left_over, self._blank = self._blank, made
         if left_over is not None:  # another thread has made one, too
-            self._bury(left_over)
+            self._trash(left_over)
 
     def _new(self) -> Layer:
         with self._lock:
@@ -147,7 +147,7 @@ class Store:
         with self._lock:
             claim, self._claim = self._claim, -1
         if claim >= 0:
-            removal.bury(self.path, self.home)
+            trash.move(self.path, self.home)
             os.close(claim)
 
     def leave(self) -> None:
@@ -156,9 +156,9 @@ class Store:
         if claim >= 0:
             os.close(claim)
 
-    def _bury(self, layer: Layer) -> None:
+    def _trash(self, layer: Layer) -> None:
         if self._claim >= 0:  # otherwise it went with the store
-            removal.bury(layer.path, self.home)
+            trash.move(layer.path, self.home)
 
     def __enter__(self) -> Self:
         return self
@@ -242,10 +242,10 @@ def sweep(home: str) -> int:
     found = 0
     for name in _listed(home):
         path = f"{home}/{name}"
-        if name == removal.GRAVE:
+        if name == trash.TRASH:
             for rest in _listed(path):
-                removal.later(f"{path}/{rest}")
-        elif _bury_abandoned(path, home):
+                trash.delete_later(f"{path}/{rest}")
+        elif _trash_abandoned(path, home):
             found += 1
     return found
 
@@ -274,7 +274,7 @@ def _claimed(home: str, mode: int) -> tuple[str, int]:
     raise LayerError(f"no store can be made in {home!r}", why="it is being removed all the time")
 
 
-def _bury_abandoned(path: str, home: str) -> bool:
+def _trash_abandoned(path: str, home: str) -> bool:
     """Bury the store at `path` if nobody holds its lock. Under the lock: somebody may be about to take it."""
     import fcntl
     import time
@@ -288,13 +288,13 @@ def _bury_abandoned(path: str, home: str) -> bool:
         except OSError:
             return False
         if old:
-            removal.bury(path, home)
+            trash.move(path, home)
         return old
     except OSError:
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        removal.bury(path, home)
+        trash.move(path, home)
         return True
     except BlockingIOError:
         return False

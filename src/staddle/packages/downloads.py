@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from ..files import beneath
-from ..layers.text import content
+from ..layers.unified_diff import content
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

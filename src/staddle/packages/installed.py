@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from .._value import Value
-from ..layers.text import content
+from ..layers.unified_diff import content
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

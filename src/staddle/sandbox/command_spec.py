@@ -70,7 +70,7 @@ class Call:
         self.command = command
         self.as_root = False  # of the sandbox
         #: What it changed and what it was refused, to be asked when it is over.
-        self.aftermath: Aftermath | None = None
+        self.side_effects: Aftermath | None = None
         self.timeout = limits.timeout if timeout is FROM_POLICY else seconds(timeout)
         self.stdin = None if stdin is None else input_bytes(stdin)
         self.env = None if env is None else variables(env)
@@ -102,7 +102,7 @@ class Call:
             told.finish()
         out, out_dropped, out_spill = self._out.finish()
         err, err_dropped, err_spill = self._err.finish()
-        changes, violations = self.aftermath(self._shown) if self.aftermath else ((), ())
+        changes, violations = self.side_effects(self._shown) if self.side_effects else ((), ())
         return Result(
             self.command,
             outcome.exit_code,

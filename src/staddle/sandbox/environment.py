@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from ..policy import Policy
     from ..shell.outcome import Outcome
     from .files import Files
-    from .open.settings import Settings
+    from .open.settings import SandboxSettings
     from .open_sandbox import OpenSandbox
 
     class EnvironmentHost(Protocol):
         """The part of a `Sandbox` that its environment uses."""
 
-        _settings: Settings
+        _settings: SandboxSettings
 
         @property
         def policy(self) -> Policy: ...

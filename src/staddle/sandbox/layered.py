@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ..layers.commit import Committed
     from ..layers.review import OnConflict
     from ..packages.installed import Package
-    from .open.open import Opened
-    from .open.settings import Settings
+    from .open.open import SandboxHandle
+    from .open.settings import SandboxSettings
     from .open_sandbox import OpenSandbox
     from .session import Session
     from .workspace.snapshot import Snapshot
@@ -35,12 +35,12 @@ class Layered:
     """The part of a sandbox that knows about layers."""
 
     if TYPE_CHECKING:
-        _settings: Settings
+        _settings: SandboxSettings
 
         def _now(self) -> OpenSandbox: ...
 
         @classmethod
-        def _continued(cls, settings: Settings, snapshot: Snapshot) -> Self: ...
+        def _continued(cls, settings: SandboxSettings, snapshot: Snapshot) -> Self: ...
         def session(self, name: str) -> Session: ...
         def close(self) -> None: ...
 
@@ -199,7 +199,7 @@ class Layered:
         return holding(turns, partial(work, _workspace(inside.opened), sessions))
 
 
-def _workspace(opened: Opened) -> SandboxWorkspace:
+def _workspace(opened: SandboxHandle) -> SandboxWorkspace:
     """The layers of a sandbox, or LayerError when it has none."""
     if opened.workspace is None:
         raise LayerError(

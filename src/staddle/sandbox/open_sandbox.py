@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..limits.usage import Usage
     from ..shell.usage_meter import Account
     from .execution import Execution
-    from .open.settings import Settings
+    from .open.settings import SandboxSettings
     from .terminal import Terminal
     from .workspace.snapshot import Snapshot
 
@@ -43,10 +43,10 @@ os.register_at_fork(after_in_child=_after_fork)
 class OpenSandbox:
     """One sandbox that is open, and everything of it that we hold."""
 
-    def __init__(self, settings: Settings, snapshot: Snapshot | None = None) -> None:
+    def __init__(self, settings: SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self._limits = settings.policy.limits
         self.opened = opened = opening.open_agent(settings, snapshot.new_workspace() if snapshot else None)
-        self._accounts = Accounts(opened.link, opened.limiting)
+        self._accounts = Accounts(opened.link, opened.limits)
         try:
             shell = Shell(
                 opened.link, opened.shell, directory=opened.directory or None, account=self.account()
@@ -54,7 +54,7 @@ class OpenSandbox:
         except BaseException:
             opened.link.close()
             raise
-        self.main = Session(MAIN, shell, self._limits, aftermath=self.aftermath)
+        self.main = Session(MAIN, shell, self._limits, side_effects=self.side_effects)
         self.named: dict[str, Session] = {}
         self.executions: set[Execution] = set()
         self.terminals: list[Terminal] = []
@@ -72,18 +72,20 @@ class OpenSandbox:
             opened = self.opened
             started = opened.link.shell(opened.environment, opened.directory, opened.bash)
             shell = Shell(opened.link, started, account=self.account())
-            found = self.named[name] = Session(name, shell, self._limits, self._forget, self.aftermath)
+            found = self.named[name] = Session(name, shell, self._limits, self._forget, self.side_effects)
         return found
 
     def _forget(self, session: Session) -> None:
         self.named.pop(session.name, None)
 
-    def aftermath(self, who: Callable[[], str] = str) -> tuple[tuple[Change, ...] | None, tuple[Event, ...]]:
+    def side_effects(
+        self, who: Callable[[], str] = str
+    ) -> tuple[tuple[Change, ...] | None, tuple[Event, ...]]:
         """What was changed in the workspace and what the network refused since this was last asked.
 
         `who` tells whose doing that is.
         """
-        workspace, reach = self.opened.workspace, self.opened.reach
+        workspace, reach = self.opened.workspace, self.opened.network
         return workspace.changes() if workspace else (), reach.refused(who) if reach else ()
 
     def pass_over(self) -> None:
@@ -105,15 +107,15 @@ class OpenSandbox:
 
     def pause(self) -> None:
         """Stop everything: by the groups it is in, else by signals."""
-        limiting = self.opened.limiting
+        limiting = self.opened.limits
         self.opened.link.is_paused = True
         if limiting is None or not limiting.freeze():
             self.opened.link.pause()
 
     def resume(self) -> None:
         """Let it go on, whichever way it was stopped."""
-        if self.opened.limiting is not None:
-            self.opened.limiting.thaw()
+        if self.opened.limits is not None:
+            self.opened.limits.thaw()
         self.opened.link.resume()
         self.opened.link.is_paused = False
 

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from ..events import Event
-    from .open.network import Reach
-    from .open.open import Opened
+    from .open.network import SandboxNetwork
+    from .open.open import SandboxHandle
 
     class _Inside(Protocol):
-        opened: Opened
+        opened: SandboxHandle
 
 
 class Reachable:
@@ -38,11 +38,11 @@ class Reachable:
 
     def events(self) -> tuple[Event, ...]:
         """What was tried on the network since the last call: allowed, refused, failed."""
-        reach = self._now().opened.reach
+        reach = self._now().opened.network
         return () if reach is None else reach.events()
 
 
-def _reach(opened: Opened) -> Reach:
+def _reach(opened: SandboxHandle) -> SandboxNetwork:
     backend = opened.decided.enforced.backend
     if opened.decided.plan.network.mode == "open":
         raise InvalidCall(
@@ -50,10 +50,10 @@ def _reach(opened: Opened) -> Reach:
             why="its network is the host's",
             fix="connect to the port itself",
         )
-    if opened.reach is None:
+    if opened.network is None:
         raise InvalidCall(
             "nothing leads into this sandbox",
             why=f"{backend} has no way into its network",
             fix="use the namespaces, bwrap or systemd backend",
         )
-    return opened.reach
+    return opened.network

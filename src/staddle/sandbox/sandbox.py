@@ -75,13 +75,13 @@ class Sandbox(Layered, Filed, Reachable, Started):
         keep: str | None = None,
         on_connect: Callable[[Event], Any] | None = None,
         on_connect_timeout: float = PATIENCE,
-        **world: Unpack[sandbox_settings.World],
+        **world: Unpack[sandbox_settings.PolicyOverrides],
     ) -> None:
         self._closed = True  # until it is open
         asked = (workspace, policy, backend, mode, best_effort, env, keep, on_connect, on_connect_timeout)
         self._begin(sandbox_settings.settings(*asked, **world))
 
-    def _begin(self, settings: sandbox_settings.Settings, snapshot: Snapshot | None = None) -> None:
+    def _begin(self, settings: sandbox_settings.SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self._closed = True
         self._process = os.getpid()
         self._settings = settings
@@ -92,7 +92,7 @@ class Sandbox(Layered, Filed, Reachable, Started):
         LIFETIMES.watch(self, settings.policy.limits)
 
     @classmethod
-    def _continued(cls, settings: sandbox_settings.Settings, snapshot: Snapshot) -> Self:
+    def _continued(cls, settings: sandbox_settings.SandboxSettings, snapshot: Snapshot) -> Self:
         """Another sandbox that goes on where a snapshot was taken."""
         made = cls.__new__(cls)
         made._begin(settings, snapshot)
@@ -263,7 +263,7 @@ class Sandbox(Layered, Filed, Reachable, Started):
 
     def refusals(self) -> tuple[Event, ...]:
         """What the network has refused, and no result has told yet."""
-        return self._now().aftermath()[1]
+        return self._now().side_effects()[1]
 
     def __enter__(self) -> Self:
         return self

@@ -48,13 +48,13 @@ class Session:
         shell: Shell,
         limits: Limits,
         on_close: Callable[[Session], None] = lambda _: None,
-        aftermath: Aftermath | None = None,
+        side_effects: Aftermath | None = None,
     ) -> None:
         self.name = name
         self._shell = shell
         self._limits = limits
         self._on_close = on_close
-        self._aftermath = aftermath
+        self._aftermath = side_effects
         self._closed = self._ended = False
         self._stream: ReferenceType[Stream] | None = None
         self._busy: set[int] = set()  # the threads that have a command here
@@ -250,7 +250,7 @@ class Session:
             self.jobs[job] = str(call.command)[:_REMEMBERED_BYTES]
             while len(self.jobs) > _REMEMBERED_JOBS:
                 del self.jobs[next(iter(self.jobs))]
-        call.aftermath = self._aftermath
+        call.side_effects = self._aftermath
         return call.result(outcome)
 
     def _entering(self) -> int:

@@ -47,7 +47,7 @@ class Started:
     def execution(self, call: Call, argv: Sequence[str], state: SessionState) -> Execution:
         """A program that has just been started for `call`."""
         inside = self._now()
-        call.aftermath = inside.aftermath
+        call.side_effects = inside.side_effects
         variables = as_root.variables(state.env) if call.as_root else state.env
         return Execution(
             inside.opened.link,

@@ -13,7 +13,7 @@ from staddle.cli.options import Option, parse_among
 from staddle.cli.paging import GREEN, Paint
 from staddle.errors import UsageError
 from staddle.layers.changes import Change, diff
-from staddle.layers.merged import View
+from staddle.layers.merged_view import LayerView
 
 TABLE = (Option("stat"), Option("how", "HOW"), Option("also", "WHAT", many=True))
 
@@ -44,7 +44,7 @@ def test_no_name_and_no_content_can_forge_a_line_of_a_diff(tmp_path: Path) -> No
     layer.mkdir()
     base.mkdir()
     (layer / "x\n+forged").write_bytes(b"text\x1b]0;t\x07\r\n@@ -1 +1 @@\n\xff\x0cy")
-    (change,) = diff(View((str(layer),), (str(base),)), at="/workspace")
+    (change,) = diff(LayerView((str(layer),), (str(base),)), at="/workspace")
     lines = text_of(change).splitlines()
     assert lines == [
         "--- /dev/null",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.layers import removal
+from staddle.layers import trash
 from tests.unit.layers.layer import Ground
 
 
@@ -15,5 +15,5 @@ from tests.unit.layers.layer import Ground
 def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     yield Ground(tmp_path)
-    removal.wait()
+    trash.wait()
     assert not (tmp_path / "state/staddle").exists(), "a commit left something"

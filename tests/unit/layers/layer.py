@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from staddle.layers.merged import View
+from staddle.layers.merged_view import LayerView
 
 
 def whiteout(place: Path) -> None:
@@ -31,5 +31,5 @@ class Ground:
         self.layer.mkdir()
 
     @property
-    def view(self) -> View:
-        return View((str(self.layer),), (str(self.host),))
+    def view(self) -> LayerView:
+        return LayerView((str(self.layer),), (str(self.host),))

@@ -18,9 +18,9 @@ from staddle.errors import ArchiveRefused
 from staddle.files import tar
 from staddle.files.tar import Member
 from staddle.files.unpack import Bounds
-from staddle.layers import archive, removal, store
+from staddle.layers import archive, store, trash
 from staddle.layers.archive import save
-from staddle.layers.loading import load
+from staddle.layers.archive_reader import load
 from staddle.layers.stack import LayerSnapshot, Stack
 from staddle.layers.store import Store, home_for
 from tests.kernel.layers_overlay import picture
@@ -34,7 +34,7 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setenv(store.VARIABLE, str(tmp_path / "place"))
     with Store(home_for()) as made:
         yield made
-    removal.wait()
+    trash.wait()
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ class TestRoundTrip:
         assert stat.S_ISCHR((upper / "gone").lstat().st_mode)
         assert (upper / "sparse").stat().st_blocks * 512 < 1 << 20
         layers["workspace"].drop()
-        removal.wait()
+        trash.wait()
         assert sorted(os.listdir(room.path)) == before
 
     def test_several_layers_become_one(self, room: Store, stack: Stack, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ class TestDamage:
             (tmp_path / "cut").write_bytes(whole[:length])
             with pytest.raises(ArchiveRefused):
                 load(str(tmp_path / "cut"), room)
-        removal.wait()
+        trash.wait()
         assert sorted(os.listdir(room.path)) == before
 
     def test_any_byte_changed_before_compression(self, room: Store, tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ class TestHostile:
         before = sorted(os.listdir(room.path)), sorted(os.listdir(tmp_path))
         with pytest.raises(ArchiveRefused):
             load(path, room)
-        removal.wait()
+        trash.wait()
         assert (sorted(os.listdir(room.path)), sorted(os.listdir(tmp_path))) == before
         assert (tmp_path / "canary").read_text() == "canary"
         assert (tmp_path / "canary").stat().st_nlink == 1

@@ -11,7 +11,7 @@ from staddle.errors import LayerError
 from staddle.layers import differences
 from staddle.layers.changes import Change, diff
 from staddle.layers.differences import Selection
-from staddle.layers.merged import View
+from staddle.layers.merged_view import LayerView
 from tests.unit.layers.layer import Ground, whiteout, write
 
 
@@ -232,7 +232,7 @@ class TestBounds:
 
     def test_a_layer_that_is_not_there_is_an_error(self, ground: Ground) -> None:
         with pytest.raises(FileNotFoundError):
-            diff(View((str(ground.top / "nowhere"),), (str(ground.host),)))
+            diff(LayerView((str(ground.top / "nowhere"),), (str(ground.host),)))
 
 
 class TestSeveralLayers:
@@ -246,7 +246,7 @@ class TestSeveralLayers:
         write(ground.layer / "a", "host")
         write(ground.layer / "b/d", "d")
         whiteout(ground.layer / "new")
-        view = View((str(ground.layer), str(lower)), (str(ground.host),))
+        view = LayerView((str(ground.layer), str(lower)), (str(ground.host),))
         assert [(c.kind, c.path) for c in diff(view)] == [("deleted", "b/c"), ("added", "b/d")]
 
     def test_a_whole_copy_needs_no_marks(self, ground: Ground) -> None:
@@ -255,7 +255,7 @@ class TestSeveralLayers:
         write(ground.layer / "same", "2")
         os.setxattr(ground.layer, "user.overlay.opaque", b"x")
         os.setxattr(write(ground.layer / "empty"), "user.overlay.whiteout", b"")
-        view = View((str(ground.layer),), (str(ground.host),), plain=True)
+        view = LayerView((str(ground.layer),), (str(ground.host),), plain=True)
         assert [(c.kind, c.path) for c in diff(view)] == [("added", "empty"), ("deleted", "gone")]
 
 

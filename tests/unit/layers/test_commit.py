@@ -13,14 +13,14 @@ import pytest
 
 from staddle.errors import CommitFailed, CommitRefused, InvalidCall, LayerError
 from staddle.files import remove_tree
-from staddle.layers import place, removal
+from staddle.layers import commit_dir, trash
 from staddle.layers.baseline import Baseline
+from staddle.layers.change_watch import ChangeWatch
 from staddle.layers.changes import diff
 from staddle.layers.commit import Committed, commit
 from staddle.layers.differences import MOST_DEPTH
-from staddle.layers.merged import View
+from staddle.layers.merged_view import LayerView
 from staddle.layers.review import Conflict
-from staddle.layers.scan import Watch
 from tests.unit.layers.layer import Ground, whiteout, write
 
 
@@ -242,7 +242,7 @@ class TestWhatIsNot:
     def test_on_another_file_system_the_slots_are_hidden_in_it_for_the_time(
         self, ground: Ground, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(place, "_mount_of", lambda path: (0, ""))
+        monkeypatch.setattr(commit_dir, "_mount_of", lambda path: (0, ""))
         write(ground.layer / "a", "x")
         seen: set[str] = set()
         commit(ground.view, progress=lambda *_: seen.update(os.listdir(ground.host)))
@@ -520,7 +520,7 @@ class TestConflicts:
         for name in ("deleted", "replaced"):
             write(ground.host / name, "old")
         baseline = Baseline()
-        watch = Watch(ground.view, baseline=baseline)
+        watch = ChangeWatch(ground.view, baseline=baseline)
         for name in ("deleted", "replaced", "created"):
             write(ground.layer / name, "sandbox")
         assert [change.kind for change in watch.look() or ()] == ["added", "modified", "modified"]
@@ -626,7 +626,7 @@ class TestRefusals:
 
     def test_several_bases_are_nothing_to_commit_to(self, ground: Ground) -> None:
         with pytest.raises(LayerError, match="no single directory"):
-            commit(View((str(ground.layer),), (str(ground.host), str(ground.host))))
+            commit(LayerView((str(ground.layer),), (str(ground.host), str(ground.host))))
 
     def test_a_file_that_is_being_written(self, ground: Ground) -> None:
         place_ = write(ground.layer / "growing", b"x" * (4 << 20))
@@ -658,14 +658,14 @@ class TestRefusals:
     def test_no_descriptor_is_left_open(self, ground: Ground) -> None:
         write(ground.layer / "a/b", "x")
         commit(ground.view)
-        removal.wait()
+        trash.wait()
         before = len(os.listdir("/proc/self/fd"))
         write(ground.layer / "a/c", "x")
         write(ground.layer / "a/b", "y")
         commit(ground.view)
         with pytest.raises(InvalidCall):
             commit(ground.view, paths=["nothing"])
-        removal.wait()
+        trash.wait()
         assert len(os.listdir("/proc/self/fd")) <= before
 
 

@@ -10,14 +10,14 @@ import pytest
 
 from staddle.errors import LayerError
 from staddle.files.tree import Tree, walk
-from staddle.layers import removal
+from staddle.layers import trash
 from staddle.layers.changes import diff
-from staddle.layers.condensing import condense
+from staddle.layers.diff_layer import condense
 from staddle.layers.differences import Selection, differences
-from staddle.layers.discarding import bring_back
-from staddle.layers.exchanging import exchange
-from staddle.layers.merged import Opened, View
-from staddle.layers.merging import copy_of, flatten
+from staddle.layers.discard import bring_back
+from staddle.layers.exchange import exchange
+from staddle.layers.merge import copy_of, flatten
+from staddle.layers.merged_view import LayerView, OpenLayers
 from staddle.layers.store import home_for_copies
 from tests.kernel.layers_overlay import picture
 from tests.unit.layers.layer import whiteout, write
@@ -41,7 +41,7 @@ def test_what_is_hidden_is_neither_copied_nor_compared(host: Path, tmp_path: Pat
     assert picture(copy).keys() == {"a", "d", "d/b", "d/e", "d/e/c"}
     write(copy / "secret", "another")
     write(copy / "new", "1")
-    view = View((str(copy),), (str(host),), True, ("secret", "d/key"))
+    view = LayerView((str(copy),), (str(host),), True, ("secret", "d/key"))
     assert [(change.kind, change.path) for change in diff(view)] == [("added", "new")]
 
 
@@ -89,9 +89,9 @@ def test_a_copy_that_was_worked_in_becomes_the_layer_that_it_would_have_been(
     (copy / "d/key").unlink()
     write(copy / "d/key/in it", "1")
     (copy / "d/key").chmod(0o500)
-    with Opened(View((str(copy),), (str(host),), True)) as opened:
+    with OpenLayers(LayerView((str(copy),), (str(host),), True)) as opened:
         found = list(differences(opened))
-    with Opened(View((str(copy),), (str(host),), True)) as opened:
+    with OpenLayers(LayerView((str(copy),), (str(host),), True)) as opened:
         condense(opened, found, str(layer))
     assert sorted(os.listdir(layer)) == ["a", "d", "secret"]
     assert (layer / "a").stat().st_nlink == 2
@@ -175,11 +175,11 @@ def test_copies_are_beside_their_directory_if_that_can_be(
 def test_what_is_to_be_deleted_is_waited_for(tmp_path: Path) -> None:
     done: list[int] = []
     for number in range(3):
-        removal.in_background(lambda number=number: done.append(number))  # type: ignore[misc]
-    removal.wait()
+        trash.in_background(lambda number=number: done.append(number))  # type: ignore[misc]
+    trash.wait()
     assert sorted(done) == [0, 1, 2]
     write(tmp_path / "home/1/upper/file", "x")
-    removal.bury(str(tmp_path / "home/1"), str(tmp_path / "home"))
+    trash.move(str(tmp_path / "home/1"), str(tmp_path / "home"))
     assert not (tmp_path / "home/1").exists()
-    removal.wait()
+    trash.wait()
     assert not (tmp_path / "home").exists()

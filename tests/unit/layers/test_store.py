@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import LayerError
-from staddle.layers import removal, store
+from staddle.layers import store, trash
 from staddle.layers.stack import Stack
 from staddle.layers.store import Store, home_for, sweep
 
@@ -28,7 +28,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     chosen.mkdir()
     monkeypatch.setenv(store.VARIABLE, str(chosen))
     yield chosen
-    removal.wait()
+    trash.wait()
     assert os.listdir(chosen) == [], "something was left"
 
 
@@ -115,12 +115,12 @@ class TestLayers:
             point.close()
             forks[0].close()
             forks[1].close()
-            removal.wait()
+            trash.wait()
             assert os.path.isdir(shared)
             assert not os.path.exists(forks[0].top.path)
             assert forks[2].lowers == (f"{shared}/upper", str(tmp_path))
             forks[2].close()
-            removal.wait()
+            trash.wait()
             assert os.listdir(made.path) == ["lock"]
 
     def test_what_its_owner_may_not_open_is_deleted_all_the_same(self, place: Path, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ class TestLayers:
             (Path(stack.top.upper) / "closed/deep").mkdir(parents=True)
             (Path(stack.top.upper) / "closed").chmod(0)
             stack.close()
-            removal.wait()
+            trash.wait()
             assert os.listdir(made.path) == ["lock"]
 
     def test_who_begins_with_a_deep_point_begins_with_one_layer(self, place: Path, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ class TestLayers:
             assert sorted(os.listdir(other.frozen[0].upper), key=int) == [str(number) for number in range(40)]
             for held in (point, stack, other):
                 held.close()
-            removal.wait()
+            trash.wait()
             assert os.listdir(room.path) == ["lock"]
 
     def test_a_squash_is_used_by_the_next_point(self, place: Path, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ class TestLayers:
             assert len(point.layers) == 2
             assert sorted(os.listdir(point.layers[1].upper)) == list("01234")
             stack.close()
-            removal.wait()
+            trash.wait()
             assert len(os.listdir(made.path)) == 3
             point.close()
 
@@ -219,7 +219,7 @@ class TestSweep:
         child.stdout.close()
         assert sweep(home) == 1
         assert not os.path.exists(left)
-        removal.wait()
+        trash.wait()
 
     def test_our_own_is_left_alone(self, place: Path) -> None:
         with Store(home_for()) as made:
@@ -228,11 +228,11 @@ class TestSweep:
 
     def test_a_grave_that_was_left_is_emptied(self, place: Path) -> None:
         home = home_for()
-        os.makedirs(f"{home}/{removal.GRAVE}/x/y/z")
+        os.makedirs(f"{home}/{trash.TRASH}/x/y/z")
         os.mkdir(f"{home}/unlocked")
         os.utime(f"{home}/unlocked", (1, time.time() - 120))
         assert sweep(home) == 1
-        removal.wait()
+        trash.wait()
         assert not os.path.exists(home)
 
     def test_a_place_that_is_not_there_is_clean(self, tmp_path: Path) -> None:

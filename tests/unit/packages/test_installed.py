@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle.layers.changes import diff
-from staddle.layers.merged import View
+from staddle.layers.merged_view import LayerView
 from staddle.packages.installed import Package, fold, installed
 
 SITE = "home/user/.local/lib/python3/site-packages"
@@ -21,7 +21,7 @@ def changed(tmp_path: Path, files: dict[str, bytes], base: dict[str, bytes] | No
         for name, data in contents.items():
             (top / name).parent.mkdir(parents=True, exist_ok=True)
             (top / name).write_bytes(data)
-    return diff(View((str(upper),), (str(lower),)), at="/")
+    return diff(LayerView((str(upper),), (str(lower),)), at="/")
 
 
 def test_a_package_of_pip_is_folded_with_its_files(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
         keep: str | None = None,
         on_connect: Callable[[Event], Any] | None = None,
         on_connect_timeout: float = PATIENCE,
-        **world: Unpack[sandbox_settings.World],
+        **world: Unpack[sandbox_settings.PolicyOverrides],
     ) -> None:
         settings = sandbox_settings.settings(
             workspace,
@@ -97,7 +97,7 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
 
     def _begin(
         self,
-        settings: sandbox_settings.Settings,
+        settings: sandbox_settings.SandboxSettings,
         make: Callable[[], Sandbox],
         decider: OnTheLoop | None = None,
     ) -> None:

@@ -138,7 +138,7 @@ def _skeleton(
 
     `always` tells those of sessions that are root from the others: they are somebody else's.
     """
-    from ...layers.keeping import give
+    from ...layers.persistent_store import give
     from ...mounts import rows
     from ...packages import system_layer
 

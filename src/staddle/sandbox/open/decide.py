@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...enforcement import EnforcedLimit, Enforcement, Probe
     from ...policy.limits import Limits
     from ...policy.plan import Plan
-    from .settings import Settings
+    from .settings import SandboxSettings
 
     #: Where changes go: to the host's directory or nowhere, or to one of three kinds of workspace.
     WorkspaceKind = Literal["direct", "overlay", "persistent", "copied"]
@@ -52,7 +52,7 @@ class Decision(Value):
     enforced: Enforcement
 
 
-def workspace_kind(asked: Settings) -> WorkspaceKind:
+def workspace_kind(asked: SandboxSettings) -> WorkspaceKind:
     """The kind of workspace that a sandbox with these settings has."""
     if asked.mode != "overlay":
         return "direct"
@@ -85,7 +85,10 @@ def _idmappable(directory: str) -> bool:
 
 
 def decide(
-    asked: Settings, kind: WorkspaceKind | None = None, stand_in: str | None = None, copy: str | None = None
+    asked: SandboxSettings,
+    kind: WorkspaceKind | None = None,
+    stand_in: str | None = None,
+    copy: str | None = None,
 ) -> Decision:
     """Which backend it will be, with which plan, and what that enforces.
 
@@ -120,7 +123,7 @@ def _with_gap(found: Decision, gap: Gap) -> Decision:
 
 
 def _decided(
-    asked: Settings,
+    asked: SandboxSettings,
     policy: Policy,
     name: str,
     *,
@@ -171,7 +174,7 @@ def _enforced_limits(limits: Limits, mode: str) -> tuple[tuple[EnforcedLimit, ..
     return held(limits, here.means(), inside=True, layer="directory" if mode == "overlay" else "none")
 
 
-def _backend_name(asked: Settings) -> str:
+def _backend_name(asked: SandboxSettings) -> str:
     """The backend that is asked for. A session on a base needs ours: the others need an interpreter in it."""
     if asked.policy.base is None:
         return asked.backend

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _OFTEN, _SELDOM, _SHARE = 0.03, 0.25, 10
 
 
-class Filling:
+class DiskQuota:
     """What one sandbox writes."""
 
     def __init__(self, workspace: SandboxWorkspace, most: int) -> None:
@@ -111,31 +111,31 @@ def _used(path: str) -> tuple[int, int]:
     return (status.f_blocks - status.f_bfree) * status.f_frsize, status.f_files - status.f_ffree
 
 
-class _Watch:
+class _QuotaWatch:
     """All sandboxes of this process with such a limit."""
 
     def __init__(self) -> None:
-        self._several: list[Filling] = []  # without a lock: it is only appended to and removed from
+        self._several: list[DiskQuota] = []  # without a lock: it is only appended to and removed from
         self._worker = Worker(self._look, self._several.clear)
 
-    def add(self, filling: Filling) -> None:
-        self._several.append(filling)
+    def add(self, quota: DiskQuota) -> None:
+        self._several.append(quota)
         self._worker.wake()
 
-    def remove(self, filling: Filling) -> None:
+    def remove(self, quota: DiskQuota) -> None:
         try:
-            self._several.remove(filling)
+            self._several.remove(quota)
         except ValueError:
             pass  # it was added in the process that this one is a fork of
 
     def _look(self) -> float | None:
         wait = _SELDOM
-        for filling in tuple(self._several):
+        for quota in tuple(self._several):
             try:
-                wait = min(wait, filling.look())
+                wait = min(wait, quota.look())
             except Exception:  # noqa: S112 - its layers have gone under it
                 continue
         return wait if self._several else None
 
 
-_WATCH = _Watch()
+_WATCH = _QuotaWatch()

@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from ...limits.group import Group
     from ...policy.limits import Limits
     from ..workspace.workspace import SandboxWorkspace
-    from .disk_quota import Filling
+    from .disk_quota import DiskQuota
 
 
 #: What there is beside the limit on memory when files have used that up, to remove some.
 _ROOM = 32 << 20
 
 
-class Limiting:
+class SandboxLimits:
     """The groups of one sandbox, or the tally of its agent, or both. Thread-safe."""
 
     def __init__(self, limits: Limits, workspace: SandboxWorkspace | None) -> None:
         """Make what holds `limits`. LaunchFailed when the host refuses. `workspace` takes the changes."""
         self.limits = limits
         _, memory, processes = standing_in.stand_ins(limits)
-        self._filling = _filling(limits.disk, memory, workspace)
+        self._disk_quota = _disk_quota(limits.disk, memory, workspace)
         self._tally = os.memfd_create("staddle", os.MFD_CLOEXEC) if memory or processes else -1
         #: Whether it is to have control groups.
         self.grouped = standing_in.asked(limits) and bool(here.means().places)
@@ -59,8 +59,8 @@ class Limiting:
 
     def attach(self, link: AgentLink) -> None:
         """The sandbox is there, at the other end of `link`."""
-        if self._filling is not None:
-            self._filling.attach(link)
+        if self._disk_quota is not None:
+            self._disk_quota.attach(link)
 
     def meter(self) -> GroupMeter | None:
         """For what the groups tell of one shell's commands, where there are any."""
@@ -74,7 +74,7 @@ class Limiting:
     @property
     def filled(self) -> int:
         """How often everything was ended because too much was written."""
-        return 0 if self._filling is None else self._filling.ended
+        return 0 if self._disk_quota is None else self._disk_quota.ended
 
     def told(self) -> tuple[int, int]:
         """By the agent: processes that it ended for their memory, times that it saw all there may be."""
@@ -142,8 +142,8 @@ class Limiting:
 
     def close(self) -> None:
         """The sandbox has ended: what is left in its groups ends, and they are removed."""
-        if self._filling is not None:
-            self._filling.close()
+        if self._disk_quota is not None:
+            self._disk_quota.close()
         if self._whole is not None:
             self._whole.park()
         if self._group is not None:
@@ -156,7 +156,7 @@ class Limiting:
             os.close(tally)
 
 
-def _filling(most: int | None, memory: int, workspace: SandboxWorkspace | None) -> Filling | None:
+def _disk_quota(most: int | None, memory: int, workspace: SandboxWorkspace | None) -> DiskQuota | None:
     """Who counts what is written: for the limit on that, or for one on memory that no group holds."""
     if workspace is None or (most is None and not memory):
         return None
@@ -165,9 +165,9 @@ def _filling(most: int | None, memory: int, workspace: SandboxWorkspace | None) 
 
         if not in_memory(workspace.stack.store.path):
             return None
-    from .disk_quota import Filling
+    from .disk_quota import DiskQuota
 
-    return Filling(workspace, most or memory)
+    return DiskQuota(workspace, most or memory)
 
 
 def _told(tally: int) -> tuple[int, int, int]:

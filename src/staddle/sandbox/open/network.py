@@ -31,7 +31,7 @@ _KEPT = 1000
 _LOOK = 500
 
 
-class Reach:
+class SandboxNetwork:
     """The network of one sandbox on this side. Thread-safe.
 
     `on_connect` is asked about what the plan's network leaves open, in threads of its own.

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ...policy.limits import Limits
     from ..workspace.workspace import SandboxWorkspace
     from .decide import Decision, WorkspaceKind
-    from .limits import Limiting
-    from .network import Reach
-    from .settings import Settings
+    from .limits import SandboxLimits
+    from .network import SandboxNetwork
+    from .settings import SandboxSettings
 
 
-class Opened(Value):
+class SandboxHandle(Value):
     """A sandbox that is open, with one shell in it.
 
     Further shells start with `environment` in `directory`; empty: as the agent was started.
@@ -43,11 +43,11 @@ class Opened(Value):
     directory: str
     uid: int | None
     workspace: SandboxWorkspace | None = None
-    reach: Reach | None = None
-    limiting: Limiting | None = None
+    network: SandboxNetwork | None = None
+    limits: SandboxLimits | None = None
 
 
-def open_agent(asked: Settings, workspace: SandboxWorkspace | None = None) -> Opened:
+def open_agent(asked: SandboxSettings, workspace: SandboxWorkspace | None = None) -> SandboxHandle:
     """Open a sandbox, or raise why there is none. Nothing is left of one that failed.
 
     `workspace` is the one to continue with, if it does not begin with a new one. `SandboxWorkspace` says
@@ -64,7 +64,7 @@ def open_agent(asked: Settings, workspace: SandboxWorkspace | None = None) -> Op
         raise
 
 
-def _new_workspace(asked: Settings, kind: WorkspaceKind) -> SandboxWorkspace | None:
+def _new_workspace(asked: SandboxSettings, kind: WorkspaceKind) -> SandboxWorkspace | None:
     if kind == "overlay":
         from ..workspace.overlay import OverlayWorkspace
 
@@ -80,7 +80,7 @@ def _new_workspace(asked: Settings, kind: WorkspaceKind) -> SandboxWorkspace | N
     return None
 
 
-def _opened(asked: Settings, kind: WorkspaceKind, workspace: SandboxWorkspace | None) -> Opened:
+def _opened(asked: SandboxSettings, kind: WorkspaceKind, workspace: SandboxWorkspace | None) -> SandboxHandle:
     stand_in, copy = (None, None) if workspace is None else (workspace.stand_in, workspace.copy)
     decided = decide(asked, kind, stand_in, copy)
     plan = decided.plan
@@ -92,33 +92,33 @@ def _opened(asked: Settings, kind: WorkspaceKind, workspace: SandboxWorkspace | 
     from .via_backend import launch_agent
 
     after = None if workspace is None else workspace.close
-    link, shell, uid, reach = launch_agent(decided.backend, plan, bash, asked.on_connect, after)
+    link, shell, uid, network = launch_agent(decided.backend, plan, bash, asked.on_connect, after)
     if workspace is not None:
         from ..workspace.mounted_trees import MountedTrees
 
         workspace.attach(MountedTrees(link), plan.cwd)
-    return Opened(link, shell, decided, bash, {}, "", uid, workspace, reach=reach)
+    return SandboxHandle(link, shell, decided, bash, {}, "", uid, workspace, network=network)
 
 
 def _spawn(
     decided: Decision, bash: str, workspace: SandboxWorkspace | None, on_connect: OnConnect | None
-) -> Opened:
+) -> SandboxHandle:
     """A sandbox of the fork server."""
     from ...forkserver import client
     from ...ipc.agent_client import AgentLink
     from ...shell.bash_process import stir
     from ..workspace.mounted_trees import MountedTrees
     from ..workspace.overlay import OverlayWorkspace
-    from .network import Reach
+    from .network import SandboxNetwork
 
     plan = decided.plan
     # A copy is bound as any directory is.
     layers = workspace if isinstance(workspace, OverlayWorkspace) else None
     if layers:
         as_root.prepare(layers, plan)
-    reach, limiting = Reach(plan, on_connect), None
+    network, limits = SandboxNetwork(plan, on_connect), None
     try:
-        limiting = _limiting(plan.limits, workspace)
+        limits = _sandbox_limits(plan.limits, workspace)
         taken = client.open_sandbox(
             plan,
             bash,
@@ -126,13 +126,13 @@ def _spawn(
             fingerprint=layers.fingerprint() if layers else b"",
             world=layers.home(*client.world_of(plan, bash)) if layers else None,
             trees=layers.system() if layers else None,
-            extra_fds=limiting.extra_fds() if limiting else (),
-            grouped=limiting is not None and limiting.grouped,
+            extra_fds=limits.extra_fds() if limits else (),
+            grouped=limits is not None and limits.grouped,
         )
     except BaseException:
-        reach.close()
-        if limiting:
-            limiting.close()
+        network.close()
+        if limits:
+            limits.close()
         raise
 
     first: list[tree.Process] = []
@@ -143,9 +143,9 @@ def _spawn(
 
     def ended() -> None:
         kill()  # it hears that the line is closed, unless it was stopped
-        reach.close()
-        if limiting:
-            limiting.close()
+        network.close()
+        if limits:
+            limits.close()
         taken.close()
         if workspace:
             workspace.close()
@@ -163,13 +163,13 @@ def _spawn(
         finally:
             if layers:  # not sooner: it may have been in the making
                 layers.adopt(taken)
-        if limiting and (group := taken.groups_of(shell.outside)):
-            limiting.hold(group)
-        reach.attach(link)
-        if limiting:
-            limiting.attach(link)
+        if limits and (group := taken.groups_of(shell.outside)):
+            limits.hold(group)
+        network.attach(link)
+        if limits:
+            limits.attach(link)
     except BaseException as error:
-        too_little = limiting.too_little() if limiting else ""
+        too_little = limits.too_little() if limits else ""
         link.close()
         if shell is not None:
             shell.close()
@@ -180,7 +180,7 @@ def _spawn(
         raise
     if workspace:
         workspace.attach(MountedTrees(link, taken.make_trees), plan.cwd)
-    return Opened(
+    return SandboxHandle(
         link,
         shell,
         decided,
@@ -189,17 +189,17 @@ def _spawn(
         plan.cwd,
         taken.uid,
         workspace,
-        reach,
-        limiting,
+        network,
+        limits,
     )
 
 
-def _limiting(limits: Limits, workspace: SandboxWorkspace | None) -> Limiting | None:
+def _sandbox_limits(limits: Limits, workspace: SandboxWorkspace | None) -> SandboxLimits | None:
     if not has_limits(limits):
         return None
-    from .limits import Limiting
+    from .limits import SandboxLimits
 
     try:
-        return Limiting(limits, workspace)
+        return SandboxLimits(limits, workspace)
     except OSError as error:
         raise LaunchFailed("the limits could not be put on", why=error.strerror or str(error)) from error

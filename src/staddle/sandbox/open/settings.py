@@ -28,7 +28,7 @@ _USUAL: list[Policy] = []  # what a sandbox has that is not given a policy, once
 
 if TYPE_CHECKING:
 
-    class World(TypedDict, total=False):
+    class PolicyOverrides(TypedDict, total=False):
         """Who is inside and what it looks like there: fields of a policy. None: as the policy has it."""
 
         identity: Identity | None
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         base: str | PathLike[str] | None
 
 
-class Settings(Value):
+class SandboxSettings(Value):
     """What a sandbox is to be."""
 
     workspace: str | None
@@ -64,11 +64,11 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     *,
     awaited: bool = False,
     **world: Any,
-) -> Settings:
+) -> SandboxSettings:
     """The arguments of a Sandbox, checked as far as that needs no look at the host's backends.
 
     With `awaited`, there is an event loop on which `on_connect` can be awaited. `world` are those
-    fields of a policy that a sandbox takes by themselves: `World`.
+    fields of a policy that a sandbox takes by themselves: `PolicyOverrides`.
     """
     if policy is None:
         policy = _USUAL[0] if _USUAL else Policy.agent()
@@ -102,7 +102,9 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
             )
     variables = checked({} if env is None else env)
     decider, asks = _decider(on_connect, on_connect_timeout, awaited)
-    return Settings(workspace, policy, str(backend), str(mode), best_effort, variables, name, decider, asks)
+    return SandboxSettings(
+        workspace, policy, str(backend), str(mode), best_effort, variables, name, decider, asks
+    )
 
 
 def _real(path: str) -> str:
@@ -132,7 +134,7 @@ def _decider(on_connect: object, timeout: object, awaited: bool) -> tuple[OnConn
 
 
 def _kept_name(keep: object, mode: str) -> str:
-    from ...layers.kept import checked_name
+    from ...layers.session_record import checked_name
 
     if mode != "overlay":
         raise InvalidCall(

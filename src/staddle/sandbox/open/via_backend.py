@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...launch.contract import Launch
     from ...network.gateway.deciding import OnConnect
     from ...policy.plan import Plan
-    from .network import Reach
+    from .network import SandboxNetwork
 
     Process = subprocess.Popen[bytes]
 
@@ -44,7 +44,7 @@ def launch_agent(
     bash: str,
     on_connect: OnConnect | None = None,
     after: Callable[[], None] | None = None,
-) -> tuple[AgentLink, OpenedShell, int | None, Reach | None]:
+) -> tuple[AgentLink, OpenedShell, int | None, SandboxNetwork | None]:
     """An agent in a new sandbox of `backend`, and a shell in it.
 
     Then the id that its processes have on the host, if that is not ours, and what it reaches, if
@@ -60,7 +60,7 @@ def launch_agent(
     try:
         # A launcher that relays signals looks after its own end, and so does a bare agent.
         alone = launch.relays or backend.name == "native"
-        started = _thread_that_stays().start(lambda: _Started(launch, alone, theirs, saying))
+        started = _thread_that_stays().start(lambda: _LaunchedAgent(launch, alone, theirs, saying))
     except BaseException:
         for fd in (ours.detach(), said):
             os.close(fd)
@@ -71,10 +71,10 @@ def launch_agent(
     link: AgentLink | None = None
     try:
         standalone.send_code(ours)
-        reach = _reach(backend, launch, plan, on_connect)
-        link = AgentLink(ours.detach(), lambda: _end(started, reach, after), kill=started.kill)
+        network = _network(backend, launch, plan, on_connect)
+        link = AgentLink(ours.detach(), lambda: _end(started, network, after), kill=started.kill)
         # As the agent was started: only the backend knows where home and /tmp ended up.
-        return link, link.shell({}, "", bash), launch.uid, reach
+        return link, link.shell({}, "", bash), launch.uid, network
     except BaseException as error:
         if link is not None:
             link.close()
@@ -90,23 +90,25 @@ def launch_agent(
             os.close(launch.status)
 
 
-def _reach(backend: Backend, launch: Launch, plan: Plan, on_connect: OnConnect | None) -> Reach | None:
+def _network(
+    backend: Backend, launch: Launch, plan: Plan, on_connect: OnConnect | None
+) -> SandboxNetwork | None:
     if backend.name not in _OWN_NETWORK or plan.network.mode == "open":
         return None
-    from .network import Reach
+    from .network import SandboxNetwork
 
-    return Reach(plan, on_connect, None if launch.told is None else launch.told.take_line())
+    return SandboxNetwork(plan, on_connect, None if launch.told is None else launch.told.take_line())
 
 
-def _end(started: _Started, reach: Reach | None, after: Callable[[], None] | None) -> None:
+def _end(started: _LaunchedAgent, network: SandboxNetwork | None, after: Callable[[], None] | None) -> None:
     started.end()
-    if reach is not None:
-        reach.close()
+    if network is not None:
+        network.close()
     if after is not None:
         after()
 
 
-class _Started:
+class _LaunchedAgent:
     """The launcher of an agent, from its start to its end."""
 
     def __init__(self, launch: Launch, alone: bool, line: _socket.socket, errors: int) -> None:
@@ -144,7 +146,7 @@ class _Started:
             process.kill()
 
 
-def _diagnosis(launch: Launch, started: _Started, said: int) -> LaunchFailed:
+def _diagnosis(launch: Launch, started: _LaunchedAgent, said: int) -> LaunchFailed:
     """Why there is no agent: what the launcher says of itself, and its last words."""
     words = b""
     os.set_blocking(said, False)
@@ -174,9 +176,9 @@ class _Thread:
         """Whether it is of this process, and not of the one that we are a fork of."""
         return self._process == os.getpid()
 
-    def start(self, make: Callable[[], _Started]) -> _Started:
+    def start(self, make: Callable[[], _LaunchedAgent]) -> _LaunchedAgent:
         """Start a launcher there, and wait for that."""
-        answer: queue.SimpleQueue[_Started | BaseException] = queue.SimpleQueue()
+        answer: queue.SimpleQueue[_LaunchedAgent | BaseException] = queue.SimpleQueue()
 
         def job() -> None:
             try:

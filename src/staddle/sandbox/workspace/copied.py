@@ -17,13 +17,12 @@ import stat
 from ...errors import LayerError
 from ...files.tree import LastDirectory, Tree, walk
 from ...layers.baseline import Baseline
-from ...layers.condensing import condense
+from ...layers.diff_layer import condense
 from ...layers.differences import Selection, differences
-from ...layers.discarding import bring_back
-from ...layers.exchanging import exchange
-from ...layers.merged import Opened as OpenedView
-from ...layers.merged import View
-from ...layers.merging import copy_of, flatten
+from ...layers.discard import bring_back
+from ...layers.exchange import exchange
+from ...layers.merge import copy_of, flatten
+from ...layers.merged_view import LayerView, OpenLayers
 from ...layers.stack import LayerSnapshot, Stack
 from ...policy.paths import covers
 from ...policy.plan import COPY, Grant
@@ -64,10 +63,10 @@ class CopySnapshot(LayerSnapshot):
 
     def condensed(self, baseline: Baseline) -> LayerSnapshot:
         """The same changes as a layer, for an archive. `baseline` is that of the snapshot."""
-        view = View((self.layers[0].upper,), self.bases, True, self._of.hidden)
+        view = LayerView((self.layers[0].upper,), self.bases, True, self._of.hidden)
         layer = self.store.layer(like=self.bases[0]).hold()
         try:
-            with OpenedView(view) as opened:
+            with OpenLayers(view) as opened:
                 found = [
                     item
                     for item in differences(opened)
@@ -77,7 +76,7 @@ class CopySnapshot(LayerSnapshot):
                         else not baseline.is_as_settled(item)
                     )
                 ]
-            with OpenedView(view) as opened:
+            with OpenLayers(view) as opened:
                 condense(opened, found, layer.upper)
             return LayerSnapshot(self.store, self.bases, (layer,), (PLACE,))
         finally:
@@ -110,9 +109,9 @@ class WorkingCopy(Stack):
         super().__init__(of.store, [of.directory], (), top)
         self._of, self.unchanged, self.baseline = of, unchanged, baseline
 
-    def view(self) -> View:
+    def view(self) -> LayerView:
         """What was changed, to be compared with the host's."""
-        return View((self.top.upper,), self.bases, True, self._of.hidden)
+        return LayerView((self.top.upper,), self.bases, True, self._of.hidden)
 
     def copy(self) -> CopySnapshot:
         """A copy of what is there now."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from ...errors import LayerError
-from ...layers import kept
-from ...layers.merged import View
+from ...layers import session_record
+from ...layers.merged_view import LayerView
 from ...policy.workspace import PLACE
 from .layered_tree import by_tree
 from .record_codec import base_paths
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from ...layers.changes import Change
-    from ...layers.kept import Record
+    from ...layers.session_record import SessionRecord
 
 
 def changes(
-    record: Record, paths: Collection[str] | None = None, *, everything: bool = False
+    record: SessionRecord, paths: Collection[str] | None = None, *, everything: bool = False
 ) -> list[Change]:
     """The changes of a session, also while it is in use; with `everything`, also outside the workspace.
 
@@ -30,11 +30,11 @@ def changes(
     from ...layers.changes import diff
 
     check_workspace(record)
-    directory = f"{kept.directory_of(record.name)}/{kept.LAYERS}"
+    directory = f"{session_record.directory_of(record.name)}/{session_record.LAYERS}"
     base = record.workspace or f"{directory}/empty"
 
-    def view(layers: tuple[str, ...], below: Sequence[str]) -> View:
-        return View(tuple(f"{directory}/{name}/upper" for name in layers), tuple(below))
+    def view(layers: tuple[str, ...], below: Sequence[str]) -> LayerView:
+        return LayerView(tuple(f"{directory}/{name}/upper" for name in layers), tuple(below))
 
     mounted_at = {PLACE: (PLACE,), **{tree.root: tree.places for tree in record.beside}}
     chosen = None if paths is None else by_tree(paths, PLACE, mounted_at)
@@ -56,15 +56,15 @@ def changes(
         ) from None
 
 
-def size(record: Record) -> int:
+def size(record: SessionRecord) -> int:
     """The bytes that its layers take."""
     from ...layers.store import usage
 
-    directory = f"{kept.directory_of(record.name)}/{kept.LAYERS}"
+    directory = f"{session_record.directory_of(record.name)}/{session_record.LAYERS}"
     return sum(usage(f"{directory}/{name}/upper") for name in record.every_layer)
 
 
-def check_workspace(record: Record) -> None:
+def check_workspace(record: SessionRecord) -> None:
     """LayerError when the directory that a session is of is not the one that is there now."""
     if record.workspace is None:
         return

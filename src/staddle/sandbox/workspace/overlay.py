@@ -9,7 +9,7 @@ from ...errors import LayerError
 from ...forkserver.client import HomeTree, mounter
 from ...forkserver.requests import OverlayDirs
 from ...inside.agent.mount_swap import HOME_TREE
-from ...layers import removal
+from ...layers import trash
 from ...layers.baseline import Baseline
 from ...layers.stack import Stack, close_all
 from ...policy.workspace import PLACE
@@ -121,13 +121,13 @@ class OverlayWorkspace(SandboxWorkspace):
         workspace = self.trees[PLACE]
         if taken.instead is not None:
             before = workspace.stack
-            removal.in_background(before.close)
+            trash.in_background(before.close)
             name = os.path.basename(os.path.dirname(taken.instead.upper))
             workspace.stack = Stack(before.store, before.bases, (), before.store.adopted(name))
         if self._is_fresh:
             self._begin_watch()
             if taken.is_usual:
-                removal.in_background(partial(_prewarm_next, taken, self.stack))
+                trash.in_background(partial(_prewarm_next, taken, self.stack))
             self._is_fresh = False
         if taken.layer:
             self._adopt_home(taken.layer)
@@ -247,7 +247,7 @@ class OverlayWorkspace(SandboxWorkspace):
         if self.stack.store.stays:
             close()  # the next process that opens it must not wait for that
         else:
-            removal.in_background(close)
+            trash.in_background(close)
         if PLACE in stacks:
             with self._watching:
                 self._watch.follow(self.stack.view())
@@ -259,7 +259,7 @@ class OverlayWorkspace(SandboxWorkspace):
         """Make few layers of many, in the background: look-ups cost a little for every one."""
         for tree in self.trees.values():
             if tree.stack.is_deep:
-                removal.in_background(partial(_squash, tree.stack))
+                trash.in_background(partial(_squash, tree.stack))
 
     def close(self) -> None:
         """Let the layers go."""
@@ -271,12 +271,12 @@ def _close(stacks: Iterable[Stack], store: Store) -> None:
     for stack in stacks:
         stack.close()
     if not store.stays:
-        removal.in_background(store.make_ahead)
+        trash.in_background(store.make_ahead)
 
 
 def _squash(stack: Stack) -> None:
     try:
-        stack.squash(removal.rest)
+        stack.squash(trash.rest)
     except (OSError, LayerError):
         pass  # it was closed meanwhile, or there is no room: it stays as it is
 

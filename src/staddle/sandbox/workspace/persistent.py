@@ -13,10 +13,10 @@ from ...errors import InvalidCall, LayerError
 from ...files.tree import Tree
 from ...forkserver.client import mounter
 from ...inside.agent.mount_swap import HOME_TREE
-from ...layers import keeping, kept
+from ...layers import persistent_store, session_record
 from ...layers.baseline import Baseline
 from ...layers.differences import differences
-from ...layers.merged import Opened
+from ...layers.merged_view import OpenLayers
 from ...layers.stack import Stack
 from ...policy.workspace import PLACE
 from . import home_layer, record_codec
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from ...forkserver.client import HomeTree
     from ...layers.commit import Committed
-    from ...layers.kept import Record
     from ...layers.review import OnConflict, Review
+    from ...layers.session_record import SessionRecord
     from ...mounts.operations import Operation
     from ...policy import Policy
 
@@ -46,16 +46,16 @@ class PersistentWorkspace(OverlayWorkspace):
 
     def __init__(self, name: str, *, make: bool = False, workspace: str | None = None) -> None:
         """Claim the session; `make` it for `workspace` if it is not there."""
-        kept.checked_name(name)
+        session_record.checked_name(name)
         if make:
-            kept.make_home(workspace)
-        self._store = store = keeping.KeptStore(name, make=make, owner=mounter())
+            session_record.make_home(workspace)
+        self._store = store = persistent_store.PersistentStore(name, make=make, owner=mounter())
         self._closed = False
         self._next: tuple[Stack, Baseline] | None = None
         self.snapshots: dict[str, Snapshot] = {}
         try:
-            keeping.sweep_grave(os.path.dirname(kept.home()))
-            record = kept.read(store.home)
+            persistent_store.sweep_trash(os.path.dirname(session_record.home()))
+            record = session_record.read(store.home)
             self.is_new = record is None
             if record is None:
                 self._begin(name, workspace)
@@ -72,11 +72,11 @@ class PersistentWorkspace(OverlayWorkspace):
         self._start(place, Stack.new(self._store, [place]), None)
         now = time.time()
         inode = os.stat(self.directory).st_ino
-        self.record = kept.Record(name, workspace, inode, now, now, {}, (), self.baseline)
+        self.record = session_record.SessionRecord(name, workspace, inode, now, now, {}, (), self.baseline)
         self.save()
         self._store.sweep()  # a process was killed while it made it
 
-    def _continue(self, record: Record) -> None:
+    def _continue(self, record: SessionRecord) -> None:
         check_workspace(record)
         self.record = record
         self._store.recorded = record.every_layer
@@ -113,11 +113,11 @@ class PersistentWorkspace(OverlayWorkspace):
             layers = {layer.path: layer for layer in every}
             settled = self._settled_paths()
             for layer in layers.values():
-                keeping.prepare(layer, owner, self.record.mounter)
+                persistent_store.prepare(layer, owner, self.record.mounter)
             if owner is not None:
                 for base in self.record.every_base:
                     if "/" not in base:  # what is in it is the sandbox's own
-                        keeping.give(f"{self._store.path}/{base}", owner, self.record.mounter)
+                        persistent_store.give(f"{self._store.path}/{base}", owner, self.record.mounter)
             for path in settled:
                 if (status := self._in_the_layers(path)) is not None:
                     self.baseline.resettle(path, status)
@@ -144,7 +144,7 @@ class PersistentWorkspace(OverlayWorkspace):
     def _begin_again(self) -> None:
         """The sandbox will see the host's files as they are now, but for those that it has changed."""
         try:
-            with Opened(self.stack.view()) as opened:
+            with OpenLayers(self.stack.view()) as opened:
                 touched = []
                 for item in differences(opened):
                     touched.append(item.path)
@@ -219,7 +219,7 @@ class PersistentWorkspace(OverlayWorkspace):
             points=tuple(map(record_codec.snapshot_record, self.snapshots.values())),
             beside=tuple(map(record_codec.tree_record, others)),
         )
-        kept.write(self._store.home, self.record)
+        session_record.write(self._store.home, self.record)
         self._store.recorded = self.record.every_layer
 
     # ------------------------------------------------------------ without a sandbox
@@ -228,7 +228,7 @@ class PersistentWorkspace(OverlayWorkspace):
         """Review a commit: what it would do, and the objections to it."""
         from ...layers.review import review
 
-        with Opened(self.stack.view()) as opened:
+        with OpenLayers(self.stack.view()) as opened:
             return review(opened, paths, self.baseline)
 
     def take_over(
@@ -252,7 +252,7 @@ class PersistentWorkspace(OverlayWorkspace):
     def snapshot(self, label: str) -> None:
         """Keep this moment under a label, while no sandbox has it."""
         try:
-            kept.checked_label(label)
+            session_record.checked_label(label)
         except ValueError as error:
             raise InvalidCall(f"the label {label!r} cannot be used", why=str(error)) from None
         if label in self.snapshots:
@@ -331,15 +331,15 @@ def opened(name: str, workspace: str | None, policy: Policy) -> PersistentWorksp
 
 def workspace_of(name: str) -> str | None:
     """The workspace of a session that is there already; None when it has none, or is not there."""
-    record = kept.read(kept.directory_of(name))
+    record = session_record.read(session_record.directory_of(name))
     return None if record is None else record.workspace
 
 
-def find(name: str) -> Record:
+def find(name: str) -> SessionRecord:
     """The record of a session, also while it is in use. LayerError when it is not there."""
-    record = kept.read(kept.directory_of(name))
+    record = session_record.read(session_record.directory_of(name))
     if record is None:
-        raise keeping.unknown(name)
+        raise persistent_store.unknown(name)
     return record
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ...layers import kept
+from ...layers import session_record
 from ...layers.stack import LayerSnapshot, Stack
 from ...policy.workspace import PLACE
 from .layered_tree import LayeredTree
@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from ...layers.store import Layer, Store
 
 
-def tree(store: Store, recorded: kept.Beside, layers: Mapping[str, Layer]) -> LayeredTree:
+def tree(store: Store, recorded: session_record.TreeRecord, layers: Mapping[str, Layer]) -> LayeredTree:
     """A recorded tree, to go on with."""
     top, *frozen = (layers[name] for name in recorded.layers)
     stack = Stack(store, base_paths(store.path, recorded.bases), frozen, top)
     return LayeredTree(recorded.root, recorded.places, stack)
 
 
-def snapshot(store: Store, base: str, recorded: kept.Point, layers: Mapping[str, Layer]) -> Snapshot:
+def snapshot(
+    store: Store, base: str, recorded: session_record.SnapshotRecord, layers: Mapping[str, Layer]
+) -> Snapshot:
     """A recorded snapshot; `base` is what the layers of its workspace are over. It has no shells."""
 
     def frozen(names: Collection[str], below: Sequence[str], mounted_at: tuple[str, ...]) -> LayerSnapshot:
@@ -36,21 +38,21 @@ def snapshot(store: Store, base: str, recorded: kept.Point, layers: Mapping[str,
     return Snapshot(recorded.label, "swap", trees, recorded.baseline, {}, created=recorded.created)
 
 
-def tree_record(one: LayeredTree) -> kept.Beside:
+def tree_record(one: LayeredTree) -> session_record.TreeRecord:
     """The record of a tree."""
     layers = (one.stack.top, *one.stack.frozen)
-    return kept.Beside(one.root, one.mounted_at, _bases(one.stack), layer_names(layers))
+    return session_record.TreeRecord(one.root, one.mounted_at, _bases(one.stack), layer_names(layers))
 
 
-def snapshot_record(taken: Snapshot) -> kept.Point:
+def snapshot_record(taken: Snapshot) -> session_record.SnapshotRecord:
     """The record of a snapshot."""
     others = tuple(
-        kept.Beside(root, one.mounted_at, _bases(one), layer_names(one.layers))
+        session_record.TreeRecord(root, one.mounted_at, _bases(one), layer_names(one.layers))
         for root, one in taken._trees.items()
         if root != PLACE
     )
     layers = layer_names(taken._trees[PLACE].layers)
-    return kept.Point(taken.label, taken.created, layers, taken._baseline, others)
+    return session_record.SnapshotRecord(taken.label, taken.created, layers, taken._baseline, others)
 
 
 def base_paths(store: str, bases: Sequence[str]) -> list[str]:

@@ -211,7 +211,7 @@ class LoadedSnapshot(Snapshot):
 
 def _rebased(known: LayerSnapshot, empty: LayerSnapshot) -> LayerSnapshot:
     """The layers of `known` over the bases of `empty`, as one layer."""
-    from ...layers.merging import merge, prune
+    from ...layers.merge import merge, prune
 
     layer = empty.store.layer(like=empty.bases[0]).hold()
     try:

@@ -10,7 +10,7 @@ import os
 import threading
 
 from ...forkserver.client import mounter
-from ...layers import removal
+from ...layers import trash
 from ...layers.recovery import recover
 from ...layers.store import Store, home_for, home_for_copies, sweep
 
@@ -79,7 +79,7 @@ def close_stores() -> None:
         _stores.pop().close()
     while _copy_stores:
         _copy_stores.popitem()[1].close()
-    removal.wait()  # nothing else waits when the interpreter ends
+    trash.wait()  # nothing else waits when the interpreter ends
 
 
 def _after_fork() -> None:

@@ -6,7 +6,7 @@ import threading
 
 from ...errors import LayerError
 from ...interrupts import uninterrupted
-from ...layers.scan import Watch
+from ...layers.change_watch import ChangeWatch
 from ...policy.workspace import PLACE
 
 TYPE_CHECKING = False
@@ -89,7 +89,9 @@ class SandboxWorkspace:
     # ------------------------------------------------------------ changes
 
     def _begin_watch(self) -> None:
-        self._watch = Watch(self.stack.view(), baseline=self.baseline, at=self.mounted_at, most=MOST_ENTRIES)
+        self._watch = ChangeWatch(
+            self.stack.view(), baseline=self.baseline, at=self.mounted_at, most=MOST_ENTRIES
+        )
         self._watching = threading.Lock()
 
     def changes(self) -> tuple[Change, ...] | None:

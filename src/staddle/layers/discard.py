@@ -9,25 +9,25 @@ from ..errors import LayerError
 from ..files.copy import copy_file
 from ..files.tree import OPAQUE, Tree, open_deep
 from .differences import Difference, Selection, differences
-from .merged import Opened, View
-from .merging import copy_of, merge
+from .merge import copy_of, merge
+from .merged_view import LayerView, OpenLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
 
-def discard(view: View, paths: Collection[str], destination: str, owner: tuple[int, int] | None) -> None:
+def discard(view: LayerView, paths: Collection[str], destination: str, owner: tuple[int, int] | None) -> None:
     """Make the empty `destination` a layer that says what the first of `view` says, but not about `paths`.
 
     A change that another layer of the view made there is undone by what is put on top of it.
     """
     selection = Selection(paths)
     merge(view.layers[:1], destination, without=selection)
-    rest = View((destination, *view.layers[1:]), view.bases)
-    with Opened(rest) as opened:
+    rest = LayerView((destination, *view.layers[1:]), view.bases)
+    with OpenLayers(rest) as opened:
         found = sorted(differences(opened, selection), key=lambda item: item.path.split("/"))
-    with Opened(rest) as opened:
+    with OpenLayers(rest) as opened:
         covering = _Covering(opened, owner)
         for item in found:
             covering.cover(item)
@@ -96,7 +96,7 @@ def _way(base: Tree, root: int, path: str) -> int:
 
 
 class _Covering:
-    def __init__(self, opened: Opened, owner: tuple[int, int] | None) -> None:
+    def __init__(self, opened: OpenLayers, owner: tuple[int, int] | None) -> None:
         self._opened, self._owner = opened, owner
         self._root = opened.layers[0].root
         #: Directories that get their own permissions when everything is in them.

@@ -15,7 +15,7 @@ import time
 from ..files.tree import Tree, is_whiteout, opacity
 from .changes import Change, change_of, type_of
 from .differences import Selection, differences
-from .merged import Opened, View
+from .merged_view import LayerView, OpenLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,16 +33,16 @@ Mark = tuple[int, ...]
 _GONE: Mark = ()
 
 
-class Watch:
+class ChangeWatch:
     """Follows the top layer of a view. The first look is at what is there when this is made."""
 
     def __init__(
-        self, view: View, *, baseline: Baseline | None = None, at: str = "", most: int = MOST_ENTRIES
+        self, view: LayerView, *, baseline: Baseline | None = None, at: str = "", most: int = MOST_ENTRIES
     ) -> None:
         self.baseline, self._at, self._most = baseline, at, most
         self.follow(view)
 
-    def follow(self, view: View) -> None:
+    def follow(self, view: LayerView) -> None:
         """From now on the top layer of another view, as after a snapshot or a restore."""
         self._view = view.replace(layers=view.layers[:1], bases=(*view.layers[1:], *view.bases))
         self._host = view.bases[-1]
@@ -95,7 +95,7 @@ class Watch:
     def _compared(self, fresh: list[str], before: dict[str, Mark]) -> list[Change]:
         """What is new in the layer, against what lies below it."""
         found = []
-        with Opened(self._view) as opened:
+        with OpenLayers(self._view) as opened:
             for item in differences(opened, Selection(fresh)):
                 # What was in the layer, or had no place to be seen in, is told without a comparison.
                 if item.path not in before and not _was_hidden(item.path, before):

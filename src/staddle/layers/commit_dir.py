@@ -18,7 +18,7 @@ import os
 from ..errors import CommitFailed, LayerError
 from ..files.remove_tree import remove
 from ..linux.renaming import sync_file_system
-from . import removal
+from . import trash
 from .journal import Steps, rows
 
 TYPE_CHECKING = False
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 
-class Place:
+class CommitDirectory:
     """The directory of one commit. Leaving it leaves nothing, unless a record could not be dealt with.
 
     Without `durable` nobody waits for the disk: it holds when we are killed, not when the power goes.
@@ -110,7 +110,7 @@ class Place:
             os.close(self._lock)
         elif self._slots_path.startswith(self.path):
             # What was replaced may be as much as what is new.
-            removal.in_background(lambda: self._erase(removal.rest))
+            trash.in_background(lambda: self._erase(trash.rest))
         else:
             self._erase()
 

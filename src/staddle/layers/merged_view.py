@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-class View(Value):
+class LayerView(Value):
     """Layers, topmost first, and what they are compared with.
 
     `plain`: the one layer is a whole copy of the bases that was then worked in, without overlayfs.
@@ -29,10 +29,10 @@ class View(Value):
     hidden: tuple[str, ...] = ()
 
 
-class Opened:
+class OpenLayers:
     """The trees of a view, opened for one walk or one commit."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: LayerView) -> None:
         self.view = view
         self.layers: list[Tree] = []
         self.bases: list[Tree] = []

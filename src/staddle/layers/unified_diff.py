@@ -1,4 +1,4 @@
-"""A change as text: a unified diff, or a sentence where there is none."""
+"""A change as a unified diff, or as a sentence where there is none."""
 
 from __future__ import annotations
 
@@ -8,9 +8,33 @@ from ..files.tree import Tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .changes import Change
-    from .differences import Difference
-    from .merged import View
+    from typing import Protocol
+
+    from .differences import Difference, Kind
+    from .merged_view import LayerView
+
+    class ShownChange(Protocol):
+        """The fields of a `Change`."""
+
+        @property
+        def kind(self) -> Kind: ...
+        @property
+        def path(self) -> str: ...
+        @property
+        def type(self) -> str | None: ...
+        @property
+        def mode(self) -> int | None: ...
+        @property
+        def target(self) -> str | None: ...
+        @property
+        def old_path(self) -> str | None: ...
+        @property
+        def old_type(self) -> str | None: ...
+        @property
+        def old_mode(self) -> int | None: ...
+        @property
+        def old_target(self) -> str | None: ...
+
 
 #: difflib compares every line with every other in the worst case.
 MOST_LINES = 20_000
@@ -21,7 +45,12 @@ class _TooLarge(Exception):
 
 
 def text_diff(
-    change: Change, view: View | None, item: Difference | None, *, context: int = 3, limit: int = 1 << 20
+    change: ShownChange,
+    view: LayerView | None,
+    item: Difference | None,
+    *,
+    context: int = 3,
+    limit: int = 1 << 20,
 ) -> str:
     """`change` as a unified diff, every line ended; what cannot be one is said in a line."""
     head = _head(change)
@@ -39,7 +68,7 @@ def text_diff(
     return head + _unified(change, old, new, context)
 
 
-def content(change: Change, limit: int, *, new: bool) -> bytes | None:
+def content(change: ShownChange, limit: int, *, new: bool) -> bytes | None:
     """What is in the file now, or was before; None when there is none, or more than `limit` bytes."""
     if (change.type if new else change.old_type) != "file":
         return None
@@ -50,7 +79,7 @@ def content(change: Change, limit: int, *, new: bool) -> bytes | None:
         return None
 
 
-def _head(change: Change) -> str:
+def _head(change: ShownChange) -> str:
     lines = []
     if change.kind == "renamed":
         lines += [f"rename from {change.old_path}", f"rename to {change.path}"]
@@ -67,7 +96,7 @@ def _head(change: Change) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _content(view: View | None, item: Difference | None, limit: int, *, new: bool) -> bytes:
+def _content(view: LayerView | None, item: Difference | None, limit: int, *, new: bool) -> bytes:
     if view is None or item is None:
         raise FileNotFoundError(2, "this change came without its files")
     path = item.path if new else item.old_path or item.path
@@ -85,7 +114,7 @@ def _content(view: View | None, item: Difference | None, limit: int, *, new: boo
     return data
 
 
-def _unified(change: Change, old: bytes, new: bytes, context: int) -> str:
+def _unified(change: ShownChange, old: bytes, new: bytes, context: int) -> str:
     import difflib
 
     before, after = _lines(old), _lines(new)

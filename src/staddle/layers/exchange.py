@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 def exchange(directory: str, other: str) -> None:
     """Let each have what is in the other, all of it or nothing. Both are ours; nobody works in them."""
-    with _Opened(directory) as here, _Opened(other) as there:
+    with _WritableDirectory(directory) as here, _WritableDirectory(other) as there:
         aside = f".{os.urandom(8).hex()}"
         os.mkdir(aside, 0o700, dir_fd=there)
         undo: list[Callable[[], None]] = []
-        with _Opened(f"/proc/self/fd/{there}/{aside}") as waiting:
+        with _WritableDirectory(f"/proc/self/fd/{there}/{aside}") as waiting:
             moves = [(name, here, waiting) for name in os.listdir(here)]
             moves += [(name, there, here) for name in os.listdir(there) if name != aside]
             try:
@@ -32,7 +32,7 @@ def exchange(directory: str, other: str) -> None:
     os.chmod(directory, modes[1] & 0o777 | 0o700)
 
 
-class _Opened:
+class _WritableDirectory:
     """A directory of ours, in which we may do what we have to."""
 
     def __init__(self, path: str) -> None:

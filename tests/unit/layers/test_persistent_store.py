@@ -15,9 +15,9 @@ import pytest
 
 import staddle
 from staddle.errors import LayerError
-from staddle.layers import keeping, kept, removal
+from staddle.layers import persistent_store, session_record, trash
 from staddle.layers.baseline import Baseline
-from staddle.layers.keeping import KeptStore
+from staddle.layers.persistent_store import PersistentStore
 
 SRC = str(Path(staddle.__file__).parents[1])
 
@@ -30,13 +30,13 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def record(**more: object) -> kept.Record:
+def record(**more: object) -> session_record.SessionRecord:
     baseline = Baseline(5)
     baseline._noted = {"odd\n\udcff": (1, 2), "gone": None}
-    then = kept.Beside("/", ("/tmp", "/home/user"), ("skeleton-1",), ("3",))
+    then = session_record.TreeRecord("/", ("/tmp", "/home/user"), ("skeleton-1",), ("3",))
     now = then.replace(layers=("4", "3"))
-    point = kept.Point("before", 2.0, ("1",), Baseline(3), (then,))
-    made = kept.Record(
+    point = session_record.SnapshotRecord("before", 2.0, ("1",), Baseline(3), (then,))
+    made = session_record.SessionRecord(
         "fix",
         "/home/me/pro ject",
         7,
@@ -53,7 +53,7 @@ def record(**more: object) -> kept.Record:
 
 
 def directory() -> str:
-    path = kept.directory_of("fix")
+    path = session_record.directory_of("fix")
     os.makedirs(path, exist_ok=True)
     return path
 
@@ -62,8 +62,8 @@ def directory() -> str:
 
 
 def test_it_is_read_as_it_was_written() -> None:
-    kept.write(directory(), record())
-    found = kept.read(directory())
+    session_record.write(directory(), record())
+    found = session_record.read(directory())
     assert found is not None
     assert found.replace(baseline=None, points=()) == record(baseline=None, points=())
     assert found.baseline.facts() == record().baseline.facts()
@@ -76,8 +76,8 @@ def test_it_is_read_as_it_was_written() -> None:
 
 
 def test_there_is_none_where_none_was_made() -> None:
-    assert kept.read(kept.directory_of("fix")) is None
-    assert kept.names() == []
+    assert session_record.read(session_record.directory_of("fix")) is None
+    assert session_record.names() == []
 
 
 def point(**more: object) -> Callable[[dict[str, object]], object]:
@@ -129,12 +129,12 @@ def beside(**more: object) -> Callable[[dict[str, object]], object]:
     ],
 )
 def test_anything_else_is_refused(field: str, wrong: Callable[[dict[str, object]], object]) -> None:
-    kept.write(directory(), record())
+    session_record.write(directory(), record())
     file = Path(directory(), "session")
     facts = json.loads(file.read_text())
     file.write_text(json.dumps({**facts, field: wrong(facts)}))
     with pytest.raises(LayerError, match="cannot be read") as refused:
-        kept.read(directory())
+        session_record.read(directory())
     assert "staddle rm fix" in refused.value.fix
 
 
@@ -142,15 +142,15 @@ def test_anything_else_is_refused(field: str, wrong: Callable[[dict[str, object]
 def test_what_is_no_record_is_refused(text: str) -> None:
     Path(directory(), "session").write_text(text)
     with pytest.raises(LayerError, match="cannot be read"):
-        kept.read(directory())
+        session_record.read(directory())
 
 
 def test_a_record_behind_a_link_is_refused(tmp_path: Path) -> None:
-    kept.write(directory(), record())
+    session_record.write(directory(), record())
     os.rename(f"{directory()}/session", tmp_path / "elsewhere")
     os.symlink(tmp_path / "elsewhere", f"{directory()}/session")
     with pytest.raises(LayerError, match="cannot be read"):
-        kept.read(directory())
+        session_record.read(directory())
 
 
 # ---------------------------------------------------------------- where
@@ -159,102 +159,102 @@ def test_a_record_behind_a_link_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", ".x", "a b", "a\n", "ä", "x" * 65, None, 5])
 def test_a_name_is_one_plain_word(name: object) -> None:
     with pytest.raises(LayerError):
-        kept.checked_name(name)
+        session_record.checked_name(name)
 
 
 def test_a_session_is_never_kept_in_its_own_workspace(state: Path) -> None:
     for workspace in (state, state.parent, state / "staddle"):
         with pytest.raises(LayerError, match="in the workspace"):
-            kept.make_home(str(workspace))
+            session_record.make_home(str(workspace))
 
 
 def test_a_place_that_others_can_write_is_refused(state: Path) -> None:
     (state / "staddle").chmod(0o777)
     with pytest.raises(LayerError, match="ours alone"):
-        kept.make_home(None)
+        session_record.make_home(None)
 
 
 def test_a_relative_state_directory_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
-    assert kept.home().startswith("/")
-    assert "relative" not in kept.home()
+    assert session_record.home().startswith("/")
+    assert "relative" not in session_record.home()
 
 
 # ---------------------------------------------------------------- the store
 
 
 def test_what_the_record_names_is_never_deleted() -> None:
-    store = KeptStore("fix", make=True)
+    store = PersistentStore("fix", make=True)
     one, two = store.layer().hold(), store.layer().hold()
     store.recorded = frozenset({os.path.basename(one.path)})
     one.drop()
     two.drop()
-    removal.wait()
+    trash.wait()
     assert os.path.isdir(one.path)
     assert not os.path.exists(two.path)
     store.end()
 
 
 def test_a_later_process_goes_on_counting_and_deletes_what_was_left() -> None:
-    store = KeptStore("fix", make=True)
+    store = PersistentStore("fix", make=True)
     made = [store.layer().hold() for _ in range(3)]
     store.leave()
-    kept.write(directory(), record())
-    again = KeptStore("fix", make=False)
+    session_record.write(directory(), record())
+    again = PersistentStore("fix", make=False)
     again.recorded = frozenset({"1", "3"})
     again.sweep()
-    removal.wait()
+    trash.wait()
     assert [os.path.isdir(layer.path) for layer in made] == [True, False, True]
     assert os.path.basename(again.layer().path) == "4"
     again.leave()
 
 
 def test_it_is_one_process_at_a_time_until_nobody_has_a_layer() -> None:
-    store = KeptStore("fix", make=True)
+    store = PersistentStore("fix", make=True)
     layer = store.layer().hold()
     store.end()
-    assert keeping.is_claimed("fix")
+    assert persistent_store.is_claimed("fix")
     with pytest.raises(LayerError, match="in use"):
-        KeptStore("fix", make=True)
+        PersistentStore("fix", make=True)
     with pytest.raises(LayerError, match="in use"):
-        keeping.remove("fix")
+        persistent_store.remove("fix")
     layer.drop()
-    assert not keeping.is_claimed("fix")
-    KeptStore("fix", make=True).end()
+    assert not persistent_store.is_claimed("fix")
+    PersistentStore("fix", make=True).end()
 
 
 def test_another_process_is_named() -> None:
     code = (
         f"import sys; sys.path.insert(0, {SRC!r})\n"
-        "from staddle.layers.keeping import KeptStore\n"
-        "store = KeptStore('fix', make=True); print('ready', flush=True); sys.stdin.read()"
+        "from staddle.layers.persistent_store import PersistentStore\n"
+        "store = PersistentStore('fix', make=True); print('ready', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == b"ready\n"
         with pytest.raises(LayerError, match=f"process {other.pid} "):
-            KeptStore("fix", make=True)
+            PersistentStore("fix", make=True)
     finally:
         other.kill()
         other.wait()
         for pipe in (other.stdin, other.stdout):
             assert pipe is not None
             pipe.close()
-    KeptStore("fix", make=True).end()  # the kernel has taken the claim back
+    PersistentStore("fix", make=True).end()  # the kernel has taken the claim back
 
 
 def test_after_a_kill_the_sandboxes_of_the_killed_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     for killed, expected in (("1", 0), ("", 0), ("2", 1)):
-        store = KeptStore("fix", make=True)
+        store = PersistentStore("fix", make=True)
         store.end()
         Path(store.home, "claim").write_text(killed)  # empty: it ended as it should
         Path(store.path, "users-2").touch()
         users = os.open(f"{store.path}/users-2", os.O_RDONLY)
         fcntl.flock(users, fcntl.LOCK_SH)
         monkeypatch.setattr(time, "sleep", lambda seconds, fd=users: (waits.append(seconds), os.close(fd)))
-        KeptStore("fix", make=True).end()
+        PersistentStore("fix", make=True).end()
         assert len(waits) == expected
         if not expected:
             os.close(users)
@@ -262,24 +262,24 @@ def test_after_a_kill_the_sandboxes_of_the_killed_are_waited_for(monkeypatch: py
 
 
 def test_removal_is_complete(state: Path) -> None:
-    store = KeptStore("fix", make=True)
+    store = PersistentStore("fix", make=True)
     layer = store.layer()
     os.mkdir(f"{layer.work}/work")
     os.chmod(f"{layer.work}/work", 0)
     Path(layer.upper, "file").write_text("x")
     os.chmod(layer.upper, 0)
     store.leave()
-    keeping.remove("fix")
-    removal.wait()
+    persistent_store.remove("fix")
+    trash.wait()
     assert os.listdir(state) == []
     with pytest.raises(LayerError, match="no kept sandbox"):
-        keeping.remove("fix")
+        persistent_store.remove("fix")
     with pytest.raises(LayerError, match="no kept sandbox"):
-        KeptStore("fix", make=False)
+        PersistentStore("fix", make=False)
 
 
 def test_a_layer_is_made_ready_to_be_mounted_again() -> None:
-    store = KeptStore("fix", make=True)
+    store = PersistentStore("fix", make=True)
     layer = store.layer().hold()
     os.mkdir(f"{layer.work}/work")
     os.chmod(f"{layer.work}/work", 0)
@@ -288,7 +288,7 @@ def test_a_layer_is_made_ready_to_be_mounted_again() -> None:
     os.symlink("/etc/passwd", f"{layer.upper}/link")
     owner = (0x70000000 + 1000, 0x70000000 + 1000) if os.geteuid() == 0 else None
     before = os.stat("/etc/passwd")
-    keeping.prepare(layer, owner)
+    persistent_store.prepare(layer, owner)
     assert os.listdir(layer.work) == []
     assert os.stat("/etc/passwd").st_uid == before.st_uid
     if owner is not None:
@@ -296,7 +296,7 @@ def test_a_layer_is_made_ready_to_be_mounted_again() -> None:
             assert os.lstat(layer.upper + path).st_uid == owner[0]
         # From one process to the next everybody stays who they are.
         os.chown(f"{layer.upper}/a/b/file", owner[0] - 1000, owner[1] + 5)
-        keeping.prepare(layer, (owner[0] + 0x100000, owner[1] + 0x100000), owner[0])
+        persistent_store.prepare(layer, (owner[0] + 0x100000, owner[1] + 0x100000), owner[0])
         found = os.stat(f"{layer.upper}/a/b/file")
         assert (found.st_uid, found.st_gid) == (owner[0] + 0x100000 - 1000, owner[1] + 0x100000 + 5)
         assert os.stat(f"{layer.upper}/a").st_uid == owner[0] + 0x100000

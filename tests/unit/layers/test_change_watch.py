@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from staddle.layers import scan
-from staddle.layers.merged import View
-from staddle.layers.scan import Watch
+from staddle.layers import change_watch
+from staddle.layers.change_watch import ChangeWatch
+from staddle.layers.merged_view import LayerView
 
 
 @pytest.fixture
@@ -19,11 +19,11 @@ def layer(tmp_path: Path) -> Path:
     return tmp_path / "layer"
 
 
-def watch(layer: Path) -> Watch:
-    return Watch(View((str(layer),), (str(layer.parent / "host"),)), at="/workspace")
+def watch(layer: Path) -> ChangeWatch:
+    return ChangeWatch(LayerView((str(layer),), (str(layer.parent / "host"),)), at="/workspace")
 
 
-def told(watch: Watch) -> list[str]:
+def told(watch: ChangeWatch) -> list[str]:
     found = watch.look()
     assert found is not None
     return [change.path for change in found]
@@ -37,20 +37,20 @@ def test_what_comes_right_after_a_look_is_noticed_later(layer: Path) -> None:
         watching = watch(place)
         assert told(watching) == []
         (place / "new").touch()
-        time.sleep(scan._STANDSTILL / 1e9 * 1.2)
+        time.sleep(change_watch._STANDSTILL / 1e9 * 1.2)
         assert told(watching) == ["/workspace/new"]
 
 
 def test_a_layer_that_nobody_touches_is_looked_at_once(layer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watching = watch(layer)
-    time.sleep(scan._STANDSTILL / 1e9 * 1.2)
+    time.sleep(change_watch._STANDSTILL / 1e9 * 1.2)
     assert told(watching) == []
-    monkeypatch.setattr(scan.os, "listdir", lambda _: pytest.fail("there was no need to"))
+    monkeypatch.setattr(change_watch.os, "listdir", lambda _: pytest.fail("there was no need to"))
     assert told(watching) == []
 
 
 def test_an_empty_layer_is_not_scanned(layer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watching = watch(layer)
-    monkeypatch.setattr(scan, "_scan", lambda *_: pytest.fail("there was no need to"))
+    monkeypatch.setattr(change_watch, "_scan", lambda *_: pytest.fail("there was no need to"))
     layer.chmod(0o700)
     assert told(watching) == []

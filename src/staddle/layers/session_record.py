@@ -33,7 +33,7 @@ _FIRST = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 _LETTERS = _FIRST | frozenset("._-")
 
 
-class Beside(Value):
+class TreeRecord(Value):
     """A tree beside the workspace: the path of its root inside, where it is seen there, and its layers.
 
     `bases` is what they are over, topmost first: paths of the host, or names in the store.
@@ -45,14 +45,14 @@ class Beside(Value):
     layers: tuple[str, ...]
 
 
-class Point(Value):
+class SnapshotRecord(Value):
     """A kept snapshot: its layers by name, topmost first."""
 
     label: str
     created: float
     layers: tuple[str, ...]
     baseline: Baseline
-    beside: tuple[Beside, ...] = ()
+    beside: tuple[TreeRecord, ...] = ()
 
     @property
     def every_layer(self) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ class Point(Value):
         return (*self.layers, *(name for tree in self.beside for name in tree.layers))
 
 
-class Record(Value):
+class SessionRecord(Value):
     """The facts of a kept session. `layers` is its stack, the one that is written first.
 
     `workspace` is None for a sandbox that is for no directory; `inode` tells that directory
@@ -75,8 +75,8 @@ class Record(Value):
     policy: Mapping[str, object]
     layers: tuple[str, ...]
     baseline: Baseline
-    points: tuple[Point, ...] = ()
-    beside: tuple[Beside, ...] = ()
+    points: tuple[SnapshotRecord, ...] = ()
+    beside: tuple[TreeRecord, ...] = ()
     #: Who mounted its layers last, if that was not whoever started it.
     mounter: int = -1
 
@@ -190,7 +190,7 @@ def _overlap(place: str, workspace: str) -> bool:
 # ---------------------------------------------------------------- the record
 
 
-def read(directory: str) -> Record | None:
+def read(directory: str) -> SessionRecord | None:
     """The record in `directory`; None when there is none, LayerError when it is not one of ours."""
     import json
 
@@ -215,7 +215,7 @@ def read(directory: str) -> Record | None:
         ) from None
 
 
-def write(directory: str, record: Record) -> None:
+def write(directory: str, record: SessionRecord) -> None:
     """Replace the record, whole or not at all, also when the power goes."""
     import json
 
@@ -237,7 +237,7 @@ def write(directory: str, record: Record) -> None:
     os.replace(temporary, f"{directory}/{RECORD}")
 
 
-def _record(facts: object, name: str) -> Record:
+def _record(facts: object, name: str) -> SessionRecord:
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ValueError("another version of staddle wrote it")
     if facts["name"] != name:
@@ -257,7 +257,7 @@ def _record(facts: object, name: str) -> Record:
     frozen = {name for point in points for name in point.every_layer}
     if not layers or any(not one or one[0] in frozen for one in (layers, *(tree.layers for tree in beside))):
         raise ValueError("it does not say which layer is written")
-    return Record(
+    return SessionRecord(
         name,
         workspace,
         facts["inode"],
@@ -272,16 +272,16 @@ def _record(facts: object, name: str) -> Record:
     )
 
 
-def _point(facts: object) -> Point:
+def _point(facts: object) -> SnapshotRecord:
     if not isinstance(facts, dict):
         raise ValueError(f"{facts!r} is no snapshot")
     baseline = Baseline.from_facts(facts["baseline"])
     beside = _several(facts.get("beside", []))
     layers = _names(facts["layers"])
-    return Point(checked_label(facts["label"]), _time(facts["created"]), layers, baseline, beside)
+    return SnapshotRecord(checked_label(facts["label"]), _time(facts["created"]), layers, baseline, beside)
 
 
-def _several(facts: object) -> tuple[Beside, ...]:
+def _several(facts: object) -> tuple[TreeRecord, ...]:
     if not isinstance(facts, list):
         raise ValueError("its other trees are not a list")
     found = tuple(_beside(tree) for tree in facts)
@@ -290,7 +290,7 @@ def _several(facts: object) -> tuple[Beside, ...]:
     return found
 
 
-def _beside(facts: object) -> Beside:
+def _beside(facts: object) -> TreeRecord:
     several = ("places", "bases", "layers")
     if not isinstance(facts, dict) or not all(isinstance(facts[name], list) for name in several):
         raise ValueError(f"{facts!r} is no tree")
@@ -302,7 +302,7 @@ def _beside(facts: object) -> Beside:
             raise ValueError(f"{base!r} is nothing that a tree is over")
     if not facts["bases"]:
         raise ValueError("it does not say what a tree is over")
-    return Beside(facts["root"], tuple(facts["places"]), tuple(facts["bases"]), _names(facts["layers"]))
+    return TreeRecord(facts["root"], tuple(facts["places"]), tuple(facts["bases"]), _names(facts["layers"]))
 
 
 def _is_path(text: object) -> bool:

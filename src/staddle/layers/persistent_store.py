@@ -13,8 +13,8 @@ import weakref
 from ..errors import LayerError
 from ..files.remove_tree import remove as remove_directory
 from ..files.tree import Tree
-from . import removal
-from .kept import CLAIM, LAYERS, RECORD, directory_of, home, read
+from . import trash
+from .session_record import CLAIM, LAYERS, RECORD, directory_of, home, read
 from .store import Layer, Store
 
 #: So often somebody else's look at a claim is taken for what it is.
@@ -26,10 +26,10 @@ _IDS = 1 << 16
 #: Beside the layers; there is no `lock`, so that nobody takes them for those of a dead process.
 USERS = "users-"
 
-_open: weakref.WeakSet[KeptStore] = weakref.WeakSet()
+_open: weakref.WeakSet[PersistentStore] = weakref.WeakSet()
 
 
-class KeptStore(Store):
+class PersistentStore(Store):
     """The layers of one session. `recorded` are those that its record names: they are never deleted.
 
     The claim is given back when `end` was called and nobody holds a layer any more: a fork may
@@ -78,8 +78,8 @@ class KeptStore(Store):
         """Delete what the record does not name: a process was killed before it could, or before it wrote."""
         for name in os.listdir(self.path):
             if name.isdigit() and name not in self.recorded:
-                removal.bury(f"{self.path}/{name}", self.home)
-        sweep_grave(self.home)
+                trash.move(f"{self.path}/{name}", self.home)
+        sweep_trash(self.home)
 
     def close(self) -> None:
         """The layers stay; see `end`."""
@@ -93,13 +93,13 @@ class KeptStore(Store):
     def remove(self) -> None:
         """The whole session goes, at once. Nothing of it may be mounted any more."""
         self._ending = True
-        _bury(self.home)
+        _trash(self.home)
         self.leave()
 
-    def _bury(self, layer: Layer) -> None:
+    def _trash(self, layer: Layer) -> None:
         self._live.discard(layer.path)
         if self._claim >= 0 and os.path.basename(layer.path) not in self.recorded:
-            removal.bury(layer.path, self.home)
+            trash.move(layer.path, self.home)
         self._give_back()
 
     def _give_back(self) -> None:
@@ -237,32 +237,32 @@ def remove(name: str) -> None:
         raise unknown(name)
     claim, _ = _claimed(directory, name, make=True)
     try:
-        _bury(directory)
+        _trash(directory)
     finally:
         os.close(claim)
 
 
-def _bury(directory: str) -> None:
+def _trash(directory: str) -> None:
     sessions = os.path.dirname(directory)
     try:
         os.unlink(f"{directory}/{RECORD}")  # from here on it is no session
     except FileNotFoundError:
         pass
-    removal.bury(directory, os.path.dirname(sessions))
+    trash.move(directory, os.path.dirname(sessions))
     try:
         os.rmdir(sessions)
     except OSError:
         pass  # there are others
 
 
-def sweep_grave(place: str) -> None:
+def sweep_trash(place: str) -> None:
     """Go on deleting what a killed process has buried there."""
     try:
-        rest = os.listdir(f"{place}/{removal.GRAVE}")
+        rest = os.listdir(f"{place}/{trash.TRASH}")
     except FileNotFoundError:
         return
     for name in rest:
-        removal.later(f"{place}/{removal.GRAVE}/{name}")
+        trash.delete_later(f"{place}/{trash.TRASH}/{name}")
 
 
 # ---------------------------------------------------------------- owners

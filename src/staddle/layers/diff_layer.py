@@ -7,7 +7,7 @@ import stat
 
 from ..files.copy import copy_file, unchanged
 from ..files.tree import LastDirectory, open_deep
-from .merged import Opened
+from .merged_view import OpenLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def condense(
-    opened: Opened, found: Iterable[Difference], destination: str, owner: tuple[int, int] | None = None
+    opened: OpenLayers, found: Iterable[Difference], destination: str, owner: tuple[int, int] | None = None
 ) -> None:
     """Make the empty `destination` a layer that says what is `found` in the one layer of a plain view.
 
     `owner` gets everything in it, when we are root.
     """
-    made = _Layer(opened, destination, owner)
+    made = _DiffWriter(opened, destination, owner)
     try:
         for item in sorted(found, key=lambda item: item.path.split("/")):
             made.add(item)
@@ -32,8 +32,8 @@ def condense(
         made.close()
 
 
-class _Layer:
-    def __init__(self, opened: Opened, destination: str, owner: tuple[int, int] | None) -> None:
+class _DiffWriter:
+    def __init__(self, opened: OpenLayers, destination: str, owner: tuple[int, int] | None) -> None:
         self._tree, self._owner = opened.layers[0], owner
         self._root = os.open(destination, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._last = LastDirectory(self._root, os.O_RDONLY | os.O_DIRECTORY)

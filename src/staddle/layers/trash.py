@@ -1,9 +1,9 @@
 """Directories that go away without anybody waiting for it.
 
 A layer of ten thousand files takes a tenth of a second to delete, and the kernel leaves a
-directory in it that its owner cannot open. So what is to go is renamed into a grave first,
+directory in it that its owner cannot open. So what is to go is renamed into a trash first,
 which is instant, and a thread empties it. The interpreter waits for that when it ends; if it
-is killed instead, the next start finds the grave and does the rest.
+is killed instead, the next start finds the trash and does the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-GRAVE = "gone"
+TRASH = "gone"
 #: So many seconds the thread waits for more to do: starting it takes as long as half a restore.
 _LINGERS = 30.0
 #: And so many before it begins: whoever has just let go of something is in a hurry to go on.
@@ -30,7 +30,7 @@ _STANDS_BACK = 0.01
 _AT_A_TIME, _RESTS = 16, 0.0003
 
 
-class _Worker:
+class _TrashThread:
     """A thread that lives as long as there is something to delete, and a while longer."""
 
     def __init__(self) -> None:
@@ -97,37 +97,37 @@ class _Worker:
                     threading.excepthook(threading.ExceptHookArgs(told))
 
 
-_workers: list[_Worker] = []
+_workers: list[_TrashThread] = []
 
 
-def _worker() -> _Worker:
+def _worker() -> _TrashThread:
     """This process's own: a fork has the list, but not the thread."""
     if not _workers or _workers[-1].pid != os.getpid():
-        _workers[:] = [_Worker()]
+        _workers[:] = [_TrashThread()]
     return _workers[-1]
 
 
-def bury(path: str, home: str) -> None:
+def move(path: str, home: str) -> None:
     """Let the directory `path` vanish at once, and be deleted soon. `home` is on the same file system."""
-    grave = f"{home}/{GRAVE}"
+    trash = f"{home}/{TRASH}"
     for _ in range(100):
         try:
-            os.mkdir(grave, 0o700)
+            os.mkdir(trash, 0o700)
         except FileExistsError:
             pass
-        place = f"{grave}/{os.urandom(8).hex()}"
+        place = f"{trash}/{os.urandom(8).hex()}"
         try:
             os.rename(path, place)
         except FileNotFoundError:
             if not os.path.lexists(path):
                 return  # somebody else has buried it
-            continue  # the grave was tidied away that moment
-        later(place)
+            continue  # the trash was tidied away that moment
+        delete_later(place)
         return
 
 
-def later(path: str) -> None:
-    """Delete the directory `path`, which is in a grave, in the background."""
+def delete_later(path: str) -> None:
+    """Delete the directory `path`, which is in a trash, in the background."""
 
     def job() -> None:
         remove((os.fsencode(path),), rest)
@@ -151,10 +151,10 @@ def wait() -> None:
     _worker().wait()
 
 
-def _tidy(grave: str) -> None:
-    """An empty grave goes, and an empty home with it."""
+def _tidy(trash: str) -> None:
+    """An empty trash goes, and an empty home with it."""
     try:
-        os.rmdir(grave)
-        os.rmdir(os.path.dirname(grave))
+        os.rmdir(trash)
+        os.rmdir(os.path.dirname(trash))
     except OSError:
         pass  # not empty

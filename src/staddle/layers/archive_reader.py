@@ -8,7 +8,7 @@ from ..errors import ArchiveRefused
 from ..files.tar import Content, Member, members
 from ..files.unpack import Bounds, Unpacking
 from .archive import END_MARK, FORMAT, MANIFEST, zstd_module
-from .merging import prune
+from .merge import prune
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _read(
 ) -> dict[str, object]:
     import json
 
-    counted = _Counted(source, bounds)
+    counted = _BoundedReader(source, bounds)
     entries = members(counted)
     first, content = _next(entries)
     if first.path != MANIFEST or first.kind != "file" or first.size > _MOST_MANIFEST:
@@ -91,7 +91,7 @@ def _read(
 def _fill(
     entries: Iterator[tuple[Member, Content]],
     last: Content,
-    counted: _Counted,
+    counted: _BoundedReader,
     unpackings: dict[str, Unpacking],
     made: dict[str, Layer],
 ) -> None:
@@ -123,7 +123,7 @@ def _fill(
         unpacking.finish()
 
 
-class _Counted:
+class _BoundedReader:
     """The uncompressed bytes of an archive: counted against the bounds, and summed up."""
 
     def __init__(self, source: IO[bytes], bounds: Bounds) -> None:
@@ -145,7 +145,7 @@ class _Counted:
         return data
 
 
-class _Told:
+class _ProgressReader:
     """A file that tells how far it has been read."""
 
     def __init__(self, raw: IO[bytes], progress: Callable[[int, int], object]) -> None:
@@ -163,7 +163,7 @@ class _Told:
 
 
 def _told(raw: IO[bytes], progress: Callable[[int, int], object] | None) -> IO[bytes]:
-    return raw if progress is None else _Told(raw, progress)  # type: ignore[return-value]
+    return raw if progress is None else _ProgressReader(raw, progress)  # type: ignore[return-value]
 
 
 def _next(entries: Iterator[tuple[Member, Content]]) -> tuple[Member, Content]:

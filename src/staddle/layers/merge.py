@@ -12,7 +12,7 @@ import stat
 
 from ..files.copy import copy_attributes, copy_content, unchanged
 from ..files.tree import MARKS, OPAQUE, Tree, is_whiteout, opacity, open_deep
-from .merged import Opened, Side, View
+from .merged_view import LayerView, OpenLayers, Side
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def merge(
     devices do not come along, apart from whiteouts: a layer that is mounted again has nobody
     listening. `rest` is called now and then, by who is in no hurry.
     """
-    with Opened(View(tuple(layers), ())) as opened:
+    with OpenLayers(LayerView(tuple(layers), ())) as opened:
         _Merge(destination, opened.layers, link, without, rest=rest).run()
 
 
@@ -47,7 +47,7 @@ def prune(layer: str, bases: Sequence[str]) -> None:
 
     In a directory that nothing merges with, overlayfs would list their names.
     """
-    with Opened(View((layer,), tuple(bases))) as opened:
+    with OpenLayers(LayerView((layer,), tuple(bases))) as opened:
         [tree] = opened.layers
         todo = [("", tuple(range(len(opened.bases))))]
         while todo:
@@ -79,16 +79,16 @@ def copy_of(
 
     By reference where the file system can. `without` is left out. What we may not read is an
     error: a copy without it would tell it as deleted. `ours` says that it is a copy itself, in
-    which we may lend ourselves rights. Compare it with `View((destination,), (directory,), plain=True)`.
+    which we may lend ourselves rights. Compare it with `LayerView((destination,), (directory,), plain=True)`.
     """
-    view = View((directory,), (), plain=True) if ours else View((), (directory,), plain=True)
-    with Opened(view) as opened:
+    view = LayerView((directory,), (), plain=True) if ours else LayerView((), (directory,), plain=True)
+    with OpenLayers(view) as opened:
         _Merge(destination, opened.layers or opened.bases, False, without, marks=False).run()
 
 
 def flatten(layers: Sequence[str], base: str, destination: str, *, without: Selection | None = None) -> None:
     """Make the empty `destination` a copy of what `layers` (topmost first) show over the host's `base`."""
-    with Opened(View(tuple(layers), (base,))) as opened:
+    with OpenLayers(LayerView(tuple(layers), (base,))) as opened:
         trees = [*opened.layers, *opened.bases]
         _Merge(destination, trees, False, without, plain=True).run()
 
