@@ -90,13 +90,13 @@ def test_the_home_is_there_again(project: Path, tmp_path: Path) -> None:
 def test_a_kept_snapshot_is_also_of_the_home(project: Path) -> None:
     with Sandbox(project, keep="fix") as sandbox:
         sandbox.run("echo 1 > ~/h")
-    _without_a_sandbox(lambda kept: session_record.snapshot("one"))
+    _without_a_sandbox(lambda kept: kept.snapshot("one"))
     with Sandbox(project, keep="fix") as sandbox:
         sandbox.run("echo 2 > ~/h; echo 2 > /tmp/t")
-    _without_a_sandbox(lambda kept: session_record.restore("one"))
+    _without_a_sandbox(lambda kept: kept.restore("one"))
     with Sandbox(project, keep="fix") as sandbox:
         assert sandbox.run("cat ~/h; ls /tmp").stdout == "1\n"
-    _without_a_sandbox(lambda kept: session_record.forget("one"))
+    _without_a_sandbox(lambda kept: kept.forget("one"))
     with Sandbox(project, keep="fix") as sandbox:
         assert sandbox.run("cat ~/h; ls /tmp").stdout == "1\n"
 
@@ -106,7 +106,7 @@ def _without_a_sandbox(work: Callable[[PersistentWorkspace], object]) -> None:
     try:
         work(kept)
     finally:
-        session_record.close()
+        kept.close()
 
 
 def test_another_process_goes_on(project: Path) -> None:
