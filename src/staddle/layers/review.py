@@ -6,7 +6,8 @@ import stat
 
 from .._value import Value
 from ..errors import CommitRefused, InvalidCall
-from ..policy.protected import GIT, NAMES, UNFINISHED, begins_protected, is_alias, protected_name
+from ..policy.protected import begins_protected, is_alias, protected_name
+from ..policy.protected_names import GIT, NAMES, UNFINISHED
 from .baseline import Baseline
 from .changes import in_order, with_renames
 from .differences import Difference, Selection, differences

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Policy
-from staddle.policy.protected import NAMES
+from staddle.policy.protected_names import NAMES
 
 PAGE = (Path(__file__).parents[3] / "docs/policy.md").read_text()
 

@@ -11,7 +11,8 @@ import pytest
 from staddle import Policy
 from staddle.errors import PathEscape, PolicyError
 from staddle.policy import protected
-from staddle.policy.protected import NAMES, appeared, find_protected, protected_name
+from staddle.policy.protected import appeared, find_protected, protected_name
+from staddle.policy.protected_names import NAMES
 from tests.unit.policy.tree import make, names, own, plan
 
 
