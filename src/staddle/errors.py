@@ -12,14 +12,13 @@
     ├── AlreadyWrapped             wrap() of a wrapped command, or a second start of one
     ├── PathNotAllowed             a file beneath the working directory that may not be touched this way
     ├── CommandEnded               a command that did not come to its own end; carries what it printed
-    │   ├── CommandTimeout         its time was up
+    │   ├── CommandTimeout         its time was up (a CommandFailed, too)
     │   └── CommandCancelled       somebody asked for its end
     ├── CommandNotFound            no such program in the sandbox's view
     ├── CommandRefused             a command that a rule speaks against; nothing was started
     ├── CommandNotUnderstood       a script that cannot be read, so that no rule can be held against it
     ├── ExtraMissing               a part of staddle that needs a package which is not installed
-    ├── CommandFailed              a captured or checked command ended with an error
-    │   └── CommandTimedOut        its time was up, and it was ended
+    ├── CommandFailed              a captured or checked command ended with an error, or a CommandTimeout
     ├── InvalidCall                an argument that no command can have: a NUL, a negative time
     ├── SessionError
     │   ├── SandboxClosed          it was closed, and nothing runs in it any more
@@ -123,10 +122,6 @@ class CommandEnded(StaddleError):
         self.result = result
 
 
-class CommandTimeout(CommandEnded):
-    """The command was ended because its time was up."""
-
-
 class CommandCancelled(CommandEnded):
     """The command was ended because somebody asked for it."""
 
@@ -190,8 +185,27 @@ class CommandFailed(StaddleError):
         self.result = result
 
 
-class CommandTimedOut(CommandFailed):
-    """The time was up, and the command was ended with everything it had started."""
+class CommandTimeout(CommandEnded, CommandFailed):
+    """The time was up, and the command was ended with everything it had started.
+
+    `result` is the `staddle.Result` of a session's command, the `staddle.CommandResult` of an environment's.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        why: str = "",
+        fix: str = "",
+        status: int = 124,
+        output: bytes = b"",
+        result: Any = None,
+    ) -> None:
+        CommandFailed.__init__(self, what, why=why, fix=fix, status=status, output=output, result=result)
+
+
+#: Another name of it, from when a session and a jail had a class of their own.
+CommandTimedOut = CommandTimeout
 
 
 class InvalidCall(StaddleError, ValueError):

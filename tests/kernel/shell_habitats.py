@@ -14,7 +14,7 @@ from typing import NamedTuple
 from staddle import Sandbox
 from staddle.inside.agent import standalone
 from staddle.ipc.agent_client import AgentLink
-from staddle.shell.outcome import Outcome
+from staddle.shell.command import CommandSpec, Outcome
 from staddle.shell.shell import Shell
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb"}
@@ -39,7 +39,8 @@ class TriedShell:
         out, err = bytearray(), bytearray()
         data = text.encode() if isinstance(text, str) else text
         kwargs.setdefault("timeout", 6)
-        outcome = self.shell.run(data, out=out.extend, err=err.extend, **kwargs)  # type: ignore[arg-type]
+        spec = CommandSpec(data, out=out.extend, err=err.extend, **kwargs)  # type: ignore[arg-type]
+        outcome = self.shell.run(spec)
         return Done(bytes(out), bytes(err), outcome)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.errors import CommandCancelled, CommandTimedOut, WorkspaceBusy
+from staddle.errors import CommandCancelled, CommandTimeout, WorkspaceBusy
 from staddle.jail import record as records
 from staddle.jail.jail import RunOpts, new_jail
 from staddle.jail.workspace import Workspace
@@ -37,7 +37,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 def test_a_timeout_ends_the_whole_tree(world: World, backend: str) -> None:
     mark = f"mark-{os.urandom(6).hex()}"
     opts = agent(world, f'(setsid sh -c "{ENDLESS}" {mark} &); {ENDLESS}', timeout=1.0)
-    with pytest.raises(CommandTimedOut) as late:
+    with pytest.raises(CommandTimeout) as late:
         new_jail(backend).run(opts)
     assert late.value.status == 124
     assert gone(mark)
@@ -57,7 +57,7 @@ def test_a_git_that_was_killed_locks_nobody_out(world: World, backend: str) -> N
         exec sleep 600
     """
     opts = agent(world, script, timeout=1.0)
-    with pytest.raises(CommandTimedOut):
+    with pytest.raises(CommandTimeout):
         new_jail(backend).run(opts)
     assert opts.workspace.commit_all("by the host")
     again = opts.replace(command=("bash", "-c", "echo x > x; git add x && git commit -qm x"), timeout=60.0)

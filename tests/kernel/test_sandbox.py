@@ -17,7 +17,7 @@ import staddle
 from staddle import Policy, Reason, Sandbox
 from staddle.errors import (
     CommandFailed,
-    CommandTimedOut,
+    CommandTimeout,
     InvalidCall,
     PolicyError,
     SandboxClosed,
@@ -81,7 +81,7 @@ def test_check_raises_with_the_result(sb: Sandbox) -> None:
         sb.run("echo partial; false", check=True)
     assert failure.value.result is not None
     assert failure.value.result.stdout == "partial\n"
-    with pytest.raises(CommandTimedOut):
+    with pytest.raises(CommandTimeout):
         sb.run("sleep 60", timeout=0.2, check=True)
 
 

@@ -21,6 +21,7 @@ from staddle.linux.tree import parent_of
 from staddle.sandbox.aio.event_loop import in_thread
 from staddle.sandbox.open import via_backend
 from staddle.shell import bash_process, shell
+from staddle.shell.command import CommandSpec
 from tests.kernel.sandboxes import within
 from tests.kernel.waiting import with_argument
 
@@ -238,7 +239,7 @@ def test_a_run_that_is_not_driven_does_not_keep_its_session_from_closing(backend
     def main() -> None:
         with Sandbox(backend=backend) as sb:
             other = sb.session("other")
-            other.shell.begin(b"sleep 1252.2", out=lambda _: None, err=lambda _: None)
+            other.shell.begin(CommandSpec(b"sleep 1252.2", out=lambda _: None, err=lambda _: None))
             assert within(10, lambda: with_argument("1252.2"))
             began = time.monotonic()
             other.close()

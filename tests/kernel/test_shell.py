@@ -22,6 +22,7 @@ from staddle.errors import (
     SessionBusy,
 )
 from staddle.shell import fd_budget
+from staddle.shell.command import CommandSpec
 from staddle.shell.shell import Shell
 from tests.kernel.in_a_child import SRC
 from tests.kernel.shell_habitats import FULLY, HABITATS, TriedShell
@@ -71,7 +72,9 @@ def test_late_output_stays_bounded_and_its_job_lives(tried: TriedShell) -> None:
 def test_output_comes_as_it_is_printed(tried: TriedShell) -> None:
     came: list[tuple[float, bytes]] = []
     tried.shell.run(
-        b"echo a; sleep 0.3; echo b", out=lambda data: came.append((time.monotonic(), data)), err=nowhere
+        CommandSpec(
+            b"echo a; sleep 0.3; echo b", out=lambda data: came.append((time.monotonic(), data)), err=nowhere
+        )
     )
     assert [data for _, data in came] == [b"a\n", b"b\n"]
     assert came[1][0] - came[0][0] > 0.2
@@ -86,7 +89,9 @@ def test_a_slow_reader_slows_the_command(tried: TriedShell) -> None:
         printed.append(len(data))
 
     tried.shell.run(
-        b"i=0; while [ $i -lt 400 ]; do head -c 10000 /dev/zero; i=$((i+1)); done", out=slow, err=nowhere
+        CommandSpec(
+            b"i=0; while [ $i -lt 400 ]; do head -c 10000 /dev/zero; i=$((i+1)); done", out=slow, err=nowhere
+        )
     )
     assert sum(printed) == 4_000_000
     assert max(printed) <= 256 << 10
@@ -97,13 +102,13 @@ def test_a_sink_that_raises_ends_the_command(tried: TriedShell) -> None:
         raise OverflowError("enough")
 
     with pytest.raises(OverflowError, match="enough"):
-        tried.shell.run(b"x=1; yes", out=full, err=nowhere)
+        tried.shell.run(CommandSpec(b"x=1; yes", out=full, err=nowhere))
     assert tried.run("echo $x").out == b"1\n"
 
 
 def test_a_sink_cannot_run_a_command_in_its_own_session(tried: TriedShell) -> None:
     with pytest.raises(SessionBusy):
-        tried.shell.run(b"echo a", out=lambda _: tried.run("echo b") and None, err=nowhere)
+        tried.shell.run(CommandSpec(b"echo a", out=lambda _: tried.run("echo b") and None, err=nowhere))
     assert tried.run("echo ok").out == b"ok\n"
 
 
@@ -200,7 +205,7 @@ def test_concurrent_runs_queue(tried: TriedShell) -> None:
 
 def test_a_run_in_pieces(tried: TriedShell) -> None:
     shell, out = tried.shell, bytearray()
-    shell.begin(b"seq 1 100000; x=1", timeout=10, out=out.extend, err=nowhere)
+    shell.begin(CommandSpec(b"seq 1 100000; x=1", timeout=10, out=out.extend, err=nowhere))
     poll = select.poll()
     poll.register(shell.fileno(), select.POLLIN)
     while not shell.step():
@@ -284,7 +289,7 @@ def test_state_survives_any_number_of_deaths(tried: TriedShell) -> None:
 
 def test_a_shell_that_ended_between_runs_is_replaced(unconfined: TriedShell) -> None:
     unconfined.run("x=1")
-    assert until(lambda: not unconfined.shell._memory.dirty)
+    assert until(lambda: not unconfined.shell._state.dirty)
     pid = unconfined.shell.pid
     os.kill(pid, 9)
     assert until(lambda: not os.path.exists(f"/proc/{pid}"))
@@ -307,10 +312,10 @@ def open_descriptors() -> int:
 
 def test_a_shell_at_rest_has_two_descriptors(tried: TriedShell) -> None:
     tried.run("x=1")
-    assert until(lambda: not tried.shell._memory.dirty)
+    assert until(lambda: not tried.shell._state.dirty)
     in_use = open_descriptors()
     assert tried.shell.park()
-    assert in_use - open_descriptors() == (7 if tried.shell._account is None else 9)
+    assert in_use - open_descriptors() == (7 if tried.shell._state._meter is None else 9)
     assert tried.run("echo $x").out == b"1\n"
     assert open_descriptors() == in_use
 
@@ -319,12 +324,12 @@ def test_only_the_shells_used_last_keep_their_files(
     unconfined: TriedShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fd_budget, "room", lambda _: 3)
-    monkeypatch.setattr(fd_budget.PARKING, "_room", 3)
+    monkeypatch.setattr(fd_budget.OPEN_SHELLS, "_room", 3)
     before = open_descriptors()
     shells = [Shell(unconfined.link, unconfined.link.shell({}, "")) for _ in range(8)]
     for number in range(3):
         for shell in shells:
-            shell.run(b"n=$((n+1))", out=nowhere, err=nowhere)
+            shell.run(CommandSpec(b"n=$((n+1))", out=nowhere, err=nowhere))
             shell.maintain()
         assert [int(str(shell.state().variables["n"])) for shell in shells] == [number + 1] * 8
     assert open_descriptors() - before <= 2 * 8 + 7 * 3
@@ -431,7 +436,7 @@ def test_a_lost_sandbox_is_an_error_with_a_sentence(unconfined: TriedShell) -> N
 
 def test_input_that_is_larger_than_its_place_is_an_error(unconfined: TriedShell) -> None:
     unconfined.run("x=1")
-    inside = unconfined.shell._memory.bash.files.input
+    inside = unconfined.shell._state.bash.files.input
     os.close(inside)
     assert os.open("/dev/full", os.O_RDWR) == inside  # a place without room
     with pytest.raises(LaunchFailed, match="could not be handed over"):
@@ -445,13 +450,13 @@ def test_input_that_is_larger_than_its_place_is_an_error(unconfined: TriedShell)
 def test_a_shell_that_is_not_there_is_an_error_with_a_sentence(unconfined: TriedShell) -> None:
     shell = Shell(unconfined.link, unconfined.link.shell({}, "", "/nosuch/bash"))
     with pytest.raises(LaunchFailed, match="/nosuch/bash"):
-        shell.run(b"true", out=nowhere, err=nowhere)
+        shell.run(CommandSpec(b"true", out=nowhere, err=nowhere))
     shell.close()
 
 
 def test_an_old_bash_is_refused(unconfined: TriedShell) -> None:
     shell = Shell(unconfined.link, unconfined.link.shell({}, ""))
-    shell._memory.bash.hello = b"3.2."
+    shell._state.bash.hello = b"3.2."
     with pytest.raises(BackendUnavailable, match=r"bash 3\.2 is too old"):
-        shell.run(b"true", out=nowhere, err=nowhere)
+        shell.run(CommandSpec(b"true", out=nowhere, err=nowhere))
     shell.close()

@@ -51,6 +51,14 @@ def test_what_is_also_a_value_error_can_be_caught_as_one() -> None:
     assert issubclass(errors.UnknownBackend, ValueError)
 
 
+def test_a_timeout_is_one_class_under_both_of_its_names() -> None:
+    assert errors.CommandTimedOut is errors.CommandTimeout
+    late = errors.CommandTimeout("x", output=b"y", result=1)
+    assert isinstance(late, errors.CommandEnded)
+    assert isinstance(late, errors.CommandFailed)
+    assert (late.status, late.output, late.result) == (124, b"y", 1)
+
+
 def test_facts_are_attributes() -> None:
     gap = Gap("read", "because")
     assert errors.PolicyNotEnforceable("x", gaps=(gap,)).gaps == (gap,)

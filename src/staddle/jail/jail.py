@@ -11,7 +11,7 @@ file and in no message of ours.
 from __future__ import annotations
 
 from .. import backends
-from ..errors import CommandFailed, CommandTimedOut, UnknownBackend
+from ..errors import CommandFailed, CommandTimeout, UnknownBackend
 from ..wrapping import wrap
 from .options import KEY, RunOpts, bootstrap, confinement
 from .workspace_run import WorkspaceRun
@@ -58,7 +58,7 @@ class ConfinedJail(Jail):
         self._runner = runner
 
     def run(self, opts: RunOpts) -> int:
-        """As `Jail.run`. CommandTimedOut, CommandCancelled: it was ended, and nothing of it lives on."""
+        """As `Jail.run`. CommandTimeout, CommandCancelled: it was ended, and nothing of it lives on."""
         return self._complete(opts).returncode
 
     def run_capture(self, opts: RunOpts) -> bytes:
@@ -92,7 +92,7 @@ class ConfinedJail(Jail):
                     stdin=subprocess.DEVNULL, timeout=opts.timeout, **asked
                 )
             except subprocess.TimeoutExpired as late:
-                raise CommandTimedOut(
+                raise CommandTimeout(
                     f"{opts.command[0]!r} was ended",
                     why=f"it had {opts.timeout:g} s",
                     status=124,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from ..errors import CommandCancelled, CommandTimedOut, StaddleError
+from ..errors import CommandCancelled, CommandTimeout, StaddleError
 from ..events import Event
 from . import journal
 from .agent_settings import changed, fingerprint
@@ -159,7 +159,7 @@ class WorkspaceRun:
 
 def _reason(error: BaseException | None) -> str:
     """Why a run that did not end by itself was ended."""
-    if isinstance(error, CommandTimedOut):
+    if isinstance(error, CommandTimeout):
         return "timeout"
     if isinstance(error, CommandCancelled | KeyboardInterrupt):
         return "cancelled"

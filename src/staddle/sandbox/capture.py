@@ -1,4 +1,4 @@
-"""The output of a command as it is kept: bounded in memory, counted exactly, whole on disk when asked."""
+"""A command and its output: bounded in memory, counted exactly, whole on disk when asked; then its result."""
 
 from __future__ import annotations
 
@@ -7,10 +7,23 @@ import os
 
 from ..errors import InvalidCall
 from ..launch.output import FLOOD, Flooded, HeadTail
+from ..limits.usage import Usage
+from ..shell.command import CommandSpec
+from . import arguments
+from .arguments import FROM_POLICY
+from .result import Reason, Result
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ..events import Event
+    from ..layers.changes import Change
+    from ..policy.limits import Limits
+    from ..shell.command import Outcome
+    from .arguments import Heard, RunOptions
+
+    SideEffects = Callable[[Callable[[], str]], tuple[tuple[Change, ...] | None, tuple[Event, ...]]]
 
 
 _NO_END = float("inf")
@@ -106,7 +119,7 @@ def spills(directory: object) -> tuple[Spill, Spill] | tuple[None, None]:
     return Spill(path, "stdout"), Spill(path, "stderr")
 
 
-class Told:
+class TextCallback:
     """Passes a stream on to a callback as text, as it comes; a character is never cut in two."""
 
     def __init__(self, callback: Callable[[str], object]) -> None:
@@ -122,3 +135,122 @@ class Told:
         """The stream is over: half a character is an odd one now."""
         if text := self._decoder.decode(b"", final=True):
             self._callback(text)
+
+
+#: So much of a command is told with what it was refused.
+_LONGEST = 200
+
+#: Of a command that was not measured nothing is known but how long it took.
+_UNKNOWN = (None,) * 6
+
+
+class CapturedCommand(CommandSpec):
+    """One command of a caller: its arguments, checked, its output, captured, and in the end its result."""
+
+    __slots__ = ("_err", "_out", "_told", "as_root", "command", "side_effects")
+
+    def __init__(
+        self,
+        command: str | tuple[str, ...],
+        limits: Limits,
+        *,
+        timeout: object = FROM_POLICY,
+        stdin: object = None,
+        env: object = None,
+        cwd: object = None,
+        on_stdout: Heard = None,
+        on_stderr: Heard = None,
+        spill: object = None,
+        streamed: bool = False,
+        program: bool = False,
+    ) -> None:
+        """With `program` it is one that runs without a shell."""
+        self.command = command
+        self.text = b"" if program else command_bytes(command)
+        self.as_root = False  # of the sandbox
+        #: Asked when it is over: what it changed, and what it was refused.
+        self.side_effects: SideEffects | None = None
+        self.timeout = limits.timeout if timeout is FROM_POLICY else arguments.seconds(timeout)
+        self.stdin = None if stdin is None else arguments.input_bytes(stdin)
+        self.env = None if env is None else arguments.variables(env)
+        self.cwd = None if cwd is None else arguments.directory(cwd)
+        out, err = (None, None) if spill is None else spills(spill)
+        self._out = Capture(limits.output, out, taken=streamed or on_stdout is not None)
+        self._err = Capture(limits.output, err, taken=streamed or on_stderr is not None)
+        self._told: list[TextCallback] = []
+        self.out = self._sink(self._out, on_stdout, "on_stdout")
+        self.err = self._sink(self._err, on_stderr, "on_stderr")
+
+    def _sink(self, capture: Capture, callback: Heard, name: str) -> Callable[[bytes], None]:
+        if callback is None:
+            return capture.feed
+        if not callable(callback):
+            raise InvalidCall(f"{name} is {callback!r}", why="it cannot be called")
+        told = TextCallback(callback)
+        self._told.append(told)
+
+        def feed(data: bytes) -> None:
+            capture.feed(data)
+            told.feed(data)
+
+        return feed
+
+    def result(self, outcome: Outcome) -> Result:
+        """Everything about it, now that it is over."""
+        for told in self._told:
+            told.finish()
+        out, out_dropped, out_spill = self._out.finish()
+        err, err_dropped, err_spill = self._err.finish()
+        changes, violations = self.side_effects(self._shown) if self.side_effects else ((), ())
+        return Result(
+            self.command,
+            outcome.exit_code,
+            out,
+            err,
+            outcome.duration,
+            Reason[outcome.reason],
+            outcome.signal,
+            outcome.shell_exited,
+            outcome.cwd,
+            outcome.usage or Usage(outcome.duration, *_UNKNOWN),
+            changes,
+            violations,
+            out_dropped,
+            err_dropped,
+            out_spill,
+            err_spill,
+            outcome.why,
+        )
+
+    def _shown(self) -> str:
+        """The command, for whoever reads what was refused to it."""
+        words = self.command if isinstance(self.command, str) else " ".join(self.command)
+        return words if len(words) <= _LONGEST else words[: _LONGEST - 1] + "…"
+
+    def abandon(self) -> None:
+        """There will be no result: let go of the files."""
+        self._out.finish()
+        self._err.finish()
+
+
+def captured(
+    command: str | tuple[str, ...], limits: Limits, options: RunOptions, *, program: bool = False
+) -> tuple[CapturedCommand, bool]:
+    """Return the command with these options, and whether it must succeed."""
+    rest = dict(options)
+    check = bool(rest.pop("check", False))
+    return CapturedCommand(command, limits, program=program, **rest), check  # type: ignore[arg-type]
+
+
+def command_bytes(command: object) -> bytes:
+    """The text of a command as a shell reads it."""
+    if not isinstance(command, str):
+        fix = "to run a list of arguments: sb.exec([...])" if isinstance(command, list | tuple) else ""
+        raise InvalidCall(f"the command is {command!r}", why="it is not text", fix=fix)
+    try:
+        data = command.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidCall("the command has characters that no byte stands for", fix="write UTF-8") from None
+    if "\0" in command:
+        raise InvalidCall("the command has a NUL in it", why="a shell would silently drop it")
+    return data

@@ -28,7 +28,8 @@ from ..files.beneath import relative
 from ..files.globs import Glob
 from ..ipc import file_messages
 from ..policy.workspace import PLACE
-from . import command_spec, files
+from ..shell.command import CommandSpec
+from . import arguments, files
 from .execution import Execution, drive
 
 TYPE_CHECKING = False
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from ..launch.redaction import Secrets
     from ..layers.changes import Change
     from ..policy import Policy
-    from ..shell.outcome import Outcome
+    from ..shell.command import Outcome
     from .files import Files
     from .open.settings import SandboxSettings
     from .open_sandbox import OpenSandbox
@@ -147,7 +148,7 @@ class SandboxEnvironment(EnvironmentBase):
         if not argv[0] or any("\0" in word for word in argv):
             why = "it has no name, or an argument has a NUL in it"
             raise PolicyError(f"{argv[0]!r} cannot be run", why=why)
-        return super()._checked_argv(list(command_spec.arguments(argv)))
+        return super()._checked_argv(list(arguments.arguments(argv)))
 
     def _run(
         self,
@@ -156,7 +157,7 @@ class SandboxEnvironment(EnvironmentBase):
         bounds: commands.CommandBounds,
         secrets: Secrets,
     ) -> CommandResult:
-        added = {} if env is None else command_spec.variables(env)
+        added = {} if env is None else arguments.variables(env)
         if self._reverter is None or self.limits():
             return self._execute(argv, added, bounds, secrets)
         with self._turn, self._reverter as reverter:  # one at a time: whose change it was must be known
@@ -179,14 +180,11 @@ class SandboxEnvironment(EnvironmentBase):
         out, err = commands.tail(bounds, secrets), commands.tail(bounds, secrets)
         running = Execution(
             inside.opened.link,
+            CommandSpec(b"", timeout=bounds.timeout, out=out.feed, err=err.feed),
             argv,
-            {**inside.main.surroundings.env, **added},
+            {**inside.main.exec_context.env, **added},
             self._path,
             uid=inside.opened.uid,
-            stdin=None,
-            timeout=bounds.timeout,
-            out=out.feed,
-            err=err.feed,
             known=inside.executions,
             whole=True,
             account=inside.account(),

@@ -18,18 +18,17 @@ from ..launch.running import give_pipes
 from ..launch.signals import SIGINT, SIGKILL, SIGTERM
 from ..limits.usage import of_process
 from ..shell.background_output import LateOutput
-from ..shell.outcome import Outcome
+from ..shell.command import Outcome
 from .result import signal_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Protocol
 
     from ..ipc.agent_client import AgentLink, Spawned
+    from ..shell.command import CommandSpec
     from ..shell.usage_meter import Account
-
-    Sink = Callable[[bytes], object]
 
     class Machine(Protocol):
         """What can be driven."""
@@ -150,15 +149,12 @@ class Execution:
     def __init__(
         self,
         link: AgentLink,
+        spec: CommandSpec,
         argv: Sequence[str],
         environment: Mapping[str, str],
         directory: str,
         *,
         uid: int | None,
-        stdin: bytes | None,
-        timeout: float | None,
-        out: Sink,
-        err: Sink,
         known: set[Execution],
         whole: bool = False,
         root: bool = False,
@@ -172,17 +168,17 @@ class Execution:
         self._link, self._account = link, account
         if account is not None:
             account.begin()
-        self._known, self._directory, self._err = known, directory, err
-        self._unsent = memoryview(stdin or b"")
+        self._known, self._directory, self._err = known, directory, spec.err
+        self._unsent = memoryview(spec.stdin or b"")
         self._began = time.monotonic()
-        self.deadline: float | None = None if timeout is None else self._began + timeout
+        self.deadline: float | None = None if spec.timeout is None else self._began + spec.timeout
         self.pending = False
         self._status: int | None = None
         self._error: BaseException | None = None
         self._reason = ""  # why we end it, if we do
         self._ladder: list[int] = []
         self._ringing = threading.Lock()
-        self._streams = Streams(uid, with_stdin=stdin is not None)
+        self._streams = Streams(uid, with_stdin=spec.stdin is not None)
         self._bell = -1
         try:
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -192,7 +188,7 @@ class Execution:
             )
             self._streams.started()
             self._epoll = select.epoll()
-            self._sinks = {self._streams.stdout: out, self._streams.stderr: err}
+            self._sinks = {self._streams.stdout: spec.out, self._streams.stderr: spec.err}
             for fd in (self._spawned.fileno(), self._bell, *self._sinks):
                 self._epoll.register(fd, select.EPOLLIN)
             if self._unsent:

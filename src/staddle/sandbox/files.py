@@ -189,7 +189,7 @@ def directory(inside: OpenSandbox) -> str:
             return shell.directory()
         finally:
             held.release()
-    return inside.main.surroundings.cwd
+    return inside.main.exec_context.cwd
 
 
 def encoded(path: AnyPath) -> bytes:

@@ -77,7 +77,7 @@ class Pool:
                         self._changed.notify_all()
                         continue
                     self._take(sandbox)
-                    sandbox.main.shell.stir()
+                    sandbox.main.shell.wake()
                     return sandbox
                 if self._all() < self._size:
                     self._opening += 1

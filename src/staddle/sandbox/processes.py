@@ -9,7 +9,7 @@ import threading
 from ..errors import InvalidCall
 from ..launch.signals import SIGKILL
 from ..shell.background_output import LateOutput
-from .command_spec import input_bytes, patience
+from .arguments import input_bytes, patience
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

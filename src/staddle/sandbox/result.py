@@ -93,11 +93,11 @@ class Result(Value):
         return self.stderr_bytes_dropped > 0
 
     def check(self) -> Result:
-        """Itself, if the command succeeded; CommandFailed or CommandTimedOut else."""
+        """Itself, if the command succeeded; CommandFailed or CommandTimeout else."""
         if not self.ok:
-            from ..errors import CommandFailed, CommandTimedOut
+            from ..errors import CommandFailed, CommandTimeout
 
-            kind = CommandTimedOut if self.timed_out else CommandFailed
+            kind = CommandTimeout if self.timed_out else CommandFailed
             raise kind(
                 f"{_short(self.command)!r} {_ending(self)}",
                 why=self.why or _last_line(self.stderr_bytes),

@@ -14,7 +14,9 @@ import time
 
 from ..errors import InvalidCall, SandboxClosed
 from ..policy.asking import PATIENCE
-from . import command_spec
+from ..shell.command import CommandSpec
+from . import arguments
+from .capture import captured, command_bytes
 from .execution import drive
 from .filed import Filed
 from .layered import Layered
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from ..limits.usage import Usage
     from ..policy import Policy
     from ..policy.plan import Plan
-    from .command_spec import RunOptions, StreamOptions
+    from .arguments import RunOptions, StreamOptions
     from .processes import Job
     from .result import Result
     from .session import Session, SessionState
@@ -111,9 +113,9 @@ class Sandbox(Layered, Filed, Reachable, Started):
         With `user="root"` a shell of its own runs it, as the sandbox's root: where the session is, with
         its exported variables. The session keeps its state.
         """
-        if not self.is_root(user):
-            return self.main.run(command, **options)
-        command_spec.command_bytes(command)
+        if user is None or not self.is_root(user):
+            return self._now().main.run(command, **options)
+        command_bytes(command)
         return self._executed(command, (self.bash, "-c", command), options, root=True)
 
     def stream(self, command: str, **options: Unpack[StreamOptions]) -> Stream:
@@ -127,15 +129,15 @@ class Sandbox(Layered, Filed, Reachable, Started):
         is not there ends with 127, one that cannot be run with 126. While a command runs in the
         session, it does not wait for that, and finds the directory and variables of before it.
         """
-        words = command_spec.arguments(argv)
+        words = arguments.arguments(argv)
         return self._executed(words, words, options, root=self.is_root(user))
 
     def _executed(
         self, command: str | tuple[str, ...], argv: tuple[str, ...], options: RunOptions, *, root: bool
     ) -> Result:
-        call, check = command_spec.of(command, self.policy.limits, options)
-        call.as_root = root
-        result = call.result(drive(self.execution(call, argv, self.main.surroundings)))
+        spec, check = captured(command, self.policy.limits, options, program=True)
+        spec.as_root = root
+        result = spec.result(drive(self.execution(spec, argv, self.main.exec_context)))
         return result.check() if check else result
 
     def start(
@@ -149,7 +151,7 @@ class Sandbox(Layered, Filed, Reachable, Started):
 
         It has the session's exported variables and no timeout; it ends with the sandbox.
         """
-        return self.background(command, cwd, env, self.main.surroundings)
+        return self.background(command, cwd, env, self.main.exec_context)
 
     def processes(self) -> list[Process | Job]:
         """What was started, and the jobs that commands left behind; those that ended for a while, too."""
@@ -167,7 +169,7 @@ class Sandbox(Layered, Filed, Reachable, Started):
         env: Mapping[str, str] | None = None,
     ) -> Terminal:
         """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
-        return self.open_terminal(argv, rows, cols, term=term, cwd=cwd, env=env, state=self.main.surroundings)
+        return self.open_terminal(argv, rows, cols, term=term, cwd=cwd, env=env, state=self.main.exec_context)
 
     def interrupt(self) -> None:
         """End the commands that run now, in every session; processes in the background go on."""
@@ -300,7 +302,7 @@ class Sandbox(Layered, Filed, Reachable, Started):
     def warm_up(self) -> None:
         """Do now what the first command would have to wait for."""
         shell = self.main.shell
-        shell.run(b"", out=lambda _: None, err=lambda _: None)  # opens what is kept open
+        shell.run(CommandSpec(b"", out=_drop, err=_drop))  # opens what is kept open
         shell.state()
 
     def _tell(self, pids: Sequence[int], signal: int) -> set[int]:
@@ -321,3 +323,7 @@ class Sandbox(Layered, Filed, Reachable, Started):
                 fix="open one here",
             )
         return self._inside
+
+
+def _drop(_: bytes) -> None:
+    pass

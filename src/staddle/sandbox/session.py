@@ -8,7 +8,8 @@ from weakref import ref
 
 from ..errors import SandboxClosed, SessionBusy
 from ..shell.state import State
-from .command_spec import FROM_POLICY, Call, command_bytes
+from .arguments import FROM_POLICY
+from .capture import CapturedCommand
 from .stream import Stream
 
 TYPE_CHECKING = False
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from weakref import ReferenceType
 
     from ..policy.limits import Limits
-    from ..shell.outcome import Outcome
+    from ..shell.command import Outcome
     from ..shell.shell import Shell
-    from .command_spec import Aftermath, Heard
+    from .arguments import Heard
+    from .capture import SideEffects
     from .result import Result
 
 #: How many commands a session remembers, and how much of each.
@@ -48,13 +50,13 @@ class Session:
         shell: Shell,
         limits: Limits,
         on_close: Callable[[Session], None] = lambda _: None,
-        side_effects: Aftermath | None = None,
+        side_effects: SideEffects | None = None,
     ) -> None:
         self.name = name
         self._shell = shell
         self._limits = limits
         self._on_close = on_close
-        self._aftermath = side_effects
+        self._side_effects = side_effects
         self._closed = self._ended = False
         self._stream: ReferenceType[Stream] | None = None
         self._busy: set[int] = set()  # the threads that have a command here
@@ -82,8 +84,7 @@ class Session:
         comes out here. `spill` names a directory of the host for output that is too long to be
         kept. `check` raises CommandFailed, with the result, unless the command succeeded.
         """
-        text = command_bytes(command)
-        call = Call(
+        spec = CapturedCommand(
             command,
             self._limits,
             timeout=timeout,
@@ -98,21 +99,13 @@ class Session:
         try:
             self._busy.add(me)
             self.remember(command)
-            outcome = self._shell.run(
-                text,
-                timeout=call.timeout,
-                stdin=call.stdin,
-                env=call.env,
-                cwd=call.cwd,
-                out=call.out,
-                err=call.err,
-            )
+            outcome = self._shell.run(spec)
         except BaseException:
-            call.abandon()
+            spec.abandon()
             raise
         finally:
             self._busy.discard(me)
-        result = self.over(call, outcome)
+        result = self.result(spec, outcome)
         return result.check() if check else result
 
     def stream(
@@ -126,8 +119,7 @@ class Session:
         spill: str | PathLike[str] | None = None,
     ) -> Stream:
         """Run `command` and iterate over what it prints, as it comes; `.result` when it is over."""
-        text = command_bytes(command)
-        call = Call(
+        spec = CapturedCommand(
             command,
             self._limits,
             timeout=timeout,
@@ -141,12 +133,12 @@ class Session:
         try:
             self._busy.add(me)
             self.remember(command)
-            stream = Stream(self._shell, text, call, self.over, lambda: self._busy.discard(me))
+            stream = Stream(self._shell, spec, self.result, lambda: self._busy.discard(me))
             self._stream = ref(stream)
             return stream
         except BaseException:
             self._busy.discard(me)
-            call.abandon()
+            spec.abandon()
             raise
 
     def interrupt(self) -> None:
@@ -218,7 +210,7 @@ class Session:
         return self._shell
 
     @property
-    def surroundings(self) -> SessionState:
+    def exec_context(self) -> SessionState:
         """The state for a program that is started beside the shell: while a command runs, that of before."""
         before = self._shell.state_before()
         return self.state if before is None else self.remembered(before)
@@ -241,17 +233,17 @@ class Session:
         """Whatever comes is refused, and what is ended from now on is so because of that."""
         self._closed = True
 
-    def over(self, call: Call, outcome: Outcome) -> Result:
-        """The result of a command. The job that it left is remembered."""
+    def result(self, spec: CapturedCommand, outcome: Outcome) -> Result:
+        """Return the result of a command. The job that it left is remembered."""
         if self._closed and outcome.reason == "cancelled":
             outcome.reason = "closed"
         job = outcome.newest_job
         if job is not None and job not in self.jobs:
-            self.jobs[job] = str(call.command)[:_REMEMBERED_BYTES]
+            self.jobs[job] = str(spec.command)[:_REMEMBERED_BYTES]
             while len(self.jobs) > _REMEMBERED_JOBS:
                 del self.jobs[next(iter(self.jobs))]
-        call.side_effects = self._aftermath
-        return call.result(outcome)
+        spec.side_effects = self._side_effects
+        return spec.result(outcome)
 
     def _entering(self) -> int:
         """This thread, which is to be in `_busy`: SessionBusy, if it is."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from . import command_spec
+from . import arguments
+from .capture import command_bytes
 from .execution import Execution, Streams
 from .open import as_root
 from .processes import Process
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ..ipc.agent_client import Spawned
     from ..policy import Policy
     from ..shell.usage_meter import Account
-    from .command_spec import Call
+    from .capture import CapturedCommand
     from .open_sandbox import OpenSandbox
     from .session import Session, SessionState
 
@@ -44,23 +45,20 @@ class Started:
         opened = self._now().opened
         return as_root.asked_for(user, opened.decided, opened.workspace)
 
-    def execution(self, call: Call, argv: Sequence[str], state: SessionState) -> Execution:
-        """A program that has just been started for `call`."""
+    def execution(self, spec: CapturedCommand, argv: Sequence[str], state: SessionState) -> Execution:
+        """Start a program without a shell."""
         inside = self._now()
-        call.side_effects = inside.side_effects
-        variables = as_root.variables(state.env) if call.as_root else state.env
+        spec.side_effects = inside.side_effects
+        variables = as_root.variables(state.env) if spec.as_root else state.env
         return Execution(
             inside.opened.link,
+            spec,
             argv,
-            {**variables, **(call.env or {})},
-            _directory(state, call.cwd),
+            {**variables, **(spec.env or {})},
+            _directory(state, spec.cwd),
             uid=inside.opened.uid,
-            stdin=call.stdin,
-            timeout=call.timeout,
-            out=call.out,
-            err=call.err,
             known=inside.executions,
-            root=call.as_root,
+            root=spec.as_root,
             account=inside.account(),
         )
 
@@ -74,8 +72,8 @@ class Started:
         try:
             spawned = inside.opened.link.spawn(
                 argv,
-                {**state.env, **({} if env is None else command_spec.variables(env))},
-                _directory(state, None if cwd is None else command_spec.directory(cwd)),
+                {**state.env, **({} if env is None else arguments.variables(env))},
+                _directory(state, None if cwd is None else arguments.directory(cwd)),
                 stdio=streams.theirs,
             )
         except BaseException:
@@ -99,14 +97,14 @@ class Started:
     ) -> Terminal:
         """A terminal with a program that has just been started on it."""
         size(high, wide)
-        words = (self.bash, "-i") if argv is None else command_spec.arguments(argv)
-        variables = command_spec.variables({"TERM": term, **({} if env is None else dict(env))})  # type: ignore[call-overload]
+        words = (self.bash, "-i") if argv is None else arguments.arguments(argv)
+        variables = arguments.variables({"TERM": term, **({} if env is None else dict(env))})  # type: ignore[call-overload]
         prompt = {"PS1": _PROMPT} if argv is None else {}
         inside = self._now()
         spawned = inside.opened.link.spawn(
             words,
             {**prompt, **state.env, **variables},
-            _directory(state, None if cwd is None else command_spec.directory(cwd)),
+            _directory(state, None if cwd is None else arguments.directory(cwd)),
             terminal=(high, wide),
         )
         made = Terminal(spawned, high, wide)
@@ -125,8 +123,8 @@ class Started:
 
     def spawn(self, argv: Sequence[str], stdio: tuple[int, int, int]) -> Spawned:
         """A program with these descriptors of ours as its standard streams, where the session is."""
-        state = self.main.surroundings
-        return self._now().opened.link.spawn(command_spec.arguments(argv), state.env, state.cwd, stdio=stdio)
+        state = self.main.exec_context
+        return self._now().opened.link.spawn(arguments.arguments(argv), state.env, state.cwd, stdio=stdio)
 
     def account(self) -> Account:
         """For what a program uses, and runs into, that is spawned."""
@@ -134,9 +132,9 @@ class Started:
 
     def _argv(self, command: str | Sequence[str]) -> tuple[tuple[str, ...], str | tuple[str, ...]]:
         if isinstance(command, str):
-            command_spec.command_bytes(command)
+            command_bytes(command)
             return (self.bash, "-c", command), command
-        argv = command_spec.arguments(command)
+        argv = arguments.arguments(command)
         return argv, argv
 
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Literal, Self
 
-    from ..shell.outcome import Outcome
+    from ..shell.command import Outcome
     from ..shell.shell import Shell
-    from .command_spec import Call
+    from .capture import CapturedCommand
     from .result import Result
 
 
@@ -42,11 +42,12 @@ class Chunk(Value):
 class Chunks:
     """What has been printed and not been taken yet."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, spec: CapturedCommand) -> None:
+        """Have what `spec` prints come here as well."""
         self._ready: deque[Chunk] = deque()
         self._held: dict[Literal["stdout", "stderr"], bytes] = {"stdout": b"", "stderr": b""}
-        self.out = self._sink("stdout", call.out)
-        self.err = self._sink("stderr", call.err)
+        spec.out = self._sink("stdout", spec.out)
+        spec.err = self._sink("stderr", spec.err)
 
     def _sink(
         self, name: Literal["stdout", "stderr"], also: Callable[[bytes], None]
@@ -92,31 +93,22 @@ class Stream:
     def __init__(
         self,
         shell: Shell,
-        text: bytes,
-        call: Call,
-        result: Callable[[Call, Outcome], Result],
+        spec: CapturedCommand,
+        result: Callable[[CapturedCommand, Outcome], Result],
         over: Callable[[], None],
     ) -> None:
         self._over: Callable[[], None] | None = None
         self._driving = threading.Lock()
-        self._shell, self._call, self._resulting = shell, call, result
-        self._chunks = Chunks(call)
+        self._shell, self._spec, self._resulting = shell, spec, result
+        self._chunks = Chunks(spec)
         self._result: Result | None = None
         try:
-            shell.begin(
-                text,
-                timeout=call.timeout,
-                stdin=call.stdin,
-                env=call.env,
-                cwd=call.cwd,
-                out=self._chunks.out,
-                err=self._chunks.err,
-            )
+            shell.begin(spec)
             self._over = over
             self._waiting = select.poll()
             self._waiting.register(shell.fileno(), select.POLLIN)
         except BaseException:  # of a signal's handler, when it has begun
-            if shell.runs_for(self._chunks.out):
+            if shell.runs(spec):
                 shell.interrupt()
                 drive(shell)
             self._over = None
@@ -162,13 +154,13 @@ class Stream:
         try:
             outcome = self._shell.finish()
         except BaseException:
-            self._call.abandon()
+            self._spec.abandon()
             raise
         finally:
             if over is not None:
                 over()
         self._chunks.finish()
-        self._result = self._resulting(self._call, outcome)
+        self._result = self._resulting(self._spec, outcome)
 
     def __enter__(self) -> Self:
         return self

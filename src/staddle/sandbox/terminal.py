@@ -9,7 +9,7 @@ import time
 from ..errors import InvalidCall, SandboxClosed
 from ..launch import pty
 from ..launch.signals import SIGHUP, SIGKILL
-from .command_spec import input_bytes, patience
+from .arguments import input_bytes, patience
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

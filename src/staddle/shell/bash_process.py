@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     Sink = Callable[[bytes], None]
 
+#: The pipes of a command, for `drain`.
+OUTPUT, ERRORS = 1, 2
+
 _FIONREAD = 0x541B
 _F_SETPIPE_SZ = 1031
 #: The least a pipe holds; a command that fills it gets larger ones, while it runs.
@@ -49,8 +52,8 @@ def _bell() -> int:
     return _bells[0]
 
 
-class Bash:
-    """A shell process. Not thread-safe, but for `wake` and `hang_up`."""
+class BashProcess:
+    """A shell process. Not thread-safe, but for `wake_driver` and `hang_up`."""
 
     def __init__(self, opened: OpenedShell) -> None:
         self.pid, self.outside = opened.pid, opened.outside
@@ -139,7 +142,7 @@ class Bash:
 
     # ---------------------------------------------------------------- the line
 
-    def wake(self) -> None:
+    def wake_driver(self) -> None:
         """Have `step` return at once, now or when it is called next. From any thread; needs no agent."""
         try:
             self._epoll.register(self._bell, select.EPOLLIN)
@@ -176,10 +179,10 @@ class Bash:
         """Wait until the agent has done all that it was asked: a late step would hit the next run."""
         self._ask(agent_messages.POKE, agent_messages.POKED, 0, patience=_LAST_PATIENCE)
 
-    def again(self) -> Bash:
+    def again(self) -> BashProcess:
         """Another shell, started as this one was."""
         message = self._ask(agent_messages.AGAIN, agent_messages.OPENED)
-        return Bash(opened_shell(message))
+        return BashProcess(opened_shell(message))
 
     def _ask_files(self, kind: bytes) -> ShellFiles:
         message = self._ask(kind, agent_messages.FILES)
@@ -240,7 +243,7 @@ class Bash:
                     self._messages()
         return self.ended is None
 
-    def write(self, text: bytes, status: int, give_back: bytes, stdin: bytes | None) -> None:
+    def _hand_over(self, text: bytes, status: int, give_back: bytes, stdin: bytes | None) -> None:
         """Put the text, and what else the lines will refer to, where the shell finds it."""
         files = self.files
         try:
@@ -259,8 +262,26 @@ class Bash:
                 "a command or its input could not be handed over", why=str(error), fix="put it into a file"
             ) from error
 
-    def begin(self, run: Run, out: Sink, err: Sink, *, listen: bool = False) -> None:
-        """Drive `run` from now on. With `listen`, what the shell says by itself is kept in `said`."""
+    def begin(  # noqa: PLR0917 - on every command's path
+        self,
+        run: Run,
+        out: Sink,
+        err: Sink,
+        text: bytes,
+        status: int = 0,
+        give_back: bytes = b"",
+        stdin: bytes | None = None,
+        *,
+        listen: bool = False,
+    ) -> None:
+        """Hand `text` over, and drive `run` from now on.
+
+        With a `status`, `$?` is that for the text, by the word `give_back` for `return`. With `listen`, what
+        the shell says by itself is kept in `said`.
+        """
+        self._hand_over(text, status, give_back, stdin)
+        if stdin:  # its time begins when its input is there
+            run.begin_at(time.monotonic())
         self._readable = {}
         self._grown: set[int] = set()
         self.said = b"" if listen else None
@@ -272,10 +293,10 @@ class Bash:
         else:
             run.shell_ended(self.ended)
 
-    def stir(self) -> None:
-        """Have it wake up, by an empty line, since somebody is about to use it."""
+    def wake(self) -> None:
+        """Wake the process up by an empty line: its first command is about to come."""
         if self._control >= 0 and self.ended is None:
-            stir(self._control)
+            wake(self._control)
 
     def has_begun(self, run: Run) -> bool:
         """Whether something of this run may have been said to the shell."""
@@ -321,10 +342,16 @@ class Bash:
         """Whether there is something to read without waiting for it."""
         return bool(self._readable)
 
-    def rest(self, stream: str) -> bool:
-        """Pass on what is left in a pipe of a run that is over; whether somebody still holds it."""
-        files = self.files
-        fd, sink = (files.output, self._out) if stream == "output" else (files.errors, self._err)
+    def drain(self, streams: int = OUTPUT | ERRORS) -> int:
+        """Pass on what is left in these pipes of a run that is over; return those that are still held."""
+        files, held = self.files, 0
+        if streams & OUTPUT and self._drain(files.output, self._out):
+            held |= OUTPUT
+        if streams & ERRORS and self._drain(files.errors, self._err):
+            held |= ERRORS
+        return held
+
+    def _drain(self, fd: int, sink: Sink) -> bool:
         left = _LARGE_PIPE if fd in self._grown else _PIPE
         while left >= 0:  # past what it holds: it may have been full
             try:
@@ -422,8 +449,8 @@ class Bash:
             self._epoll.unregister(self._control)
 
 
-def stir(control: int) -> None:
-    """Have the shell at the other end of this pipe wake up: it takes a moment to come round."""
+def wake(control: int) -> None:
+    """Wake up the shell at the other end of this pipe, by an empty line."""
     try:
         os.write(control, b"\n")
     except OSError:

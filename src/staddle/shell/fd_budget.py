@@ -31,22 +31,22 @@ def room(limit: int) -> int:
     return max(2, (limit - _OTHERS) * 3 // 8 // EACH)
 
 
-class Parking:
+class OpenShellLru:
     """The shells of this process that have their files open, the one used longest ago first."""
 
     def __init__(self) -> None:
         self._shells: dict[ParkableShell, None] = {}
         self._turn = _thread.allocate_lock()
         self._room = 0
-        self._latest: ParkableShell | None = None
+        self.latest: ParkableShell | None = None
 
-    def used(self, shell: ParkableShell) -> None:
+    def use(self, shell: ParkableShell) -> None:
         """`shell` is about to be used; another one may have to give back its files."""
-        if self._latest is shell:
+        if self.latest is shell:
             return
         crowd = []
         with self._turn:
-            self._latest = shell
+            self.latest = shell
             self._shells.pop(shell, None)
             self._shells[shell] = None
             if len(self._shells) > self._room:
@@ -64,8 +64,8 @@ class Parking:
         """`shell` is closed."""
         with self._turn:
             self._shells.pop(shell, None)
-            if self._latest is shell:
-                self._latest = None
+            if self.latest is shell:
+                self.latest = None
 
 
-PARKING = Parking()
+OPEN_SHELLS = OpenShellLru()

@@ -22,11 +22,11 @@ _ENDING = (
     *("eval", "source", ". ", "trap", "TMOUT", ">&-", "<&-", "return", "enable", "reboot"),
 )
 #: May leave behind something that does so later.
-_PLANTING = ("()", "function", "alias", "trap", "source", ". ", "eval", "PROMPT_COMMAND", "TMOUT")
+_BREAKING_LATER = ("()", "function", "alias", "trap", "source", ". ", "eval", "PROMPT_COMMAND", "TMOUT")
 #: May hide a builtin, or have a DEBUG trap see ours.
-_HIDING = ("()", "function", "extdebug", "enable", "source", ". ", "eval", "trap")
+_SHADOWING = ("()", "function", "extdebug", "enable", "source", ". ", "eval", "trap")
 #: Those of them that do not end it, too.
-_HIDING_ONLY = _HIDING[:3]
+_ONLY_SHADOWING = _SHADOWING[:3]
 #: May end the shell by itself, so that its EXIT trap runs.
 _LEAVING = ("exit", "set -", "errexit", "logout", "source", ". ", "eval")
 
@@ -36,14 +36,26 @@ def may_end(text: bytes) -> bool:
     return _has_any(text, _ENDING)
 
 
-def may_plant(text: bytes) -> bool:
+def may_break_later(text: bytes) -> bool:
     """Whether the shell may not survive a later command because of it."""
-    return _has_any(text, _PLANTING) and may_end(text)
+    return _has_any(text, _BREAKING_LATER) and may_end(text)
 
 
-def may_hide(text: bytes, may_end: bool = True) -> bool:
-    """Whether a builtin may not be found afterwards. `may_end` is what that says of the text."""
-    return _has_any(text, _HIDING if may_end else _HIDING_ONLY)
+def may_shadow_builtins(text: bytes) -> bool:
+    """Whether a builtin may not be found afterwards."""
+    return _has_any(text, _SHADOWING)
+
+
+def judge(text: bytes) -> tuple[bool, bool]:
+    """Return `may_end` and `may_shadow_builtins` of a text, in one go: on every command's path."""
+    plain = text.decode("latin-1")
+    for word in _ENDING:
+        if word in plain:
+            return True, _has_any(text, _SHADOWING)
+    for word in _ONLY_SHADOWING:
+        if word in plain:
+            return False, True
+    return False, False
 
 
 def may_leave(text: bytes) -> bool:

@@ -36,8 +36,10 @@ class IdleMaintenance:
         """Maintain `shell` when it has been idle for a moment; longer, if that last took `cost` seconds."""
         when = time.monotonic() + max(QUIET, _SHARE * cost)
         with self._lock:
+            is_new = shell not in self._due
             self._due[shell] = when
-        self._worker.wake()
+        if is_new:  # else the worker comes round to it anyway
+            self._worker.wake()
 
     def forget(self, shell: IdleShell) -> None:
         """Drop `shell`, which is closed."""

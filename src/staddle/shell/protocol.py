@@ -14,6 +14,7 @@ without this run's nonce is noise.
 from __future__ import annotations
 
 from .._value import Value
+from ..errors import BackendUnavailable
 from ..ipc.agent_messages import BRAKE, INTERRUPT, KILL, KILL_SHELL, TERMINATE
 from .quoting import quoted
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 #: A step of ours among those that the agent takes: a shell that is interrupted while it reads forgets
 #: the line, which may have been the question.
 ASK_AGAIN = -1
+#: The oldest bash that has all we say to it: `declare -p` of everything, `${!-}`, BASHOPTS.
+OLDEST = (4, 4)
 #: How a run is ended, and how long each step may take.
 LADDER = (
     *((BRAKE, 0.02), (INTERRUPT, 0.02), (ASK_AGAIN, 0.11)),
@@ -49,8 +52,8 @@ class Answer:
         self.cwd, self.oldpwd = cwd, oldpwd
 
 
-class Way(Value):
-    """How builtins are reached in a shell where functions may have their names."""
+class BuiltinAccess(Value):
+    """The words that reach two builtins in a shell where functions may have their names."""
 
     source: bytes = b"\\."
     give_back: bytes = b"\\return"
@@ -70,12 +73,12 @@ _RETURNS = (
     (b"\\builtin return", {b"builtin"}, {b"builtin", b"return"}),
     (b"\\command return", {b"command"}, {b"command", b"return"}),
 )
-#: Every way to try when none is known to work.
-WAYS = tuple(Way(words) for words, _, _ in _SOURCES)
+#: Those to try when none is known to work.
+ACCESSES = tuple(BuiltinAccess(words) for words, _, _ in _SOURCES)
 
 
-def way(functions: frozenset[bytes], disabled: frozenset[bytes]) -> Way | None:
-    """How to reach builtins past these functions and without those builtins; None when there is no way."""
+def builtin_access(functions: frozenset[bytes], disabled: frozenset[bytes]) -> BuiltinAccess | None:
+    """Return words that reach builtins past these functions and without those builtins, if there are any."""
 
     def first(choices: tuple[tuple[bytes, set[bytes], set[bytes]], ...]) -> bytes | None:
         for words, hidden, needed in choices:
@@ -84,13 +87,13 @@ def way(functions: frozenset[bytes], disabled: frozenset[bytes]) -> Way | None:
         return None
 
     source, give_back = first(_SOURCES), first(_RETURNS)
-    return Way(source, give_back) if source and give_back else None
+    return BuiltinAccess(source, give_back) if source and give_back else None
 
 
 def lines(
     places: Places,
     nonce: bytes,
-    way: Way,
+    access: BuiltinAccess,
     *,
     status: int = 0,
     env: Mapping[str, str] | None = None,
@@ -100,7 +103,7 @@ def lines(
 ) -> bytes:
     """What is written to the control pipe to run the text. `before` are whole lines of our own."""
     source = b"%b %b <%b >%b 2>%b" % (
-        way.source,
+        access.source,
         places.text,
         places.input if has_input else b"/dev/null",
         places.output,
@@ -109,9 +112,9 @@ def lines(
     if env:
         # `command`: in POSIX mode the variables of a special builtin would stay.
         assignments = b" ".join(name.encode() + b"=" + quoted(_bytes(value)) for name, value in env.items())
-        special = way.source[1:]
-        source = b"%b \\command %b%b" % (assignments, special, source[len(way.source) :])
-    restore = b"%b %b" % (way.source, places.status)
+        special = access.source[1:]
+        source = b"%b \\command %b%b" % (assignments, special, source[len(access.source) :])
+    restore = b"%b %b" % (access.source, places.status)
     if cwd is not None:
         inner = b"%b || %b" % (restore, source) if status else source
         source = b"\\builtin cd -- %b 2>%b && { %b; }" % (quoted(cwd), places.errors, inner)
@@ -143,6 +146,17 @@ def answer(nonce: bytes, noise: bytes) -> Answer | None:
     return None
 
 
+def check_version(hello: bytes) -> None:
+    """Raise BackendUnavailable if the bash that greeted so is too old."""
+    numbers = tuple(int(part) for part in hello.split(b".")[:2] if part.isdigit())
+    if numbers < OLDEST:
+        raise BackendUnavailable(
+            f"bash {'.'.join(map(str, numbers))} is too old for a session",
+            why=f"it tells its state and takes it back from bash {'.'.join(map(str, OLDEST))} on",
+            fix="install a newer bash where the policy shows it",
+        )
+
+
 class Run:
     """One command, from its first byte until it is over.
 
@@ -162,6 +176,12 @@ class Run:
         self.reason: str | None = None
         self._rung = 0
         self._noise = b""
+
+    def begin_at(self, now: float) -> None:
+        """Count its time from `now` on."""
+        if self.deadline is not None:
+            self.deadline += now - self.began
+        self.began = now
 
     @property
     def over(self) -> bool:

@@ -6,38 +6,35 @@ import _thread
 
 from ..errors import SandboxClosed, SandboxLost, SessionBusy, StaddleError
 from ..interrupts import free_within
-from .bash_process import Bash
-from .fd_budget import PARKING
+from .bash_process import BashProcess
+from .fd_budget import OPEN_SHELLS
 from .idle import IDLE_MAINTENANCE, QUIET
-from .outcome import Outcome
-from .running_command import Command
-from .shell_state import OLDEST, Memory
+from .running_command import RunningCommand
+from .shell_state import ShellState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from ..ipc.agent_client import AgentLink, OpenedShell
     from .background_output import LateOutput
-    from .shell_state import Remembered
-    from .state import State
+    from .command import CommandSpec, Outcome
+    from .state import SavedShell, State
     from .usage_meter import Account
 
-__all__ = ["OLDEST", "Shell"]
 
-#: How many logs of late output are kept after their jobs have ended.
+#: How many logs of background output are kept after their jobs have ended.
 _MOST_LOGS = 64
-#: A command that took no longer has left the time to look after its shell that was asked for when it began.
+#: Commands shorter than this need not schedule maintenance again: the request made when they began is
+#: still pending.
 _MOMENT = QUIET / 2
-#: How long a run that was told to end is waited for, in seconds: longer than all steps of ending it take. And
-#: how long whoever drives it may take to notice that its shell is gone.
+#: Seconds to wait for a command that was told to end: longer than all steps of ending it take. And for its
+#: driver to notice that its shell is gone.
 _PATIENCE, _LAST_PATIENCE = 8.0, 1.0
 
 
 class Shell:
-    """One bash session with its state. Thread-safe; concurrent runs queue.
+    """One bash session with its state: its lock, and what it holds open. Thread-safe; commands queue.
 
-    For an event loop a run comes in pieces: `begin`, in a thread, since it waits for its turn;
+    For an event loop a command comes in pieces: `begin`, in a thread, since it waits for its turn;
     then `step` whenever `fileno()` is readable, `deadline` has passed or `pending` is true, until
     it returns True; then `finish`.
     """
@@ -50,39 +47,28 @@ class Shell:
         directory: str | None = None,
         account: Account | None = None,
     ) -> None:
-        """`directory` is where the shell is, when another one like it would not be started there.
+        """Take over `opened`. `account` measures what commands use.
 
-        `account` is for what commands use.
+        `directory` is where the shell is, when another one like it would not be started there.
         """
-        self._account = account
         self._link = link
-        self._memory = Memory(Bash(opened), directory)
+        self._state = ShellState(BashProcess(opened), directory, account)
         self._turn = _thread.allocate_lock()
         self._runner = 0
-        self._current: Command | None = None
+        self._current: RunningCommand | None = None
         self._closed = False
         self._late: list[LateOutput] = []
-        PARKING.used(self)  # it has its files open from the beginning
+        OPEN_SHELLS.use(self)  # it has its files open from the beginning
 
     @property
     def pid(self) -> int:
         """The process of the present bash, in the sandbox's counting."""
-        return self._memory.bash.pid
+        return self._state.bash.pid
 
-    # ---------------------------------------------------------------- a run, whole and in pieces
+    # ---------------------------------------------------------------- a command, whole and in pieces
 
-    def run(
-        self,
-        text: bytes,
-        *,
-        timeout: float | None = None,
-        stdin: bytes | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        out: Callable[[bytes], None],
-        err: Callable[[bytes], None],
-    ) -> Outcome:
-        """Run `text`. A sink that blocks slows it, one that raises ends it, and its error comes out."""
+    def run(self, spec: CommandSpec) -> Outcome:
+        """Run a command and return its outcome. Raises what its sinks raise, when it has ended."""
         me = _thread.get_ident()
         if self._runner == me and self._current is not None and self._turn.locked():
             raise SessionBusy(
@@ -90,47 +76,36 @@ class Shell:
                 why="its output is being passed on; a second command would wait for the first for ever",
                 fix="use sb.session(name) for another shell",
             )
-        command = Command(text, timeout=timeout, stdin=stdin, env=env, cwd=cwd, out=out, err=err)
+        command = RunningCommand(spec, self._state)
         with self._turn:
             try:
-                self._begin(command)
+                bash = self._begin(command)
                 self._runner = me
-                self._drive(command)
+                self._drive(command, bash)
             except BaseException as error:
                 if isinstance(error, StaddleError) or not command.is_given:
                     self._current = None
                     raise
                 self._current, self._runner = command, me
                 command.fail(error)
-                self._drive(command)
+                self._drive(command, None)
             finally:
                 if self._current is not None:
                     outcome = self._finish(command)
         return self._after(command, outcome)
 
-    def begin(
-        self,
-        text: bytes,
-        *,
-        timeout: float | None = None,
-        stdin: bytes | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        out: Callable[[bytes], None],
-        err: Callable[[bytes], None],
-        wait: bool = True,
-    ) -> bool:
-        """Wait for the turn and start `text`.
+    def begin(self, spec: CommandSpec, *, wait: bool = True) -> bool:
+        """Wait for the turn and start a command.
 
         Without `wait`, only if there is nothing to wait for: not for the turn, and nothing that
-        has to be said to the shell before. Whether it was started.
+        has to be said to the shell before. Return whether it was started.
         """
-        command = Command(text, timeout=timeout, stdin=stdin, env=env, cwd=cwd, out=out, err=err)
+        command = RunningCommand(spec, self._state)
         if not self._turn.acquire(wait):
             return False
         try:
             self._check_open()
-            is_begun = wait or self._memory.is_ready(text, comes_back=cwd is not None)
+            is_begun = wait or self._state.is_ready(spec)
             if is_begun:
                 self._begin(command)
         except BaseException:
@@ -141,32 +116,30 @@ class Shell:
             self._turn.release()
         return is_begun
 
-    def _begin(self, command: Command) -> None:
+    def _begin(self, command: RunningCommand) -> BashProcess:
         self._check_open()
-        PARKING.used(self)
-        self._memory.revive(look=False)
-        if self._account is not None:
-            self._account.begin(self._memory.bash.outside)
-        command.begin(self._memory)
+        if OPEN_SHELLS.latest is not self:
+            OPEN_SHELLS.use(self)
+        bash = self._state.begin(command)
         self._current = command
         if self._closed:  # close() may not have seen this one
-            self._memory.abandon(command.run)
+            self._state.abandon(command.run)
             self._check_open()
-        self.rest()  # of a command that takes no longer: it would have to wait for this afterwards
+        self.rest()  # now, since a command that takes no longer would have to wait for it afterwards
+        return bash
 
-    def _drive(self, command: Command) -> None:
-        """Step until the run is over, whatever comes between."""
-        waited = False
+    def _drive(self, command: RunningCommand, bash: BashProcess | None) -> None:
+        """Step until the command is over, whatever a signal's handler raises meanwhile."""
         while True:
             try:
-                if not waited:
-                    waited = True
-                    self._memory.bash.wait_briefly()
+                if bash is not None:
+                    fresh, bash = bash, None
+                    fresh.wait_briefly()
                     if command.is_answered:
                         return
                 if command.step(wait=True):
                     return
-            except BaseException as error:  # of a signal's handler
+            except BaseException as error:
                 if command.failure is not None and not isinstance(error, KeyboardInterrupt):
                     raise
                 command.fail(error)
@@ -196,15 +169,13 @@ class Shell:
             self._turn.release()
         return self._after(command, outcome)
 
-    def _finish(self, command: Command) -> Outcome:
+    def _finish(self, command: RunningCommand) -> Outcome:
         try:
             outcome = command.finish()
-            if self._account is not None:
-                self._account.end(outcome, self._memory.bash.used)
             if command.late is not None:
                 self._keep(command.late)
         except BaseException as error:
-            self._memory.bash.stale = True  # there may be output left in the pipes
+            self._state.bash.stale = True  # there may be output left in the pipes
             if isinstance(error, SandboxLost):  # or it only does not answer: then what was run may go on
                 self._link.kill()
             raise
@@ -213,7 +184,7 @@ class Shell:
             self._runner = 0
         return outcome
 
-    def _after(self, command: Command, outcome: Outcome) -> Outcome:
+    def _after(self, command: RunningCommand, outcome: Outcome) -> Outcome:
         if outcome.duration > _MOMENT:
             self.rest()
         if command.failure is not None:
@@ -221,13 +192,13 @@ class Shell:
         return outcome
 
     def rest(self) -> None:
-        """Nobody waits for anything now: what can be done without a caller may be done soon."""
+        """Schedule `maintain`, for when the shell has been idle for a moment."""
         if not self._closed:
-            IDLE_MAINTENANCE.schedule(self, self._memory.cost)
+            IDLE_MAINTENANCE.schedule(self, self._state.cost)
 
     def fileno(self) -> int:
         """Readable when `step` has something to do."""
-        return self._memory.bash.fileno()
+        return self._state.bash.fileno()
 
     @property
     def deadline(self) -> float | None:
@@ -237,7 +208,7 @@ class Shell:
     @property
     def pending(self) -> bool:
         """Whether `step` has something to do now."""
-        return self._memory.bash.pending
+        return self._state.bash.pending
 
     # ---------------------------------------------------------------- everything else
 
@@ -246,10 +217,10 @@ class Shell:
         """Whether a command runs."""
         return self._current is not None
 
-    def runs_for(self, out: Callable[[bytes], None]) -> bool:
-        """Whether the command that runs prints to `out`."""
+    def runs(self, spec: CommandSpec) -> bool:
+        """Whether this command runs now."""
         command = self._current
-        return command is not None and command.prints_to(out)
+        return command is not None and command.spec is spec
 
     def interrupt(self) -> None:
         """End the run in progress, if there is one, from any thread; its outcome is `cancelled`."""
@@ -259,7 +230,7 @@ class Shell:
         command = self._current
         if command is not None:
             command.interrupt(reason)
-            self._memory.bash.wake()
+            self._state.bash.wake_driver()
 
     def _is_released(self) -> bool:
         """Wait for the end of a run that was told to end. False when nobody gives the turn back.
@@ -268,20 +239,20 @@ class Shell:
         """
         if free_within(_PATIENCE, self._turn):
             return True
-        self._memory.bash.hang_up()
+        self._state.bash.hang_up()
         return free_within(_LAST_PATIENCE, self._turn)
 
     def state(self) -> State:
         """Variables, functions, aliases, options and so on, as they are now; waits for the turn."""
         with self._turn:
             self._check_open()
-            PARKING.used(self)
-            self._memory.revive()
-            return self._memory.state()
+            OPEN_SHELLS.use(self)
+            self._state.revive()
+            return self._state.state()
 
     def state_before(self) -> State | None:
         """While a command runs: the state as it was told before that, without waiting; None else."""
-        return None if self._current is None else self._memory.told()
+        return None if self._current is None else self._state.told()
 
     def late_output(self) -> list[LateOutput]:
         """What background jobs printed after the run that started them."""
@@ -296,44 +267,44 @@ class Shell:
         """The turn, for `with`: no command runs, and none begins. For the methods below."""
         return self._turn
 
-    def remembered(self) -> Remembered:
+    def remembered(self) -> SavedShell:
         """What the shell is now, for `become`. While held."""
-        self._memory.revive()
-        return self._memory.remembered()
+        self._state.revive()
+        return self._state.remembered()
 
-    def become(self, remembered: Remembered | None) -> None:
+    def become(self, remembered: SavedShell | None) -> None:
         """Another bash, as that one was, or as at the beginning. While held."""
-        self._memory.become(remembered)
+        self._state.become(remembered)
         self.rest()
 
     def directory(self) -> str:
         """Where the shell is. While held."""
-        self._memory.revive()
-        return self._memory.directory()
+        self._state.revive()
+        return self._state.directory()
 
     def come_back(self, *, at_once: bool = False) -> None:
         """Enter the directory that it is in once more: another file system is there now. While held.
 
         Soon, or before the next command, unless `at_once`: the directory may not be there any more.
         """
-        self._memory.revive()
-        self._memory.come_back()
+        self._state.revive()
+        self._state.come_back()
         if at_once:
-            self._memory.catch_up()
+            self._state.flush_setup()
         else:
             self.rest()
 
     def get_ready(self) -> None:
         """Do what can be done before its first command, when nobody waits."""
         with self._turn:
-            if self._account is not None and not self._closed:
-                self._account.get_ready(self._memory.bash.outside)
+            if not self._closed:
+                self._state.get_ready()
 
-    def stir(self) -> None:
-        """Its first command is about to come."""
+    def wake(self) -> None:
+        """Wake bash up: its first command is about to come."""
         with self._turn:
             if not self._closed:
-                self._memory.bash.stir()
+                self._state.bash.wake()
 
     def restart(self) -> None:
         """A new bash as it was at the beginning, without the state; ends a run in progress."""
@@ -346,7 +317,7 @@ class Shell:
             )
         with self._turn:
             self._check_open()
-            self._memory.restart()
+            self._state.restart()
 
     def close(self) -> None:
         """End the shell and what it started. A run in progress ends with reason `closed`."""
@@ -356,11 +327,9 @@ class Shell:
         self._interrupt("closed")
         if self._is_released():
             with self._turn:
-                self._memory.bash.close()
-                if self._account is not None:
-                    self._account.park()
+                self._state.close()
         IDLE_MAINTENANCE.forget(self)
-        PARKING.forget(self)
+        OPEN_SHELLS.forget(self)
         for late in self._late:
             late.close()
 
@@ -370,9 +339,7 @@ class Shell:
             return False
         try:
             if not self._closed:
-                self._memory.bash.park()
-                if self._account is not None:
-                    self._account.park()
+                self._state.park()
             return True
         finally:
             self._turn.release()
@@ -382,13 +349,8 @@ class Shell:
         if not self._turn.acquire(False):
             return
         try:
-            if not self._closed and not self._memory.bash.parked:
-                self._memory.revive()
-                if self._memory.dirty:
-                    self._memory.learn()
-                else:
-                    self._memory.catch_up()
-                self._memory.foresee()
+            if not self._closed:
+                self._state.maintain()
         finally:
             self._turn.release()
 

@@ -11,63 +11,60 @@ import os
 import time
 from functools import partial
 
-from .._value import Value
-from ..errors import BackendUnavailable, LaunchFailed
+from ..errors import LaunchFailed
 from ..interrupts import to_its_end, uninterrupted
 from ..ipc.agent_client import exit_code
 from ..ipc.agent_messages import BRAKE, BRAKE_TRAP, KILL_SHELL
 from ..launch.signals import SIGKILL
 from . import hazards, protocol, state
-from .bash_process import Bash
+from .bash_process import BashProcess
+from .command import shell_outcome
 from .quoting import quoted
+from .state import SavedShell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..ipc.agent_client import Places
+    from .command import BegunCommand, CommandSpec, Outcome
+    from .usage_meter import Account as UsageMeter
 
-#: The oldest bash that has all we say to it: `declare -p` of everything, `${!-}`, BASHOPTS.
-OLDEST = (4, 4)
 #: Our own texts take a moment; a shell that needs longer is not usable.
 _PATIENCE = 10.0
 #: Among the letters of `$-`.
 _ERREXIT = ord("e")
 
 
-class Ended(Exception):
+class ShellEnded(Exception):
     """The shell did not survive a text of ours."""
 
 
-class Remembered(Value):
-    """What a shell was at some moment."""
+class ShellState:
+    """A bash that is replaced when it ends, and the state that its successor is to have."""
 
-    dump: state.Dump | None
-    status: int
-    cwd: bytes
+    def __init__(self, bash: BashProcess, directory: str | None, meter: UsageMeter | None) -> None:
+        """Take over `bash`. `meter` measures what commands use.
 
-
-class Memory:
-    """A bash that is replaced when it ends, and what it remembers."""
-
-    def __init__(self, bash: Bash, directory: str | None) -> None:
-        """`directory` is where `bash` is, and what another one enters first, when it is not started there."""
-        self.bash = bash
+        `directory` is where `bash` is, and what another one enters first, when it is not started there.
+        """
+        self.bash, self._meter = bash, meter
         self._directory = directory
         self._secret = os.urandom(6).hex().encode()
         self._serial = 0
-        self._may_end = False
+        #: Of the command that runs: what it may do, by its words.
+        self._may_end = self._may_shadow = False
         #: How long it took, last time, to ask for the state.
         self.cost = 0.0
         self._is_compared = False  # with what it was
-        self._words: tuple[Places | None, protocol.Way | None, bytes] = None, None, b""
+        self._lines: tuple[Places | None, protocol.BuiltinAccess | None, bytes] = None, None, b""
         self._forget()
-        self.unsaid = b""
+        self.pending_setup = b""
 
     def _forget(self) -> None:
         """Know nothing but that it has just started."""
         self._checked, self._used = False, False
-        self.way, self._word = protocol.Way(), state.WORDS[0]
+        self.access, self._prefix = protocol.BuiltinAccess(), state.BUILTIN_PREFIXES[0]
         self._dump: state.Dump | None = None
         self._usual: state.Dump | None = None
         #: Something has run since the state was asked for; that may have hidden a builtin; some
@@ -78,11 +75,13 @@ class Memory:
         self.status, self.newest_job, self._flags = 0, 0, b""
         self.cwd, self._oldpwd = b"", b""
         #: What has to be said to it before the next text.
-        self.unsaid = b""
+        self.pending_setup = b""
         if self._directory is not None:
-            self.unsaid = b"\\builtin cd -- %b; \\unset OLDPWD\n" % quoted(os.fsencode(self._directory))
+            self.pending_setup = b"\\builtin cd -- %b; \\unset OLDPWD\n" % quoted(
+                os.fsencode(self._directory)
+            )
 
-    # ---------------------------------------------------------------- before a text
+    # ---------------------------------------------------------------- a command
 
     def revive(self, *, look: bool = True) -> None:
         """Have a bash that is there, with pipes of its own.
@@ -94,20 +93,45 @@ class Memory:
         elif self.bash.stale:
             uninterrupted(self.bash.renew)
 
-    def is_ready(self, text: bytes, *, comes_back: bool) -> bool:
-        """Whether `revive` and `prepare` would have nothing to say to the shell."""
-        wary = hazards.may_end(text) or self._unsure or self._tainted or _ERREXIT in self._flags
-        unknown = (self.dirty and wary) or (comes_back and not self.cwd)
+    def is_ready(self, spec: CommandSpec) -> bool:
+        """Whether `begin` would have nothing to say to the shell before this command."""
+        wary = hazards.may_end(spec.text) or self._unsure or self._tainted or _ERREXIT in self._flags
+        unknown = (self.dirty and wary) or (spec.cwd is not None and not self.cwd)
         return not unknown and not self.bash.parked and not self.bash.stale and self.bash.idle()
 
-    def prepare(self, text: bytes, *, comes_back: bool) -> None:
-        """Have a bash that `text` can be given to. With `comes_back` it is for another directory."""
-        may_end = self._may_end = hazards.may_end(text)
+    def begin(self, command: BegunCommand) -> BashProcess:
+        """Give `command` to a bash that can take it, and set its `run`; return that bash."""
+        if self.bash.ended is not None or self.bash.stale:
+            self.revive(look=False)
+        if self._meter is not None:
+            self._meter.begin(self.bash.outside)
+        self._prepare(command.spec)
+        pending = self.pending_setup
+        try:
+            self._give(command)
+        except BaseException:
+            if not self.bash.has_begun(command.run):
+                self.pending_setup = pending
+            elif not command.is_given:
+                self._ask_again(command.run, pending)
+            raise
+        return self.bash
+
+    def begin_elsewhere(self, command: BegunCommand) -> None:
+        """Give it to another bash: this one has ended, or has no room for it."""
+        self._check_version()
+        self.replace()
+        self._give(command)
+
+    def _prepare(self, spec: CommandSpec) -> None:
+        """Have a bash that the text can be given to."""
+        may_end, self._may_shadow = hazards.judge(spec.text)
+        self._may_end = may_end
         if self.dirty and (may_end or self._unsure or self._tainted or _ERREXIT in self._flags):
             self.learn()
         if may_end or not self.braked:
-            self._set_traps(text)
-        if comes_back:
+            self._set_traps(spec.text)
+        if spec.cwd is not None:
             self.directory()
 
     def _set_traps(self, text: bytes) -> None:
@@ -116,50 +140,40 @@ class Memory:
         if self.braked == listed and not self._brake_is_theirs:
             self.braked = not listed
             action = b"-" if listed else b"-- " + quoted(BRAKE_TRAP)
-            self.unsaid += b"%btrap %b SIGRTMAX\n" % (self._word, action)
+            self.pending_setup += b"%btrap %b SIGRTMAX\n" % (self._prefix, action)
         if b"trap" not in text:
             self._guard(text)
         elif self._guarded:
             self._guarded = False
-            self.unsaid += self._word + b"trap - EXIT\n"
+            self.pending_setup += self._prefix + b"trap - EXIT\n"
 
     def _guard(self, text: bytes) -> None:
-        """Have the shell tell its state once more when it leaves, where nobody would see that."""
+        """Have the shell tell its state once more when it exits, if the command cannot notice that."""
         known = self._dump
-        if self._guarded or known is None or self._word == state.WORDS[-1]:
+        if self._guarded or known is None or self._prefix == state.BUILTIN_PREFIXES[-1]:
             return
         trapped = known.exit_trap is not None or known.debug_trap is not None
         traced = b"x" in self._flags or b"v" in self._flags or hazards.traces(text)
         leaves = hazards.may_leave(text) or self._tainted or _ERREXIT in self._flags
         if leaves and not trapped and not traced:
-            asked = state.question(self._secret, self.bash.files.places.done, self._word)
-            self.unsaid += b"%btrap -- %b EXIT\n" % (self._word, quoted(asked))
+            asked = state.question(self._secret, self.bash.files.places.done, self._prefix)
+            self.pending_setup += b"%btrap -- %b EXIT\n" % (self._prefix, quoted(asked))
             self._guarded = True
 
-    # ---------------------------------------------------------------- a text
-
-    def give(
-        self,
-        text: bytes,
-        timeout: float | None,
-        *,
-        stdin: bytes | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: bytes | None = None,
-    ) -> protocol.Run:
-        """Lay a caller's text before the shell; the run that `bash.begin` takes."""
-        known, self._used, self.dirty = self._dump, True, True
+    def _give(self, command: BegunCommand) -> None:
+        """Hand the text of `command` over to bash."""
+        spec, known = command.spec, self._dump
+        text, stdin, cwd, status = spec.text, spec.stdin, spec.cwd, self.status
+        self._used = self.dirty = True
         if known is not None and known.debug_trap is not None and b"T" not in self._flags:
             # A script does not see the DEBUG trap, and puts it back at its end.
-            text = b"%btrap -- %b DEBUG; %b" % (self._word, quoted(known.debug_trap), text)
-            self.unsaid += self._word + b"trap - DEBUG\n"
-        self.bash.write(text, self.status, self.way.give_back, stdin)
-        return self._run(timeout, status=self.status, env=env, cwd=cwd, has_input=stdin is not None)
-
-    @property
-    def guarded(self) -> bool:
-        """Whether the shell tells its state when it leaves."""
-        return self._guarded
+            text = b"%btrap -- %b DEBUG; %b" % (self._prefix, quoted(known.debug_trap), text)
+            self.pending_setup += self._prefix + b"trap - DEBUG\n"
+        at = None if cwd is None else os.fsencode(cwd if cwd.startswith("/") else f"./{cwd}")
+        run = self._run(spec.timeout, status=status, env=spec.env, cwd=at, has_input=stdin is not None)
+        command.run = run
+        sinks, give_back = (command.give_out, command.give_err), self.access.give_back
+        self.bash.begin(run, *sinks, text, status, give_back, stdin, listen=self._guarded)
 
     def _run(
         self,
@@ -172,26 +186,46 @@ class Memory:
     ) -> protocol.Run:
         self._serial += 1
         nonce = b"%b%d" % (self._secret, self._serial)
-        places, before, self.unsaid = self.bash.files.places, self.unsaid, b""
+        places, before, self.pending_setup = self.bash.files.places, self.pending_setup, b""
         if status or env or cwd is not None or has_input or before:
             said = protocol.lines(
-                places, nonce, self.way, status=status, env=env, cwd=cwd, has_input=has_input, before=before
+                places,
+                nonce,
+                self.access,
+                status=status,
+                env=env,
+                cwd=cwd,
+                has_input=has_input,
+                before=before,
             )
-        else:  # as mostly: the same words for these files and in this way, but for the nonce
-            if self._words[:2] != (places, self.way):
-                self._words = places, self.way, protocol.lines(places, b"%b", self.way)
-            said = self._words[2] % (nonce, nonce, nonce)
+        else:  # as mostly: the same lines for these files and this access, but for the nonce
+            if self._lines[:2] != (places, self.access):
+                self._lines = places, self.access, protocol.lines(places, b"%b", self.access)
+            said = self._lines[2] % (nonce, nonce, nonce)
         return protocol.Run(nonce, said, time.monotonic(), timeout)
 
-    def note(self, run: protocol.Run, text: bytes, *, came_back: bool) -> None:
-        """Remember how a caller's run has ended. With `came_back` the shell is where it was before."""
-        self.check_version()
+    def finish(self, run: protocol.Run, spec: CommandSpec, duration: float) -> Outcome:
+        """Remember how a command has ended, and return its outcome."""
+        code = self._note(run, came_back=spec.cwd is not None)
+        self._unsure = self._unsure or self._may_shadow
+        self._tainted = self._tainted or (self._may_end and hazards.may_break_later(spec.text))
+        outcome = shell_outcome(run, code, duration, self.cwd, self.newest_job)
+        if self._meter is not None:
+            self._meter.end(outcome, self.bash.used)
+        return outcome
+
+    def _note(self, run: protocol.Run, *, came_back: bool) -> int:
+        """Note what bash told at the end of a command; return the exit status.
+
+        With `came_back` the shell is back in the directory where it was before.
+        """
+        self._check_version()
         answer = run.answer
         if answer is not None:
             self.status, self._flags, self.newest_job = answer.status, answer.flags, answer.newest_job
             if came_back:
                 back = b"OLDPWD=" + quoted(self._oldpwd) if self._oldpwd else b"\\unset OLDPWD"
-                self.unsaid += b"\\builtin cd -- %b; %b\n" % (quoted(self.cwd), back)
+                self.pending_setup += b"\\builtin cd -- %b; %b\n" % (quoted(self.cwd), back)
             else:
                 self.cwd, self._oldpwd = answer.cwd, answer.oldpwd
         elif run.ended is not None:
@@ -199,29 +233,26 @@ class Memory:
             if self._guarded and (last := state.Dump.found(self._secret, self.bash.said or b"")):
                 last.without_trap(b"EXIT")
                 self._dump, self.dirty = self._ours_left_out(last), False
-        self._unsure = self._unsure or hazards.may_hide(text, self._may_end)
-        self._tainted = self._tainted or (self._may_end and hazards.may_plant(text))
+        return self.status
 
     # ---------------------------------------------------------------- texts of our own
 
     def _do(self, text: bytes) -> bytes:
         """Run a text of ours; what the shell said meanwhile. What the text prints is of no interest."""
         bash = self.bash
-        bash.write(text, 0, b"", None)
         run = self._run(_PATIENCE)
-        bash.begin(run, _nobody, _nobody, listen=True)
+        bash.begin(run, _drop, _drop, text, listen=True)
         bash.wait_briefly()
         while not run.over:
             bash.step(max(0.0, (run.deadline or 0) - time.monotonic()))
             step = run.step(time.monotonic())
             if step not in (None, BRAKE):
                 bash.ask_step(step, run.began, self.newest_job)
-        for stream in ("output", "errors"):
-            bash.rest(stream)
-        self.check_version()
+        bash.drain()
+        self._check_version()
         if run.answer is None:
             bash.ended = bash.ended or SIGKILL
-            raise Ended
+            raise ShellEnded
         self._flags = run.answer.flags
         self.cwd, self._oldpwd = run.answer.cwd, run.answer.oldpwd
         return bash.said or b""
@@ -232,34 +263,37 @@ class Memory:
         began = time.monotonic()
         try:
             self._learn()
-        except Ended:
+        except ShellEnded:
             self.replace()
         self.cost = time.monotonic() - began
 
     def _learn(self, *, desperate: bool = False) -> None:
-        attempts = [(self.way, self._word), *((way, word) for word in state.WORDS for way in protocol.WAYS)]
-        for way, word in attempts:
-            self.way = way
+        attempts = [
+            (self.access, self._prefix),
+            *((access, prefix) for prefix in state.BUILTIN_PREFIXES for access in protocol.ACCESSES),
+        ]
+        for access, prefix in attempts:
+            self.access = access
             self._serial += 1
             nonce = b"%bd%d" % (self._secret, self._serial)
             place = self.bash.files.places.done
-            self.unsaid += state.debug_question(nonce, place, word)
-            found = state.Dump.found(nonce, self._do(state.question(nonce, place, word)))
+            self.pending_setup += state.debug_question(nonce, place, prefix)
+            found = state.Dump.found(nonce, self._do(state.question(nonce, place, prefix)))
             if found is not None:
                 break
         else:
-            self.way = protocol.Way()
+            self.access = protocol.BuiltinAccess()
             if not desperate:  # perhaps there is no builtin left to read a file with
-                self.unsaid += b"\\builtin enable . source return\n"
+                self.pending_setup += b"\\builtin enable . source return\n"
                 self._learn(desperate=True)
             self.dirty = self._unsure = False  # before the next text there is nothing to be learned
             return
-        self._word = word
+        self._prefix = prefix
         self._guarded = self._guarded and found.exit_trap is not None
         if self._guarded:
             found.without_trap(b"EXIT")
         self._dump = self._ours_left_out(found)
-        self.way = protocol.way(found.functions(), found.disabled()) or way
+        self.access = protocol.builtin_access(found.functions(), found.disabled()) or access
         self.dirty = self._unsure = False
 
     def _ours_left_out(self, found: state.Dump) -> state.Dump:
@@ -295,12 +329,12 @@ class Memory:
             fix="use restart()",
         )
 
-    def remembered(self) -> Remembered:
+    def remembered(self) -> SavedShell:
         """What the shell is now."""
         self._is_compared = True
         if self.dirty or self._dump is None:
             self.learn()
-        return Remembered(self._dump, self.status, self.cwd)
+        return SavedShell(self._dump, self.status, self.cwd)
 
     def directory(self) -> str:
         """Where the shell is."""
@@ -317,16 +351,16 @@ class Memory:
         where, back = quoted(self.cwd), quoted(self._oldpwd)
         said = b"\\builtin cd -- %b 2>/dev/null || \\builtin cd -- /\n" % where
         said += b"OLDPWD=%b\n" % back if self._oldpwd else b"\\unset OLDPWD\n"
-        if not self.unsaid.endswith(said):
-            self.unsaid += said
+        if not self.pending_setup.endswith(said):
+            self.pending_setup += said
 
     @to_its_end
-    def catch_up(self) -> None:
+    def flush_setup(self) -> None:
         """Say what waits for the next text."""
-        if self.unsaid:
+        if self.pending_setup:
             try:
                 self._do(b"")
-            except Ended:
+            except ShellEnded:
                 self.replace()
 
     def foresee(self) -> None:
@@ -337,6 +371,35 @@ class Memory:
             except ValueError:
                 pass  # whoever compares it finds out
 
+    # ---------------------------------------------------------------- between commands
+
+    def maintain(self) -> None:
+        """Do now, while the shell is idle, what the next command would wait for."""
+        if not self.bash.parked:
+            self.revive()
+            if self.dirty:
+                self.learn()
+            else:
+                self.flush_setup()
+            self.foresee()
+
+    def get_ready(self) -> None:
+        """Have the meter look now, before the first command."""
+        if self._meter is not None:
+            self._meter.get_ready(self.bash.outside)
+
+    def park(self) -> None:
+        """Give back descriptors that an idle shell does not need."""
+        self.bash.park()
+        if self._meter is not None:
+            self._meter.park()
+
+    def close(self) -> None:
+        """End bash and what it started."""
+        self.bash.close()
+        if self._meter is not None:
+            self._meter.park()
+
     # ---------------------------------------------------------------- another bash
 
     def abandon(self, run: protocol.Run) -> None:
@@ -344,16 +407,18 @@ class Memory:
         self.bash.ask_step(KILL_SHELL, run.began, self.newest_job)
         self.bash.ended = SIGKILL
 
-    def ask_again(self, run: protocol.Run, unsaid: bytes) -> None:
+    def _ask_again(self, run: protocol.Run, pending_setup: bytes) -> None:
         """Nobody knows whether the shell was given `run`: have it answer, or end it, in any case.
 
-        `unsaid` is what would have been said before.
+        `pending_setup` is what would have been said before.
         """
-        if not self.bash.say_instead(run, unsaid + protocol.question(self.bash.files.places, run.nonce)):
+        if not self.bash.say_instead(
+            run, pending_setup + protocol.question(self.bash.files.places, run.nonce)
+        ):
             self.abandon(run)
 
     @to_its_end
-    def become(self, remembered: Remembered | None) -> None:
+    def become(self, remembered: SavedShell | None) -> None:
         """Be in the state that was remembered, in another bash if need be; without one, begin anew."""
         if remembered is not None and remembered.dump is not None and self.bash.idle():
             now = self.remembered()
@@ -369,7 +434,7 @@ class Memory:
             self._dump, self.status, self.cwd = remembered.dump, remembered.status, remembered.cwd
             self.replace()
 
-    def _told_all(self, remembered: Remembered, usual: Remembered) -> bool:
+    def _told_all(self, remembered: SavedShell, usual: SavedShell) -> bool:
         """Tell a shell that nobody has used yet what it is to remember; whether it has survived that."""
         known = remembered.dump
         if known is None:
@@ -378,11 +443,15 @@ class Memory:
         hidden = known.disabled() | known.functions() & {b"builtin", b"command"}
         try:
             self._do(known.replay(usual.dump))
-            if hidden or known.debug_trap is not None or protocol.way(known.functions(), hidden) != self.way:
+            if (
+                hidden
+                or known.debug_trap is not None
+                or protocol.builtin_access(known.functions(), hidden) != self.access
+            ):
                 self._learn()
             else:  # it can be talked to as before, and is asked when there is time
                 self._dump, self.dirty = known, True
-        except (Ended, ValueError):
+        except (ShellEnded, ValueError):
             return False
         self.status = remembered.status
         return True
@@ -404,7 +473,7 @@ class Memory:
         known, status, cwd = self._dump, self.status, self.cwd
         for careful in (False, True, None):
             self.restart()
-            self.unsaid = b""
+            self.pending_setup = b""
             try:
                 self._learn()
                 self._usual = self._dump
@@ -414,24 +483,17 @@ class Memory:
                 elif cwd:
                     self._do(b"\\builtin cd -- %b\n" % quoted(cwd))
                 break
-            except (Ended, ValueError):
+            except (ShellEnded, ValueError):
                 continue  # something in the state ends any shell that has it, or it is none
         self._dump = self._dump or known
         self.status = status
 
-    def check_version(self) -> None:
+    def _check_version(self) -> None:
         """See once that this bash is one that we can talk to."""
-        if self._checked or not self.bash.hello:
-            return
-        numbers = tuple(int(part) for part in self.bash.hello.split(b".")[:2] if part.isdigit())
-        if numbers < OLDEST:
-            raise BackendUnavailable(
-                f"bash {'.'.join(map(str, numbers))} is too old for a session",
-                why=f"it tells its state and takes it back from bash {'.'.join(map(str, OLDEST))} on",
-                fix="install a newer bash where the policy shows it",
-            )
-        self._checked = True
+        if not self._checked and self.bash.hello:
+            protocol.check_version(self.bash.hello)
+            self._checked = True
 
 
-def _nobody(_: bytes) -> None:
+def _drop(_: bytes) -> None:
     pass

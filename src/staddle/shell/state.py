@@ -35,7 +35,7 @@ _VARYING = _ITS_OWN - {b"BASHOPTS", b"SHELLOPTS", b"OLDPWD"} | {b"SECONDS"}
 #: Functions whose bodies need it could not be read without.
 _SYNTAX = b"extglob"
 #: How a shell finds a builtin although a function has its name.
-WORDS = (b"\\builtin ", b"\\command ", b"\\")
+BUILTIN_PREFIXES = (b"\\builtin ", b"\\command ", b"\\")
 
 
 class State(Value):
@@ -357,3 +357,11 @@ def _listed_bytes(value: object) -> list[bytes]:
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
+
+
+class SavedShell(Value):
+    """The state of a shell at some moment."""
+
+    dump: Dump | None
+    status: int
+    cwd: bytes

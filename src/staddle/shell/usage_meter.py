@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..limits.reasons import RanInto
     from ..limits.usage import GroupMeter, Line
     from ..policy.limits import Limits
-    from .outcome import Outcome
+    from .command import Outcome
 
     class MeteredLimits(Protocol):
         """The limits of a sandbox, as far as a meter asks them."""

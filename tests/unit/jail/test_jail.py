@@ -13,7 +13,7 @@ from staddle.enforcement import Gap
 from staddle.errors import (
     CommandCancelled,
     CommandFailed,
-    CommandTimedOut,
+    CommandTimeout,
     LaunchFailed,
     PolicyError,
     PolicyNotEnforceable,
@@ -81,7 +81,7 @@ def test_captured_output_is_bytes_and_a_failure_is_an_error_with_them(workspace:
 
 
 def test_a_timeout_is_an_error_and_leaves_it_failed(workspace: Workspace) -> None:
-    with FakeBackend([Scripted(delay=30)]), pytest.raises(CommandTimedOut) as late:
+    with FakeBackend([Scripted(delay=30)]), pytest.raises(CommandTimeout) as late:
         new_jail("bwrap").run(RunOpts(workspace, ["agent"], timeout=0.2))
     assert late.value.status == 124
     assert workspace.status == "failed"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import InvalidCall
-from staddle.sandbox.capture import Capture, Told, spills
+from staddle.sandbox.capture import Capture, TextCallback, spills
 
 
 def test_up_to_the_limit_nothing_is_dropped_and_no_file_is_made(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_spill_directory_must_be_there(wrong: object) -> None:
 
 def test_text_arrives_as_it_comes_and_whole() -> None:
     heard: list[str] = []
-    told = Told(heard.append)
+    told = TextCallback(heard.append)
     for byte in "aé€😀".encode():
         told.feed(bytes([byte]))
     assert heard == ["a", "é", "€", "😀"]

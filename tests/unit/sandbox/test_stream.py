@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle.policy import Limits
-from staddle.sandbox.command_spec import Call
+from staddle.sandbox.capture import CapturedCommand
 from staddle.sandbox.stream import Chunk, Chunks
 
 
@@ -22,10 +22,11 @@ def taken(chunks: Chunks) -> list[Chunk]:
 @given(st.text(max_size=40), st.lists(st.integers(0, 160), max_size=10))
 def test_a_text_cut_anywhere_arrives_in_whole_characters(text: str, cuts: list[int]) -> None:
     data = text.encode("utf-8", "replace")
-    chunks = Chunks(Call("x", Limits()))
+    command = CapturedCommand("x", Limits())
+    chunks = Chunks(command)
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     for start, end in pairwise(edges):
-        chunks.out(data[start:end])
+        command.out(data[start:end])
     chunks.finish()
     found = taken(chunks)
     assert b"".join(chunk.data for chunk in found) == data
@@ -34,9 +35,10 @@ def test_a_text_cut_anywhere_arrives_in_whole_characters(text: str, cuts: list[i
 
 @given(st.lists(st.binary(max_size=20), max_size=10))
 def test_any_bytes_arrive_exactly_and_as_the_text_of_the_whole(pieces: list[bytes]) -> None:
-    chunks = Chunks(Call("x", Limits()))
+    command = CapturedCommand("x", Limits())
+    chunks = Chunks(command)
     for piece in pieces:
-        chunks.err(piece)
+        command.err(piece)
     chunks.finish()
     found = taken(chunks)
     whole = b"".join(pieces)
@@ -46,10 +48,11 @@ def test_any_bytes_arrive_exactly_and_as_the_text_of_the_whole(pieces: list[byte
 
 
 def test_the_streams_keep_their_order_and_their_halves_apart() -> None:
-    chunks = Chunks(Call("x", Limits()))
-    chunks.out(b"a\xc3")
-    chunks.err(b"\xa9 alone")
-    chunks.out(b"\xa9")
+    command = CapturedCommand("x", Limits())
+    chunks = Chunks(command)
+    command.out(b"a\xc3")
+    command.err(b"\xa9 alone")
+    command.out(b"\xa9")
     chunks.finish()
     assert [(chunk.stream, chunk.text) for chunk in taken(chunks)] == [
         ("stdout", "a"),

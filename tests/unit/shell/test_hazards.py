@@ -18,20 +18,27 @@ def test_these_may_end_the_shell(text: bytes) -> None:
 @pytest.mark.parametrize("text", [b"true", b"echo hi", b"ls -l | wc", b"cd /tmp && make", b"x=1"])
 def test_these_do_not(text: bytes) -> None:
     assert not hazards.may_end(text)
-    assert not hazards.may_hide(text)
-    assert not hazards.may_plant(text)
+    assert not hazards.may_shadow_builtins(text)
+    assert not hazards.may_break_later(text)
 
 
 def test_a_function_that_exits_is_dangerous_later() -> None:
-    assert hazards.may_plant(b"die() { exit 1; }")
-    assert not hazards.may_plant(b"exit 1")
+    assert hazards.may_break_later(b"die() { exit 1; }")
+    assert not hazards.may_break_later(b"exit 1")
 
 
 @pytest.mark.parametrize(
     "text", [b".() { :; }", b"enable -n .", b"source lib", b"function return { :; }", b"eval x"]
 )
-def test_these_may_hide_a_builtin(text: bytes) -> None:
-    assert hazards.may_hide(text)
+def test_these_may_shadow_a_builtin(text: bytes) -> None:
+    assert hazards.may_shadow_builtins(text)
+
+
+@pytest.mark.parametrize(
+    "text", [b"true", b"exit", b"f() { :; }", b"shopt -s extdebug", b"eval x", b"trap", b"set -e", b"x=1"]
+)
+def test_one_judgement_says_both(text: bytes) -> None:
+    assert hazards.judge(text) == (hazards.may_end(text), hazards.may_shadow_builtins(text))
 
 
 def test_tracing_is_seen_in_all_spellings() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from staddle.ipc.agent_client import Places
 from staddle.ipc.agent_messages import BRAKE, INTERRUPT, KILL, KILL_SHELL, TERMINATE
-from staddle.shell.protocol import ASK_AGAIN, LADDER, Run, Way, answer, lines, way
+from staddle.shell.protocol import ASK_AGAIN, LADDER, BuiltinAccess, Run, answer, builtin_access, lines
 
 PLACES = Places(b"/s/text", b"/s/status", b"/s/done", b"/s/input", b"/s/output", b"/s/errors", b"/s/x")
 
@@ -20,40 +20,40 @@ def said(
 
 
 def test_the_text_and_the_question_are_two_lines() -> None:
-    first, second, end = lines(PLACES, b"N1", Way()).split(b"\n")
+    first, second, end = lines(PLACES, b"N1", BuiltinAccess()).split(b"\n")
     assert first == rb"\. /s/text </dev/null >/s/output 2>/s/errors"
     assert second.startswith(b'((0)) 2>/s/done >"/s/x/N1.$?.')
     assert end == b""
 
 
 def test_a_status_is_restored_first() -> None:
-    assert lines(PLACES, b"N1", Way(), status=3).startswith(b"\\. /s/status && \\:\n\\. /s/text ")
+    assert lines(PLACES, b"N1", BuiltinAccess(), status=3).startswith(b"\\. /s/status && \\:\n\\. /s/text ")
 
 
 def test_variables_are_quoted_and_do_not_stay_in_posix_mode() -> None:
-    first = lines(PLACES, b"N1", Way(), env={"A": "it's"}).split(b"\n")[0]
+    first = lines(PLACES, b"N1", BuiltinAccess(), env={"A": "it's"}).split(b"\n")[0]
     assert first.startswith(rb"A='it'\''s' \command . /s/text ")
 
 
 def test_a_directory_that_is_not_there_keeps_the_text_from_running() -> None:
-    first = lines(PLACES, b"N1", Way(), cwd=b"/d e", status=3).split(b"\n")[0]
+    first = lines(PLACES, b"N1", BuiltinAccess(), cwd=b"/d e", status=3).split(b"\n")[0]
     assert first.startswith(rb"\builtin cd -- '/d e' 2>/s/errors && { \. /s/status || \. /s/text ")
 
 
 def test_input_is_a_file() -> None:
-    assert b"</s/input " in lines(PLACES, b"N1", Way(), has_input=True)
+    assert b"</s/input " in lines(PLACES, b"N1", BuiltinAccess(), has_input=True)
 
 
 def test_a_way_past_functions_and_disabled_builtins() -> None:
     none: frozenset[bytes] = frozenset()
-    assert way(none, none) == Way()
-    assert way(frozenset({b"."}), none) == Way(rb"\source")
-    assert way(none, frozenset({b"."})) == Way(rb"\source")
-    assert way(frozenset({b".", b"source"}), none) == Way(rb"\builtin .")
-    assert way(frozenset({b".", b"source", b"builtin"}), none) == Way(rb"\command .")
-    assert way(frozenset({b"return"}), none) == Way(rb"\.", rb"\builtin return")
-    assert way(frozenset({b".", b"source", b"builtin", b"command"}), none) is None
-    assert way(none, frozenset({b".", b"source"})) is None
+    assert builtin_access(none, none) == BuiltinAccess()
+    assert builtin_access(frozenset({b"."}), none) == BuiltinAccess(rb"\source")
+    assert builtin_access(none, frozenset({b"."})) == BuiltinAccess(rb"\source")
+    assert builtin_access(frozenset({b".", b"source"}), none) == BuiltinAccess(rb"\builtin .")
+    assert builtin_access(frozenset({b".", b"source", b"builtin"}), none) == BuiltinAccess(rb"\command .")
+    assert builtin_access(frozenset({b"return"}), none) == BuiltinAccess(rb"\.", rb"\builtin return")
+    assert builtin_access(frozenset({b".", b"source", b"builtin", b"command"}), none) is None
+    assert builtin_access(none, frozenset({b".", b"source"})) is None
 
 
 # What is heard.
@@ -78,7 +78,7 @@ def test_the_answer_to_another_question_is_noise() -> None:
 
 
 def test_the_question_itself_is_no_answer() -> None:
-    question = lines(PLACES, b"N1", Way())
+    question = lines(PLACES, b"N1", BuiltinAccess())
     assert answer(b"N1", question) is None
     found = answer(b"N1", question + said(5))
     assert found is not None

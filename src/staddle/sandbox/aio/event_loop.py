@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Protocol, TypeVar
 
     from ...events import Event
-    from ...shell.outcome import Outcome
+    from ...shell.command import Outcome
     from ..execution import Machine as Stepping
 
     class Machine(Stepping, Protocol):

@@ -7,7 +7,7 @@ import os
 import time
 
 from ...launch.signals import SIGKILL
-from ..command_spec import input_bytes, patience
+from ..arguments import input_bytes, patience
 from .event_loop import readable, writable
 
 TYPE_CHECKING = False

@@ -15,7 +15,8 @@ import asyncio
 
 from ...errors import SandboxClosed, SessionError
 from ...policy.asking import PATIENCE
-from .. import command_spec
+from .. import arguments
+from ..capture import captured, command_bytes
 from ..open import settings as sandbox_settings
 from ..sandbox import Sandbox
 from .event_loop import OnTheLoop, in_thread, see_through
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from ...limits.usage import Usage
     from ...policy import Policy
     from ...policy.plan import Plan
-    from ..command_spec import RunOptions, StreamOptions
+    from ..arguments import RunOptions, StreamOptions
     from ..processes import Job
     from ..result import Result
     from ..session import Session, SessionState
@@ -114,7 +115,7 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
         main = await self._main()
         if user is None or not await in_thread(self._now().is_root, user):
             return await main.run(command, **options)
-        command_spec.command_bytes(command)
+        command_bytes(command)
         return await self._executed(command, (self._now().bash, "-c", command), options, root=True)
 
     def stream(self, command: str, **options: Unpack[StreamOptions]) -> AsyncStream:
@@ -125,7 +126,7 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
         self, argv: Sequence[str], *, user: str | None = None, **options: Unpack[RunOptions]
     ) -> Result:
         """Run a program with exactly these arguments, without a shell; see `Sandbox.exec`."""
-        words = command_spec.arguments(argv)
+        words = arguments.arguments(argv)
         await self._main()
         root = user is not None and await in_thread(self._now().is_root, user)
         return await self._executed(words, words, options, root=root)
@@ -133,16 +134,16 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
     async def _executed(
         self, command: str | tuple[str, ...], argv: tuple[str, ...], options: RunOptions, *, root: bool
     ) -> Result:
-        call, check = command_spec.of(command, self.policy.limits, options)
-        call.as_root = root
-        state = await (await self._main()).surroundings()
-        execution = await in_thread(self._now().execution, call, argv, state)
+        spec, check = captured(command, self.policy.limits, options, program=True)
+        spec.as_root = root
+        state = await (await self._main()).exec_context()
+        execution = await in_thread(self._now().execution, spec, argv, state)
         try:
             outcome = await see_through(execution)
         except BaseException:
-            call.abandon()
+            spec.abandon()
             raise
-        result = call.result(outcome)
+        result = spec.result(outcome)
         return result.check() if check else result
 
     async def start(
@@ -155,7 +156,7 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
         """Start `command`, shell text or a list of arguments, in the background; see `Sandbox.start`."""
         from .processes import AsyncProcess
 
-        state = await (await self._main()).surroundings()
+        state = await (await self._main()).exec_context()
         return AsyncProcess(await in_thread(self._now().background, command, cwd, env, state))
 
     async def processes(self) -> list[AsyncProcess | Job]:
@@ -180,7 +181,7 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
         """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
         from .processes import AsyncTerminal
 
-        state = await (await self._main()).surroundings()
+        state = await (await self._main()).exec_context()
         opened = await in_thread(
             lambda: self._now().open_terminal(argv, rows, cols, term=term, cwd=cwd, env=env, state=state)
         )

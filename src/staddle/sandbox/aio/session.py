@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ...errors import SessionBusy
-from .. import command_spec
-from ..command_spec import Call, command_bytes
+from ..capture import CapturedCommand, captured
 from ..execution import drive
 from ..stream import Chunks
 from .event_loop import advance, in_thread, see_through
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from ...policy.limits import Limits
     from ...shell.shell import Shell
-    from ..command_spec import RunOptions, StreamOptions
+    from ..arguments import RunOptions, StreamOptions
     from ..result import Result
     from ..session import Session, SessionState
     from ..stream import Chunk
@@ -41,25 +40,23 @@ class AsyncSession:
 
     async def run(self, command: str, **options: Unpack[RunOptions]) -> Result:
         """Run `command` in the shell and wait for its end; the options are those of `Session.run`."""
-        text = command_bytes(command)
-        call, check = command_spec.of(command, self._limits, options)
+        spec, check = captured(command, self._limits, options)
         async with _Turn(self):
             self._session.remember(command)
             try:
-                await _begin(self._session.shell, text, call, call)
+                await _begin(self._session.shell, spec)
                 outcome = await see_through(self._session.shell)
             except BaseException:
-                call.abandon()
+                spec.abandon()
                 raise
-        result = self._session.over(call, outcome)
+        result = self._session.result(spec, outcome)
         return result.check() if check else result
 
     def stream(self, command: str, **options: Unpack[StreamOptions]) -> AsyncStream:
         """Run `command`, when the iteration begins, and iterate over what it prints as it comes."""
-        text = command_bytes(command)
-        call = Call(command, self._limits, streamed=True, **options)
+        spec = CapturedCommand(command, self._limits, streamed=True, **options)
         self._session.refuse_closed()
-        return AsyncStream(self, text, call)
+        return AsyncStream(self, spec)
 
     async def interrupt(self) -> None:
         """End the command that runs now, if there is one; its reason is `cancelled`."""
@@ -75,8 +72,8 @@ class AsyncSession:
         """What the session remembers: `await session.state`."""
         return self._state()
 
-    async def surroundings(self) -> SessionState:
-        """As `Session.surroundings`."""
+    async def exec_context(self) -> SessionState:
+        """As `Session.exec_context`."""
         before = self._session.shell.state_before()
         return await self._state() if before is None else self._session.remembered(before)
 
@@ -143,8 +140,8 @@ class AsyncStream:
     and the session busy, until `aclose()`; `async with` does that.
     """
 
-    def __init__(self, session: AsyncSession, text: bytes, call: Call) -> None:
-        self._streaming = Streaming(session, text, call)
+    def __init__(self, session: AsyncSession, spec: CapturedCommand) -> None:
+        self._streaming = Streaming(session, spec)
 
     @property
     def result(self) -> Result | None:
@@ -179,10 +176,10 @@ class AsyncStream:
 class Streaming:
     """A command that is driven by whoever takes its chunks."""
 
-    def __init__(self, session: AsyncSession, text: bytes, call: Call) -> None:
-        self._session, self._text, self._call = session, text, call
+    def __init__(self, session: AsyncSession, spec: CapturedCommand) -> None:
+        self._session, self._spec = session, spec
         self._shell = session._session.shell
-        self._chunks = Chunks(call)
+        self._chunks = Chunks(spec)
         self._turn: _Turn | None = None
         self._driving = asyncio.Lock()  # somebody may close the session while somebody else reads
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -221,9 +218,9 @@ class Streaming:
         except BaseException:
             self._over = True
             raise
-        self._session._session.remember(str(self._call.command))
+        self._session._session.remember(str(self._spec.command))
         try:
-            await _begin(self._shell, self._text, self._call, self._chunks)
+            await _begin(self._shell, self._spec)
         except BaseException:
             self._over = True
             turn.leave()
@@ -253,27 +250,15 @@ class Streaming:
             if turn is not None:
                 turn.leave()
         self._chunks.finish()
-        self.result = self._session._session.over(self._call, outcome)
+        self.result = self._session._session.result(self._spec, outcome)
 
 
-async def _begin(shell: Shell, text: bytes, call: Call, sinks: Call | Chunks) -> None:
-    """Start `text`: here, or in a thread when the shell has to be talked to first, or replaced."""
-
-    def begin(*, wait: bool) -> bool:
-        return shell.begin(
-            text,
-            timeout=call.timeout,
-            stdin=call.stdin,
-            env=call.env,
-            cwd=call.cwd,
-            out=sinks.out,
-            err=sinks.err,
-            wait=wait,
-        )
+async def _begin(shell: Shell, spec: CapturedCommand) -> None:
+    """Start a command: here, or in a thread when the shell has to be talked to first, or replaced."""
 
     def give_up(_: bool) -> None:
         shell.interrupt()
         drive(shell)
 
-    if not begin(wait=False):
-        await in_thread(lambda: begin(wait=True), undo=give_up)
+    if not shell.begin(spec, wait=False):
+        await in_thread(shell.begin, spec, undo=give_up)

@@ -106,7 +106,7 @@ def _spawn(
     """A sandbox of the fork server."""
     from ...forkserver import client
     from ...ipc.agent_client import AgentLink
-    from ...shell.bash_process import stir
+    from ...shell.bash_process import wake
     from ..workspace.mounted_trees import MountedTrees
     from ..workspace.overlay import OverlayWorkspace
     from .network import SandboxNetwork
@@ -157,7 +157,7 @@ def _spawn(
     try:
         try:
             shell = link.announced()
-            stir(shell.control)
+            wake(shell.control)
             if agent := tree.parent_of(shell.outside):
                 first.append(tree.Process(agent))
         finally:

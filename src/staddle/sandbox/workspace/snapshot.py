@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Literal, Protocol
 
     from ...shell.shell import Shell
-    from ...shell.shell_state import Remembered
+    from ...shell.state import SavedShell
     from .snapshot_file import SavedSnapshot
     from .workspace import SandboxWorkspace
 
@@ -47,7 +47,7 @@ class Snapshot:
         method: Literal["swap", "copy"],
         trees: Mapping[str, LayerSnapshot],
         baseline: Baseline,
-        shells: Mapping[str, Remembered],
+        shells: Mapping[str, SavedShell],
         *,
         created: float | None = None,
     ) -> None:
@@ -136,7 +136,7 @@ class Snapshot:
         with session.shell.held():
             session.shell.become(self.shell_state(session.name, workspace))
 
-    def shell_state(self, name: str, workspace: SandboxWorkspace | None) -> Remembered | None:
+    def shell_state(self, name: str, workspace: SandboxWorkspace | None) -> SavedShell | None:
         """The state of the shell of that session, for a sandbox with `workspace`."""
         shell = self._shells.get(name)
         before = self._trees[PLACE].mounted_at

@@ -20,8 +20,7 @@ from ...layers import archive, archive_reader
 from ...layers.baseline import Baseline
 from ...layers.stack import LayerSnapshot
 from ...policy.workspace import PLACE
-from ...shell.shell_state import Remembered
-from ...shell.state import Dump
+from ...shell.state import Dump, SavedShell
 from .stores import empty_directory, store_for
 
 TYPE_CHECKING = False
@@ -45,7 +44,7 @@ class SavedSnapshot(Value):
     created: float
     trees: Mapping[str, LayerSnapshot]
     baseline: Baseline
-    shells: Mapping[str, Remembered]
+    shells: Mapping[str, SavedShell]
     origin: Mapping[str, object]
 
 
@@ -107,7 +106,7 @@ def _entries(layers: Iterable[Layer]) -> int:
     return count
 
 
-def _shell_facts(shell: Remembered) -> dict[str, object]:
+def _shell_facts(shell: SavedShell) -> dict[str, object]:
     dump = None if shell.dump is None else {name: _text(piece) for name, piece in shell.dump.pieces().items()}
     return {"dump": dump, "status": shell.status, "cwd": _text(shell.cwd)}
 
@@ -178,7 +177,7 @@ def _loaded(layers: Mapping[str, Layer], facts: Mapping[str, Any]) -> SavedSnaps
     return SavedSnapshot(label, method, created, found, baseline, shells, origin)
 
 
-def _shells(facts: Any) -> dict[str, Remembered]:
+def _shells(facts: Any) -> dict[str, SavedShell]:
     if not isinstance(facts, dict) or len(facts) > _MOST_SESSIONS:
         raise ValueError("it has too many sessions")
     for name in facts:
@@ -187,20 +186,20 @@ def _shells(facts: Any) -> dict[str, Remembered]:
     return {name: _shell(shell) for name, shell in facts.items()}
 
 
-def _shell(facts: dict[str, Any]) -> Remembered:
+def _shell(facts: dict[str, Any]) -> SavedShell:
     status, cwd = facts["status"], _bytes(facts["cwd"])
     if type(status) is not int or not 0 <= status <= 255:
         raise ValueError(f"{status!r} is no status of a command")
     if len(cwd) > _LONGEST_PATH or b"\0" in cwd or (cwd and not cwd.startswith(b"/")):
         raise ValueError("a shell is nowhere")
     if facts["dump"] is None:
-        return Remembered(None, status, cwd)
+        return SavedShell(None, status, cwd)
     pieces = {str(name): _bytes(piece) for name, piece in facts["dump"].items()}
     if sum(map(len, pieces.values())) > _MOST_STATE:
         raise ValueError("what a shell remembers is too much")
     dump = Dump.of_pieces(pieces)
     dump.replay(None)  # what cannot be told to a shell is no state of one
-    return Remembered(dump, status, cwd)
+    return SavedShell(dump, status, cwd)
 
 
 def _places(facts: Any) -> tuple[str, ...]:
@@ -222,7 +221,7 @@ def _bytes(text: str) -> bytes:
     return b64decode(text, validate=True)
 
 
-def relocated(shell: Remembered, old: str, new: str) -> Remembered:
+def relocated(shell: SavedShell, old: str, new: str) -> SavedShell:
     """The state of a shell, with another path of the workspace that it works in."""
     if old == new:
         return shell
@@ -231,4 +230,4 @@ def relocated(shell: Remembered, old: str, new: str) -> Remembered:
     if shell.dump is not None:
         pieces = shell.dump.pieces()
         dump = Dump.of_pieces({name: piece.replace(before, after) for name, piece in pieces.items()})
-    return Remembered(dump, shell.status, shell.cwd.replace(before, after))
+    return SavedShell(dump, shell.status, shell.cwd.replace(before, after))

@@ -1,0 +1,113 @@
+"""A command: its specification, passed whole to whatever runs it, and its outcome."""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import InvalidCall
+from ..launch.output import Flooded
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Protocol
+
+    from ..limits.usage import Usage
+    from .protocol import Run
+
+    Sink = Callable[[bytes], None]
+
+    class BegunCommand(Protocol):
+        """A command that is given to a bash: `run` is set as soon as there is one."""
+
+        spec: CommandSpec
+        run: Run
+
+        @property
+        def is_given(self) -> bool: ...
+        def give_out(self, data: bytes) -> None: ...
+        def give_err(self, data: bytes) -> None: ...
+
+
+_NAME = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
+
+
+class CommandSpec:
+    """A text, what comes with it, and where its output goes. Raises InvalidCall for what cannot be run.
+
+    `timeout` is in seconds, None is no end. `env` and `cwd` hold for this command only. A sink that
+    blocks slows the command down, one that raises ends it, and its error comes out of the run.
+    """
+
+    __slots__ = ("cwd", "env", "err", "out", "stdin", "text", "timeout")
+
+    def __init__(
+        self,
+        text: bytes,
+        *,
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        out: Sink,
+        err: Sink,
+    ) -> None:
+        if 0 in text:  # a number is found ten times as fast as bytes
+            raise InvalidCall("a command has no NUL in it", why="bash would leave it out", fix="use stdin=")
+        _check_names(env or {})
+        self.text, self.timeout, self.stdin = text, timeout, stdin
+        self.env, self.cwd = env, cwd
+        self.out, self.err = out, err
+
+
+class Outcome:
+    """How a run ended. `reason` is the name of a Reason; `newest_job` is `$!` afterwards.
+
+    Of a command that a signal ended, a shell knows by its status only: 128 and the signal.
+    `usage` is what it used, where that is measured, and `why` the limit that made it fail, in a sentence.
+    """
+
+    __slots__ = (
+        *("exit_code", "signal", "reason", "shell_exited", "duration", "cwd", "newest_job"),
+        *("usage", "why"),
+    )
+
+    def __init__(  # noqa: PLR0917 - on every command's path
+        self,
+        exit_code: int,
+        signal: int | None,
+        reason: str,
+        shell_exited: bool,
+        duration: float,
+        cwd: str,
+        newest_job: int | None,
+        usage: Usage | None = None,
+        why: str = "",
+    ) -> None:
+        self.exit_code, self.signal, self.reason = exit_code, signal, reason
+        self.shell_exited, self.duration = shell_exited, duration
+        self.cwd, self.newest_job = cwd, newest_job
+        self.usage, self.why = usage, why
+
+
+def shell_outcome(run: Run, code: int, duration: float, cwd: bytes, newest_job: int) -> Outcome:
+    """Return the outcome of a run of a shell, which has the exit status `code`."""
+    signal = code - 128 if 128 < code <= 192 else None
+    reason = run.reason or ("shell_exited" if run.answer is None else "signalled" if signal else "exited")
+    if reason == "timeout":
+        code, signal = 124, None
+    why = Flooded.why if reason == "output_limit" else ""
+    return Outcome(
+        code, signal, reason, run.answer is None, duration, os.fsdecode(cwd), newest_job or None, None, why
+    )
+
+
+def _check_names(env: Mapping[str, str]) -> None:
+    for name, value in env.items():
+        plain = name and not name[0].isdigit() and _NAME.issuperset(name.encode("utf-8", "surrogateescape"))
+        if not plain or "\0" in value:
+            raise InvalidCall(
+                f"{name!r} cannot be a variable of a command",
+                why="a name is letters, digits and underscores, and a value has no NUL",
+                fix="use another name or value in env=",
+            )
