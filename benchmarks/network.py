@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from measure import Claim, first_result, interleaved, ms
 from staddle import Network, Policy, Sandbox
-from staddle.network.host import starting
+from staddle.network.host import gateway_process
 
 _NAME = "bench.example"
 _GIGABYTE, _BLOCK = 1 << 30, 1 << 20
@@ -135,8 +135,8 @@ def _server() -> Iterator[int]:
 @contextmanager
 def _sandbox(port: int) -> Iterator[Sandbox]:
     """A sandbox that reaches the server by a name."""
-    found = starting.host_names
-    starting.host_names = lambda: ((_NAME, "127.0.0.1"),)  # as if it were in /etc/hosts
+    found = gateway_process.host_names
+    gateway_process.host_names = lambda: ((_NAME, "127.0.0.1"),)  # as if it were in /etc/hosts
     try:
         network = Network.allow(f"{_NAME}:{port}", f"127.0.0.1:{port}")
         with Sandbox(policy=Policy.agent().with_network(network)) as sandbox:
@@ -145,7 +145,7 @@ def _sandbox(port: int) -> Iterator[Sandbox]:
             _inside(sandbox, "small", port, 1)  # and the gateway is there
             yield sandbox
     finally:
-        starting.host_names = found
+        gateway_process.host_names = found
 
 
 def _inside(sandbox: Sandbox, what: str, port: int, count: int) -> float:

@@ -94,7 +94,7 @@ _NO_GATEWAY = "no allow list: it takes the namespaces backend"
 
 def _network() -> str:
     """What came of preparing a network as for a sandbox with an allow list."""
-    from .network.host.probing import probe
+    from .network.host.probe import probe
 
     found = probe()
     if not found.works:

@@ -12,9 +12,9 @@ import os
 
 from .backends import choose
 from .errors import AlreadyWrapped, PolicyError
-from .policy.asking import PATIENCE, asking, whole_seconds
 from .policy.compiler import compile
 from .policy.host_sockets import mask_host_sockets
+from .policy.on_connect import PATIENCE, asking, whole_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .events import Event
     from .launch.completed import Completed
     from .launch.contract import Launch
-    from .network.gateway.deciding import Deciding
+    from .network.host.approval_calls import ApprovalCalls
     from .policy import Policy
     from .policy.plan import Plan
 
@@ -87,7 +87,7 @@ class WrappedCommand:
         told = self._launch.told
         return appeared(self.plan) if told is None else (*appeared(self.plan), *told.events())
 
-    def decide_with(self, deciding: Deciding) -> None:
+    def decide_with(self, deciding: ApprovalCalls) -> None:
         """Have what its network gateway asks answered, if the backend has one."""
         if self._launch.told is not None:
             self._launch.told.decide_with(deciding)
@@ -143,13 +143,13 @@ def wrap(
     plan = compile(policy, cwd=cwd, env=env)
     if on_connect is None:
         return prepare(command, plan, backend=backend, best_effort=best_effort)
-    from .network.gateway import deciding
+    from .network.host import approval_calls
 
-    ask = deciding.checked(on_connect, awaited=False)
+    ask = approval_calls.checked(on_connect, awaited=False)
     plan = asking(plan, whole_seconds(on_connect_timeout))
     made = prepare(command, plan, backend=backend, best_effort=best_effort)
     if ask is not None:
-        made.decide_with(deciding.Deciding(ask, plan.network, plan.asks))
+        made.decide_with(approval_calls.ApprovalCalls(ask, plan.network, plan.asks))
     return made
 
 

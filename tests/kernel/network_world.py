@@ -30,10 +30,10 @@ from staddle.linux.netlink import LOOPBACK, Netlink, address, link_up
 from staddle.linux.process import SIGKILL, death_signal
 from staddle.linux.syscalls import call
 from staddle.linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
-from staddle.network.host.starting import Bounds, GatewayProcess, start
-from staddle.network.namespace.arrangement import arrange
-from staddle.network.namespace.handing import answer, hand_over, is_wish
-from staddle.network.namespace.inside import prepare
+from staddle.network.host.gateway_process import GatewayBounds, GatewayProcess, start
+from staddle.network.namespace.from_policy import network_spec
+from staddle.network.namespace.setup import prepare
+from staddle.network.namespace.socket_handoff import answer, hand_over, is_forward_request
 from staddle.policy.network import Network
 from staddle.policy.system import RESOLV_CONF
 
@@ -123,7 +123,7 @@ class Sandbox:
             mount("tmpfs", "/mnt", "tmpfs")
             Path("/mnt/resolv.conf").write_bytes(RESOLV_CONF)
             mount("/mnt/resolv.conf", os.path.realpath("/etc/resolv.conf"), flags=MS_BIND)
-        ready = prepare(arrange(self.network, asks=self._asks), redirect=redirect)
+        ready = prepare(network_spec(self.network, asks=self._asks), redirect=redirect)
         hand_over(descriptors.fileno(), ready)
         descriptors.send(f"ready {int(ready.redirects)} {int(ready.v6)}".encode())
         threading.Thread(target=self._forward, args=(descriptors,), daemon=True).start()
@@ -131,7 +131,7 @@ class Sandbox:
 
     def _forward(self, descriptors: socket.socket) -> None:
         while message := descriptors.recv(LONGEST):
-            if is_wish(message):
+            if is_forward_request(message):
                 answer(descriptors.fileno(), message)
 
     def _serve(self, line: socket.socket) -> None:
@@ -188,7 +188,7 @@ def sandbox(
     *entries: str,
     hosts: dict[str, str] | None = None,
     redirect: bool = True,
-    bounds: Bounds | None = None,
+    bounds: GatewayBounds | None = None,
     nameservers: tuple[tuple[str, int], ...] = (),
 ) -> Iterator[Sandbox]:
     """A sandbox that may reach these, with a gateway that finds these names in /etc/hosts."""
@@ -201,7 +201,7 @@ def network_of(
     network: Network,
     hosts: dict[str, str] | None = None,
     redirect: bool = True,
-    bounds: Bounds | None = None,
+    bounds: GatewayBounds | None = None,
     nameservers: tuple[tuple[str, int], ...] = (),
 ) -> Iterator[Sandbox]:
     """The same for any policy that has a gateway."""

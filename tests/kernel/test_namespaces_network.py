@@ -21,7 +21,7 @@ from staddle.backends import gateways
 from staddle.errors import LaunchFailed, PolicyError
 from staddle.events import Event
 from staddle.linux.tree import descendants
-from staddle.network.host import starting
+from staddle.network.host import gateway_process
 from tests.cli.staddle_command import COMMAND, SRC, environment
 from tests.kernel.jail_runs import agent, make_world
 from tests.kernel.waiting import until
@@ -158,7 +158,7 @@ def test_its_own_servers_work_beside_the_gateway(start: Start) -> None:
 def test_an_allowed_name_leads_to_what_the_host_finds_there(
     server: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starting, "host_names", lambda: (("allowed.example", "127.0.0.1"),))
+    monkeypatch.setattr(gateway_process, "host_names", lambda: (("allowed.example", "127.0.0.1"),))
     script = (
         f"curl -sS -m 10 http://allowed.example:{server}/;"
         "curl -sS -m 10 http://allowed.example:81/; echo $?;"

@@ -14,7 +14,7 @@ import pytest
 
 from staddle.linux.process import SIGKILL
 from staddle.network.host import forward
-from staddle.network.host.starting import Bounds, GatewayProcess, start
+from staddle.network.host.gateway_process import GatewayBounds, GatewayProcess, start
 from staddle.policy.network import Network
 from tests.kernel.in_a_child import ROOT
 from tests.kernel.network_servers import echo, http_server
@@ -112,7 +112,7 @@ def test_somebody_may_be_asked_and_anything_but_yes_is_no() -> None:
     )
     asked: list[tuple[str, int]] = []
     network = Network.allow("api.example.com", "!denied.example.com")
-    with network_of(network, hosts, bounds=Bounds(asks=2)) as inside:
+    with network_of(network, hosts, bounds=GatewayBounds(asks=2)) as inside:
         gateway = inside.gateway
         assert gateway is not None
         told = []

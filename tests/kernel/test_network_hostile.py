@@ -8,7 +8,7 @@ import resource
 import socket
 from pathlib import Path
 
-from staddle.network.host.starting import Bounds
+from staddle.network.host.gateway_process import GatewayBounds
 from tests.kernel.network_servers import echo, http_server, listening
 from tests.kernel.network_world import PUBLIC, in_a_world, sandbox, status
 from tests.kernel.waiting import until
@@ -140,7 +140,7 @@ print(256 <= sent < 4000)
 def test_running_out_of_descriptors_is_survived() -> None:
     echo(PUBLIC, 9000)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    with sandbox("api.example.com:9000", hosts=HOSTS, bounds=Bounds(connections=500)) as inside:
+    with sandbox("api.example.com:9000", hosts=HOSTS, bounds=GatewayBounds(connections=500)) as inside:
         code = """
 import socket
 many = []

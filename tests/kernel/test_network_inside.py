@@ -15,10 +15,10 @@ from staddle.linux import netlink
 from staddle.linux.process import become
 from staddle.linux.syscalls import call
 from staddle.linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
-from staddle.network.host.probing import probe
-from staddle.network.namespace.arrangement import arrange
-from staddle.network.namespace.handing import connected, hand_over, stock
-from staddle.network.namespace.inside import prepare
+from staddle.network.host.probe import probe
+from staddle.network.namespace.from_policy import network_spec
+from staddle.network.namespace.setup import prepare
+from staddle.network.namespace.socket_handoff import connected, hand_over, stock
 from staddle.network.rules import synthetic
 from staddle.policy.network import Network
 from tests.kernel.network_world import in_a_world
@@ -39,7 +39,7 @@ def unreachable(host: str) -> bool:
 @in_a_world
 def test_denied_is_a_working_loopback_and_nothing_else() -> None:
     own_network()
-    ready = prepare(arrange(Network.deny()))
+    ready = prepare(network_spec(Network.deny()))
     assert ready.sockets == ()
     with socket.create_server(("127.0.0.1", 80)), socket.create_connection(("127.0.0.1", 80)):
         pass
@@ -53,7 +53,7 @@ def test_denied_is_a_working_loopback_and_nothing_else() -> None:
 @in_a_world
 def test_loopback_ports_are_all_that_is_added() -> None:
     own_network()
-    ready = prepare(arrange(Network.loopback([5432])))
+    ready = prepare(network_spec(Network.loopback([5432])))
     assert [label for label, _ in ready.sockets] == [("forward", b"\x7f\0\0\1", 5432)]
     assert unreachable("1.2.3.4")
     with pytest.raises(ConnectionRefusedError):
@@ -63,7 +63,7 @@ def test_loopback_ports_are_all_that_is_added() -> None:
 @in_a_world
 def test_without_nftables_what_is_not_allowed_has_no_route() -> None:
     own_network()
-    prepare(arrange(Network.allow("a.com:443", "10.1.0.0/16:80")), redirect=False)
+    prepare(network_spec(Network.allow("a.com:443", "10.1.0.0/16:80")), redirect=False)
     for host in ("1.2.3.4", "10.2.0.1", "2606:4700::1"):
         assert unreachable(host), host
 
@@ -71,7 +71,7 @@ def test_without_nftables_what_is_not_allowed_has_no_route() -> None:
 @in_a_world
 def test_preparing_again_in_the_same_place_changes_nothing() -> None:
     own_network()
-    wanted = arrange(Network.allow("10.1.0.0/16:80"))
+    wanted = network_spec(Network.allow("10.1.0.0/16:80"))
     first = prepare(wanted, redirect=False)
     for _, each in first.sockets:
         each.close()
@@ -94,7 +94,7 @@ def test_sockets_arrive_with_their_labels_and_ours_are_closed() -> None:
     own_network()
     ports = tuple(range(1000, 1300))  # more than one message holds
     before = len(os.listdir("/proc/self/fd"))
-    ready = prepare(arrange(Network.loopback(ports)))
+    ready = prepare(network_spec(Network.loopback(ports)))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
     hand_over(ours.fileno(), ready)

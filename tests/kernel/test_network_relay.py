@@ -9,7 +9,7 @@ import struct
 import sys
 from pathlib import Path
 
-from staddle.network.host.starting import Bounds
+from staddle.network.host.gateway_process import GatewayBounds
 from tests.kernel.in_a_child import ROOT
 from tests.kernel.network_servers import echo, http_server, listening
 from tests.kernel.network_world import PUBLIC, in_a_world, sandbox, status
@@ -162,7 +162,7 @@ t.sendall(b"\\0late"); print(t.recv(9))
         assert inside.python(code).split("\n") == ["b'\\x00one'", "b'two'", "b'\\x00late'"]
 
 
-# Bounds.
+# GatewayBounds.
 
 
 @in_a_world
@@ -187,7 +187,7 @@ def test_a_reader_that_does_not_read_does_not_grow_the_gateway() -> None:
 @in_a_world
 def test_no_more_than_so_many_connections_at_once_and_the_rest_waits() -> None:
     echo(PUBLIC, 9000)
-    with sandbox("api.example.com:9000", hosts=HOSTS, bounds=Bounds(connections=4)) as inside:
+    with sandbox("api.example.com:9000", hosts=HOSTS, bounds=GatewayBounds(connections=4)) as inside:
         code = """
 import socket
 def open_one():
@@ -207,7 +207,7 @@ print(late.recv(9))
 @in_a_world
 def test_thousands_of_connections_leave_nothing_behind() -> None:
     echo(PUBLIC, 9000)
-    with sandbox("api.example.com:9000", hosts=HOSTS, bounds=Bounds(connections=32)) as inside:
+    with sandbox("api.example.com:9000", hosts=HOSTS, bounds=GatewayBounds(connections=32)) as inside:
         assert inside.gateway is not None
         code = """
 import socket
@@ -230,7 +230,7 @@ s = socket.create_connection(("api.example.com", 9000), 10); s.sendall(b"\\0stil
 @in_a_world
 def test_bytes_and_idle_time_have_bounds() -> None:
     echo(PUBLIC, 9000)
-    with sandbox("api.example.com:9000", hosts=HOSTS, bounds=Bounds(most_bytes=1 << 20)) as inside:
+    with sandbox("api.example.com:9000", hosts=HOSTS, bounds=GatewayBounds(most_bytes=1 << 20)) as inside:
         assert inside.python(CONNECT + "s.sendall(b'\\0' * 1000); print(len(s.recv(2000)))") == "1000"
         code = (
             CONNECT
@@ -240,7 +240,7 @@ def test_bytes_and_idle_time_have_bounds() -> None:
         assert inside.python(code) == "ConnectionResetError"
         told = inside.attempts()
         assert any("no more bytes" in a.why for a in told), told
-    with sandbox("api.example.com:9000", hosts=HOSTS, bounds=Bounds(idle=1)) as inside:
+    with sandbox("api.example.com:9000", hosts=HOSTS, bounds=GatewayBounds(idle=1)) as inside:
         assert inside.python(CONNECT + "s.sendall(b'\\0')" + READ) == "ConnectionResetError"
 
 
@@ -292,7 +292,7 @@ print({rest(s) for s in many})
 @in_a_world
 def test_who_is_not_accepted_waits_in_a_queue_that_is_short() -> None:
     echo(PUBLIC, 9000)
-    with sandbox("api.example.com:9000", hosts=HOSTS, bounds=Bounds(connections=2)) as inside:
+    with sandbox("api.example.com:9000", hosts=HOSTS, bounds=GatewayBounds(connections=2)) as inside:
         code = """
 import select, socket, time
 many = []

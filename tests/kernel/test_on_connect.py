@@ -12,7 +12,7 @@ import pytest
 
 from staddle import AsyncSandbox, Event, Network, Policy, Pool, Sandbox, wrap
 from staddle.errors import InvalidCall, PolicyError, PolicyNotEnforceable
-from staddle.network.host import starting
+from staddle.network.host import gateway_process
 from tests.kernel.waiting import until
 from tests.kernel.web import serving
 
@@ -30,7 +30,7 @@ def server() -> Iterator[int]:
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
     known = ("yes.example", "no.example", "odd.example", "never.example")
-    monkeypatch.setattr(starting, "host_names", lambda: tuple((name, "127.0.0.1") for name in known))
+    monkeypatch.setattr(gateway_process, "host_names", lambda: tuple((name, "127.0.0.1") for name in known))
 
 
 @pytest.fixture
@@ -113,8 +113,8 @@ def test_nobody_outside_is_asked_for_a_name_before_the_answer(
         nameserver.bind(("127.0.0.1", 0))
         nameserver.settimeout(SECONDS)
         where = nameserver.getsockname()
-        monkeypatch.setattr(starting, "host_names", lambda: ())
-        monkeypatch.setattr(starting, "host_nameservers", lambda: (where,))
+        monkeypatch.setattr(gateway_process, "host_names", lambda: ())
+        monkeypatch.setattr(gateway_process, "host_nameservers", lambda: (where,))
         answers = iter([False, True])
         with opened(Policy.agent(), lambda _: next(answers)) as sandbox:
             assert sandbox.run("getent ahostsv4 secret.example").ok

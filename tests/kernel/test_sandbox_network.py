@@ -16,8 +16,8 @@ import pytest
 from staddle import Network, Policy, Sandbox
 from staddle.errors import InvalidCall
 from staddle.linux.tree import descendants
-from staddle.network.host import ahead
-from staddle.network.host.ahead import AHEAD
+from staddle.network.host import prewarm
+from staddle.network.host.prewarm import GATEWAYS
 from tests.cli.staddle_command import environment
 from tests.kernel.waiting import until
 from tests.kernel.web import serving
@@ -146,9 +146,9 @@ def test_the_next_sandbox_finds_a_gateway_that_waits(server: int) -> None:
         assert until(lambda: len(_gateways()) == 2)
         assert len({*before, *_gateways()}) == 3
         assert until(lambda: len(_gateways()) == 2)
-        assert until(lambda: AHEAD._waiting is not None)
-        assert AHEAD._waiting is not None
-        line, pid = AHEAD._waiting
+        assert until(lambda: GATEWAYS._waiting is not None)
+        assert GATEWAYS._waiting is not None
+        line, pid = GATEWAYS._waiting
         os.kill(pid, signal.SIGKILL)
         assert until(lambda: select.select([line], [], [], 0)[0])
         with sandbox_with(Network.loopback(ports=[server])) as third:
@@ -160,9 +160,9 @@ def test_a_gateway_that_waits_is_confined_and_for_nobody_else(
 ) -> None:
     with sandbox_with(Network.loopback(ports=[server])) as first:
         assert fetch(first, f"http://127.0.0.1:{server}/")[1] == 0
-        assert until(lambda: AHEAD._waiting is not None)
-        assert AHEAD._waiting is not None
-        _, waiting = AHEAD._waiting
+        assert until(lambda: GATEWAYS._waiting is not None)
+        assert GATEWAYS._waiting is not None
+        _, waiting = GATEWAYS._waiting
 
         def status() -> str:
             with open(f"/proc/{waiting}/status") as file:
@@ -171,7 +171,7 @@ def test_a_gateway_that_waits_is_confined_and_for_nobody_else(
         assert until(lambda: "Seccomp:\t2\n" in status())  # it may have been started just now
         assert "NoNewPrivs:\t1\n" in status()
         assert "CapEff:\t0000000000000000\n" in status()
-        monkeypatch.setattr(ahead, "_surroundings", lambda: "elsewhere")
+        monkeypatch.setattr(prewarm, "_surroundings", lambda: "elsewhere")
         with sandbox_with(Network.loopback(ports=[server])) as second:
             assert fetch(second, f"http://127.0.0.1:{server}/")[1] == 0
             assert waiting not in _gateways()

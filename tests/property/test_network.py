@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle import Network
-from staddle.network.namespace.arrangement import arrange, exact_names
+from staddle.network.namespace.from_policy import exact_names, network_spec
 from staddle.network.rules import synthetic
 from staddle.network.rules.rules import decide, may_ask, resolved
 
@@ -69,7 +69,7 @@ def test_every_allowed_tcp_destination_has_a_way_to_the_gateway(policy, host, po
     network = Network.allow(*policy)
     if not decide(host, port, network).allowed:
         return
-    made = arrange(network)
+    made = network_spec(network)
     if host[0].isdigit() or ":" in host:
         packed = ipaddress.ip_address(host).packed
         if ipaddress.ip_address(host).is_loopback:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staddle import Network
-from staddle.ipc.gateway_messages import Settings
-from staddle.network.gateway.answering import _Stream
+from staddle.ipc.gateway_messages import GatewaySettings
+from staddle.network.gateway.dns_server import _DnsServerStream
 from staddle.network.gateway.gateway import Gateway
 from staddle.network.rules import dns, synthetic
 from staddle.network.rules.rules import decide, may_ask, resolved
@@ -102,7 +102,7 @@ def test_no_spelling_gets_an_address_but_the_hosts_own(host: str) -> None:
 
 def _asked(gateway: Gateway, wire: bytes, host: str) -> None:
     packet = struct.pack(">HHHHHH", 9, 0x100, 1, 0, 0, 0) + wire + struct.pack(">HH", dns.A, 1)
-    answer = gateway.resolving.answer(packet)
+    answer = gateway.dns_server.answer(packet)
     assert answer is not None
     if struct.unpack_from(">H", answer, 6)[0]:
         assert gateway.addresses.name(answer[-4:]) == listed(host)
@@ -114,8 +114,8 @@ def with_gateway(work: Callable[[Gateway], None]) -> None:
     gateway = Gateway(theirs)
     theirs.setblocking(False)
     try:
-        gateway._set(Settings("allow", ENTRIES))
-        gateway.resolving.v6 = True
+        gateway._set(GatewaySettings("allow", ENTRIES))
+        gateway.dns_server.v6 = True
         work(gateway)
     finally:
         line.close()
@@ -174,7 +174,7 @@ def test_questions_over_tcp_may_be_cut_anywhere(cuts: list[int], count: int) -> 
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         for each in (ours, theirs):
             each.setblocking(False)
-        stream = _Stream(gateway.resolving, gateway, theirs)
+        stream = _DnsServerStream(gateway.dns_server, gateway, theirs)
         at = 0
         while at < len(sent):
             size = cuts[at % len(cuts)]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..ipc.network_spec import NetworkRow, NetworkSpec
-    from ..network.host.told import Told
+    from ..network.host.gateway_log import GatewayLog
     from ..policy.plan import Plan
     from .descriptors import Descriptors
 
@@ -25,25 +25,25 @@ def reaches_out(plan: Plan) -> bool:
         return True
     if plan.network.mode in ("deny", "open"):
         return False
-    from ..network.namespace.arrangement import needs_gateway
+    from ..network.namespace.from_policy import needs_gateway
 
     return needs_gateway(plan.network)
 
 
 def line(
     plan: Plan, give: Descriptors, command: Sequence[str], *, lasting: bool = False
-) -> tuple[Told | None, tuple[int, ...]]:
+) -> tuple[GatewayLog | None, tuple[int, ...]]:
     """The line of a gateway that the launcher will start: what we hear on it, and both of its ends.
 
-    `lasting` is for a launcher that does not hold on to our end: see `network.host.starting.new_line`.
+    `lasting` is for a launcher that does not hold on to our end: see `network.host.gateway_process.new_line`.
     """
     if not reaches_out(plan):
         return None, ()
-    from ..network.host.starting import Bounds, new_line
-    from ..network.host.told import Told
+    from ..network.host.gateway_log import GatewayLog
+    from ..network.host.gateway_process import GatewayBounds, new_line
 
-    ours, theirs = new_line(plan.network, Bounds(asks=plan.asks), lasting=lasting)
-    told = Told(ours, os.path.basename(command[0]))
+    ours, theirs = new_line(plan.network, GatewayBounds(asks=plan.asks), lasting=lasting)
+    told = GatewayLog(ours, os.path.basename(command[0]))
     return told, (give.keep(theirs.detach()), give.keep(os.dup(ours.fileno())))
 
 
@@ -64,7 +64,7 @@ def reached(plan: Plan) -> Iterator[Step]:
     """What is made in the sandbox's network, before the command, and given to the gateway, in words."""
     if not reaches_out(plan):
         return
-    from ..network.namespace.arrangement import RESOLVER
+    from ..network.namespace.from_policy import RESOLVER
 
     made = _arrangement(plan)
     if plan.asks:
@@ -88,7 +88,7 @@ def gaps(plan: Plan) -> Iterator[Gap]:
     if not unheld:
         return
     if not _redirects:
-        from ..network.host.probing import probe
+        from ..network.host.probe import probe
 
         _redirects.append(probe().redirects)
     if not _redirects[0]:
@@ -111,6 +111,6 @@ def nobody_asks(who: str, plan: Plan) -> Iterator[Gap]:
 
 
 def _arrangement(plan: Plan) -> NetworkSpec:
-    from ..network.namespace.arrangement import arrange
+    from ..network.namespace.from_policy import network_spec
 
-    return arrange(plan.network, asks=bool(plan.asks))
+    return network_spec(plan.network, asks=bool(plan.asks))

@@ -22,7 +22,7 @@ from ..mounts import rows, shared_view
 from ..mounts.from_plan import lay_out
 from ..mounts.host import Host
 from ..mounts.operations import Bind
-from ..network.namespace.arrangement import arrange
+from ..network.namespace.from_policy import network_spec
 from ..policy.workspace import PLACE
 from .connection import ForkServerClient, Prewarmed
 from .requests import OverlayDirs, borrowed
@@ -339,7 +339,7 @@ def _config(plan: Plan, shared: shared_view.Shared, bash: str) -> records.ForkSe
         base=base,
         count=count,
         network=int(plan.network.mode == "open"),
-        reach=encoded_network(arrange(plan.network, asks=bool(plan.asks))),
+        reach=encoded_network(network_spec(plan.network, asks=bool(plan.asks))),
         scoped=landlock.bits(scopes(plan), "scope"),
         rlimits=tuple((resource, most, most) for _, resource, most in limits),
         filter=program(filter_profile(plan)),

@@ -60,11 +60,11 @@ class CommandGateway:
     def give_sockets(self, network: tuple[NetworkRow, ...]) -> None:
         """Make the network of our namespace and send its sockets. Needs CAP_NET_ADMIN over it."""
         from ..ipc.network_spec import decoded
-        from ..network.namespace import handing, inside
+        from ..network.namespace import setup, socket_handoff
 
-        ready = inside.prepare(decoded(network))
+        ready = setup.prepare(decoded(network))
         try:
-            handing.hand_over(self.socket, ready)
+            socket_handoff.hand_over(self.socket, ready)
         except (BrokenPipeError, ConnectionError):
             raise NotStarted(CONFINEMENT, "the network gateway has ended") from None
         os.close(self.socket)

@@ -1,8 +1,8 @@
 """What goes over the gateway's line, as bytes. Pure.
 
-To the gateway, from the host side (`Settings`, once and first; decisions) and from the
+To the gateway, from the host side (`GatewaySettings`, once and first; decisions) and from the
 sandbox's first process (`Sockets`, with descriptors); from the gateway, what happened
-(`Attempt`) and what it asks for (`Question`). One message is one packet of a SOCK_SEQPACKET line.
+(`Attempt`) and what it asks for (`ConnectQuestion`). One message is one packet of a SOCK_SEQPACKET line.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ MOST_DESCRIPTORS = 128
 LONGEST = 1 << 18
 KINDS = ("tcp", "forward", "dns", "dns-tcp", "udp", "refusals", "stock", "expose")
 
-_SETTINGS, _SOCKETS, _ATTEMPT, _HUNGRY = b"settings 1\n", b"sockets 1\n", b"attempt 1\n", b"hungry 1\n"
-_QUESTION, _DECISION, _TURN = b"question 1\n", b"decision 1\n", b"turn 1\n"
+_SETTINGS, _SOCKETS, _ATTEMPT, _NEED_SOCKETS = (
+    b"settings 1\n",
+    b"sockets 1\n",
+    b"attempt 1\n",
+    b"need-sockets 1\n",
+)
+_QUESTION, _DECISION, _FLUSH = b"question 1\n", b"decision 1\n", b"flush 1\n"
 
 
-class Settings(Value):
+class GatewaySettings(Value):
     """How a gateway behaves. `entries` are lines of an allow list; `hosts` is /etc/hosts, parsed.
 
     `connections` at once, `idle` seconds without a byte before one is ended (0: never), and
@@ -56,7 +61,7 @@ class Sockets(Value):
     v6: bool = False
 
 
-class Question(Value):
+class ConnectQuestion(Value):
     """Somebody inside wants to reach this, and no entry speaks of it."""
 
     identity: int
@@ -76,7 +81,7 @@ class Attempt(Value):
     count: int = 1
 
 
-def encode_settings(settings: Settings) -> bytes:
+def encode_settings(settings: GatewaySettings) -> bytes:
     """The first message to a gateway."""
     fields = (
         settings.mode.encode(),
@@ -93,12 +98,12 @@ def encode_settings(settings: Settings) -> bytes:
     return wire.encode(_SETTINGS, fields)
 
 
-def decode_settings(data: bytes) -> Settings:
+def decode_settings(data: bytes) -> GatewaySettings:
     """The settings, or Malformed."""
     mode, entries, ports, servers, hosts, *numbers = wire.decode(_SETTINGS, data, 10)
     if mode not in (b"allow", b"loopback"):
         raise Malformed("there is no such mode")
-    return Settings(
+    return GatewaySettings(
         "allow" if mode == b"allow" else "loopback",
         tuple(entry.decode() for entry in entries),
         tuple(ports),
@@ -155,49 +160,49 @@ def decode_attempt(data: bytes) -> Attempt:
     return Attempt(words[0], words[1], words[2], port, words[3], words[4], count)
 
 
-def encode_hungry(count: int) -> bytes:
+def encode_need_sockets(count: int) -> bytes:
     """The gateway asks for so many more sockets that are not connected yet."""
-    return wire.encode(_HUNGRY, (count,))
+    return wire.encode(_NEED_SOCKETS, (count,))
 
 
-def decode_hungry(data: bytes) -> int | None:
+def decode_need_sockets(data: bytes) -> int | None:
     """How many sockets the gateway asks for; None when this message is about something else."""
-    if not data.startswith(_HUNGRY):
+    if not data.startswith(_NEED_SOCKETS):
         return None
-    (count,) = wire.decode(_HUNGRY, data, 1)
+    (count,) = wire.decode(_NEED_SOCKETS, data, 1)
     if not isinstance(count, int) or not 0 < count <= MOST_DESCRIPTORS:
         raise Malformed("a wish for sockets is not what it should be")
     return count
 
 
-def encode_turn(number: int) -> bytes:
+def encode_flush(number: int) -> bytes:
     """To the gateway: tell all that was tried until now. Back from it, after that: it has."""
-    return wire.encode(_TURN, (number,))
+    return wire.encode(_FLUSH, (number,))
 
 
-def decode_turn(data: bytes) -> int | None:
+def decode_flush(data: bytes) -> int | None:
     """The number of a turn; None when this message is about something else."""
-    if not data.startswith(_TURN):
+    if not data.startswith(_FLUSH):
         return None
-    (number,) = wire.decode(_TURN, data, 1)
+    (number,) = wire.decode(_FLUSH, data, 1)
     if not isinstance(number, int):
         raise Malformed("a turn is not what it should be")
     return number
 
 
-def encode_question(question: Question) -> bytes:
+def encode_question(question: ConnectQuestion) -> bytes:
     """The gateway wants a decision."""
     return wire.encode(_QUESTION, (question.identity, question.host.encode("ascii"), question.port))
 
 
-def decode_question(data: bytes) -> Question | None:
+def decode_question(data: bytes) -> ConnectQuestion | None:
     """What the gateway wants a decision about; None when this message is about something else."""
     if not data.startswith(_QUESTION):
         return None
     identity, host, port = wire.decode(_QUESTION, data, 3)
     if not isinstance(identity, int) or not isinstance(host, bytes) or not isinstance(port, int):
         raise Malformed("a question is not what it should be")
-    return Question(identity, host.decode("ascii", "replace"), port)
+    return ConnectQuestion(identity, host.decode("ascii", "replace"), port)
 
 
 def encode_decision(identity: int, allowed: bool) -> bytes:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..limits.alone import Alone
-    from ..network.host.told import Told
+    from ..network.host.gateway_log import GatewayLog
 
 
 class Launch(Value):
@@ -39,5 +39,5 @@ class Launch(Value):
     close: Callable[[], None] = lambda: None
     uid: int | None = None
     here: Callable[[Callable[[], None]], int] | None = None
-    told: Told | None = None
+    told: GatewayLog | None = None
     limited: Alone | None = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal, TypeVar
 
     from ..linux.tree import Children
-    from ..network.host.told import Told
+    from ..network.host.gateway_log import GatewayLog
     from ..policy.limits import Limits
     from .completed import Completed
     from .contract import Launch
@@ -215,7 +215,7 @@ def see_through(
     *,
     cancelled: Callable[[], bool] = lambda: False,
     look_every: float = 0.25,
-    told: Told | None = None,
+    told: GatewayLog | None = None,
 ) -> tuple[Kept | None, Kept | None, Literal["", "timeout", "cancelled"]]:
     """Feed stdin, collect bounded output, wait. The last value says why it was ended, if it was.
 

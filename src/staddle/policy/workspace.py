@@ -10,8 +10,8 @@ import os
 import time
 
 from ..errors import PolicyError
-from .asking import asking
 from .compiler import compile
+from .on_connect import asking
 from .paths import WORKSPACE, covers
 from .plan import Grant, Scratch
 from .resolution import current_directory

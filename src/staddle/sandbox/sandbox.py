@@ -13,7 +13,7 @@ import threading
 import time
 
 from ..errors import InvalidCall, SandboxClosed
-from ..policy.asking import PATIENCE
+from ..policy.on_connect import PATIENCE
 from ..shell.command import CommandSpec
 from . import arguments
 from .capture import captured, command_bytes

@@ -18,7 +18,7 @@ from staddle.linux.landlock import RIGHTS
 from staddle.linux.seccomp import program
 from staddle.linux.userns import Facts
 from staddle.mounts.from_plan import lay_out
-from staddle.network.namespace.arrangement import arrange
+from staddle.network.namespace.from_policy import network_spec
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Plan, Text, Variable
@@ -172,7 +172,7 @@ def test_the_network_and_both_ends_of_its_line_are_in_the_orders() -> None:
     )
     assert namespace_spec.decode(namespace_spec.encode(said)) == said
     assert said.gateway == (8, 9)
-    assert decoded(said.network) == arrange(network).replace(unheld=())
+    assert decoded(said.network) == network_spec(network).replace(unheld=())
     with pytest.raises(namespace_spec.Malformed):
         namespace_spec.encode(said.replace(gateway=(8,)))
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle.ipc import gateway_messages
-from staddle.ipc.gateway_messages import Attempt, Settings, Sockets
+from staddle.ipc.gateway_messages import Attempt, GatewaySettings, Sockets
 from staddle.ipc.wire import Malformed
 
-SETTINGS = Settings(
+SETTINGS = GatewaySettings(
     "allow", ("a.com:443", "!b.com"), (), (("192.0.2.1", 53),), (("c.com", "192.0.2.7"),), 9, 1, 2, 3
 )
 SOCKETS = Sockets(
@@ -21,12 +21,12 @@ ATTEMPT = Attempt("refused", "tcp", "evil.com", 443, "no entry allows it", "evil
 
 def test_everything_arrives_as_it_was_sent() -> None:
     assert gateway_messages.decode_settings(gateway_messages.encode_settings(SETTINGS)) == SETTINGS
-    loopback = Settings("loopback", ports=(80, 5432))
+    loopback = GatewaySettings("loopback", ports=(80, 5432))
     assert gateway_messages.decode_settings(gateway_messages.encode_settings(loopback)) == loopback
     assert gateway_messages.decode_sockets(gateway_messages.encode_sockets(SOCKETS), 3) == SOCKETS
     assert gateway_messages.decode_attempt(gateway_messages.encode_attempt(ATTEMPT)) == ATTEMPT
-    assert gateway_messages.decode_hungry(gateway_messages.encode_hungry(16)) == 16
-    assert gateway_messages.decode_hungry(gateway_messages.encode_attempt(ATTEMPT)) is None
+    assert gateway_messages.decode_need_sockets(gateway_messages.encode_need_sockets(16)) == 16
+    assert gateway_messages.decode_need_sockets(gateway_messages.encode_attempt(ATTEMPT)) is None
 
 
 def test_sockets_and_labels_go_together() -> None:
@@ -46,10 +46,10 @@ def test_an_attempt_is_bounded_and_its_outcome_one_of_ours() -> None:
 
 
 def test_a_turn_comes_back_as_it_was_said() -> None:
-    assert gateway_messages.decode_turn(gateway_messages.encode_turn(7)) == 7
-    assert gateway_messages.decode_turn(gateway_messages.encode_attempt(ATTEMPT)) is None
+    assert gateway_messages.decode_flush(gateway_messages.encode_flush(7)) == 7
+    assert gateway_messages.decode_flush(gateway_messages.encode_attempt(ATTEMPT)) is None
     with pytest.raises(Malformed):
-        gateway_messages.decode_turn(gateway_messages.encode_turn(7)[:-1])
+        gateway_messages.decode_flush(gateway_messages.encode_flush(7)[:-1])
 
 
 KINDS = [b"", b"attempt 1\n", b"hungry 1\n", b"question 1\n", b"turn 1\n"]
@@ -59,9 +59,9 @@ KINDS = [b"", b"attempt 1\n", b"hungry 1\n", b"question 1\n", b"turn 1\n"]
 def test_whatever_a_gateway_says_is_an_attempt_or_malformed(data: bytes, start: bytes) -> None:
     for decode in (
         gateway_messages.decode_attempt,
-        gateway_messages.decode_hungry,
+        gateway_messages.decode_need_sockets,
         gateway_messages.decode_question,
-        gateway_messages.decode_turn,
+        gateway_messages.decode_flush,
     ):
         try:
             decode(start + data)

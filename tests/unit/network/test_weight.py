@@ -6,7 +6,7 @@ from tests.unit.test_imports import HEAVY, loaded_by
 
 
 def test_the_inside_half_and_the_gateway_stay_light() -> None:
-    names = ("namespace.inside", "gateway.gateway", "host.starting")
+    names = ("namespace.setup", "gateway.gateway", "host.gateway_process")
     code = "import " + ", ".join(f"staddle.network.{name}" for name in names)
     loaded = loaded_by(code)
     assert sorted(loaded & {*HEAVY, "enum", "socket", "signal", "threading"}) == []

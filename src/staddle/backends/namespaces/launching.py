@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...limits.alone import Alone
     from ...mounts.from_plan import Layout
     from ...mounts.operations import Operation
-    from ...network.host.told import Told
+    from ...network.host.gateway_log import GatewayLog
     from ...policy.plan import Plan
 
 #: By their names in /proc. Those of the user, the processes and the mounts come with every sandbox.
@@ -98,7 +98,9 @@ def _limited(plan: Plan) -> Alone | None:
     return alone(limits)
 
 
-def _start_here(asked: namespace_spec.Surroundings, prepare: Callable[[], None], told: Told | None) -> int:
+def _start_here(
+    asked: namespace_spec.Surroundings, prepare: Callable[[], None], told: GatewayLog | None
+) -> int:
     from ...inside.namespace_init import start_here
 
     if told is None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ...limits.telling import Watch
-    from ...network.namespace.handing import Forwards
+    from ...network.namespace.socket_handoff import ForwardSockets
     from .mount_swap import Swap
     from .network import AgentNetwork
     from .shell_files import Channel
@@ -79,7 +79,7 @@ class Agent:
         self._telling: dict[int, Child] = {}
 
     def begin(
-        self, socket: _socket.socket, channel: Channel, network: AgentNetwork | Forwards | None = None
+        self, socket: _socket.socket, channel: Channel, network: AgentNetwork | ForwardSockets | None = None
     ) -> None:
         """Be the agent: this process, with the main socket `socket`.
 

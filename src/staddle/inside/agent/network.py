@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...ipc.network_spec import decoded
 from ...linux import loopback
-from ...network.namespace import handing, inside
+from ...network.namespace import setup, socket_handoff
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ class AgentNetwork:
 
     def __init__(self, rows: tuple[NetworkRow, ...]) -> None:
         """Bring loopback up, and make what the policy needs besides."""
-        self._ready: handing.Ready | None = None
+        self._ready: socket_handoff.PreparedSockets | None = None
         if rows:
-            self._ready = inside.prepare(decoded(rows))
+            self._ready = setup.prepare(decoded(rows))
         else:  # the usual case, with as little of us as possible: every sandbox has this in memory
             loopback.up()
 
@@ -26,9 +26,9 @@ class AgentNetwork:
         """Send the sockets that were made, once, to the other end."""
         ready, self._ready = self._ready, None
         if ready is not None:
-            handing.hand_over(socket, ready)
+            socket_handoff.hand_over(socket, ready)
 
     def answer(self, socket: int, wish: bytes) -> None:
         """Serve a request of the host program: a connection to a server inside, more sockets."""
-        if handing.is_wish(wish):
-            handing.answer(socket, wish)
+        if socket_handoff.is_forward_request(wish):
+            socket_handoff.answer(socket, wish)

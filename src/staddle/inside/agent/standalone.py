@@ -29,7 +29,7 @@ _MODULES = (
     *("staddle.ipc.descriptors", "staddle.ipc.agent_messages", "staddle.inside.agent.shell_files"),
     *("staddle.inside.agent.process_tree", "staddle.inside.agent.spawn"),
     *("staddle.inside.agent.processes", "staddle.inside.agent.usage"),
-    *("staddle._value", "staddle.ipc.gateway_messages", "staddle.network.namespace.handing"),
+    *("staddle._value", "staddle.ipc.gateway_messages", "staddle.network.namespace.socket_handoff"),
     *("staddle.inside.agent.greeting", "staddle.inside.agent.agent", "staddle.inside.agent.standalone"),
 )
 
@@ -114,7 +114,7 @@ def send_code(socket: _socket.socket) -> None:
 def serve(socket: _socket.socket) -> NoReturn:
     """Be the agent. Called by the loader, in the sandbox."""
     from ...linux import process
-    from ...network.namespace.handing import Forwards
+    from ...network.namespace.socket_handoff import ForwardSockets
     from .agent import Agent
     from .shell_files import Nameless
     from .spawn import execute
@@ -129,5 +129,5 @@ def serve(socket: _socket.socket) -> NoReturn:
     process.subreaper()  # all that we start, and what that leaves behind, stays below us
     # A file server is as confined as we are.
     agent = Agent(become, confine=lambda: os.chdir("/"))
-    agent.begin(socket, Nameless(), Forwards())
+    agent.begin(socket, Nameless(), ForwardSockets())
     agent.serve()

@@ -13,12 +13,12 @@ import os
 from ..rules import sniff
 from ..rules.openings import objection
 from .loop import ENDING, READABLE
-from .relay import AGAIN, ENDED, Flow, reset
+from .tcp_relay import AGAIN, ENDED, Flow, reset
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..rules.rules import Verdict
-    from .gateway import Gateway
+    from .context import GatewayContext
 
 #: Seconds: to show a name once the first byte is there; for one address of several; for all of them.
 _LOOKING, _ONE_ADDRESS, _DIALLING = 5.0, 3.0, 15.0
@@ -35,11 +35,11 @@ class Connection:
         "_ahead",
         "_client",
         "_closed",
+        "_context",
         "_deadline",
         "_down",
         "_ending",
         "_foreign",
-        "_gateway",
         "_give_up",
         "_look_until",
         "_looking",
@@ -53,8 +53,10 @@ class Connection:
         "touched",
     )
 
-    def __init__(self, gateway: Gateway, client: _socket.socket, verdict: Verdict, name: str | None) -> None:
-        self._gateway, self._client, self._verdict, self._name = gateway, client, verdict, name
+    def __init__(
+        self, context: GatewayContext, client: _socket.socket, verdict: Verdict, name: str | None
+    ) -> None:
+        self._context, self._client, self._verdict, self._name = context, client, verdict, name
         self._server: _socket.socket | None = None
         self._up: Flow | None = None
         self._down: Flow | None = None
@@ -65,10 +67,10 @@ class Connection:
         self._closed = self._ending = False
         self._queued: list[Flow] = []  # those that have more to do
         self._foreign = False  # somebody else may have a copy of the server's socket
-        self.touched = gateway.loop.now
+        self.touched = context.loop.now
         self._look_until = 0.0
-        self._deadline = self._give_up = gateway.loop.now + _DIALLING
-        gateway.loop.watch(client.fileno(), self._client_told)
+        self._deadline = self._give_up = context.loop.now + _DIALLING
+        context.loop.watch(client.fileno(), self._client_told)
 
     def unlooked(self) -> None:
         """Do not look at the first bytes: it is the host's own port that was allowed."""
@@ -79,11 +81,11 @@ class Connection:
         if self._name is None:
             self.found((self._verdict.host,), "")
         else:
-            self._gateway.resolver.resolve(self._name, self.found)
+            self._context.dns_client.resolve(self._name, self.found)
 
     def hold(self, seconds: float) -> None:
         """Wait for `decided` first, so long at most."""
-        self._deadline = self._give_up = self._gateway.loop.now + seconds + 1
+        self._deadline = self._give_up = self._context.loop.now + seconds + 1
 
     def decided(self, allowed: bool) -> None:
         """Somebody on the host has said yes or no to the destination."""
@@ -93,7 +95,7 @@ class Connection:
             self.fail("refused", f"{self._verdict.rule}, and nobody allowed it when asked")
             return
         self._verdict = self._verdict.replace(allowed=True, rule="allowed when asked", allow="")
-        self._deadline = self._give_up = self._gateway.loop.now + _DIALLING
+        self._deadline = self._give_up = self._context.loop.now + _DIALLING
         self.begin()
 
     def found(self, addresses: tuple[str, ...], why: str) -> None:
@@ -107,13 +109,13 @@ class Connection:
         refused: Verdict | None = None
         for address in addresses:
             if self._name is not None:
-                about = self._gateway.resolved(self._name, address, verdict.port)
+                about = self._context.resolved(self._name, address, verdict.port)
                 if not about.allowed:
                     refused = about
                     continue
             self._addresses.append((address, verdict.port))
         if not self._addresses and refused is not None:
-            self._gateway.teller.about("refused", refused)
+            self._context.events.about("refused", refused)
             self.close(abort=True)
             return
         self._dial("")
@@ -129,11 +131,11 @@ class Connection:
         except OSError as error:
             self.fail("failed", os.strerror(error.errno or 0))
             return
-        self._gateway.loop.watch(server.fileno(), self._dialled)
+        self._context.loop.watch(server.fileno(), self._dialled)
 
     def fail(self, outcome: str, why: str) -> None:
         """Tell why there is no connection, and end it."""
-        self._gateway.teller.about(outcome, self._verdict, why)
+        self._context.events.about(outcome, self._verdict, why)
         self.close(abort=True)
 
     def look_at_the_clock(self, now: float, idle: float) -> None:
@@ -156,9 +158,9 @@ class Connection:
         for each in (self._client, self._server):
             if each is not None:
                 if self._foreign:
-                    self._gateway.loop.forget(each.fileno())
+                    self._context.loop.forget(each.fileno())
                 else:
-                    self._gateway.loop.drop(each.fileno())
+                    self._context.loop.drop(each.fileno())
                 if abort:
                     reset(each)
                 else:
@@ -166,14 +168,14 @@ class Connection:
         for flow in (self._up, self._down):
             if flow is not None:
                 flow.close()
-        self._gateway.ended(self)
+        self._context.ended(self)
 
     # Dialling.
 
     def _dial(self, why: str) -> None:
         """Try the next address; `why` the last one failed."""
         if self._server is not None:
-            self._gateway.loop.forget(self._server.fileno())
+            self._context.loop.forget(self._server.fileno())
             self._server.close()
             self._server = None
         while self._addresses:
@@ -181,14 +183,14 @@ class Connection:
             family = _socket.AF_INET6 if ":" in address[0] else _socket.AF_INET
             self._deadline = self._give_up
             if self._addresses:
-                self._deadline = min(self._give_up, self._gateway.loop.now + _ONE_ADDRESS)
+                self._deadline = min(self._give_up, self._context.loop.now + _ONE_ADDRESS)
             try:
                 server = self._server = _socket.socket(family, _NONBLOCKING)
                 server.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
                 try:
                     server.connect(address)
                 except BlockingIOError:
-                    self._gateway.loop.watch(server.fileno(), self._dialled)
+                    self._context.loop.watch(server.fileno(), self._dialled)
                     return
             except OSError as error:
                 why = os.strerror(error.errno or 0)
@@ -196,7 +198,7 @@ class Connection:
                     self._server.close()
                     self._server = None
                 continue
-            self._gateway.loop.watch(server.fileno(), self._server_told)
+            self._context.loop.watch(server.fileno(), self._server_told)
             self._connected(server)
             return
         self.fail("failed", why)
@@ -209,13 +211,13 @@ class Connection:
         if error:
             self._dial(os.strerror(error))
             return
-        self._gateway.loop.hand(server.fileno(), self._server_told)
+        self._context.loop.hand(server.fileno(), self._server_told)
         self._connected(server)
 
     def _connected(self, server: _socket.socket) -> None:
         self._ahead = True
-        self._gateway.teller.about("allowed", self._verdict)
-        self._down = Flow(server, self._client, self._gateway.budget)
+        self._context.events.about("allowed", self._verdict)
+        self._down = Flow(server, self._client, self._context.budget)
         if not self._looking:
             self._open_up()
         self._move(self._up, self._down)
@@ -237,13 +239,13 @@ class Connection:
                     sniff.Seen("other", None, "its opening is cut off") if self._opening else sniff.OTHER
                 )
             if seen is None:
-                self._look_until = self._look_until or self._gateway.loop.now + _LOOKING
+                self._look_until = self._look_until or self._context.loop.now + _LOOKING
                 self._pieces += 1
                 if self._pieces < _PIECES:
                     continue
             why = "its opening comes in too many pieces"
             if seen is not None:
-                why = objection(seen, self._name, self._gateway.network)
+                why = objection(seen, self._name, self._context.network)
             if why:
                 self.fail("refused", why)
                 return
@@ -256,7 +258,7 @@ class Connection:
         """Let the client's bytes through, those that were held back first."""
         if self._server is None or not self._ahead:
             return
-        self._up = Flow(self._client, self._server, self._gateway.budget)
+        self._up = Flow(self._client, self._server, self._context.budget)
         self._up.put(self._opening)
         self._opening = b""
 
@@ -282,7 +284,7 @@ class Connection:
     def _move(self, first: Flow | None, second: Flow | None) -> None:
         if self._closed:
             return
-        self.touched = self._gateway.loop.now
+        self.touched = self._context.loop.now
         try:
             if self._looking:
                 self._look()
@@ -300,7 +302,7 @@ class Connection:
                 elif state == AGAIN and flow not in self._queued:
                     self._queued.append(flow)
                     if len(self._queued) == 1:
-                        self._gateway.loop.soon(self._again)
+                        self._context.loop.soon(self._again)
 
     def _is_finished(self) -> bool:
         return all(flow is not None and flow.finished for flow in (self._up, self._down))

@@ -16,28 +16,28 @@ from ...ipc.gateway_messages import (
     LONGEST,
     MOST_DESCRIPTORS,
     Attempt,
-    Settings,
+    GatewaySettings,
     decode_decision,
+    decode_flush,
     decode_settings,
     decode_sockets,
-    decode_turn,
 )
 from ...ipc.wire import Malformed
 from ...policy.network import Network
-from ..namespace.arrangement import WILDCARD_SLOTS, exact_names
-from ..namespace.handing import STOCK
+from ..namespace.from_policy import WILDCARD_SLOTS, exact_names
+from ..namespace.socket_handoff import STOCK
 from ..rules import synthetic
-from ..rules.refusals import destinations
-from ..rules.rules import Verdict, decide, resolved
-from .answering import Resolving
-from .asking import Asking
+from ..rules.nflog import destinations
+from ..rules.rules import Verdict, decide
+from .approvals import Approvals
 from .confinement import confine
 from .connection import Connection
-from .datagrams import Datagrams
-from .loop import INPUT, Loop
-from .relay import Budget, reset
-from .resolving import Resolver
-from .telling import Teller
+from .context import MOST_DECISIONS, GatewayContext
+from .dns_client import DnsClient
+from .dns_server import DnsServer
+from .loop import INPUT
+from .tcp_relay import reset
+from .udp_relay import UdpRelay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,34 +47,28 @@ if TYPE_CHECKING:
 
 #: Messages read before others have their turn.
 _TURNS = 32
-_DECISIONS = 1024
 #: Descriptors that are not for connections: listeners, names that are being resolved, UDP.
 _RESERVED = 40
 _NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Gateway:
+class Gateway(GatewayContext):
     """Everything of one sandbox. `run` returns when the line closes.
 
     On `ready`, if that is a descriptor, it says that it has its first sockets.
     """
 
     def __init__(self, line: _socket.socket, ready: int = -1) -> None:
+        super().__init__(line)
         self._line, self._ready = line, ready
-        self.loop = Loop()
-        self.teller = Teller(self.loop, line)
-        self.network = Network.deny()
-        self.addresses = synthetic.Addresses(())
-        self.budget = Budget()
         #: Connections for which there are descriptors, whatever the settings say.
         self.room = 1 << 30
-        self._settings: Settings | None = None
+        self._settings: GatewaySettings | None = None
         self._connections: set[Connection] = set()
         self._paused: list[tuple[_socket.socket, Label]] = []
         self._listeners: list[_socket.socket] = []
         self._refusals: list[_socket.socket] = []
         self._decisions: dict[tuple[bytes, int], tuple[Verdict, str | None]] = {}
-        self._answers: dict[tuple[str, str, int], Verdict] = {}
         self._stock: list[_socket.socket] = []
         self._asked_for = 0
 
@@ -86,7 +80,7 @@ class Gateway:
         self.loop.run()
         for served in self._refusals:
             self._refused(served)  # the last thing that a command tried is the first to be asked about
-        self.teller.flush()
+        self.events.flush()
         for served in self._listeners:
             served.close()  # before the line is: whoever sees that end finds nobody listening
 
@@ -113,14 +107,14 @@ class Gateway:
             if self._settings is None:
                 self._set(decode_settings(data))
             elif (decision := decode_decision(data)) is not None:
-                self.asking.decided(*decision)
-            elif (turn := decode_turn(data)) is not None:
-                self._turn(turn)
+                self.approvals.decided(*decision)
+            elif (turn := decode_flush(data)) is not None:
+                self._flush(turn)
             else:
                 order = decode_sockets(data, len(sockets))
                 if not self._listeners:
-                    self.teller.turn(0)  # we are here: see `unheard`
-                self.resolving.v6 = self.resolving.v6 or order.v6
+                    self.events.send_flush(0)  # we are here: see `UnreadSockets`
+                self.dns_server.v6 = self.dns_server.v6 or order.v6
                 if not order.redirects and any(kind == "tcp" for kind, _, _ in order.labels):
                     self.addresses.narrow(WILDCARD_SLOTS)
                 for served, label in zip(sockets, order.labels, strict=True):
@@ -135,17 +129,17 @@ class Gateway:
             # Whoever sends nonsense here is not our launcher any more: there is nobody to serve.
             self.loop.stop()
 
-    def _set(self, settings: Settings) -> None:
+    def _set(self, settings: GatewaySettings) -> None:
         if settings.mode == "allow":
             self.network = Network.allow(*settings.entries)
         else:
             self.network = Network.loopback(settings.ports) if settings.ports else Network.deny()
         self.addresses = synthetic.Addresses(exact_names(self.network))
         self.budget.most_bytes = settings.most_bytes
-        self.resolver = Resolver(self.loop, settings.nameservers, settings.hosts)
-        self.resolving = Resolving(self, v6=False)
-        self.datagrams = Datagrams(self)
-        self.asking = Asking(self, settings.asks)
+        self.dns_client = DnsClient(self.loop, settings.nameservers, settings.hosts)
+        self.dns_server = DnsServer(self, v6=False)
+        self.udp_relay = UdpRelay(self)
+        self.approvals = Approvals(self.loop, self.events, settings.asks)
         self._settings = settings
 
     def _serve(self, served: _socket.socket, label: Label) -> None:
@@ -158,11 +152,11 @@ class Gateway:
             return
         self._listeners.append(served)
         if kind == "dns":
-            self.resolving.serve_datagrams(served)
+            self.dns_server.serve_datagrams(served)
         elif kind == "dns-tcp":
-            self.resolving.serve_streams(served)
+            self.dns_server.serve_streams(served)
         elif kind == "udp":
-            self.datagrams.serve(served, port)
+            self.udp_relay.serve(served, port)
         elif kind == "refusals":
             self._refusals.append(served)
             self.loop.watch(served.fileno(), lambda _: self._refused(served), INPUT)
@@ -221,9 +215,9 @@ class Gateway:
     def _connect(
         self, accepted: _socket.socket, verdict: Verdict, name: str | None, *, looked_at: bool
     ) -> None:
-        asks = not verdict.allowed and self.asking.can(verdict)
+        asks = not verdict.allowed and self.approvals.can(verdict)
         if not verdict.allowed and not asks:
-            self.teller.about("refused", verdict)
+            self.events.about("refused", verdict)
             reset(accepted)
             return
         connection = Connection(self, accepted, verdict, name)
@@ -231,8 +225,8 @@ class Gateway:
         if not looked_at:
             connection.unlooked()
         if asks:
-            connection.hold(self.asking.seconds)
-            self.asking.ask(verdict, connection.decided)
+            connection.hold(self.approvals.seconds)
+            self.approvals.ask(verdict, connection.decided)
         else:
             connection.begin()
 
@@ -247,22 +241,13 @@ class Gateway:
             return known
         host = name or _socket.inet_ntop(_family(packed), packed)
         found = decide(host, port, self.network), name
-        if len(self._decisions) >= _DECISIONS:
+        if len(self._decisions) >= MOST_DECISIONS:
             self._decisions.clear()
         self._decisions[packed, port] = found
         return found
 
-    def resolved(self, name: str, address: str, port: int) -> Verdict:
-        """Whether this address may be dialled over TCP for a name."""
-        known = self._answers.get((name, address, port))
-        if known is None:
-            if len(self._answers) >= _DECISIONS:
-                self._answers.clear()
-            known = self._answers[name, address, port] = resolved(name, address, port, self.network)
-        return known
-
-    def ended(self, connection: Connection) -> None:
-        """There is room for another one."""
+    def ended(self, connection: object) -> None:
+        """A connection has ended: there is room for another one."""
         self._connections.discard(connection)
         self._resume()
 
@@ -276,7 +261,7 @@ class Gateway:
     def _has_stock(self) -> bool:
         if len(self._stock) + self._asked_for < STOCK // 2:
             self._asked_for += STOCK
-            self.teller.hungry(STOCK)
+            self.events.need_sockets(STOCK)
         return bool(self._stock)
 
     def _expose(self, accepted: _socket.socket, port: int) -> None:
@@ -288,11 +273,11 @@ class Gateway:
 
     # The rest.
 
-    def _turn(self, number: int) -> None:
+    def _flush(self, number: int) -> None:
         """Somebody wants to know what was refused until now."""
         for served in self._refusals:
             self._refused(served)
-        self.teller.turn(number)
+        self.events.send_flush(number)
 
     def _refused(self, served: _socket.socket) -> None:
         for _ in range(_TURNS):
@@ -303,7 +288,7 @@ class Gateway:
             for protocol, host, port in destinations(message):
                 verdict = decide(host, port, self.network, "udp" if protocol == "udp" else "tcp")
                 if not verdict.allowed:
-                    self.teller.about("refused", self._by_name(verdict))
+                    self.events.about("refused", self._by_name(verdict))
 
     def _by_name(self, verdict: Verdict) -> Verdict:
         """The same about the name, when the address stands for one: it was refused for its port."""
@@ -339,7 +324,7 @@ def serve(line: int, starter: int = -1, ready: int = -1) -> NoReturn:
             where = where.tb_next
         at = f"{where.tb_frame.f_code.co_name}:{where.tb_lineno}" if where is not None else ""
         why = f"the gateway ended, which is a bug: {type(error).__name__} at {at}"
-        gateway.teller.tell(Attempt("note", "", "", 0, why))
+        gateway.events.tell(Attempt("note", "", "", 0, why))
     finally:
         os._exit(0)
 

@@ -18,11 +18,11 @@ from ...errors import StaddleError
 from ...ipc import wire
 from ...ipc.gateway_messages import LONGEST, MOST_DESCRIPTORS
 from ...policy.hosts import checked_port
-from ..namespace.handing import CONNECT, STOCK, STOCKED, WISH
+from ..namespace.socket_handoff import CONNECT, FORWARD_REQUEST, NEED_SOCKETS, STOCK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .starting import GatewayProcess
+    from .gateway_process import GatewayProcess
 
 #: Seconds for an answer.
 _PATIENCE = 10.0
@@ -71,7 +71,7 @@ def feed(gateway: GatewayProcess, line: int) -> None:
 
 
 def _give(gateway: GatewayProcess, line: int, count: int) -> None:
-    message, descriptors = _ask(line, STOCKED, count)
+    message, descriptors = _ask(line, NEED_SOCKETS, count)
     try:
         gateway.pass_on(message, descriptors)
     finally:
@@ -83,7 +83,7 @@ def _ask(line: int, kind: int, value: int) -> tuple[bytes, list[int]]:
     channel = _socket.socket(fileno=os.dup(line))
     try:
         channel.settimeout(_PATIENCE)
-        channel.send(wire.encode(WISH, (kind, value)))
+        channel.send(wire.encode(FORWARD_REQUEST, (kind, value)))
         message, ancillary, _, _ = channel.recvmsg(
             LONGEST, _socket.CMSG_SPACE(MOST_DESCRIPTORS * 4), _socket.MSG_CMSG_CLOEXEC
         )

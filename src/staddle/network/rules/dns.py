@@ -35,11 +35,11 @@ _RECORD = struct.Struct(">HHIH")
 _QR, _AA, _TC, _RD, _RA = 0x8000, 0x0400, 0x0200, 0x0100, 0x0080
 
 
-class Malformed(ValueError):
+class DnsFormatError(ValueError):
     """These bytes are no DNS message."""
 
 
-class Question(Value):
+class DnsQuestion(Value):
     """One question. `name` is in lower case without the last dot; None when it is no host name."""
 
     identity: int
@@ -53,7 +53,7 @@ class Question(Value):
     version: int = 0
 
 
-class Unanswerable(Malformed):
+class Unanswerable(DnsFormatError):
     """A message with a header to answer to: `answer` says what was wrong with it."""
 
     def __init__(self, why: str, answer: bytes) -> None:
@@ -61,7 +61,7 @@ class Unanswerable(Malformed):
         self.answer = answer
 
 
-class Answer(Value):
+class DnsAnswer(Value):
     """What a server said about one name and type."""
 
     code: int
@@ -73,18 +73,18 @@ class Answer(Value):
 # What a sandbox asks.
 
 
-def parse(packet: bytes, over_tcp: bool = False) -> Question:
-    """The one question in a query. Malformed: say nothing; Unanswerable: send its answer."""
+def parse(packet: bytes, over_tcp: bool = False) -> DnsQuestion:
+    """The one question in a query. DnsFormatError: say nothing; Unanswerable: send its answer."""
     if not _HEADER.size <= len(packet) <= LONGEST_QUERY:
-        raise Malformed("too short or too long")
+        raise DnsFormatError("too short or too long")
     identity, flags, questions, answers, authorities, additional = _HEADER.unpack_from(packet)
     if flags & _QR:
-        raise Malformed("an answer, not a question")
+        raise DnsFormatError("an answer, not a question")
     try:
         if flags >> 11 & 15:
             raise Unanswerable("not a query", _bare(identity, flags, NOT_IMPLEMENTED))
         if questions != 1 or answers or authorities or additional > 2:
-            raise Malformed("not exactly one question")
+            raise DnsFormatError("not exactly one question")
         labels, at = _labels(packet, _HEADER.size, pointers=False)
         kind, kelass = struct.unpack_from(">HH", packet, at)
         end = at + 4
@@ -96,20 +96,20 @@ def parse(packet: bytes, over_tcp: bool = False) -> Question:
             end += _RECORD.size + length
             if record == OPT:
                 if owner or extended:
-                    raise Malformed("EDNS twice, or with a name")
+                    raise DnsFormatError("EDNS twice, or with a name")
                 extended, version = True, ttl >> 16 & 0xFF
                 room = max(SMALL, min(size, LARGE))
         if end != len(packet):
-            raise Malformed("something follows, or is cut off")
+            raise DnsFormatError("something follows, or is cut off")
     except Unanswerable:
         raise
-    except (Malformed, struct.error, IndexError) as error:
+    except (DnsFormatError, struct.error, IndexError) as error:
         raise Unanswerable(str(error), _bare(identity, flags, FORMAT_ERROR)) from None
     room = 0xFFFF if over_tcp else room
-    return Question(identity, flags, _text(labels), kind, kelass, asked, room, extended, version)
+    return DnsQuestion(identity, flags, _text(labels), kind, kelass, asked, room, extended, version)
 
 
-def address_answer(question: Question, v4: bytes | None, v6: bytes | None) -> bytes:
+def address_answer(question: DnsQuestion, v4: bytes | None, v6: bytes | None) -> bytes:
     """The answer for a name that exists: its addresses, and nothing for every other type.
 
     HTTPS and SVCB records would make clients skip the address, or hide the name they ask for
@@ -123,18 +123,18 @@ def address_answer(question: Question, v4: bytes | None, v6: bytes | None) -> by
     return _answer(question, OK, records)
 
 
-def pointer_answer(question: Question, name: str) -> bytes:
+def pointer_answer(question: DnsQuestion, name: str) -> bytes:
     """The answer for an address: the name it stands for."""
     wire = b"".join(bytes([len(label)]) + label.encode() for label in name.split(".")) + b"\0"
     return _answer(question, OK, [(PTR, wire)])
 
 
-def error_answer(question: Question, code: int) -> bytes:
+def error_answer(question: DnsQuestion, code: int) -> bytes:
     """An answer without content."""
     return _answer(question, code, [])
 
 
-def problem(question: Question) -> int | None:
+def problem(question: DnsQuestion) -> int | None:
     """The error that this question gets before anybody looks at the name; None when it has none."""
     if question.version:
         return _BAD_VERSION
@@ -168,7 +168,7 @@ def unframed(data: bytes) -> tuple[bytes, bytes] | None:
         return None
     (length,) = struct.unpack_from(">H", data)
     if not _HEADER.size <= length <= LONGEST_QUERY:
-        raise Malformed("too short or too long")
+        raise DnsFormatError("too short or too long")
     return (data[2 : 2 + length], data[2 + length :]) if len(data) >= 2 + length else None
 
 
@@ -183,20 +183,20 @@ def query(identity: int, name: str, kind: int) -> bytes:
     return _HEADER.pack(identity, _RD, 1, 0, 0, 1) + question + extended
 
 
-def read_answer(packet: bytes, identity: int, name: str, kind: int) -> Answer:
-    """What the server says to `query(identity, name, kind)`; Malformed when it is about something else."""
+def read_answer(packet: bytes, identity: int, name: str, kind: int) -> DnsAnswer:
+    """The answer to `query(identity, name, kind)`; DnsFormatError when it is about something else."""
     if len(packet) < _HEADER.size:
-        raise Malformed("too short")
+        raise DnsFormatError("too short")
     received, flags, questions, answers, _, _ = _HEADER.unpack_from(packet)
     if received != identity or not flags & _QR or questions != 1:
-        raise Malformed("not the answer to this question")
+        raise DnsFormatError("not the answer to this question")
     try:
         labels, at = _labels(packet, _HEADER.size, pointers=False)
         if _text(labels) != name or struct.unpack_from(">HH", packet, at) != (kind, INTERNET):
-            raise Malformed("not the answer to this question")
+            raise DnsFormatError("not the answer to this question")
         aliases, found = _records(packet, at + 4, min(answers, MOST_RECORDS), kind)
     except (struct.error, IndexError) as error:
-        raise Malformed("cut off") from error
+        raise DnsFormatError("cut off") from error
     wanted, ttls = name, [300]
     for _ in range(MOST_ALIASES):
         if wanted not in aliases:
@@ -205,7 +205,7 @@ def read_answer(packet: bytes, identity: int, name: str, kind: int) -> Answer:
         ttls.append(ttl)
     records = found.get(wanted, [])
     ttls += [ttl for _, ttl in records]
-    return Answer(flags & 15, bool(flags & _TC), tuple(data for data, _ in records), min(ttls))
+    return DnsAnswer(flags & 15, bool(flags & _TC), tuple(data for data, _ in records), min(ttls))
 
 
 def _records(
@@ -220,7 +220,7 @@ def _records(
         record, kelass, ttl, length = _RECORD.unpack_from(packet, at)
         at += _RECORD.size
         if at + length > len(packet):
-            raise Malformed("cut off")
+            raise DnsFormatError("cut off")
         owner = _text(labels)
         if owner is not None and kelass == INTERNET:
             if record == CNAME:
@@ -247,17 +247,17 @@ def _labels(packet: bytes, at: int, pointers: bool) -> tuple[list[bytes], int]:
             if after < 0:
                 after = at + 2
             if target >= earliest:  # only ever backwards: there is no loop
-                raise Malformed("a pointer that does not lead back")
+                raise DnsFormatError("a pointer that does not lead back")
             at = earliest = target
             continue
         if length & 0xC0:
-            raise Malformed("a compressed or unknown label")
+            raise DnsFormatError("a compressed or unknown label")
         at += 1
         if not length:
             return labels, at if after < 0 else after
         total += length + 1
         if total >= LONGEST_NAME or at + length > len(packet):
-            raise Malformed("a name that is too long or cut off")
+            raise DnsFormatError("a name that is too long or cut off")
         labels.append(packet[at : at + length])
         at += length
 
@@ -270,7 +270,7 @@ def _text(labels: list[bytes]) -> str | None:
     return b".".join(labels).decode("ascii").lower()
 
 
-def _answer(question: Question, code: int, records: Iterable[tuple[int, bytes]]) -> bytes:
+def _answer(question: DnsQuestion, code: int, records: Iterable[tuple[int, bytes]]) -> bytes:
     extended = b""
     if question.extended:
         extended = b"\0" + _RECORD.pack(OPT, LARGE, code >> 4 << 24, 0)

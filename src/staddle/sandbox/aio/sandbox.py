@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 
 from ...errors import SandboxClosed, SessionError
-from ...policy.asking import PATIENCE
+from ...policy.on_connect import PATIENCE
 from .. import arguments
 from ..capture import captured, command_bytes
 from ..open import settings as sandbox_settings

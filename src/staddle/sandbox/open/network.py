@@ -10,8 +10,8 @@ from collections import deque
 
 from ...errors import LaunchFailed
 from ...ipc.descriptors import receive
-from ...network.host import forward, starting
-from ...network.namespace.arrangement import needs_gateway
+from ...network.host import forward, gateway_process
+from ...network.namespace.from_policy import needs_gateway
 from ...policy.network import Network
 
 TYPE_CHECKING = False
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from ...events import Event
     from ...ipc.agent_client import AgentLink
-    from ...ipc.gateway_messages import Question
-    from ...network.gateway.deciding import Deciding, OnConnect
+    from ...ipc.gateway_messages import ConnectQuestion
+    from ...network.host.approval_calls import ApprovalCalls, OnConnect
     from ...policy.plan import Plan
 
 _LONGEST = 1 << 16
@@ -46,7 +46,7 @@ class SandboxNetwork:
         """
         self._lock = threading.Lock()
         self._deciding = _deciding(plan, on_connect)
-        self._gateway: starting.GatewayProcess | None = None
+        self._gateway: gateway_process.GatewayProcess | None = None
         self._line: _socket.socket | None = None
         self._events: deque[Event] = deque(maxlen=_KEPT)
         self._unclaimed = 0  # of the events, the last ones
@@ -54,9 +54,9 @@ class SandboxNetwork:
         self._attending: threading.Thread | None = None
         self._closed = False
         if line is not None:
-            self._gateway = starting.GatewayProcess(line, 0)
+            self._gateway = gateway_process.GatewayProcess(line, 0)
         elif plan.asks or needs_gateway(plan.network):
-            self._gateway = starting.start(plan.network, starting.Bounds(asks=plan.asks))
+            self._gateway = gateway_process.start(plan.network, gateway_process.GatewayBounds(asks=plan.asks))
         self._given = line is not None
         if self._deciding is not None:
             self._attend()
@@ -76,7 +76,7 @@ class SandboxNetwork:
         """A port of our 127.0.0.1 that leads to `port` inside, until the sandbox is closed."""
         with self._lock:
             if self._gateway is None:
-                self._gateway = starting.start(Network.deny())
+                self._gateway = gateway_process.start(Network.deny())
             line = self._attached(link, self._gateway)
             found = forward.exposed(self._gateway, line.fileno(), port, host_port)
             self._attend()
@@ -119,7 +119,7 @@ class SandboxNetwork:
         if line is not None:
             line.close()
 
-    def _attached(self, link: AgentLink, gateway: starting.GatewayProcess | None) -> _socket.socket:
+    def _attached(self, link: AgentLink, gateway: gateway_process.GatewayProcess | None) -> _socket.socket:
         if self._line is None:
             self._line = _socket.socket(fileno=link.network())
             self._line.setblocking(False)
@@ -147,7 +147,7 @@ class SandboxNetwork:
         if gateway is None:
             return
         for attempt in gateway.all_attempts() if everything else gateway.attempts():
-            self._keep(starting.event(attempt))
+            self._keep(gateway_process.event(attempt))
         for question in gateway.questions():
             if self._deciding is not None:
                 self._deciding.ask(question, self._answer, self._note)
@@ -164,7 +164,7 @@ class SandboxNetwork:
         if event.kind == "refused" and len(self._refused) < _KEPT:
             self._refused.setdefault((event.what, event.rule), event)
 
-    def _answer(self, question: Question, allowed: bool) -> None:
+    def _answer(self, question: ConnectQuestion, allowed: bool) -> None:
         with self._lock:
             if self._gateway is not None:
                 try:
@@ -205,9 +205,9 @@ class SandboxNetwork:
                     return
 
 
-def _deciding(plan: Plan, on_connect: OnConnect | None) -> Deciding | None:
+def _deciding(plan: Plan, on_connect: OnConnect | None) -> ApprovalCalls | None:
     if on_connect is None:
         return None
-    from ...network.gateway.deciding import Deciding
+    from ...network.host.approval_calls import ApprovalCalls
 
-    return Deciding(on_connect, plan.network, plan.asks)
+    return ApprovalCalls(on_connect, plan.network, plan.asks)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ...ipc.agent_client import AgentLink, OpenedShell
-    from ...network.gateway.deciding import OnConnect
+    from ...network.host.approval_calls import OnConnect
     from ...policy.limits import Limits
     from ..workspace.workspace import SandboxWorkspace
     from .decide import Decision, WorkspaceKind

@@ -9,8 +9,8 @@ from ... import backends
 from ..._value import Value
 from ...errors import InvalidCall, PolicyError
 from ...policy import Policy
-from ...policy.asking import PATIENCE, whole_seconds
 from ...policy.environment import checked
+from ...policy.on_connect import PATIENCE, whole_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import Any, TypedDict
 
-    from ...network.gateway.deciding import OnConnect
+    from ...network.host.approval_calls import OnConnect
     from ...policy.identity import Identity
 
 MODES = ("overlay", "bind", "readonly")
@@ -128,7 +128,7 @@ def _decider(on_connect: object, timeout: object, awaited: bool) -> tuple[OnConn
     seconds = whole_seconds(timeout)
     if on_connect is None:
         return None, 0
-    from ...network.gateway.deciding import checked
+    from ...network.host.approval_calls import checked
 
     return checked(on_connect, awaited=awaited), seconds
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...backends.base import Backend
     from ...ipc.agent_client import OpenedShell
     from ...launch.contract import Launch
-    from ...network.gateway.deciding import OnConnect
+    from ...network.host.approval_calls import OnConnect
     from ...policy.plan import Plan
     from .network import SandboxNetwork
 

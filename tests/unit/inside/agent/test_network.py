@@ -6,7 +6,7 @@ import pytest
 
 from staddle import Network
 from staddle.ipc.network_spec import NetworkSpec, decoded, encoded
-from staddle.network.namespace.arrangement import arrange
+from staddle.network.namespace.from_policy import network_spec
 
 NETWORKS = {
     "deny": Network.deny(),
@@ -18,7 +18,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_an_arrangement_arrives_as_it_was_but_for_what_nobody_can_hold(name: str) -> None:
-    made = arrange(NETWORKS[name])
+    made = network_spec(NETWORKS[name])
     assert decoded(encoded(made)) == made.replace(unheld=())
 
 

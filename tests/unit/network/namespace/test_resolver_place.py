@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from staddle.network.namespace.arrangement import RESOLVER
+from staddle.network.namespace.from_policy import RESOLVER
 from staddle.policy.system import RESOLV_CONF
 
 

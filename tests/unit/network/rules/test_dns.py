@@ -102,7 +102,7 @@ def test_an_answer_that_does_not_fit_is_cut_and_says_so() -> None:
     ],
 )
 def test_no_message_and_answers_get_silence(packet: bytes) -> None:
-    with pytest.raises(dns.Malformed) as caught:
+    with pytest.raises(dns.DnsFormatError) as caught:
         dns.parse(packet)
     assert not isinstance(caught.value, dns.Unanswerable)
 
@@ -153,7 +153,7 @@ def test_tcp_frames_come_whole_and_one_by_one() -> None:
     assert first[0] == ask()
     assert dns.unframed(first[1]) == (ask("b.com"), b"")
     for length in (0, 11, dns.LONGEST_QUERY + 1, 65535):
-        with pytest.raises(dns.Malformed):
+        with pytest.raises(dns.DnsFormatError):
             dns.unframed(struct.pack(">H", length))
 
 
@@ -233,7 +233,7 @@ def test_a_loop_of_aliases_ends() -> None:
     ],
 )
 def test_answers_to_something_else_are_no_answers(packet: bytes) -> None:
-    with pytest.raises(dns.Malformed):
+    with pytest.raises(dns.DnsFormatError):
         dns.read_answer(packet, 7, "api.example.com", dns.A)
 
 
@@ -246,7 +246,7 @@ def test_records_of_the_wrong_length_or_class_are_skipped() -> None:
 def test_no_bytes_break_the_parser(packet: bytes) -> None:
     try:
         question = dns.parse(packet)
-    except dns.Malformed:
+    except dns.DnsFormatError:
         return
     for answer in (dns.address_answer(question, V4, V6), dns.error_answer(question, dns.NO_SUCH_NAME)):
         assert len(answer) <= max(question.room, len(question.asked) + 12 + 11)
@@ -258,7 +258,7 @@ def test_flipped_and_cut_packets_are_a_question_or_an_error(tail: bytes, at: int
     packet[at % len(packet)] = byte
     try:
         dns.parse(bytes(packet))
-    except dns.Malformed:
+    except dns.DnsFormatError:
         pass
 
 
@@ -266,7 +266,7 @@ def test_flipped_and_cut_packets_are_a_question_or_an_error(tail: bytes, at: int
 def test_no_answer_from_outside_breaks_the_reader(tail: bytes, number: int) -> None:
     try:
         found = dns.read_answer(reply(tail, number), 7, "api.example.com", dns.A)
-    except dns.Malformed:
+    except dns.DnsFormatError:
         return
     assert len(found.addresses) <= dns.MOST_RECORDS
     assert all(len(address) == 4 for address in found.addresses)

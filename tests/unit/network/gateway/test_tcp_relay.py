@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.network.gateway import pipes, relay
-from staddle.network.gateway.relay import AGAIN, ENDED, WAIT, Budget, Flow
+from staddle.network.gateway import pipes, tcp_relay
+from staddle.network.gateway.tcp_relay import AGAIN, ENDED, WAIT, Budget, Flow
 
 
 class Line:
@@ -126,7 +126,7 @@ def test_bytes_that_wait_in_a_pipe_arrive_in_order(line: Line, budget: Budget) -
             if len(got) == len(data):
                 break
     assert got == data
-    assert 0 < waited <= relay.MOST_KEPT
+    assert 0 < waited <= tcp_relay.MOST_KEPT
     assert budget.kept == 0
 
 
@@ -214,13 +214,13 @@ def test_what_was_held_back_goes_first(line: Line) -> None:
 
 
 def test_a_reset_is_raised(line: Line) -> None:
-    relay.reset(line.writer)
+    tcp_relay.reset(line.writer)
     with pytest.raises(ConnectionResetError):
         line.flow.move(to_the_end=True)
 
 
 def test_when_much_is_kept_nobody_keeps_more_than_a_page(line: Line, budget: Budget) -> None:
-    budget.kept += relay.MOST_KEPT
+    budget.kept += tcp_relay.MOST_KEPT
     before = budget.kept
     for _ in range(3000):
         try:
@@ -230,7 +230,7 @@ def test_when_much_is_kept_nobody_keeps_more_than_a_page(line: Line, budget: Bud
         line.flow.move(to_the_end=False)
         if budget.kept > before:
             break
-    assert before < budget.kept <= before + relay.PAGE
+    assert before < budget.kept <= before + tcp_relay.PAGE
 
 
 def test_a_budget_of_bytes_ends_the_flow(line: Line, budget: Budget) -> None:

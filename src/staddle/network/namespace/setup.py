@@ -3,7 +3,7 @@
 Called by the first process inside, in a network namespace of its own, while it has
 CAP_NET_ADMIN and CAP_NET_BIND_SERVICE over it, before anything of the agent runs:
 
-    ready = prepare(arrangement)      make everything, or raise OSError
+    ready = prepare(spec)      make everything, or raise OSError
 
 What was made is then handed out (see `handing`). The gateway accepts on these sockets from
 outside; nothing of ours runs inside afterwards.
@@ -19,9 +19,9 @@ import struct
 from ...ipc.network_spec import ANYWHERE
 from ...linux.netlink import LOOPBACK, NETFILTER, Netlink, address, attribute, link_up, local_route, message
 from ..rules import synthetic
-from .arrangement import LISTENER_PORT, RESOLVER
-from .handing import Ready
+from .from_policy import LISTENER_PORT, RESOLVER
 from .ruleset import LOG_GROUP, LOG_LENGTH, compiled
+from .socket_handoff import PreparedSockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,21 +35,21 @@ _SOL_NETLINK, _NETLINK_NO_ENOBUFS = 270, 5
 _STREAM, _DATAGRAM = _socket.SOCK_STREAM, _socket.SOCK_DGRAM
 
 
-def prepare(arrangement: NetworkSpec, *, redirect: bool = True) -> Ready:
-    """Bring loopback up and make what `arrangement` asks for. Nothing is left open when it fails."""
+def prepare(spec: NetworkSpec, *, redirect: bool = True) -> PreparedSockets:
+    """Bring loopback up and make what `spec` asks for. Nothing is left open when it fails."""
     redirects, tells = False, False
-    if redirect and (arrangement.gates or arrangement.datagrams):
-        redirects, tells = _redirect(arrangement)
-    v6 = _interfaces(arrangement, everything=redirects)
+    if redirect and (spec.gates or spec.datagrams):
+        redirects, tells = _redirect(spec)
+    v6 = _interfaces(spec, everything=redirects)
     made: list[tuple[Label, _socket.socket]] = []
     try:
-        for packed, port in arrangement.forwards:
+        for packed, port in spec.forwards:
             made.append((("forward", packed, port), _listener(packed, port)))
-        if arrangement.resolver:
+        if spec.resolver:
             where = bytes(map(int, RESOLVER.split(".")))
             made.append((("dns", where, 53), _bound(_DATAGRAM, where, 53)))
             made.append((("dns-tcp", where, 53), _listener(where, 53)))
-        for packed, port in arrangement.datagrams:
+        for packed, port in spec.datagrams:
             made += [(("udp", p, port), _datagram(p, port)) for p in _addresses(packed, v6)]
         if redirects:
             for own in (synthetic.OWN_V4, synthetic.OWN_V6) if v6 else (synthetic.OWN_V4,):
@@ -57,23 +57,23 @@ def prepare(arrangement: NetworkSpec, *, redirect: bool = True) -> Ready:
             if tells:
                 made.append((("refusals", b"", 0), _refusals()))
         else:
-            for packed, port in arrangement.listeners:
+            for packed, port in spec.listeners:
                 made += [(("tcp", p, port), _listener(p, port)) for p in _addresses(packed, v6)]
     except BaseException:
         for _, each in made:
             each.close()
         raise
-    return Ready(tuple(made), redirects, v6)
+    return PreparedSockets(tuple(made), redirects, v6)
 
 
-def _interfaces(arrangement: NetworkSpec, everything: bool) -> bool:
+def _interfaces(spec: NetworkSpec, everything: bool) -> bool:
     """Loopback, addresses on it besides 127.0.0.1 and ::1, and routes. Returns whether there is IPv6.
 
     Without other addresses, getaddrinfo() with AI_ADDRCONFIG finds that there is no network,
     and asks for no address at all.
     """
     messages = [(4, link_up(LOOPBACK))]
-    networks = _networks(arrangement, everything)
+    networks = _networks(spec, everything)
     if networks:
         own = {4: synthetic.OWN_V4, 16: synthetic.OWN_V6}
         messages += [(length, address(LOOPBACK, packed, length * 8)) for length, packed in own.items()]
@@ -89,11 +89,11 @@ def _interfaces(arrangement: NetworkSpec, everything: bool) -> bool:
     return v6
 
 
-def _networks(arrangement: NetworkSpec, everything: bool) -> list[tuple[bytes, int]]:
+def _networks(spec: NetworkSpec, everything: bool) -> list[tuple[bytes, int]]:
     """What is brought to our own loopback."""
-    found = {(packed, prefix) for packed, prefix, _ in arrangement.gates}
-    found |= {(packed, len(packed) * 8) for packed, _ in arrangement.datagrams if packed}
-    if arrangement.resolver:
+    found = {(packed, prefix) for packed, prefix, _ in spec.gates}
+    found |= {(packed, len(packed) * 8) for packed, _ in spec.datagrams if packed}
+    if spec.resolver:
         found |= {
             (synthetic.V4_NETWORK, synthetic.V4_PREFIX),
             (synthetic.V6_NETWORK, synthetic.V6_PREFIX),
@@ -104,12 +104,12 @@ def _networks(arrangement: NetworkSpec, everything: bool) -> list[tuple[bytes, i
     return sorted(network for network in found if not _is_loopback(network[0]))
 
 
-def _redirect(arrangement: NetworkSpec) -> tuple[bool, bool]:
+def _redirect(spec: NetworkSpec) -> tuple[bool, bool]:
     """Have nftables deliver TCP to our listener and refuse the rest: whether it does, and tells of it."""
     for v6, tells in ((True, True), (True, False), (False, True), (False, False)):
         try:
             with Netlink(NETFILTER) as kernel:
-                kernel.ask_batch(*compiled(arrangement, v6=v6, tells=tells))
+                kernel.ask_batch(*compiled(spec, v6=v6, tells=tells))
         except OSError as error:
             # Not in this kernel, not loaded, or refused around us. Which of them does not matter.
             if error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
@@ -139,7 +139,7 @@ def _refusals() -> _socket.socket:
 
 
 def _addresses(packed: bytes, v6: bool) -> list[bytes]:
-    """The addresses to bind for one of an arrangement, as far as there is IPv6."""
+    """The addresses to bind for an address of the specification, as far as there is IPv6."""
     if packed == ANYWHERE:
         return [bytes(4), bytes(16)] if v6 else [bytes(4)]
     return [packed] if v6 or len(packed) == 4 else []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..rules.rules import Verdict
-    from .gateway import Gateway
+    from .context import GatewayContext
 
     Sender = tuple[Any, ...]
 
@@ -30,17 +30,17 @@ _V4_INFO = struct.Struct("i4s4s")  # struct in_pktinfo
 _V6_INFO = struct.Struct("16si")  # struct in6_pktinfo
 
 
-class Datagrams:
+class UdpRelay:
     """All flows of a sandbox."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._flows: dict[tuple[int, Sender, bytes], _Flow] = {}
-        gateway.loop.sweep(self._sweep)
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
+        self._flows: dict[tuple[int, Sender, bytes], _UdpFlow] = {}
+        context.loop.sweep(self._sweep)
 
     def serve(self, served: _socket.socket, port: int) -> None:
         """Relay what comes in at this socket, which was bound to `port` inside."""
-        self._gateway.loop.watch(served.fileno(), lambda _: self._received(served, port), INPUT)
+        self._context.loop.watch(served.fileno(), lambda _: self._received(served, port), INPUT)
 
     def _received(self, served: _socket.socket, port: int) -> None:
         for _ in range(_TURNS):
@@ -60,23 +60,23 @@ class Datagrams:
                 self._flows[key] = flow
             flow.send(data)
 
-    def _begin(self, served: _socket.socket, sender: Sender, to: bytes, port: int) -> _Flow | None:
-        gateway = self._gateway
+    def _begin(self, served: _socket.socket, sender: Sender, to: bytes, port: int) -> _UdpFlow | None:
+        context = self._context
         if len(self._flows) >= _FLOWS:
             return None
-        name = gateway.addresses.name(to)
+        name = context.addresses.name(to)
         if name is None and synthetic.is_ours(to):
             return None
         host = name or _socket.inet_ntop(_socket.AF_INET if len(to) == 4 else _socket.AF_INET6, to)
-        verdict = decide(host, port, gateway.network, "udp")
+        verdict = decide(host, port, context.network, "udp")
         if not verdict.allowed:
-            gateway.teller.about("refused", verdict)
+            context.events.about("refused", verdict)
             return None
-        flow = _Flow(gateway, (served, sender, to), verdict, name)
+        flow = _UdpFlow(context, (served, sender, to), verdict, name)
         if name is None:
             flow.found((host,), "")
         else:
-            gateway.resolver.resolve(name, flow.found)
+            context.dns_client.resolve(name, flow.found)
         return flow
 
     def _sweep(self, now: float) -> bool:
@@ -87,31 +87,31 @@ class Datagrams:
         return bool(self._flows)
 
 
-class _Flow:
+class _UdpFlow:
     """One sender inside and one destination."""
 
     def __init__(
         self,
-        gateway: Gateway,
+        context: GatewayContext,
         ends: tuple[_socket.socket, Sender, bytes],
         verdict: Verdict,
         name: str | None,
     ) -> None:
-        self._gateway, self._verdict, self._name = gateway, verdict, name
+        self._context, self._verdict, self._name = context, verdict, name
         self._served, self._sender, self._to = ends
         self._outside: _socket.socket | None = None
         self._held: list[bytes] = []
         self.failed = False
-        self.touched = gateway.loop.now
+        self.touched = context.loop.now
 
     def found(self, addresses: tuple[str, ...], why: str) -> None:
         """The destination has these addresses: use the first that may be."""
-        verdict, network = self._verdict, self._gateway.network
+        verdict, network = self._verdict, self._context.network
         for address in addresses:
             if self._name is not None:
                 about = resolved(self._name, address, verdict.port, network, "udp")
                 if not about.allowed:
-                    self._gateway.teller.about("refused", about)
+                    self._context.events.about("refused", about)
                     continue
             family = _socket.AF_INET6 if ":" in address else _socket.AF_INET
             try:
@@ -123,20 +123,20 @@ class _Flow:
                 why = error.strerror or ""
                 continue
             self._outside = outside
-            self._gateway.loop.watch(outside.fileno(), self._answered, INPUT)
-            self._gateway.teller.about("allowed", verdict)
+            self._context.loop.watch(outside.fileno(), self._answered, INPUT)
+            self._context.events.about("allowed", verdict)
             for data in self._held:
                 self.send(data)
             self._held.clear()
             return
         self.failed = True
         if why:
-            self._gateway.teller.about("failed", verdict, why)
+            self._context.events.about("failed", verdict, why)
 
     def send(self, data: bytes) -> None:
         """Send it out, or keep it until we know where to."""
-        self.touched = self._gateway.loop.now
-        budget = self._gateway.budget
+        self.touched = self._context.loop.now
+        budget = self._context.budget
         budget.moved += len(data)
         if budget.exhausted():
             return
@@ -152,7 +152,7 @@ class _Flow:
     def close(self) -> None:
         """Forget the flow."""
         if self._outside is not None:
-            self._gateway.loop.forget(self._outside.fileno())
+            self._context.loop.forget(self._outside.fileno())
             self._outside.close()
             self._outside = None
 
@@ -162,8 +162,8 @@ class _Flow:
                 return
             try:
                 data = self._outside.recv(_LARGEST)
-                self.touched = self._gateway.loop.now
-                self._gateway.budget.moved += len(data)
+                self.touched = self._context.loop.now
+                self._context.budget.moved += len(data)
                 self._served.sendmsg([data], [_source(self._to)], 0, self._sender)
             except OSError:
                 return

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from staddle.ipc.gateway_messages import Settings, decode_attempt
+from staddle.ipc.gateway_messages import GatewaySettings, decode_attempt
 from staddle.network.gateway.gateway import Gateway
 from staddle.network.rules import dns, synthetic
 
@@ -22,14 +22,14 @@ class Inside:
         self._line, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         self.gateway = Gateway(theirs)
         self.gateway._line.setblocking(False)
-        self.gateway._set(Settings("allow", entries, asks=asks))
-        self.gateway.resolving.v6 = True
+        self.gateway._set(GatewaySettings("allow", entries, asks=asks))
+        self.gateway.dns_server.v6 = True
 
     def ask(self, name: str, kind: int = dns.A) -> tuple[int, bytes]:
         """The code of the answer, and its last record's content."""
         labels = b"".join(bytes([len(x)]) + x.encode() for x in name.split("."))
         packet = struct.pack(">HHHHHH", 9, 0x100, 1, 0, 0, 0) + labels + b"\0" + struct.pack(">HH", kind, 1)
-        answer = self.gateway.resolving.answer(packet)
+        answer = self.gateway.dns_server.answer(packet)
         assert answer is not None
         size = 4 if kind == dns.A else 16
         return answer[3] & 15, answer[-size:] if struct.unpack_from(">H", answer, 6)[0] else b""
@@ -119,7 +119,7 @@ def test_where_somebody_may_be_asked_names_have_addresses_but_not_refused_ones()
 def test_no_packet_gets_an_address_but_for_an_allowed_name(
     inside: Inside, packet: bytes, over_tcp: bool
 ) -> None:
-    answer = inside.gateway.resolving.answer(packet, over_tcp)
+    answer = inside.gateway.dns_server.answer(packet, over_tcp)
     if answer is not None and struct.unpack_from(">H", answer, 6)[0]:
         name = dns.parse(packet, over_tcp).name
         assert name is not None

@@ -1,6 +1,6 @@
 """An HTTP proxy that decides as the gateway does: for macOS, where a sandbox has no network of its own.
 
-    python -I -S .../network/gateway/proxy.py LISTENER SETTINGS LIFELINE
+    python -I -S .../network/gateway/http_proxy.py LISTENER SETTINGS LIFELINE
 
 All three are descriptors. SETTINGS says a word that clients have to know, and then the entries of
 an allow list, one a line. It ends when LIFELINE does. Plain sockets and threads, so that it runs
@@ -30,7 +30,7 @@ _LONGEST_SETTINGS = 1 << 16
 _PIECE = 1 << 16
 
 
-class Refused(Exception):
+class ProxyRefusal(Exception):
     """The request is not done; `status` is what the client is told, with the words of this."""
 
     def __init__(self, status: str, why: str) -> None:
@@ -38,7 +38,7 @@ class Refused(Exception):
         self.status = status
 
 
-class Proxy:
+class HttpProxy:
     """Serves one sandbox."""
 
     def __init__(self, network: Network, word: str) -> None:
@@ -64,7 +64,7 @@ class Proxy:
         try:
             client.settimeout(_HEAD)
             self._attend(client)
-        except Refused as refused:
+        except ProxyRefusal as refused:
             _say(client, refused.status, str(refused))
         except (OSError, ValueError):
             pass
@@ -84,7 +84,7 @@ class Proxy:
             rest = opening[_end(opening) :]
             if not tunnel:
                 if rest and not _announces_more(opening):
-                    raise Refused("400 Bad Request", "one request a connection, please")
+                    raise ProxyRefusal("400 Bad Request", "one request a connection, please")
                 server.sendall(_passed_on(method, target, version, opening) + rest)
             else:
                 client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -103,9 +103,9 @@ class Proxy:
             if seen is not None:
                 break
             if not piece:
-                raise Refused("400 Bad Request", "it was cut off")
+                raise ProxyRefusal("400 Bad Request", "it was cut off")
         if seen.protocol != "http" or seen.problem or seen.name is None:
-            raise Refused("400 Bad Request", seen.problem or "it is no request of a proxy")
+            raise ProxyRefusal("400 Bad Request", seen.problem or "it is no request of a proxy")
         return seen.name, data.lstrip()
 
     def _check_word(self, opening: bytes) -> None:
@@ -116,7 +116,7 @@ class Proxy:
                 if hmac.compare_digest(value.strip(), self._word):
                     return
                 break
-        raise Refused("407 Proxy Authentication Required", "this proxy is for one sandbox only")
+        raise ProxyRefusal("407 Proxy Authentication Required", "this proxy is for one sandbox only")
 
     def _decided(self, name: str, port: int) -> Verdict:
         from staddle.network.rules.rules import decide
@@ -143,7 +143,7 @@ class Proxy:
                 continue
         if refused is not None:
             raise _refusal(refused)
-        raise Refused("502 Bad Gateway", f"{name}:{verdict.port} does not answer")
+        raise ProxyRefusal("502 Bad Gateway", f"{name}:{verdict.port} does not answer")
 
     def _look(self, client: socket.socket, server: socket.socket, name: str, opening: bytes) -> None:
         """Hold back what the client says first until it is known to be for this host.
@@ -177,22 +177,24 @@ class Proxy:
         server.sendall(opening)
 
 
-def _refusal(verdict: Verdict) -> Refused:
+def _refusal(verdict: Verdict) -> ProxyRefusal:
     where = f"{verdict.host}:{verdict.port} was refused: {verdict.rule}"
-    return Refused("403 Forbidden", f"{where}; {verdict.allow} would allow it" if verdict.allow else where)
+    return ProxyRefusal(
+        "403 Forbidden", f"{where}; {verdict.allow} would allow it" if verdict.allow else where
+    )
 
 
 def _port(target: bytes, tunnel: bool) -> int:
     if not tunnel and not target.lower().startswith(b"http://"):
-        raise Refused("400 Bad Request", "only CONNECT and http:// are understood")
+        raise ProxyRefusal("400 Bad Request", "only CONNECT and http:// are understood")
     authority = target if tunnel else target[7:].partition(b"/")[0].partition(b"?")[0]
     host, colon, port = authority.rpartition(b":")
     if not colon or authority.endswith(b"]"):
         if tunnel:
-            raise Refused("400 Bad Request", "CONNECT needs a port")
+            raise ProxyRefusal("400 Bad Request", "CONNECT needs a port")
         return 80
     if b"@" in host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise Refused("400 Bad Request", "its target is malformed")
+        raise ProxyRefusal("400 Bad Request", "its target is malformed")
     return int(port)
 
 
@@ -267,7 +269,7 @@ def main(words: list[str]) -> None:
     listener, settings, lifeline = map(int, words)
     with os.fdopen(settings, "rb") as file:
         word, *entries = file.read(_LONGEST_SETTINGS).decode().split("\n")
-    proxy = Proxy(Network.allow(*(entry for entry in entries if entry)), word)
+    proxy = HttpProxy(Network.allow(*(entry for entry in entries if entry)), word)
     serving = socket.socket(fileno=listener)
     threading.Thread(target=proxy.serve, args=(serving,), daemon=True).start()
     os.read(lifeline, 1)  # nobody writes there: it ends with who started us

@@ -11,11 +11,11 @@ from collections import deque
 
 from ...ipc.gateway_messages import (
     Attempt,
-    Question,
+    ConnectQuestion,
     encode_attempt,
-    encode_hungry,
+    encode_flush,
+    encode_need_sockets,
     encode_question,
-    encode_turn,
 )
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _WAITING, _A_SECOND = 256, 200
 
 
-class Teller:
+class EventSender:
     """The gateway's own end of the line, for sending."""
 
     def __init__(self, loop: Loop, line: _socket.socket) -> None:
@@ -54,7 +54,7 @@ class Teller:
         """Tell it, soon, or count it."""
         second = int(self._loop.now)
         if second != self._second:
-            self._turn(second)
+            self._next_second(second)
         key = (attempt.outcome, attempt.protocol, attempt.host, attempt.port, attempt.why, attempt.allow)
         seen = self._recent.get(key)
         if seen is not None:
@@ -67,18 +67,18 @@ class Teller:
         self._recent[key] = 0
         self._queue(encode_attempt(attempt))
 
-    def hungry(self, count: int) -> None:
+    def need_sockets(self, count: int) -> None:
         """Ask for more sockets that are not connected yet."""
-        self._queue(encode_hungry(count), wish=True)
+        self._queue(encode_need_sockets(count), wish=True)
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: ConnectQuestion) -> None:
         """Ask for a decision."""
         self._queue(encode_question(question), wish=True)
 
-    def turn(self, number: int) -> None:
+    def send_flush(self, number: int) -> None:
         """Tell what there is, repetitions too, then that this was all until now."""
-        self._turn(self._second)
-        self._waiting.append(encode_turn(number))
+        self._next_second(self._second)
+        self._waiting.append(encode_flush(number))
         self.flush()
 
     def flush(self) -> None:
@@ -90,7 +90,7 @@ class Teller:
                 return  # full; or gone, which reading from it tells
             self._waiting.popleft()
 
-    def _turn(self, second: int) -> None:
+    def _next_second(self, second: int) -> None:
         """A new second: the repetitions of the last one, as one message each."""
         for (outcome, protocol, host, port, why, allow), again in self._recent.items():
             if again:
@@ -118,6 +118,6 @@ class Teller:
 
     def _sweep(self, now: float) -> bool:
         if int(now) != self._second and (self._recent or self._lost):
-            self._turn(int(now))
+            self._next_second(int(now))
         self.flush()
         return bool(self._recent or self._waiting or self._lost)

@@ -10,14 +10,14 @@ import pytest
 from staddle import Network
 from staddle.ipc.gateway_messages import (
     Attempt,
-    Question,
+    ConnectQuestion,
     decode_decision,
     encode_attempt,
-    encode_hungry,
+    encode_need_sockets,
     encode_question,
 )
-from staddle.network.gateway.deciding import Deciding
-from staddle.network.host.told import MOST, Told
+from staddle.network.host.approval_calls import ApprovalCalls
+from staddle.network.host.gateway_log import MOST, GatewayLog
 from tests.kernel.waiting import until
 
 
@@ -26,7 +26,7 @@ class Line:
 
     def __init__(self) -> None:
         ours, self.gateway = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.told = Told(socket.socket(fileno=ours.detach()))
+        self.told = GatewayLog(socket.socket(fileno=ours.detach()))
 
     def tell(self, outcome: str, host: str, port: int = 443, why: str = "no entry allows it") -> None:
         self.gateway.send(encode_attempt(Attempt(outcome, "tcp", host, port, why, host)))  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def test_more_than_anybody_reads_are_counted(line: Line) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [b"\0", b"attempt 1\n", b"attempt 1\nl\xff\xff\xff\xff", encode_hungry(3), b"x" * 5000]
+    "message", [b"\0", b"attempt 1\n", b"attempt 1\nl\xff\xff\xff\xff", encode_need_sockets(3), b"x" * 5000]
 )
 def test_nonsense_is_passed_over(line: Line, message: bytes) -> None:
     line.gateway.send(message)
@@ -102,16 +102,16 @@ def test_reading_ends_with_the_gateway(line: Line) -> None:
 
 
 def test_what_it_asks_is_answered_over_the_same_line(line: Line) -> None:
-    line.told.decide_with(Deciding(lambda event: event.what == "a.com:443", Network.deny(), 30))
+    line.told.decide_with(ApprovalCalls(lambda event: event.what == "a.com:443", Network.deny(), 30))
     line.gateway.settimeout(30)
     for identity, host in ((1, "a.com"), (2, "b.com")):
-        line.gateway.send(encode_question(Question(identity, host, 443)))
+        line.gateway.send(encode_question(ConnectQuestion(identity, host, 443)))
         assert line.told.read()
         assert decode_decision(line.gateway.recv(4096)) == (identity, identity == 1)
 
 
 def test_a_question_that_nobody_is_there_for_has_no_answer(line: Line) -> None:
-    line.gateway.send(encode_question(Question(1, "a.com", 443)))
+    line.gateway.send(encode_question(ConnectQuestion(1, "a.com", 443)))
     assert line.told.read()
     line.gateway.settimeout(0.05)
     with pytest.raises(TimeoutError):

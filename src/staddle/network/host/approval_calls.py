@@ -19,13 +19,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...ipc.gateway_messages import Question
+    from ...ipc.gateway_messages import ConnectQuestion
     from ...policy.network import Network
 
     OnConnect = Callable[[Event], object]
     #: The question, whom to tell the answer, and whom what went wrong; not asked after so long.
-    Answer = Callable[[Question, bool], None]
-    Waiting = tuple[Question, Answer, Callable[[Event], None], float]
+    Answer = Callable[[ConnectQuestion, bool], None]
+    Waiting = tuple[ConnectQuestion, Answer, Callable[[Event], None], float]
 
 #: Calls at once, and questions that wait for a turn: as many as a gateway ever waits for.
 _AT_ONCE, _WAITING = 8, 32
@@ -33,7 +33,7 @@ _LONGEST = 300
 _COROUTINE = 0x80 | 0x100  # CO_COROUTINE, CO_ITERABLE_COROUTINE
 
 
-class Deciding:
+class ApprovalCalls:
     """Asks `on_connect`, and hands its answers on. Thread-safe; starts no thread before a question."""
 
     def __init__(self, on_connect: OnConnect, network: Network, seconds: int) -> None:
@@ -43,7 +43,7 @@ class Deciding:
         self._running = 0
         self._closed = False
 
-    def ask(self, question: Question, answer: Answer, note: Callable[[Event], None]) -> None:
+    def ask(self, question: ConnectQuestion, answer: Answer, note: Callable[[Event], None]) -> None:
         """Have `answer` called with the decision, from another thread, if there is one in time."""
         waiting = (question, answer, note, time.monotonic() + self._seconds)
         with self._lock:
@@ -75,7 +75,7 @@ class Deciding:
                 if waiting is None:
                     self._running -= 1
 
-    def _decided(self, question: Question, note: Callable[[Event], None]) -> bool:
+    def _decided(self, question: ConnectQuestion, note: Callable[[Event], None]) -> bool:
         """What `on_connect` says; whatever else it does is a no."""
         from ...policy.addresses import special
         from ..rules.rules import decide

@@ -4,7 +4,7 @@ A socket belongs for ever to the network namespace in which it was made, whoever
 asks over a UNIX socket (SOCK_SEQPACKET); see `forward` for its side:
 
     hand_over(line, ready)            send the sockets out; ours are closed
-    answer(line, message)             for every message that `is_wish`
+    answer(line, message)             for every message that `is_forward_request`
 
 As little as possible is imported: some agents carry this along.
 """
@@ -23,15 +23,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...ipc.gateway_messages import Label
 
-WISH, REPLY = b"forward 1\n", b"forwarded 1\n"
-CONNECT, STOCKED = 1, 2
+FORWARD_REQUEST, FORWARD_REPLY = b"forward 1\n", b"forwarded 1\n"
+CONNECT, NEED_SOCKETS = 1, 2
 #: Unconnected sockets to hand out at a time.
 STOCK = 16
 #: Seconds for a server inside that does not accept.
 _INSIDE = 0.5
 
 
-class Ready(Value):
+class PreparedSockets(Value):
     """What was made: labelled sockets, and what this kernel has.
 
     `redirects` is whether every port is delivered to one listener, `v6` whether there is IPv6.
@@ -42,7 +42,7 @@ class Ready(Value):
     v6: bool
 
 
-def hand_over(line: int, ready: Ready) -> None:
+def hand_over(line: int, ready: PreparedSockets) -> None:
     """Send the sockets over the UNIX socket `line`, and close ours."""
     channel = _socket.socket(fileno=os.dup(line))
     try:
@@ -61,13 +61,13 @@ def hand_over(line: int, ready: Ready) -> None:
             each.close()
 
 
-def stock(count: int) -> Ready:
+def stock(count: int) -> PreparedSockets:
     """Sockets that are not connected yet: from outside, they connect to servers in here."""
     made = tuple(
         (("stock", b"", 0), _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC))
         for _ in range(count)
     )
-    return Ready(made, False, False)
+    return PreparedSockets(made, False, False)
 
 
 def connected(port: int, host: str = "127.0.0.1", timeout: float = 5.0) -> _socket.socket:
@@ -84,26 +84,28 @@ def connected(port: int, host: str = "127.0.0.1", timeout: float = 5.0) -> _sock
     return made
 
 
-def is_wish(message: bytes) -> bool:
+def is_forward_request(message: bytes) -> bool:
     """Whether a message to the first process inside is one for `answer`."""
-    return message.startswith(WISH)
+    return message.startswith(FORWARD_REQUEST)
 
 
 def answer(line: int, message: bytes) -> None:
     """Do what the host asks for, and send the sockets. Who asks is the host: it is trusted."""
-    kind, value = wire.decode(WISH, message, 2)
+    kind, value = wire.decode(FORWARD_REQUEST, message, 2)
     channel = _socket.socket(fileno=os.dup(line))
     try:
-        if kind == STOCKED:
+        if kind == NEED_SOCKETS:
             hand_over(line, stock(min(int(value), MOST_DESCRIPTORS)))
             return
         try:
             made = _connected(int(value))
         except OSError as error:
-            channel.send(wire.encode(REPLY, (error.errno or 111,)))
+            channel.send(wire.encode(FORWARD_REPLY, (error.errno or 111,)))
             return
         rights = struct.pack("i", made.fileno())
-        channel.sendmsg([wire.encode(REPLY, (0,))], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+        channel.sendmsg(
+            [wire.encode(FORWARD_REPLY, (0,))], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)]
+        )
         made.close()
     finally:
         channel.close()
@@ -117,7 +119,7 @@ def _connected(port: int) -> _socket.socket:
         return connected(port, "::1", timeout=_INSIDE)
 
 
-class Forwards:
+class ForwardSockets:
     """All that an agent offers for its network where nothing of it was made by the agent."""
 
     def hand_over(self, line: int) -> None:
@@ -125,5 +127,5 @@ class Forwards:
 
     def answer(self, line: int, wish: bytes) -> None:
         """A connection to a server inside, or sockets that can be connected to one."""
-        if is_wish(wish):
+        if is_forward_request(wish):
             answer(line, wish)

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from staddle.network.namespace.unheard import Unheard
+from staddle.network.host.unread_sockets import UnreadSockets
 
 
 @pytest.fixture
-def unheard() -> Iterator[Unheard]:
-    made = Unheard()
+def unheard() -> Iterator[UnreadSockets]:
+    made = UnreadSockets()
     yield made
     made.close()
 
 
-def test_it_is_quiet_until_something_waits(unheard: Unheard) -> None:
+def test_it_is_quiet_until_something_waits(unheard: UnreadSockets) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as names, socket.socket() as stock:
         listener = socket.create_server(("127.0.0.1", 0))
         names.bind(("127.0.0.1", 0))
@@ -35,7 +35,7 @@ def test_it_is_quiet_until_something_waits(unheard: Unheard) -> None:
         listener.close()
 
 
-def test_once_it_was_heard_nothing_is_held(unheard: Unheard) -> None:
+def test_once_it_was_heard_nothing_is_held(unheard: UnreadSockets) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     with socket.socket() as one:
         unheard.add([one.fileno()])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Unheard:
+class UnreadSockets:
     """Copies of the sockets, until the gateway is heard or this is closed."""
 
     def __init__(self) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from staddle.ipc.gateway_messages import Attempt, decode_attempt, decode_turn
+from staddle.ipc.gateway_messages import Attempt, decode_attempt, decode_flush
+from staddle.network.gateway.event_sender import EventSender
 from staddle.network.gateway.loop import Loop
-from staddle.network.gateway.telling import Teller
 
 
 class Host:
@@ -21,7 +21,7 @@ class Host:
         self._line, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         theirs.setblocking(False)
         self.theirs = theirs
-        self.teller = Teller(self.loop, theirs)
+        self.events = EventSender(self.loop, theirs)
 
     def told(self) -> list[Attempt]:
         found = []
@@ -33,7 +33,7 @@ class Host:
 
     def later(self, seconds: float = 1.0) -> None:
         self.loop.now += seconds
-        self.teller._sweep(self.loop.now)
+        self.events._sweep(self.loop.now)
 
     def close(self) -> None:
         self._line.close()
@@ -52,23 +52,23 @@ def refused(name: str) -> Attempt:
 
 
 def test_an_attempt_is_told_at_once(host: Host) -> None:
-    host.teller.tell(refused("a.com"))
+    host.events.tell(refused("a.com"))
     assert host.told() == [refused("a.com")]
 
 
 def test_repetitions_in_one_second_are_one_message_with_a_count(host: Host) -> None:
     for _ in range(500):
-        host.teller.tell(refused("a.com"))
+        host.events.tell(refused("a.com"))
     assert len(host.told()) == 1
     host.later()
     assert [(a.host, a.count) for a in host.told()] == [("a.com", 499)]
-    host.teller.tell(refused("a.com"))
+    host.events.tell(refused("a.com"))
     assert len(host.told()) == 1
 
 
 def test_noise_is_counted_and_the_count_is_told(host: Host) -> None:
     for n in range(5000):
-        host.teller.tell(refused(f"x{n}.com"))
+        host.events.tell(refused(f"x{n}.com"))
     first = host.told()
     assert 0 < len(first) <= 200
     host.later()
@@ -80,12 +80,12 @@ def test_noise_is_counted_and_the_count_is_told(host: Host) -> None:
 
 def test_a_turn_tells_what_was_repeated_and_begins_anew(host: Host) -> None:
     for _ in range(3):
-        host.teller.tell(refused("a.com"))
-    host.teller.turn(7)
+        host.events.tell(refused("a.com"))
+    host.events.send_flush(7)
     first, again, turn = (host._line.recv(65536) for _ in range(3))
-    assert (decode_attempt(first).count, decode_attempt(again).count, decode_turn(turn)) == (1, 2, 7)
+    assert (decode_attempt(first).count, decode_attempt(again).count, decode_flush(turn)) == (1, 2, 7)
     assert decode_attempt(again).allow == decode_attempt(first).allow
-    host.teller.tell(refused("a.com"))
+    host.events.tell(refused("a.com"))
     assert [a.count for a in host.told()] == [1]  # who asks next has its own
 
 
@@ -93,19 +93,19 @@ def test_a_host_that_does_not_read_is_not_waited_for(host: Host) -> None:
     for n in range(100_000):
         if n % 150 == 0:
             host.later()
-        host.teller.tell(refused(f"x{n}.com"))
-    assert len(host.teller._waiting) <= 256
+        host.events.tell(refused(f"x{n}.com"))
+    assert len(host.events._waiting) <= 256
     told = 0
     for _ in range(50):
         told += len(host.told())
         host.later()
     assert 256 <= told < 5000
-    host.teller.tell(refused("still.com"))
+    host.events.tell(refused("still.com"))
     assert any(a.host == "still.com" for a in host.told())
 
 
 def test_a_line_that_is_gone_is_nobodys_problem(host: Host) -> None:
     host._line.close()
     for n in range(1000):
-        host.teller.tell(refused(f"x{n}.com"))
+        host.events.tell(refused(f"x{n}.com"))
     host.later()

@@ -16,8 +16,8 @@ from ...ipc.wire import Malformed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...ipc.gateway_messages import Attempt, Question
-    from ..gateway.deciding import Deciding
+    from ...ipc.gateway_messages import Attempt, ConnectQuestion
+    from .approval_calls import ApprovalCalls
 
 #: Destinations that are kept. A command that tries more is told of with their number.
 MOST = 64
@@ -25,7 +25,7 @@ MOST = 64
 _TURNS, _PATIENCE = 256, 2.0
 
 
-class Told:
+class GatewayLog:
     """The host side's end of a gateway's line. It reads hostile bytes: bounded, and checked."""
 
     def __init__(self, line: _socket.socket, who: str = "") -> None:
@@ -35,13 +35,13 @@ class Told:
         self._events: dict[tuple[str, str, int], Event] = {}
         self._more = 0
         self._child = 0
-        self._deciding: Deciding | None = None
+        self._deciding: ApprovalCalls | None = None
 
     def fileno(self) -> int:
         """Becomes readable when there is something to read; -1 once it is finished."""
         return self._line.fileno()
 
-    def decide_with(self, deciding: Deciding) -> None:
+    def decide_with(self, deciding: ApprovalCalls) -> None:
         """Have what the gateway asks answered. Nothing is asked before it is read."""
         self._deciding = deciding
 
@@ -122,7 +122,7 @@ class Told:
             poll.poll()
         self.finish()
 
-    def _answer(self, question: Question, allowed: bool) -> None:
+    def _answer(self, question: ConnectQuestion, allowed: bool) -> None:
         with self._lock:
             try:
                 self._line.send(encode_decision(question.identity, allowed), _socket.MSG_DONTWAIT)
@@ -130,7 +130,7 @@ class Told:
                 pass  # it has ended: nothing goes out any more
 
     def _note(self, attempt: Attempt) -> None:
-        from .starting import event
+        from .gateway_process import event
 
         if attempt.outcome not in ("refused", "note"):
             return

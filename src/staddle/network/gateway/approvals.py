@@ -6,14 +6,15 @@ Anything but a yes in time is a no. An entry that refuses is never asked about.
 
 from __future__ import annotations
 
-from ...ipc.gateway_messages import Question
+from ...ipc.gateway_messages import ConnectQuestion
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..rules.rules import Verdict
-    from .gateway import Gateway
+    from .event_sender import EventSender
+    from .loop import Loop
 
 #: Questions that wait at once, and answers that are remembered.
 _WAITING, _REMEMBERED = 32, 1024
@@ -21,15 +22,15 @@ _WAITING, _REMEMBERED = 32, 1024
 _FRESH, _UNANSWERED = 300.0, 10.0
 
 
-class Asking:
+class Approvals:
     """Questions and answers of one gateway. `seconds` is the patience; with 0 nobody is asked."""
 
-    def __init__(self, gateway: Gateway, seconds: int) -> None:
-        self._gateway, self.seconds = gateway, float(seconds)
+    def __init__(self, loop: Loop, events: EventSender, seconds: int) -> None:
+        self._loop, self._events, self.seconds = loop, events, float(seconds)
         self._known: dict[tuple[str, int], tuple[bool, float]] = {}
         self._waiting: dict[int, tuple[Verdict, float, list[Callable[[bool], None]]]] = {}
         self._last = 0
-        gateway.loop.sweep(self._sweep)
+        loop.sweep(self._sweep)
 
     def can(self, verdict: Verdict) -> bool:
         """Whether this refusal is one to ask about: nothing refuses it by name."""
@@ -38,7 +39,7 @@ class Asking:
     def ask(self, verdict: Verdict, decided: Callable[[bool], None]) -> None:
         """Have `decided` called once, perhaps at once."""
         known = self._known.get((verdict.host, verdict.port))
-        if known is not None and known[1] > self._gateway.loop.now:
+        if known is not None and known[1] > self._loop.now:
             decided(known[0])
             return
         for asked, _, callbacks in self._waiting.values():
@@ -52,8 +53,8 @@ class Asking:
             decided(False)
             return
         self._last += 1
-        self._waiting[self._last] = (verdict, self._gateway.loop.now + self.seconds, [decided])
-        self._gateway.teller.ask(Question(self._last, verdict.host, verdict.port))
+        self._waiting[self._last] = (verdict, self._loop.now + self.seconds, [decided])
+        self._events.ask(ConnectQuestion(self._last, verdict.host, verdict.port))
 
     def decided(self, identity: int, allowed: bool, fresh: float = _FRESH) -> None:
         """The answer to a question, and how long it holds; one that is not waiting any more is too late."""
@@ -63,7 +64,7 @@ class Asking:
         verdict, _, callbacks = waiting
         if len(self._known) >= _REMEMBERED:
             del self._known[next(iter(self._known))]
-        self._known[verdict.host, verdict.port] = (allowed, self._gateway.loop.now + fresh)
+        self._known[verdict.host, verdict.port] = (allowed, self._loop.now + fresh)
         for callback in callbacks:
             callback(allowed)
 

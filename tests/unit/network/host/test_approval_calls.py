@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from staddle import Event, Network
-from staddle.ipc.gateway_messages import Question
-from staddle.network.gateway.deciding import Deciding
+from staddle.ipc.gateway_messages import ConnectQuestion
+from staddle.network.host.approval_calls import ApprovalCalls
 from tests.kernel.waiting import until
 
 NETWORK = Network.allow("api.example.com:443", "!bad.example.com")
@@ -21,17 +21,17 @@ class Heard:
     def __init__(self, on_connect: Callable[[Event], object], seconds: int = 30) -> None:
         self.answers: dict[str, bool] = {}
         self.notes: list[Event] = []
-        self.deciding = Deciding(on_connect, NETWORK, seconds)
+        self.deciding = ApprovalCalls(on_connect, NETWORK, seconds)
 
     def ask(self, host: str, port: int = 443) -> None:
-        self.deciding.ask(Question(1, host, port), self._answer, self.notes.append)
+        self.deciding.ask(ConnectQuestion(1, host, port), self._answer, self.notes.append)
 
     def answer(self, host: str, port: int = 443) -> bool:
         self.ask(host, port)
         assert until(lambda: host in self.answers)
         return self.answers[host]
 
-    def _answer(self, question: Question, allowed: bool) -> None:
+    def _answer(self, question: ConnectQuestion, allowed: bool) -> None:
         self.answers[question.host] = allowed
 
 

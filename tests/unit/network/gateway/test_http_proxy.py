@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from staddle import Network
-from staddle.network.gateway.proxy import Proxy
+from staddle.network.gateway.http_proxy import HttpProxy
 from tests.unit.network.rules.hellos import hello, server_name
 
 WORD = "the word"
@@ -53,7 +53,7 @@ class Served:
     def __init__(self, *entries: str) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.where = self._listener.getsockname()
-        proxy = Proxy(Network.allow(*entries), WORD)
+        proxy = HttpProxy(Network.allow(*entries), WORD)
         threading.Thread(target=proxy.serve, args=(self._listener,), daemon=True).start()
 
     def ask(self, request: bytes, then: bytes = b"") -> bytes:

@@ -15,7 +15,7 @@ from .loop import INPUT
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..rules.rules import Verdict
-    from .gateway import Gateway
+    from .context import GatewayContext
 
 #: Connections to the resolver at once, their idle time, and datagrams in one turn.
 _STREAMS, _IDLE, _TURNS = 32, 10.0, 64
@@ -23,22 +23,22 @@ _STREAMS, _IDLE, _TURNS = 32, 10.0, 64
 _REMEMBERED = 1024
 
 
-class Resolving:
+class DnsServer:
     """Answers on the resolver's sockets."""
 
-    def __init__(self, gateway: Gateway, v6: bool) -> None:
-        self._gateway, self.v6 = gateway, v6
-        self._streams: dict[int, _Stream] = {}
+    def __init__(self, context: GatewayContext, v6: bool) -> None:
+        self._context, self.v6 = context, v6
+        self._streams: dict[int, _DnsServerStream] = {}
         self._known: dict[str, Verdict] = {}
-        gateway.loop.sweep(self._sweep)
+        context.loop.sweep(self._sweep)
 
     def serve_datagrams(self, served: _socket.socket) -> None:
         """Answer what comes in here."""
-        self._gateway.loop.watch(served.fileno(), lambda _: self._datagrams(served), INPUT)
+        self._context.loop.watch(served.fileno(), lambda _: self._datagrams(served), INPUT)
 
     def serve_streams(self, listener: _socket.socket) -> None:
         """The same over TCP."""
-        self._gateway.loop.watch(listener.fileno(), lambda _: self._accept(listener), INPUT)
+        self._context.loop.watch(listener.fileno(), lambda _: self._accept(listener), INPUT)
 
     def answer(self, packet: bytes, over_tcp: bool = False) -> bytes | None:
         """The answer to one message; None when it deserves none."""
@@ -46,7 +46,7 @@ class Resolving:
             question = dns.parse(packet, over_tcp)
         except dns.Unanswerable as error:
             return error.answer
-        except dns.Malformed:
+        except dns.DnsFormatError:
             return None
         code = dns.problem(question)
         if code is not None:
@@ -58,7 +58,7 @@ class Resolving:
             return dns.address_answer(question, bytes((127, 0, 0, 1)), bytes(15) + b"\1")
         if name.endswith(".arpa"):
             packed = dns.address_in(name)
-            known = self._gateway.addresses.name(packed) if packed else None
+            known = self._context.addresses.name(packed) if packed else None
             if known is None:
                 return dns.error_answer(question, dns.NO_SUCH_NAME)
             if question.kind in (dns.PTR, dns.ANY):
@@ -66,19 +66,19 @@ class Resolving:
             return dns.error_answer(question, dns.OK)
         return self._named(question, name)
 
-    def _named(self, question: dns.Question, name: str) -> bytes:
+    def _named(self, question: dns.DnsQuestion, name: str) -> bytes:
         verdict = self._known.get(name)
         if verdict is None:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            verdict = self._known[name] = may_ask(name, self._gateway.network)
+            verdict = self._known[name] = may_ask(name, self._context.network)
         # Where somebody may be asked, that is when it is known which port is wanted.
-        if not verdict.allowed and not self._gateway.asking.can(verdict):
-            self._gateway.teller.about("refused", verdict)
+        if not verdict.allowed and not self._context.approvals.can(verdict):
+            self._context.events.about("refused", verdict)
             return dns.error_answer(question, dns.NO_SUCH_NAME)
-        slot = self._gateway.addresses.slot(verdict.host, self._gateway.loop.now)
+        slot = self._context.addresses.slot(verdict.host, self._context.loop.now)
         if slot is None:
-            self._gateway.teller.about("failed", verdict, "too many names have an address already")
+            self._context.events.about("failed", verdict, "too many names have an address already")
             return dns.error_answer(question, dns.SERVER_FAILURE)
         return dns.address_answer(question, synthetic.v4(slot), synthetic.v6(slot) if self.v6 else None)
 
@@ -102,7 +102,7 @@ class Resolving:
             accepted.close()
             return
         accepted.setblocking(False)
-        self._streams[fd] = _Stream(self, self._gateway, accepted)
+        self._streams[fd] = _DnsServerStream(self, self._context, accepted)
 
     def closed(self, fd: int) -> None:
         """A stream has ended."""
@@ -115,15 +115,15 @@ class Resolving:
         return bool(self._streams)
 
 
-class _Stream:
+class _DnsServerStream:
     """One TCP connection to the resolver: one message after the other, never more than one held."""
 
-    def __init__(self, resolving: Resolving, gateway: Gateway, stream: _socket.socket) -> None:
-        self._resolving, self._loop, self._stream = resolving, gateway.loop, stream
+    def __init__(self, resolving: DnsServer, context: GatewayContext, stream: _socket.socket) -> None:
+        self._resolving, self._loop, self._stream = resolving, context.loop, stream
         self._fd = stream.fileno()
         self._held = b""
-        self.touched = gateway.loop.now
-        gateway.loop.watch(self._fd, self._told, INPUT)
+        self.touched = context.loop.now
+        context.loop.watch(self._fd, self._told, INPUT)
 
     def close(self) -> None:
         """End it."""
@@ -149,6 +149,6 @@ class _Stream:
                 return
         except BlockingIOError:
             pass
-        except (OSError, dns.Malformed):
+        except (OSError, dns.DnsFormatError):
             pass
         self.close()

@@ -8,7 +8,7 @@ from ..._value import Value
 from ...ipc.network_spec import NetworkSpec
 from ...linux.syscalls import call
 from ...linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
-from ..namespace.inside import prepare
+from ..namespace.setup import prepare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _SMALLEST = NetworkSpec(resolver=True, gates=((bytes((192, 0, 2, 0)), 24, ()),))
 _REDIRECTS, _TELLS, _V6, _FAILED = 1, 2, 4, 128
 
 
-class Found(Value):
+class NetworkSupport(Value):
     """What a sandbox's network can have here. All false where there are no namespaces."""
 
     works: bool
@@ -27,7 +27,7 @@ class Found(Value):
     v6: bool
 
 
-def probe() -> Found:
+def probe() -> NetworkSupport:
     """Prepare a network namespace as for a sandbox, and see what came of it.
 
     Without `redirects` a policy is held as `NetworkSpec.unheld` says; without `tells`, what is
@@ -39,7 +39,7 @@ def probe() -> Found:
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     works = 0 <= code < _FAILED
-    return Found(works, *(works and bool(code & bit) for bit in (_REDIRECTS, _TELLS, _V6)))
+    return NetworkSupport(works, *(works and bool(code & bit) for bit in (_REDIRECTS, _TELLS, _V6)))
 
 
 def _try() -> NoReturn:

@@ -30,7 +30,7 @@ _LONGEST_STREAM = 65537
 _STREAM, _DATAGRAM = _socket.SOCK_STREAM, _socket.SOCK_DGRAM
 
 
-class Resolver:
+class DnsClient:
     """Names to addresses. At most one question about a name is on its way at any time."""
 
     def __init__(
@@ -96,10 +96,10 @@ class _Lookup:
         self.waiting: list[Found] = []
         self._loop, self._done = loop, done
         self._servers = list(servers) * _ROUNDS
-        self._answers: dict[int, dns.Answer] = {}
+        self._answers: dict[int, dns.DnsAnswer] = {}
         self._identities = {kind: struct.unpack("H", os.urandom(2))[0] for kind in (dns.A, dns.AAAA)}
         self._datagrams: _socket.socket | None = None
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _DnsClientStream] = {}
         self._deadline = 0.0
         self._server: tuple[str, int] = servers[0]
 
@@ -135,13 +135,13 @@ class _Lookup:
         """Take an answer; True when that was all we waited for."""
         try:
             answer = dns.read_answer(packet, self._identities[kind], self.name, kind)
-        except dns.Malformed:
+        except dns.DnsFormatError:
             return False  # somebody else's, or forged: the right one may still come
         if not answer.truncated or over_tcp:
             self._answers[kind] = answer
         elif kind not in self._streams:
             try:
-                self._streams[kind] = _Stream(self._loop, self, kind, self._server)
+                self._streams[kind] = _DnsClientStream(self._loop, self, kind, self._server)
             except OSError:
                 pass  # no descriptor left: the clock asks again
         if not self._is_complete():
@@ -198,7 +198,7 @@ class _Lookup:
         self._streams.clear()
 
 
-class _Stream:
+class _DnsClientStream:
     """One question over TCP, for an answer that was too long for a datagram."""
 
     def __init__(self, loop: Loop, lookup: _Lookup, kind: int, server: tuple[str, int]) -> None:

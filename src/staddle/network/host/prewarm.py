@@ -20,7 +20,7 @@ _QUIET = 0.03
 _KEPT = 3.0
 
 
-class Ahead:
+class PrewarmedGateways:
     """The gateways of this process. Thread-safe."""
 
     def __init__(self) -> None:
@@ -118,5 +118,5 @@ def _end(line: _socket.socket, pid: int) -> None:
     end(pid)
 
 
-AHEAD = Ahead()
-os.register_at_fork(after_in_child=AHEAD.forsake)
+GATEWAYS = PrewarmedGateways()
+os.register_at_fork(after_in_child=GATEWAYS.forsake)

@@ -22,21 +22,21 @@ from ...events import Event
 from ...ipc.gateway_messages import (
     LONGEST,
     Attempt,
-    Question,
-    Settings,
+    ConnectQuestion,
+    GatewaySettings,
     Sockets,
     decode_attempt,
-    decode_hungry,
+    decode_flush,
+    decode_need_sockets,
     decode_question,
-    decode_turn,
     encode_decision,
+    encode_flush,
     encode_settings,
     encode_sockets,
-    encode_turn,
 )
 from ...ipc.wire import Malformed
-from ..namespace.unheard import Unheard
 from .spawning import end
+from .unread_sockets import UnreadSockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ _MOMENT = 5000
 _ENDING = 2000
 
 
-class Bounds(Value):
-    """Bounds of a gateway. Zero is no bound, but for connections.
+class GatewayBounds(Value):
+    """GatewayBounds of a gateway. Zero is no bound, but for connections.
 
     `asks` is how many seconds a connection waits for `GatewayProcess.decide`; with zero, what
     no entry allows is refused at once.
@@ -91,9 +91,9 @@ class GatewayProcess:
         self.pid, self._over = pid, over
         self._line = line
         self._wanted = 0
-        self._questions: list[Question] = []
+        self._questions: list[ConnectQuestion] = []
         self._turn = self._turned = 0
-        self._unheard = Unheard()
+        self._unheard = UnreadSockets()
 
     def fileno(self) -> int:
         """Becomes readable when the gateway has told something, or has ended."""
@@ -131,7 +131,11 @@ class GatewayProcess:
             if not data:
                 break
             try:
-                wanted, question, turned = decode_hungry(data), decode_question(data), decode_turn(data)
+                wanted, question, turned = (
+                    decode_need_sockets(data),
+                    decode_question(data),
+                    decode_flush(data),
+                )
                 if turned is not None:
                     self._turned = turned
                 elif wanted is not None:
@@ -152,7 +156,7 @@ class GatewayProcess:
             return found  # it is not there yet, and nobody has tried anything
         self._turn += 1
         try:
-            self._line.send(encode_turn(self._turn), _socket.MSG_DONTWAIT)
+            self._line.send(encode_flush(self._turn), _socket.MSG_DONTWAIT)
         except OSError:
             return found + self.attempts()  # it has ended, or has more to do than it can
         found += self.attempts()
@@ -172,12 +176,12 @@ class GatewayProcess:
         wanted, self._wanted = self._wanted, 0
         return wanted
 
-    def questions(self) -> list[Question]:
+    def questions(self) -> list[ConnectQuestion]:
         """What the gateway wants decided, as far as `attempts` has read it."""
         questions, self._questions = self._questions, []
         return questions
 
-    def decide(self, question: Question, allowed: object) -> None:
+    def decide(self, question: ConnectQuestion, allowed: object) -> None:
         """Answer a question. Anything but True is a no, and so is an answer that comes too late."""
         self.pass_on(encode_decision(question.identity, allowed is True), ())
 
@@ -230,20 +234,20 @@ class GatewayProcess:
 
 def start(
     network: Network,
-    bounds: Bounds | None = None,
+    bounds: GatewayBounds | None = None,
     *,
     nameservers: tuple[tuple[str, int], ...] | None = None,
     hosts: tuple[tuple[str, str], ...] | None = None,
 ) -> GatewayProcess:
     """A gateway for this policy. `nameservers` and `hosts` are those of the host, unless given.
 
-    See `arrangement.needs_gateway`. One for a denied network is for ports that are exposed.
+    See `from_policy.needs_gateway`. One for a denied network is for ports that are exposed.
     """
-    from .ahead import AHEAD
+    from .prewarm import GATEWAYS
 
-    message = _said(settings(network, bounds or Bounds(), nameservers, hosts))
+    message = _said(settings(network, bounds or GatewayBounds(), nameservers, hosts))
     for _ in range(2):
-        started = GatewayProcess(*AHEAD.take(), AHEAD.release)
+        started = GatewayProcess(*GATEWAYS.take(), GATEWAYS.release)
         try:
             started.tell(message)
             return started
@@ -255,7 +259,7 @@ def start(
 
 def new_line(
     network: Network,
-    bounds: Bounds | None = None,
+    bounds: GatewayBounds | None = None,
     *,
     nameservers: tuple[tuple[str, int], ...] | None = None,
     hosts: tuple[tuple[str, str], ...] | None = None,
@@ -265,7 +269,7 @@ def new_line(
 
     With `lasting`, it goes on when nobody has our end any more, and ends with its starter only.
     """
-    said = settings(network, bounds or Bounds(), nameservers, hosts)
+    said = settings(network, bounds or GatewayBounds(), nameservers, hosts)
     message = _said(said.replace(lasting=int(lasting)))
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
     try:
@@ -277,7 +281,7 @@ def new_line(
     return ours, theirs
 
 
-def _said(settings: Settings) -> bytes:
+def _said(settings: GatewaySettings) -> bytes:
     """What a gateway is told first, if one can be started."""
     message = encode_settings(settings)
     if len(message) > _LONGEST_SETTINGS:
@@ -297,14 +301,14 @@ def _said(settings: Settings) -> bytes:
 
 def settings(
     network: Network,
-    bounds: Bounds,
+    bounds: GatewayBounds,
     nameservers: tuple[tuple[str, int], ...] | None = None,
     hosts: tuple[tuple[str, str], ...] | None = None,
-) -> Settings:
+) -> GatewaySettings:
     """What a gateway for this policy has to know."""
     if network.mode == "open":
         raise ValueError("an open network has no gateway")
-    return Settings(
+    return GatewaySettings(
         "allow" if network.mode == "allow" else "loopback",
         tuple(str(rule) for rule in network.rules),
         network.ports,

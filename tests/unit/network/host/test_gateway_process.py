@@ -10,58 +10,58 @@ from staddle import Network
 from staddle.display import shown
 from staddle.errors import PolicyError
 from staddle.ipc.gateway_messages import Attempt
-from staddle.network.host import starting
-from staddle.network.host.starting import Bounds, event, settings
+from staddle.network.host import gateway_process
+from staddle.network.host.gateway_process import GatewayBounds, event, settings
 
 
 def test_a_gateway_is_told_the_policy_in_its_own_words() -> None:
     network = Network.allow("b.com:443", "!a.com", "udp://10.0.0.1:53")
-    told = settings(network, Bounds(connections=7), (("192.0.2.1", 53),), ())
+    told = settings(network, GatewayBounds(connections=7), (("192.0.2.1", 53),), ())
     assert Network.allow(*told.entries) == network
     assert told.connections == 7
-    assert settings(Network.loopback([5432]), Bounds(), (), ()).ports == (5432,)
+    assert settings(Network.loopback([5432]), GatewayBounds(), (), ()).ports == (5432,)
 
 
 def test_an_open_network_has_none_and_a_denied_one_only_exposes() -> None:
     with pytest.raises(ValueError, match="open network"):
-        settings(Network.open(), Bounds())
-    told = settings(Network.deny(), Bounds(), (), ())
+        settings(Network.open(), GatewayBounds())
+    told = settings(Network.deny(), GatewayBounds(), (), ())
     assert (told.mode, told.entries, told.ports) == ("loopback", (), ())
 
 
 def test_a_list_that_is_too_long_is_refused_before_anything_starts() -> None:
     with pytest.raises(PolicyError, match="too long"):
-        starting.start(Network.allow(*(f"host{n}.a-long-name.example.com:443" for n in range(3000))))
+        gateway_process.start(Network.allow(*(f"host{n}.a-long-name.example.com:443" for n in range(3000))))
 
 
 @pytest.mark.parametrize("wrong", [{"connections": 0}, {"idle": -1}, {"most_bytes": True}, {"idle": 1.5}])
 def test_bounds_are_whole_numbers(wrong: dict[str, int]) -> None:
     with pytest.raises(PolicyError, match="whole number"):
-        Bounds(**wrong)
+        GatewayBounds(**wrong)
 
 
 def test_the_hosts_files_are_read_as_far_as_they_make_sense(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "file"
-    lines = starting._lines
-    monkeypatch.setattr(starting, "_lines", lambda _: lines(str(file)))
+    lines = gateway_process._lines
+    monkeypatch.setattr(gateway_process, "_lines", lambda _: lines(str(file)))
     file.write_bytes(
         b"# x\nnameserver 192.0.2.1 # y\nnameserver fe80::1%eth0\nnameserver x\nsearch a\nnameserver ::1\n"
     )
-    assert starting.host_nameservers() == (("192.0.2.1", 53), ("::1", 53))
+    assert gateway_process.host_nameservers() == (("192.0.2.1", 53), ("::1", 53))
     file.write_bytes(
         b"127.0.0.1 localhost\n10.0.0.1 A.example b.example. \xff\nnonsense x\n\n::1 six # seven\n"
     )
-    assert starting.host_names() == (
+    assert gateway_process.host_names() == (
         ("localhost", "127.0.0.1"),
         ("a.example", "10.0.0.1"),
         ("b.example", "10.0.0.1"),
         ("six", "::1"),
     )
     file.unlink()
-    assert starting.host_names() == ()
-    assert starting.host_nameservers() == (("127.0.0.1", 53),)
+    assert gateway_process.host_names() == ()
+    assert gateway_process.host_nameservers() == (("127.0.0.1", 53),)
 
 
 def test_refusals_become_events_with_the_line_that_would_allow_them() -> None:

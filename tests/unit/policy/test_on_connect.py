@@ -6,7 +6,7 @@ import pytest
 
 from staddle import Network
 from staddle.errors import PolicyError
-from staddle.policy.asking import asking, whole_seconds
+from staddle.policy.on_connect import asking, whole_seconds
 from staddle.policy.plan import Text
 from staddle.policy.system import RESOLV_CONF
 from tests.unit.mounts.plans import plan

@@ -37,7 +37,7 @@ def exact_names(network: Network) -> tuple[str, ...]:
     return tuple(sorted({rule.host for rule in network.rules if rule.kind == "name" and not rule.deny}))
 
 
-def arrange(network: Network, *, asks: bool = False) -> NetworkSpec:
+def network_spec(network: Network, *, asks: bool = False) -> NetworkSpec:
     """What the sandbox's namespace needs for this policy.
 
     With `asks`, somebody decides about what no entry speaks of: everything goes to the gateway.
@@ -45,7 +45,7 @@ def arrange(network: Network, *, asks: bool = False) -> NetworkSpec:
     if network.mode == "open":
         return NetworkSpec()
     if asks:
-        made = arrange(network)
+        made = network_spec(network)
         return made.replace(
             resolver=True,
             gates=((bytes(4), 0, ()), (bytes(16), 0, ())),
