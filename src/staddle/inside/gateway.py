@@ -11,7 +11,7 @@ import os
 import select
 
 from ..ipc.status import CONFINEMENT, NotStarted
-from ..network.host.spawning import end, spawn
+from ..network.host.spawn import end, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -81,6 +81,18 @@ class Attempt(Value):
     count: int = 1
 
 
+class NeedSockets(Value):
+    """The gateway asks for so many sockets that are not connected yet."""
+
+    count: int
+
+
+class Flushed(Value):
+    """The gateway has sent all that was tried before the flush request with this number."""
+
+    number: int
+
+
 def encode_settings(settings: GatewaySettings) -> bytes:
     """The first message to a gateway."""
     fields = (
@@ -216,3 +228,14 @@ def decode_decision(data: bytes) -> tuple[int, bool] | None:
         return None
     identity, allowed = wire.decode(_DECISION, data, 2)
     return identity, allowed == 1
+
+
+def decode_report(data: bytes) -> Attempt | ConnectQuestion | NeedSockets | Flushed:
+    """One message from a gateway to the host side, or Malformed."""
+    if (question := decode_question(data)) is not None:
+        return question
+    if (count := decode_need_sockets(data)) is not None:
+        return NeedSockets(count)
+    if (number := decode_flush(data)) is not None:
+        return Flushed(number)
+    return decode_attempt(data)

@@ -63,9 +63,9 @@ def together(*patches: Patch) -> Patch:
 
 def _leave_sockets() -> None:
     from staddle import wrapping
-    from staddle.sandbox.open import open as opening
+    from staddle.sandbox.open import decide
 
-    wrapping.mask_host_sockets = opening.mask_host_sockets = lambda plan, **_: plan
+    wrapping.mask_host_sockets = decide.mask_host_sockets = lambda plan, **_: plan
 
 
 #: Every way to start something looks for them. Landlock never lets one in a readable directory be used.

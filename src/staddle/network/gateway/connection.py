@@ -11,7 +11,7 @@ import _socket
 import os
 
 from ..rules import sniff
-from ..rules.openings import objection
+from ..rules.sniff import objection
 from .loop import ENDING, READABLE
 from .tcp_relay import AGAIN, ENDED, Flow, reset
 

@@ -153,7 +153,7 @@ class HttpProxy:
         import select
 
         from staddle.network.rules import sniff
-        from staddle.network.rules.openings import objection
+        from staddle.network.rules.sniff import objection
 
         asked = None if _is_address(name) else name
         while (seen := sniff.look(opening)) is None:

@@ -5,15 +5,17 @@ what the other side does not take is kept, and then nothing more is read. So mem
 by what is kept, and a slow reader slows down its own writer through the kernel, as if there
 were nobody in between. The end of one direction is passed on by itself, and a reset is a reset.
 
-A flow that has a lot to move borrows a pipe (see `pipes`), and its bytes are not copied at all.
+A flow that has a lot to move borrows a pipe, through which the kernel passes pages from one socket to
+the other (splice): its bytes are not copied at all. It has the pipe for as long as bytes are in it. Only
+an empty pipe comes back, so bytes of one connection never meet those of another.
 """
 
 from __future__ import annotations
 
 import _socket
+import fcntl
+import os
 import struct
-
-from .pipes import Pipe, Pipes
 
 #: Bytes moved in one go, how often in one turn, and how many before others have theirs.
 CHUNK, TURNS, TURN = 256 * 1024, 8, 1024 * 1024
@@ -22,10 +24,85 @@ LARGE, STILL_LARGE = 64 * 1024, 16 * 1024
 #: When all flows together keep more than this, each keeps no more than a page.
 MOST_KEPT, PAGE = 16 * 1024 * 1024, 4096
 
+#: Bytes that a pipe holds, how many it has to hold at least, and how many pipes there are at most.
+PIPE_SIZE, LEAST_PIPE_SIZE, MOST_PIPES = 1024 * 1024, 64 * 1024, 16
+_SET_SIZE, _GET_SIZE = 1031, 1032  # F_SETPIPE_SZ, F_GETPIPE_SZ
+_FLAGS = 1 | 2  # move, do not block
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 #: What `Flow.move` says: wait for the kernel; there is more to do now; the direction has ended.
 WAIT, AGAIN, ENDED = 0, 1, 2
+
+
+class Pipe:
+    """One pipe, and how many bytes are in it."""
+
+    __slots__ = ("_reading", "_writing", "left")
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.left = 0
+        try:
+            fcntl.fcntl(self._writing, _SET_SIZE, PIPE_SIZE)
+        except OSError:
+            # The user has many pipes already, and this one stays small: perhaps too small to be of use.
+            if fcntl.fcntl(self._writing, _GET_SIZE) < LEAST_PIPE_SIZE:
+                self.close()
+                raise
+
+    def fill(self, source: int) -> int:
+        """Take what the socket has, as much as fits; 0 at its end. Raises as `recv` does."""
+        count = os.splice(source, self._writing, PIPE_SIZE, flags=_FLAGS)
+        self.left += count
+        return count
+
+    def pour(self, sink: int) -> int:
+        """Send what is in it, as far as the socket takes it. Raises as `send` does, but for a full one."""
+        before = self.left
+        try:
+            while self.left:
+                self.left -= os.splice(self._reading, sink, self.left, flags=_FLAGS)
+        except BlockingIOError:
+            pass
+        return before - self.left
+
+    def close(self) -> None:
+        """Done with it, whatever is in it."""
+        os.close(self._reading)
+        os.close(self._writing)
+
+
+class Pipes:
+    """All pipes of a gateway: made when they are needed, never more than MOST_PIPES."""
+
+    def __init__(self) -> None:
+        self._free: list[Pipe] = []
+        self._lent = 0
+
+    def take(self) -> Pipe | None:
+        """An empty one; None when there is none to be had, and bytes have to be copied."""
+        if self._lent >= MOST_PIPES:
+            return None
+        try:
+            pipe = self._free.pop() if self._free else Pipe()
+        except OSError:
+            return None  # no descriptors left, or no memory for pipes
+        self._lent += 1
+        return pipe
+
+    def give_back(self, pipe: Pipe) -> None:
+        """No longer needed. One that is not empty is closed."""
+        self._lent -= 1
+        if pipe.left:
+            pipe.close()
+        else:
+            self._free.append(pipe)
+
+    def close(self) -> None:
+        """Done with all that are free."""
+        for pipe in self._free:
+            pipe.close()
+        self._free.clear()
 
 
 class Budget:

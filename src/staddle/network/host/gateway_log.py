@@ -11,12 +11,11 @@ import select
 import time
 
 from ...events import Event
-from ...ipc.gateway_messages import LONGEST, decode_attempt, decode_question, encode_decision
-from ...ipc.wire import Malformed
+from ...ipc.gateway_messages import Attempt, ConnectQuestion, encode_decision
+from .gateway_socket import receive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...ipc.gateway_messages import Attempt, ConnectQuestion
     from .approval_calls import ApprovalCalls
 
 #: Destinations that are kept. A command that tries more is told of with their number.
@@ -35,36 +34,25 @@ class GatewayLog:
         self._events: dict[tuple[str, str, int], Event] = {}
         self._more = 0
         self._child = 0
-        self._deciding: ApprovalCalls | None = None
+        self._approvals: ApprovalCalls | None = None
 
     def fileno(self) -> int:
         """Becomes readable when there is something to read; -1 once it is finished."""
         return self._line.fileno()
 
-    def decide_with(self, deciding: ApprovalCalls) -> None:
+    def decide_with(self, approvals: ApprovalCalls) -> None:
         """Have what the gateway asks answered. Nothing is asked before it is read."""
-        self._deciding = deciding
+        self._approvals = approvals
 
     def read(self) -> bool:
         """Read what is there, without waiting. False once nobody will tell anything any more."""
-        for _ in range(_TURNS):
-            try:
-                data = self._line.recv(LONGEST, _socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not data:
-                return False
-            try:
-                question = decode_question(data)
-                if question is None:
-                    self._note(decode_attempt(data))
-                elif self._deciding is not None:
-                    self._deciding.ask(question, self._answer, self._add)
-            except Malformed:
-                continue
-        return True
+        reports, more = receive(self._line, _TURNS)
+        for report in reports:
+            if isinstance(report, Attempt):
+                self._note(report)
+            elif isinstance(report, ConnectQuestion) and self._approvals is not None:
+                self._approvals.ask(report, self._answer, self._add)
+        return more
 
     def attend(self) -> None:
         """Read whatever comes, in a thread of its own, until the gateway ends: for who does not read."""
@@ -90,8 +78,8 @@ class GatewayLog:
         """The command has ended, or was never started: hear the rest, and see the gateway end."""
         if self._line.fileno() < 0:
             return
-        if self._deciding is not None:
-            self._deciding.close()
+        if self._approvals is not None:
+            self._approvals.close()
         try:
             self._line.shutdown(_socket.SHUT_WR)  # it still may say its last words
         except OSError:
@@ -105,7 +93,7 @@ class GatewayLog:
                 break
         self.close()
         if self._child:
-            from .spawning import end
+            from .spawn import end
 
             end(self._child)
             self._child = 0

@@ -24,19 +24,15 @@ from ...ipc.gateway_messages import (
     Attempt,
     ConnectQuestion,
     GatewaySettings,
+    NeedSockets,
     Sockets,
-    decode_attempt,
-    decode_flush,
-    decode_need_sockets,
-    decode_question,
     encode_decision,
     encode_flush,
     encode_settings,
     encode_sockets,
 )
-from ...ipc.wire import Malformed
-from .spawning import end
-from .unread_sockets import UnreadSockets
+from .gateway_socket import UnreadSockets, receive
+from .spawn import end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,8 +88,8 @@ class GatewayProcess:
         self._line = line
         self._wanted = 0
         self._questions: list[ConnectQuestion] = []
-        self._turn = self._turned = 0
-        self._unheard = UnreadSockets()
+        self._flush = self._flushed = 0
+        self._unread = UnreadSockets()
 
     def fileno(self) -> int:
         """Becomes readable when the gateway has told something, or has ended."""
@@ -104,7 +100,7 @@ class GatewayProcess:
         rights = struct.pack(f"{len(descriptors)}i", *descriptors)
         ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if descriptors else []
         self.tell(message, ancillary)
-        self._unheard.add(descriptors)
+        self._unread.add(descriptors)
 
     def tell(self, message: bytes, ancillary: Sequence[tuple[int, int, bytes]] = ()) -> None:
         """Send it a message."""
@@ -121,48 +117,36 @@ class GatewayProcess:
 
     def attempts(self) -> list[Attempt]:
         """What was told since the last call; never waits."""
+        reports, more = receive(self._line, _KEPT)
+        if reports or not more:
+            self._unread.close()
         found: list[Attempt] = []
-        while len(found) < _KEPT:
-            try:
-                data = self._line.recv(LONGEST, _socket.MSG_DONTWAIT)
-            except OSError:
-                break
-            self._unheard.close()
-            if not data:
-                break
-            try:
-                wanted, question, turned = (
-                    decode_need_sockets(data),
-                    decode_question(data),
-                    decode_flush(data),
-                )
-                if turned is not None:
-                    self._turned = turned
-                elif wanted is not None:
-                    self._wanted += wanted
-                elif question is not None:
-                    self._questions.append(question)
-                else:
-                    found.append(decode_attempt(data))
-            except Malformed:
-                continue  # it reads hostile bytes: what it says is not trusted to be whole
+        for report in reports:
+            if isinstance(report, Attempt):
+                found.append(report)
+            elif isinstance(report, ConnectQuestion):
+                self._questions.append(report)
+            elif isinstance(report, NeedSockets):
+                self._wanted += report.count
+            else:
+                self._flushed = report.number
         return found
 
     def all_attempts(self) -> list[Attempt]:
         """What was tried until now and not told yet. Waits for the gateway, but not for long."""
-        quiet = self._unheard.is_quiet()
+        quiet = self._unread.is_quiet()
         found = self.attempts()
-        if quiet and self._unheard.is_quiet():
+        if quiet and self._unread.is_quiet():
             return found  # it is not there yet, and nobody has tried anything
-        self._turn += 1
+        self._flush += 1
         try:
-            self._line.send(encode_flush(self._turn), _socket.MSG_DONTWAIT)
+            self._line.send(encode_flush(self._flush), _socket.MSG_DONTWAIT)
         except OSError:
             return found + self.attempts()  # it has ended, or has more to do than it can
         found += self.attempts()
         poll = select.poll()
         poll.register(self._line.fileno(), select.POLLIN)
-        while self._turned != self._turn and len(found) < _KEPT:
+        while self._flushed != self._flush and len(found) < _KEPT:
             if not poll.poll(_MOMENT):
                 break
             fresh = self.attempts()
@@ -193,7 +177,7 @@ class GatewayProcess:
         poll.register(self._line.fileno(), select.POLLIN)
         events = poll.poll(0)
         if events:
-            self._unheard.close()
+            self._unread.close()
         return any(event & (select.POLLHUP | select.POLLERR) for _, event in events)
 
     def close(self) -> None:
@@ -207,10 +191,10 @@ class GatewayProcess:
             except OSError:
                 pass  # it has ended already
             self._line.close()
-        unheard = self._unheard.close()
+        unread = self._unread.close()
         if self.pid:
             # One that is not there yet holds nothing, and would only come to find its line down.
-            end(self.pid, *((0,) if unheard else ()))
+            end(self.pid, *((0,) if unread else ()))
             self.pid = 0
             self._over()
 

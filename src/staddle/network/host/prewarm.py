@@ -12,7 +12,7 @@ import os
 import select
 import threading
 
-from .spawning import end, spawn
+from .spawn import end, spawn
 
 #: Seconds after somebody took one before the next is made: the processor is their first command's.
 _QUIET = 0.03

@@ -15,10 +15,13 @@ from __future__ import annotations
 from ..._value import Value
 from ...errors import PolicyError
 from ...policy.hosts import canonical
+from .rules import refused_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
+
+    from ...policy.network import Network
 
 #: The most that is held back while looking. A ClientHello has 2 KiB at most in practice.
 LONGEST = 32768
@@ -261,3 +264,24 @@ def _plain(name: bytes) -> str:
     if not name.isascii():
         raise _Bad("the name in it is no host name")
     return canonical(name.decode("ascii"))
+
+
+def objection(seen: Seen, name: str | None, network: Network) -> str:
+    """Why an opening does not agree with its destination; empty when it does.
+
+    `name` is the name that was asked for, None where it was an address.
+    """
+    if seen.protocol == "other" and not seen.problem:
+        return ""
+    what = "TLS" if seen.protocol == "tls" else "HTTP"
+    if seen.name is not None:
+        rule = refused_name(seen.name, network)
+        if rule is not None:
+            return f"{what} names {seen.name}, refused by {rule}"
+    if name is None:
+        return ""  # the address itself is allowed, whatever is spoken with it
+    if seen.problem:
+        return f"{what}: {seen.problem}"
+    if seen.name is None:
+        return f"{what} does not say which host it is for"
+    return "" if seen.name == name else f"{what} is for {seen.name}, not for {name}"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.network.gateway import pipes, tcp_relay
+from staddle.network.gateway import tcp_relay
 from staddle.network.gateway.tcp_relay import AGAIN, ENDED, WAIT, Budget, Flow
 
 
@@ -102,7 +102,7 @@ def test_a_reader_that_does_not_read_stops_the_flow_with_little_kept(line: Line,
             if line.flow.move(to_the_end=False) == WAIT and budget.kept:
                 break
         line.flow.move(to_the_end=False)
-    assert 0 < budget.kept <= pipes.SIZE
+    assert 0 < budget.kept <= tcp_relay.PIPE_SIZE
     kept = budget.kept
     for _ in range(10):
         assert line.flow.move(to_the_end=True) == WAIT
@@ -131,7 +131,7 @@ def test_bytes_that_wait_in_a_pipe_arrive_in_order(line: Line, budget: Budget) -
 
 
 def test_a_pipe_is_borrowed_only_while_bytes_are_in_it(line: Line, budget: Budget) -> None:
-    others = [budget.pipes.take() for _ in range(pipes.MOST - 1)]
+    others = [budget.pipes.take() for _ in range(tcp_relay.MOST_PIPES - 1)]
     for turn in range(400):
         try:
             line.writer.send(bytes(1 << 20))
@@ -150,7 +150,7 @@ def test_a_pipe_is_borrowed_only_while_bytes_are_in_it(line: Line, budget: Budge
 
 
 def test_without_a_pipe_bytes_are_copied(line: Line, budget: Budget) -> None:
-    others = [budget.pipes.take() for _ in range(pipes.MOST)]
+    others = [budget.pipes.take() for _ in range(tcp_relay.MOST_PIPES)]
     data = os.urandom(1 << 16) * 64
     assert through(line, data) == data
     for other in filter(None, others):
@@ -160,8 +160,8 @@ def test_without_a_pipe_bytes_are_copied(line: Line, budget: Budget) -> None:
 def test_where_pipes_are_tiny_bytes_are_copied(
     line: Line, budget: Budget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipes, "SIZE", (1 << 31) + 1)  # more than the kernel can count
-    monkeypatch.setattr(pipes, "LEAST", 1 << 20)
+    monkeypatch.setattr(tcp_relay, "PIPE_SIZE", (1 << 31) + 1)  # more than the kernel can count
+    monkeypatch.setattr(tcp_relay, "LEAST_PIPE_SIZE", 1 << 20)
     before = len(os.listdir("/proc/self/fd"))
     assert budget.pipes.take() is None
     data = os.urandom(1 << 16) * 64
@@ -188,8 +188,8 @@ def test_a_pipe_with_bytes_for_a_reader_that_is_gone_is_nobodys_again(line: Line
     assert gone
     line.flow.close()
     assert budget.kept == 0
-    free = [budget.pipes.take() for _ in range(pipes.MOST)]
-    assert [pipe.left for pipe in free if pipe] == [0] * pipes.MOST
+    free = [budget.pipes.take() for _ in range(tcp_relay.MOST_PIPES)]
+    assert [pipe.left for pipe in free if pipe] == [0] * tcp_relay.MOST_PIPES
     for pipe in filter(None, free):
         budget.pipes.give_back(pipe)
 
