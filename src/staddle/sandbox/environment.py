@@ -30,7 +30,8 @@ from ..ipc import file_messages
 from ..policy.workspace import PLACE
 from ..shell.command import CommandSpec
 from . import arguments, files
-from .execution import Execution, drive
+from .driver import drive
+from .execution import Execution
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

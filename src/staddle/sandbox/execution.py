@@ -1,8 +1,4 @@
-"""One program without a shell, from its start to its outcome, in steps that never wait.
-
-It has the same handles as a run of a Shell (`step`, `fileno`, `deadline`, `pending`,
-`finish`), so that one loop drives either: `drive` here, and an event loop in `event_loop`.
-"""
+"""One program without a shell, from its start to its outcome: a `driver.Machine`."""
 
 from __future__ import annotations
 
@@ -24,24 +20,10 @@ from .result import signal_in
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Protocol
 
     from ..ipc.agent_client import AgentLink, Spawned
     from ..shell.command import CommandSpec
     from ..shell.usage_meter import Account
-
-    class Machine(Protocol):
-        """What can be driven."""
-
-        @property
-        def deadline(self) -> float | None: ...
-        @property
-        def pending(self) -> bool: ...
-        def step(self) -> bool: ...
-        def fileno(self) -> int: ...
-        def interrupt(self) -> object: ...
-        def finish(self) -> Outcome: ...
-
 
 #: What one step reads at most, so that nobody waits for a program that prints without end.
 _AT_ONCE = 256 << 10
@@ -51,39 +33,6 @@ _LADDER = (SIGINT, SIGTERM, SIGKILL)
 _GRACE = 0.15
 #: What does not die of the last one is waited for no longer.
 _PATIENCE = 2.0
-#: How often we look whether to go on, if somebody may say so; and how long nothing may happen.
-_LOOK_EVERY = 0.05
-_LONGEST = 3600.0
-
-
-def drive(machine: Machine, cancel: threading.Event | None = None) -> Outcome:
-    """See it through in this thread; it ends sooner once `cancel` is set.
-
-    It also does when a signal's handler raises something, which comes out when it has ended.
-    """
-    waiting = select.poll()
-    waiting.register(machine.fileno(), select.POLLIN)
-    raised: BaseException | None = None
-    while True:
-        try:
-            if machine.step():
-                break
-            if not machine.pending:
-                left = _LONGEST if machine.deadline is None else max(0.0, machine.deadline - time.monotonic())
-                if cancel is not None:
-                    if cancel.is_set():
-                        machine.interrupt()
-                    left = min(left, _LOOK_EVERY)
-                waiting.poll(left * 1000 + 1)
-        except BaseException as error:
-            if raised is not None and not isinstance(error, KeyboardInterrupt):
-                break  # it cannot be waited for
-            raised = raised or error
-            machine.interrupt()
-    outcome = machine.finish()
-    if raised is not None:
-        raise raised
-    return outcome
 
 
 class Streams:

@@ -17,7 +17,7 @@ from ..policy.on_connect import PATIENCE
 from ..shell.command import CommandSpec
 from . import arguments
 from .capture import captured, command_bytes
-from .execution import drive
+from .driver import drive
 from .filed import Filed
 from .layered import Layered
 from .open import settings as sandbox_settings

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import codecs
-import select
 import threading
-import time
 from collections import deque
 
 from .._value import Value
 from ..interrupts import uninterrupted
-from .execution import drive
+from .driver import drive, readable, wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,8 +103,7 @@ class Stream:
         try:
             shell.begin(spec)
             self._over = over
-            self._waiting = select.poll()
-            self._waiting.register(shell.fileno(), select.POLLIN)
+            self._poll = readable(shell)
         except BaseException:  # of a signal's handler, when it has begun
             if shell.runs(spec):
                 shell.interrupt()
@@ -145,9 +142,8 @@ class Stream:
             shell = self._shell
             if shell.step():
                 uninterrupted(self._finish)
-            elif self._chunks.empty and not shell.pending:
-                left = None if shell.deadline is None else max(0.0, shell.deadline - time.monotonic())
-                self._waiting.poll(None if left is None else left * 1000 + 1)
+            elif self._chunks.empty:
+                wait(shell, self._poll)
 
     def _finish(self) -> None:
         over, self._over = self._over, None

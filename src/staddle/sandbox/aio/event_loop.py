@@ -8,16 +8,11 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol, TypeVar
+    from typing import TypeVar
 
     from ...events import Event
     from ...shell.command import Outcome
-    from ..execution import Machine as Stepping
-
-    class Machine(Stepping, Protocol):
-        """What can be driven, and ended early."""
-
-        def interrupt(self) -> None: ...
+    from ..driver import Machine
 
     T = TypeVar("T")
 
