@@ -1,4 +1,4 @@
-"""`doctor`: what this host can enforce, backend by backend, by really trying it."""
+"""`doctor`: test each backend on this host, and report what it enforces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BackendReport(Value):
-    """One backend on this host: whether it can be used, and what it would not hold."""
+    """One backend on this host: whether it can be used, and its gaps."""
 
     probe: Probe
     gaps: tuple[Gap, ...]
@@ -30,7 +30,7 @@ class BackendReport(Value):
 
 
 class Diagnosis(Value):
-    """What `staddle doctor` prints. `auto` is the backend that a default run would get, if any.
+    """The report of `staddle doctor`. `auto` is the backend that a default run would get, if any.
 
     `network` says how much of an allow list can be held here.
     """
@@ -93,7 +93,7 @@ _NO_GATEWAY = "no allow list: it takes the namespaces backend"
 
 
 def _network() -> str:
-    """What came of preparing a network as for a sandbox with an allow list."""
+    """A sentence on how a network with an allow list could be prepared here."""
     from .network.host.probe import probe
 
     found = probe()

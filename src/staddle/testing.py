@@ -53,7 +53,7 @@ os._exit(code)
 
 
 class Scripted(Value):
-    """How one command shall end. A negative `exit_code` is death by that signal, as in subprocess."""
+    """The result of one command. A negative `exit_code` is death by that signal, as in subprocess."""
 
     stdout: bytes = b""
     stderr: bytes = b""
@@ -94,11 +94,11 @@ class FakeBackend:
         return Probe(self.name, usable=self._usable, why=why)
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
-        """What it was made to declare."""
+        """The gaps that it was made with."""
         return self._declares
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
-        """One line that says so."""
+        """A single step."""
         return (Step("play back a scripted result", "FakeBackend"),)
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-#: What we answer when we, not the command, are the reason that it did not run.
+#: Exit status when staddle, not the command, failed.
 OURS = 125
 
 _COMMANDS = {
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = command.main(words[1:])
         return status
     except BrokenPipeError:
-        # Whoever read our output is gone; the interpreter must not complain about it at exit.
+        # The reader of our output is gone; the interpreter must not complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return OURS
     except KeyboardInterrupt:
@@ -95,12 +95,12 @@ def command() -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:
-        status = status or OURS  # whoever read our output is gone
+        status = status or OURS  # the reader of our output is gone
     os._exit(status)
 
 
 def _leave_nothing() -> None:
-    """What the interpreter's own end would wait for: layers that are being deleted."""
+    """Wait for layers that are being deleted, as the end of the interpreter would."""
     stores = sys.modules.get("staddle.sandbox.workspace.stores")
     if stores is not None:
         stores.close_stores()

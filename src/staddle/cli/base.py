@@ -64,7 +64,7 @@ def _import(archive: str, name: str | None, as_json: bool) -> int:
 
     from ..bases.importing import import_image
 
-    # Ended by somebody, it leaves as little as after an error.
+    # A signal leaves as little behind as an error.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         made = import_image(archive, name, progress=_say if sys.stderr.isatty() else None)

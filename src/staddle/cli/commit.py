@@ -140,7 +140,7 @@ def _refuse_nobodys(session: PersistentWorkspace) -> None:
 
 
 def _refuse(session: PersistentWorkspace, found: Review, on_conflict: str, allow_protected: bool) -> None:
-    """Before anybody is asked: what would be refused anyway."""
+    """Raise what the commit would raise, before the user is asked."""
     from ..layers.review import decided
 
     try:

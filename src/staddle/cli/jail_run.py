@@ -175,7 +175,7 @@ def _key(parsed: Parsed) -> str | None:
 
 
 def _runner(program: str) -> Runner:
-    """`wrap`, and a sentence when `program` is not there, before the workspace is said to be running."""
+    """`wrap`, and CommandNotFound if there is no `program`, before the workspace is `running`."""
 
     def prepared(argv: list[str], policy: Policy, **how: Any) -> WrappedCommand:
         from ..launch.view import find_program
@@ -224,7 +224,7 @@ def _refuse(error: CommandNotFound) -> int:
 
 
 def print_help(name: str) -> int:
-    """What `--help` of run or shell prints."""
+    """Print the help of run or shell."""
     text, options = (_RUN_HELP, RUN_OPTIONS) if name == "run" else (_SHELL_HELP, SHELL_OPTIONS)
     print(text.format(options=help_rows(options)), end="")
     return 0

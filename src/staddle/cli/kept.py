@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..sandbox.sandbox import Sandbox
 
 JSON = Option("json", "", "the same as JSON")
-#: How a kind of change is told in one letter.
+#: One letter for each kind of change.
 LETTERS = {
     "added": "A",
     "modified": "M",

@@ -26,7 +26,7 @@ class Option(Value):
 
 
 class Parsed(Value):
-    """What was said: options by name, the words after them, and whether `--` came before those."""
+    """A parsed command line: options by name, the words after them, and whether `--` came before those."""
 
     options: dict[str, list[str]]
     words: tuple[str, ...]

@@ -14,7 +14,7 @@ BOLD, RED, GREEN, CYAN = 1, 31, 32, 36
 
 
 class Paint:
-    """Colours, where somebody can see them and has not asked for none (NO_COLOR, TERM=dumb)."""
+    """Whether to print colours: on a terminal, unless NO_COLOR or TERM=dumb forbid it."""
 
     def __init__(self, *, on: bool | None = None) -> None:
         if on is None:
@@ -61,7 +61,7 @@ def _page(command: list[str], first: list[str], rest: Iterable[str]) -> None:
     import signal
     import subprocess
 
-    # Ctrl-C is for the pager, which goes on; nobody but it has the terminal now.
+    # Ctrl-C is for the pager, which has the terminal now.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         environment = {"LESS": "-R", **os.environ}  # `less` alone would show our colours as text

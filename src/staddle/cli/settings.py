@@ -64,7 +64,7 @@ def policy_from(parsed: Parsed) -> tuple[Policy, str | None]:
 
 
 def session_from(parsed: Parsed) -> tuple[Policy, str | None, str]:
-    """(policy, workspace, mode) of a session. No workspace: an empty one, gone with the session."""
+    """(policy, workspace, mode) of a sandbox. No workspace: an empty one that ends with the sandbox."""
     workspace, mode = _workspace(parsed, ("readonly", "bind", "overlay"))
     policy = _policy(parsed, workspace)
     try:
@@ -87,7 +87,7 @@ def _workspace(parsed: Parsed, modes: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _policy(parsed: Parsed, workspace: str) -> Policy:
-    """What the options say, but for the workspace itself."""
+    """`policy` with the options applied, except the workspace itself."""
     file = parsed.one("policy")
     policy = Policy.from_file(file, workspace=workspace) if file else Policy.agent()
     return asked_of(policy, parsed)

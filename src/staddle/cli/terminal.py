@@ -1,9 +1,9 @@
-"""The user's terminal lent to a shell inside: every key goes in, everything it prints comes out.
+"""Relay between the user's terminal and a shell inside: keys go in, output comes out.
 
-While it is lent, the terminal is raw: Ctrl-C, Ctrl-Z and Ctrl-\\ are bytes, and the terminal
-inside makes signals of them, for its own foreground job. It is given back as it was however the
-shell ends, and when a signal ends us. What comes out is what the program inside wrote: a
-terminal is a program too, and one that does what it is told by what it shows.
+Meanwhile the terminal is in raw mode: Ctrl-C, Ctrl-Z and Ctrl-\\ are bytes, and the terminal
+inside makes signals of them, for its own foreground job. Its modes are restored however the
+shell ends, and when a signal ends us. The output is passed on as the program inside wrote it,
+control sequences included, and the user's terminal acts on those.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Relay:
         self._listening = True
 
     def run(self) -> int:
-        """Until the shell is over, the time is up, or somebody wants us to end."""
+        """Relay until the shell ends, the time is up, or a signal asks us to end."""
         while True:
             poll = select.poll()
             poll.register(self._signals.descriptor, select.POLLIN)
@@ -72,7 +72,7 @@ class _Relay:
                     for number in self._signals.read():
                         if number not in (SIGWINCH, SIGCONT):
                             return 128 + number
-                        if number == SIGCONT:  # we were stopped, and the terminal was somebody else's
+                        if number == SIGCONT:  # we were stopped, and another program had the terminal
                             tty.setraw(0, termios.TCSADRAIN)
                         size = os.get_terminal_size(0)
                         self._terminal.resize(size.lines or 24, size.columns or 80)

@@ -40,7 +40,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> object:
-    """What few need, on first use: asyncio alone takes longer to load than all the rest."""
+    """Load rarely used names on first use: asyncio alone takes longer to load than all the rest."""
     home = _LATER.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

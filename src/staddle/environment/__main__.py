@@ -1,4 +1,4 @@
-"""The program that `wrap_bash_command` puts before a command: see `jail.run_jail_exec`."""
+"""The program that `wrap_bash_command` puts before a command: see `landlock_exec.run_jail_exec`."""
 
 from __future__ import annotations
 

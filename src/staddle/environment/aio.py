@@ -83,5 +83,5 @@ class AsyncLocalEnvironment:
                 except asyncio.CancelledError:
                     continue  # asked again: the answer is the same, when it is dead
             if not running.cancelled():
-                running.exception()  # seen, so that nobody warns of it
+                running.exception()  # retrieved, so that asyncio does not warn
             raise

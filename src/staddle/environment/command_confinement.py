@@ -1,4 +1,4 @@
-"""How commands of an environment are confined: on which backend, what they may write, in a layer or not."""
+"""Confines the commands of an environment: chooses the backend, the write grants, and a layer or none."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _LAYERED = "namespaces"
 
 
 class CommandConfinement:
-    """For commands that work in `path`, confined by `policy` and, if there are any, held to `globs`.
+    """Confines commands that work in `path` by `policy` and, if there are any, by `globs`.
 
-    `plan` is what the policy means before anything is added to be written.
+    `plan` is the policy compiled without any write grant of ours.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CommandConfinement:
             try:
                 return self._in_a_layer(root, division, argv, env)
             except (BackendUnavailable, LayerError, PolicyNotEnforceable):
-                pass  # `limits` says so
+                pass  # reported by `limits`
         return self.directly(root, argv, env), None
 
     def directly(self, root: int, argv: list[str], env: Mapping[str, str] | None) -> WrappedCommand:
@@ -84,7 +84,7 @@ class CommandConfinement:
         return _looked_at(made, argv[0], written)
 
     def take_over(self, layer: CommandLayer) -> tuple[Event, ...]:
-        """What the command in `layer` wrote goes to the directory as far as it may; the rest is told."""
+        """Write the changes in `layer` that are allowed to the directory; return the others as events."""
         globs, unprotect = self._globs, self._policy.unprotect
         if globs is None:  # nothing is left out then, and there is no layer
             return ()
@@ -117,7 +117,7 @@ class CommandConfinement:
         return any(covers(hidden, path) for hidden in self._hidden)
 
     def enforced(self, root: int) -> Enforcement:
-        """What will really hold for the next command, and every gap."""
+        """The enforcement of the next command, and every gap."""
         write_grants.refuse_replaced(root, self._path)
         found = self._layered(root)
         if isinstance(found, Enforcement):
@@ -149,7 +149,7 @@ class CommandConfinement:
         if self._layers is not None:
             self._layers.close()
 
-    # How.
+    # Internal.
 
     def _division(self, root: int) -> list[str] | None:
         """The directories that a command in a layer writes directly; None where there is none for it."""
@@ -161,7 +161,7 @@ class CommandConfinement:
         return whole if more else None
 
     def _layered(self, root: int) -> Enforcement | str:
-        """What holds for a command in a layer, or why it has none; "" where it needs none."""
+        """The enforcement of a command in a layer, or why there is no layer; "" where none is needed."""
         division = self._division(root)
         if division is None:
             return self._refused

@@ -1,8 +1,8 @@
-"""A layer for one command: it writes where it likes, and what the globs name is taken over when it ends.
+"""A layer for one command: it can write anywhere in it, and the changes that match are committed at its end.
 
-The command works in an overlay of the working directory. When nothing of it is alive any more,
-we look at what it changed, with our own rights: what may stay is written to the directory, all
-of it or none, and the rest is told, each by its name.
+The command works in an overlay of the working directory. When all its processes have ended, we
+read its changes with our own rights: those that are allowed are written to the directory, all or
+none, and each of the others is reported by name.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from ..policy.plan import Plan
 
 ORIGIN = "writable_paths"
-#: A command can make a million files. So many are told by name, and then how many more there were.
+#: A command can make a million files. So many are reported by name; then only the number of the others.
 MOST_TOLD = 1000
 
 
 class CommandLayers:
-    """The layers for the commands of one environment, and the place where they lie once there is one."""
+    """Makes the layers for the commands of one environment, and holds their store once there is one."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -55,7 +55,7 @@ class CommandLayers:
         return CommandLayer(self._directory, root, self._opened().layer(like=self._directory), owner)
 
     def close(self) -> None:
-        """Let go of the place where they lie. A second time does nothing."""
+        """Release the store. A second time does nothing."""
         self._store = None
         self._closing()
 
@@ -79,7 +79,7 @@ def _close(store: Store, maker: int) -> None:
 
 
 def _refuse_mounts(directory: str) -> None:
-    """What is mounted below a directory is not in an overlay of it, which shows what it covers."""
+    """LayerError if anything is mounted below the directory: an overlay would show the files beneath it."""
     below = os.fsencode(directory).rstrip(b"/") + b"/"
     for letter in (b"\\", b" ", b"\t", b"\n"):  # as the kernel writes these; the first one first
         below = below.replace(letter, b"\\%03o" % letter[0])
@@ -94,7 +94,7 @@ def _refuse_mounts(directory: str) -> None:
 
 
 class CommandLayer:
-    """Where one command's changes go. To be closed when they have been taken over, or will not be."""
+    """The layer of one command. The caller closes it after `take_over`, or instead."""
 
     def __init__(self, directory: str, root: int, layer: Layer, owner: int | None) -> None:
         self._directory, self._layer = directory, layer.hold()
@@ -105,7 +105,7 @@ class CommandLayer:
         self._baseline = Baseline()
 
     def under(self, plan: Plan) -> Plan:
-        """`plan` with what is changed in the directory kept in this layer."""
+        """`plan` with this layer mounted over the directory."""
         return plan.replace(layers=(Layered(self._directory, self._layer.upper, self._layer.work, ORIGIN),))
 
     def take_over(
@@ -138,14 +138,14 @@ class CommandLayer:
             left.update(refused(touched, why))
             return [item for item in found if item.path not in left]
 
-        # By the descriptor that we hold: whatever has the name by now, this is where it worked.
+        # By the descriptor that we hold: the path may lead elsewhere by now.
         view = LayerView((self._layer.upper,), (f"/proc/self/fd/{self._root}",))
-        # Nor does anybody wait for the disk when a command writes without a layer.
+        # Not durable: a command that writes without a layer does not wait for the disk either.
         commit(view, on_conflict="overwrite", allow_protected=True, only=only, durable=False)
         return self._told(left)
 
     def close(self) -> None:
-        """Let it go, with all that is still in it."""
+        """Drop the layer with its content."""
         os.close(self._root)
         self._layer.drop()
 

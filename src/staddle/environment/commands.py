@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from ..launch.redaction import Secrets
     from ..wrapping import WrappedCommand
 
-#: How often a cancellation is looked for.
+#: Seconds between two checks for a cancellation.
 _LOOK_EVERY = 0.05
 
 
 def seconds(timeout: object, from_policy: float | None) -> float | None:
-    """The time a command gets: what was asked for, else the policy's."""
+    """The time that a command gets: `timeout`, else the policy's."""
     if timeout is None:
         return from_policy
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
@@ -38,7 +38,7 @@ def seconds(timeout: object, from_policy: float | None) -> float | None:
 
 
 def size(limit: object, from_policy: int | None) -> int | None:
-    """How much of a stream is kept: what was asked for, else the policy's."""
+    """The number of bytes kept of a stream: `limit`, else the policy's."""
     if isinstance(limit, bool) or not isinstance(limit, int):
         raise PolicyError(f"output_limit is {limit!r}", why="it is not a number of bytes")
     return limit if limit > 0 else from_policy
@@ -58,7 +58,7 @@ def words(argv: Iterable[str | bytes | os.PathLike[str]]) -> list[str]:
 
 
 class CommandBounds(Value):
-    """How long a command may take, how much of a stream is kept, and who may end it before."""
+    """Bounds of one command: its time, the bytes kept of each stream, and the event that cancels it."""
 
     timeout: float | None
     output: int | None
@@ -146,9 +146,9 @@ def result_of(exit_code: int, out: Tail, err: Tail, violations: tuple[Event, ...
 
 
 def _end_session(session: int) -> None:
-    """Without confinement nothing ends what the command left behind but a look for its session.
+    """Kill all processes of the session; without confinement there is no other way to find them.
 
-    Bounded: what forks faster than we look is not ended. Confining backends have no such limit.
+    Bounded: processes that fork faster than we look survive. Confining backends have no such limit.
     """
     for _ in range(100):
         left = [pid for pid in _processes() if _session(pid) == session]

@@ -1,4 +1,4 @@
-"""What an agent's tools need of the place they work in, wherever that is."""
+"""`ExecutionEnvironment`: files and commands for an agent's tools, on this machine or in a sandbox."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class CommandResult(Value):
-    """What a command printed and how it ended.
+    """Output and exit code of a command.
 
-    Of a stream that was too long the end is kept, `…_truncated` says so and
-    `…_bytes_dropped` how much of its beginning is gone. Killed by signal N is exit code
-    128+N. `violations` are what it wrote and was not to write, by path, and protected names that
+    The end of a stream that was too long is kept; `…_truncated` is then true, and
+    `…_bytes_dropped` is the length of the part that is missing. Killed by signal N is exit code
+    128+N. `violations` are the writes that were not allowed, by path, and protected names that
     appeared while it ran.
     """
 

@@ -5,7 +5,7 @@
 
 The command line goes through a small program of ours that confines itself and becomes the
 command; `run_jail_exec` is that program. What may be written is in its arguments and not in
-its environment, so nothing that the command inherits tells it or widens it.
+its environment, so the command inherits nothing that shows or widens it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def run_jail_exec(args: Sequence[str]) -> int:
         for fd in launch.pass_fds:
             os.set_inheritable(fd, True)
         if launch.status is not None:
-            # Never read: the helper's own exit status says the same.
+            # Never read: the helper's exit status has the same information.
             os.set_inheritable(launch.status, True)
         os.chdir(launch.cwd)
         os.execve(launch.argv[0], launch.argv, launch.env)  # noqa: S606 - this is what we are for

@@ -78,7 +78,7 @@ class LocalEnvironment(EnvironmentBase):
             record=on_unavailable == "record",
         )
         self._command_wrapper, self._write_opener, self._remover = command_wrapper, write_opener, remover
-        # Held for as long as we live: whatever is put at its path later, this is where we work.
+        # Held open until `close()`: a directory that is put at its path later is not used.
         self._root = open_without_symlinks(self._path, os.O_PATH | os.O_DIRECTORY)
 
     def read_file(self, path: AnyPath, *, limit: int = MOST_READ) -> str:
@@ -146,9 +146,9 @@ class LocalEnvironment(EnvironmentBase):
         return commands.run(confined.directly(self._root, argv, env), bounds, secrets)
 
     def wrapped(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> WrappedCommand:
-        """The command, confined and not started, for who starts it himself.
+        """The command, confined and not started, for a caller that starts it itself.
 
-        It works in no layer, which somebody would have to look at afterwards: where `exec_command`
+        It has no layer, whose changes would have to be reviewed afterwards: where `exec_command`
         is held to the globs exactly, this is held to directories.
         """
         return self._confinement.directly(self._root, self._checked_argv(list(argv)), env)
@@ -163,7 +163,7 @@ class LocalEnvironment(EnvironmentBase):
 
     @property
     def enforced(self) -> Enforcement:
-        """What will really hold for the next command, and every gap, those of `limits()` included."""
+        """The enforcement of the next command, and every gap, those of `limits()` included."""
         self._refuse_closed()
         return self._confinement.enforced(self._root)
 
@@ -173,7 +173,7 @@ class LocalEnvironment(EnvironmentBase):
         return self._confinement.limits(self._root)
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the directory. A second time does nothing."""
         if self._root >= 0:
             os.close(self._root)
             self._root = -1

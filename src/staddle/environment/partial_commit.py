@@ -1,8 +1,8 @@
-"""Which changes of a command may stay, when not everything may be written. Pure.
+"""Decide which changes of a command may be committed, when not everything may be written. Pure.
 
-A change is (path, what was there, what is there now): "directory", "file" for anything else, ""
-for nothing. One that may be made can still need another that may not: a file cannot be put
-where something else has to make way, and a directory cannot go while something in it stays.
+A change is (path, kind before, kind now): "directory", "file" for anything else, "" for nothing.
+An allowed change can depend on one that is refused: a file cannot replace something that has to
+stay, and a directory cannot be removed while something in it stays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Commands in a sandbox held to writable_paths: what they changed besides is put back when they end.
+"""Revert the changes of a command in a sandbox that no glob of writable_paths names, when it has ended.
 
-It works where the changes of a sandbox are in a layer: what is there and was not before the
-command, and is named by no glob, is dropped from the layer. The host has seen nothing of it.
+This needs a sandbox whose changes are in a layer: a change that was not there before the command,
+and that no glob names, is dropped from the layer. The host never sees it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RULE = "no glob of writable_paths names it"
 
 
 class WriteReverter:
-    """For one command after the other: `with` it, and put back what was not to be."""
+    """Used as a context around each command; `revert` undoes its changes that no glob names."""
 
     def __init__(
         self, sandbox: LayeredSandbox, modified: Callable[[str], float], directory: str, globs: GlobSet
@@ -51,12 +51,12 @@ class WriteReverter:
         self._before = {}
 
     def revert(self) -> tuple[Event, ...]:
-        """What the command changed that no glob names, each as an event; after this it is undone."""
+        """Undo the changes of the command that no glob names, and return each as an event."""
         changes = self._sandbox.diff()
         found = unnamed(changes, self._directory, self._globs)
         by_path = _by_path(changes)
         new = [path for path in found if path not in self._before]
-        # Of what was changed earlier, by somebody else, only the last state is there: nothing to go back to.
+        # A file that was changed before the command: the layer has only its last state.
         again = [
             path
             for path in found
@@ -114,9 +114,9 @@ def _by_path(changes: Iterable[Change]) -> dict[str, Change]:
 
 
 def _least(paths: Collection[str], changes: Mapping[str, Change]) -> list[str]:
-    """What to drop, so that all of `paths` is undone and as little as possible besides.
+    """The smallest list of paths to drop that undoes all of `paths`.
 
-    A directory that was deleted comes back with whatever in it comes back.
+    A deleted directory is restored with the first restored path in it.
     """
     back = {above for path in paths if changes[path].kind != "added" for above in parents(path)}
     return [path for path in paths if changes[path].kind != "deleted" or path not in back]

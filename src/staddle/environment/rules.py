@@ -39,7 +39,7 @@ OF_THE_SHELL = frozenset(
 )
 #: Where a program that is named without its directory is taken from.
 _SYSTEM = frozenset({f"{root}{kind}" for root in ("/", "/usr/", "/usr/local/") for kind in ("bin", "sbin")})
-#: A script in a script in a script: more than anybody writes.
+#: The deepest nesting of scripts in scripts that is read.
 _DEEPEST = 8
 _MOST_SCRIPTS = 64
 
@@ -85,7 +85,7 @@ class Rule(Value):
 
 
 class CommandRules(Value):
-    """What an agent should not run (`deny`), or the only things it should (`allow`); deny wins.
+    """Programs that an agent should not run (`deny`), or the only ones it should (`allow`); deny wins.
 
     Entries are `Rule`s or their `command` as text. `unknown` says what becomes of a command
     of which only the run shows what it starts (`$TOOL x`, `curl … | sh`).

@@ -1,4 +1,4 @@
-"""What a shell script would start, read from it by a real parser of bash.
+"""Parse a shell script with a real parser of bash, and list the commands in it.
 
 The parser is shfmt (`pip install 'staddle[rules]'`), a program of its own: what an agent wrote
 is never parsed inside our process, and what comes back is JSON of a bounded size.
@@ -215,7 +215,7 @@ def _bare(text: str, split: bool) -> Word:
 
 
 def _quoted(parts: list[Any], quotable: str) -> Word:
-    """What stands in double quotes: one word, of which parts may not be known."""
+    """The text in double quotes: one word, with UNKNOWN for its parts that are not known."""
     text = ""
     for part in parts:
         if part.get("Type") != "Lit":

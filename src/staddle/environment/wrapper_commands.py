@@ -53,7 +53,7 @@ def name_of(word: Word) -> str | None:
 
 
 def unfold(words: Sequence[Word], reads: Word = None, *, alone: bool = False) -> Steps:
-    """What `words` start, outermost first. `reads` is the text on its input; `alone`: there is none.
+    """The programs that `words` start, outermost first. `reads` is the text on stdin; `alone`: there is none.
 
     `words` may end in None for arguments that are added later, as xargs does.
     """
@@ -237,7 +237,7 @@ def _xargs(words: Sequence[Word], rest: list[Word], _: Word) -> Steps:
 
 
 def _mark(options: list[Word]) -> str | None:
-    """What stands for the input in the words of xargs -I, if anything does."""
+    """The placeholder for the input in the words of xargs -I, if there is one."""
     found: Word = None
     for place, word in enumerate(options):
         if word is None or not word.startswith("-"):

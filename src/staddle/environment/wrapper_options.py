@@ -8,7 +8,7 @@ SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "ksh93", "mksh", 
 
 
 class Prefix(Value):
-    """How to find the program in the arguments of one that runs it.
+    """The options of a program that runs another one, to find that one in its arguments.
 
     `short` and `long` are the options that take the next word; `operands` stand between the
     options and the program. `plain` ones change nothing but how it is run, so an allow list

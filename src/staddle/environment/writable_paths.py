@@ -76,5 +76,5 @@ def _is_circle(path: str) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # links in a circle, or a directory nobody may look into: nothing to vouch for
+        return True  # a loop of links, or an unreadable directory: nothing is known about it
     return False

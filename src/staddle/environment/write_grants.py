@@ -1,10 +1,10 @@
-"""What a command may write, when files may be written by globs.
+"""Write grants for a command, derived from the globs of writable_paths.
 
 The kernel knows files and directories, not patterns. With a layer to work in (see `layer`) a
 command writes whole directories directly, and for the rest only what matches is taken over
 afterwards: see `division`. Without one, a glob that names a file which is there becomes that
 file, and every other the directory that holds all it can match: see `grants`. Where that is
-more than the glob says, `limits` says so.
+more than the glob names, `limits` reports it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _can_match(root: int, glob: Glob) -> bool:
 
 
 def grants(root: int, globs: GlobSet, *, make: bool) -> list[str]:
-    """What to let a command write, relative to `root`. Missing directories are made, or left out."""
+    """Paths that a command may write, relative to `root`. Missing directories are made, or left out."""
     found: set[str] = set()
     whole = {glob.prefix for glob in globs.globs if _is_whole(glob)}
     for glob in globs.globs:
@@ -61,7 +61,7 @@ def grants(root: int, globs: GlobSet, *, make: bool) -> list[str]:
             if kind == "file":
                 found.add(glob.literal)
             if kind != "missing":
-                continue  # a directory where the glob names a file: nothing there may be written, by nobody
+                continue  # a directory where the glob names a file: nothing may be written there
         kind = _kind(root, glob.prefix)
         if kind == "missing" and make:
             os.close(beneath.make_directories(root, glob.prefix))
@@ -91,12 +91,12 @@ def _is_whole(glob: Glob) -> bool:
 
 
 def unlayered(why: str) -> Gap:
-    """Why commands have no layer to work in, where one would make them exact."""
+    """The gap for commands that have no layer, where one would make them exact."""
     return Gap("write", f"commands have no layer to work in: {why}", documented=True)
 
 
 def by_policy(path: str) -> Gap:
-    """What the policy itself lets commands write in the directory, whatever the globs say."""
+    """The gap for a path in the directory that the policy itself lets commands write."""
     why = f"the policy lets commands write {path!r}, whatever writable_paths says"
     return Gap("write", why, "leave it out of the policy's write", documented=True)
 
@@ -112,7 +112,7 @@ def _gap(glob: Glob) -> Gap:
 
 
 def _kind(root: int, path: str) -> Literal["file", "directory", "missing", "blocked"]:
-    """What stands there; "blocked" for a pipe or the like, or a file where a directory would have to be."""
+    """The kind of file at `path`; "blocked" for a pipe and the like, or below a file."""
     try:
         fd = open_beneath(root, path or ".", os.O_PATH)
     except OSError as error:

@@ -1,8 +1,8 @@
-"""What an agent's configuration makes it run, before and after.
+"""Fingerprints of the configuration that makes a coding agent run commands; compared before and after a run.
 
 The agent's configuration is writable in its jail, or it could not log in or remember anything.
 Part of it is obeyed when the user's own agent starts outside: hooks, servers, instructions.
-That part is compared, and a change is told. It is not undone: it may be the user's.
+That part is compared, and a change is reported. It is not undone: it may be the user's.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-#: Files beyond these sizes are told apart by size and times: only the kernel sets the last of them.
+#: Larger files are compared by size, mtime and ctime; a program cannot set the ctime.
 MOST_BYTES = 4 << 20
 MOST_BYTES_IN_ALL = 64 << 20
-#: More files than this are not looked at: whoever has so many keeps no settings there.
+#: Files beyond this number are not compared: a directory of settings has fewer.
 MOST_FILES = 100_000
 
 Fingerprint = dict[str, tuple[object, ...]]
@@ -54,7 +54,7 @@ def fingerprint(paths: Iterable[str], mixed: Iterable[tuple[str, tuple[str, ...]
 
 
 def changed(before: Fingerprint, after: Fingerprint) -> tuple[str, ...]:
-    """What came, went or differs."""
+    """The paths that were added, removed or changed, sorted."""
     return tuple(sorted(p for p in before.keys() | after.keys() if before.get(p) != after.get(p)))
 
 
@@ -69,7 +69,7 @@ def _digest(path: str, keys: tuple[str, ...]) -> bytes:
 
 
 def _only(content: bytes, keys: tuple[str, ...]) -> bytes:
-    """What stands under these keys, spelled one way; all of it where it is not JSON."""
+    """The values of these keys as canonical JSON; the whole content if it is not JSON."""
     import json
 
     try:

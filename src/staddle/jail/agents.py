@@ -23,7 +23,7 @@ PROMPT = "{prompt}"
 
 
 class Agent(Value):
-    """One coding agent. `~` is the home of whoever starts it; what is not there is left out.
+    """One coding agent. `~` is the home of the user who starts it; paths that do not exist are left out.
 
     `write` is its own configuration and state, `read` its programs and data. `obeyed` are the
     places below `write` whose content makes the agent run commands when it starts: the user's own

@@ -6,7 +6,7 @@ off is never complete, so ours is the other way round: git gets a git directory 
 (`build`), outside of what any sandbox can write. Its config is ours, it has no hooks, no
 attributes, no logs, and an index of ours. From the real repository it sees only data, by
 link: the objects, the refs, the patterns of `info/exclude`. What a sandbox left in the
-repository's own config is not read, whatever it is called.
+repository's own config is not read, under any of its names.
 
 What is left: attributes in the tree (they can only pick drivers from a config that has
 none), other repositories nested in the tree (only commands that never look into them are
@@ -171,7 +171,7 @@ class Git:
     def run(
         self, command: str, *arguments: str, data: bytes = b"", env: Mapping[str, str] | None = None
     ) -> bytes:
-        """What `git command arguments` prints. GitFailed when git says no, GitRefused before it is asked."""
+        """Run `git command arguments`; its output. GitFailed: git failed. GitRefused: it was not run."""
         import subprocess
 
         from ..launch.contract import Launch
@@ -229,7 +229,7 @@ class Git:
             )
 
     def _places(self) -> Iterator[str]:
-        """What git writes to, or reads as a whole, on our behalf."""
+        """The paths that git writes to, or reads as a whole, on our behalf."""
         common = self.common
         yield from (
             f"{common}/{name}"
@@ -257,7 +257,7 @@ class Git:
 
 
 def head(git_directory: str) -> str:
-    """What HEAD says there: `ref: refs/...`, an object name, or "" for anything else. Runs nothing."""
+    """The content of HEAD: `ref: refs/...`, an object name, or "" for anything else. Runs nothing."""
     said = text(f"{git_directory}/HEAD").strip()
     if said.startswith("ref:"):
         name = said.removeprefix("ref:").strip()

@@ -1,6 +1,6 @@
-"""Our own index of a workspace's tree: what differs from the branch, and what would be committed.
+"""Our own git index of a workspace's tree: differences from the branch, and the tree to commit.
 
-The agent's index is not asked: it could say anything.
+The agent's own index is not read: the agent could have written anything into it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .git import Git
 
-#: Seconds after which a copy belongs to nobody any more.
+#: Age in seconds after which a copy is taken for a killed process's.
 _STALE = 3600.0
 
 
@@ -26,7 +26,7 @@ class GitIndex:
     """`with GitIndex(git) as index:` a copy for one question, which replaces the kept one at a good end.
 
     A copy, because git locks the index by a file: two of us would fight for it, and one that is
-    killed would keep everybody else out. The kept one only saves reading unchanged files again.
+    killed would leave its lock behind. The kept one only saves reading unchanged files again.
 
     With `only_looking` what is taken in goes to a place of our own, and with it: neither the
     repository nor the kept index knows of it afterwards.
@@ -111,7 +111,7 @@ class GitIndex:
         return self._run("write-tree").decode().strip()
 
     def against(self, commit: str, *options: str) -> bytes:
-        """How it differs from `commit`, as `git diff` says it."""
+        """The diff from `commit` to it, as `git diff` prints it."""
         return self._run("diff", "--no-renames", WITH_REPOSITORIES, *options, "--cached", commit)
 
     def check_out(self) -> None:
@@ -122,7 +122,7 @@ class GitIndex:
         return self._git.run(command, *arguments, data=data, env=self._env)
 
     def _sweep(self) -> None:
-        """Remove copies that somebody who was killed has left."""
+        """Remove copies that a killed process has left."""
         before = time.time() - _STALE
         with os.scandir(self._git.directory) as entries:
             for entry in entries:
@@ -131,7 +131,7 @@ class GitIndex:
                         if entry.stat(follow_symlinks=False).st_mtime < before:
                             _remove(entry.path) if entry.is_dir() else os.unlink(entry.path)
                     except OSError:
-                        continue  # somebody else was faster
+                        continue  # another process removed it first
 
 
 def _remove(directory: str) -> None:

@@ -38,7 +38,7 @@ class Jail(Protocol):
         """Run it on this terminal, stdin not connected; its exit status, 128 + N when signal N ended it."""
 
     def run_capture(self, opts: RunOpts) -> bytes:
-        """What it prints to stdout; stderr passes through. CommandFailed when it ends with an error."""
+        """Run it and return its stdout; stderr passes through. CommandFailed when it ends with an error."""
 
 
 def new_jail(backend: str, runner: Runner | None = None) -> ConfinedJail:

@@ -1,4 +1,4 @@
-"""What happened to a workspace, one JSON line each, beside its record where no sandbox can write.
+"""Journal of a workspace: one JSON line for each event, beside its record where no sandbox can write.
 
 Secrets are not in it: of variables only the names, and a value that is known to be secret is
 cut out wherever else it stands.

@@ -1,4 +1,4 @@
-"""What one run of a jail is told, and the policy and environment that follow from it. Starts nothing."""
+"""Options of one run of a jail, and the policy and variables derived from them. Starts nothing."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class RunOpts(Value):
         return f"RunOpts({self.workspace!r}, {list(self.command)!r}, {rest})"
 
     def secrets(self) -> Secrets:
-        """What must be in no message: the key, and the values of variables that look like secrets."""
+        """The values to redact from messages: the key, and those of variables that look like secrets."""
         from ..launch.redaction import Secrets, secret_values
 
         layers = [self.policy.env if self.policy else {}, variables(self.env)]
@@ -85,7 +85,7 @@ def confinement(opts: RunOpts) -> Policy:
     """The policy of a run: the given one or `Policy.coding_agent`, and what a commit has to write.
 
     Of the repository, that is objects, refs, logs and the worktree's own git directory. Its
-    config, its hooks and whatever else git would obey can be read only, and cannot be added.
+    config, its hooks and all else that git would obey can only be read, and cannot be added.
     """
     workspace = opts.workspace
     policy = Policy.coding_agent(os.path.expanduser("~")) if opts.policy is None else opts.policy
@@ -102,7 +102,7 @@ def confinement(opts: RunOpts) -> Policy:
 
 
 def bootstrap(opts: RunOpts) -> dict[str, str]:
-    """What the agent finds in its environment, besides what every sandbox has. PATH is the preset's."""
+    """The variables of the agent, besides those of every sandbox. PATH is the preset's."""
     key = opts.agent.key if isinstance(opts.agent, Agent) else KEY
     return {
         **IDENTITY,

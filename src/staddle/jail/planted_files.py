@@ -1,7 +1,7 @@
-"""What somebody left in a repository or its worktree that would make other programs run commands.
+"""Find files in a repository or its worktree that would make other programs run commands.
 
-Only looked at, never run. Our own git calls do not care (see `git`); the user's git, editor
-and shell would. Nothing here is proof of a bad intent: a hook may be the user's own.
+They are read, never run. Our own git calls ignore them (see `git`); the user's git, editor and
+shell would not. A finding is no proof of bad intent: a hook may be the user's own.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 
 class PlantedFile(Value):
-    """One finding: the file, and what it would do."""
+    """One such file, and its effect."""
 
     path: str
     what: str
 
 
 def find_planted(common: str, admin: str, tree: str, branch: str) -> tuple[PlantedFile, ...]:
-    """Everything found in the repository's git directory, the worktree's part of it, and the tree."""
+    """All such files in the repository's git directory, the worktree's part of it, and the tree."""
     found = [
         *_configs(
             f"{common}/config", f"{common}/config.worktree", f"{admin}/config", f"{admin}/config.worktree"

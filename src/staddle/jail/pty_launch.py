@@ -1,4 +1,4 @@
-"""A launch on a terminal of its own, for a person who works inside.
+"""A command on a pseudo-terminal of its own, for a person who works inside.
 
 The command never gets the user's terminal. It gets a new one, which ends with it. Whatever it
 does to its terminal (modes, pasted input, another line discipline) stays there.
@@ -63,7 +63,7 @@ class PtyLaunch:
         return self._leader
 
     def read_some(self) -> bytes | None:
-        """What was printed; None when there is nothing yet, empty when it is over."""
+        """The bytes that were printed; None when there are none yet, empty when it is over."""
         return pty.read_available(self._leader)
 
     def write_some(self, data: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Removing workspaces that nobody needs any more."""
+"""Remove old workspaces that are not in use."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _is_due(directory: str, retention: Mapping[str, float], now: float) -> bool:
     except WorkspaceError:
         state, since = "failed", os.stat(directory).st_mtime
     else:
-        # We have the claim: whoever is said to run it is gone.
+        # We have the claim, so the process that the record names has ended.
         state, since = "failed" if record.state == "running" else record.state, record.changed
     return state in retention and now - since >= retention[state]
 

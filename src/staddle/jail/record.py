@@ -1,4 +1,4 @@
-"""What is known about a workspace: a file beside its tree that no sandbox can write, and its claim."""
+"""The record of a workspace: a file beside its tree that no sandbox can write, and its lock (claim)."""
 
 from __future__ import annotations
 

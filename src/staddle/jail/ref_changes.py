@@ -1,7 +1,7 @@
-"""Which branches and tags of a repository moved while an agent ran.
+"""Find the branches and tags of a repository that moved while an agent ran.
 
-An agent commits, so the refs are writable for it, all of them: git keeps them in one place. What
-is not its own branch and moved or went meanwhile is told, with the commit it was at.
+An agent commits, so it can write all refs: git keeps them in one place. A ref that is not its own
+branch and was moved or removed meanwhile is reported, with the commit that it pointed to.
 """
 
 from __future__ import annotations

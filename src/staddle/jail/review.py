@@ -21,7 +21,7 @@ _LONGEST_PATH = 4096
 
 
 def worth_a_look(git: Git, base: str, tip: str) -> tuple[PlantedFile, ...]:
-    """What became executable, links out of the tree, and other repositories, from `base` to `tip`."""
+    """New executables, links out of the tree, and other repositories, from `base` to `tip`."""
     said = git.run("diff-tree", "-r", "-z", "--no-renames", "--no-abbrev", WITH_REPOSITORIES, base, tip)
     fields = said.split(b"\0")
     found = []

@@ -4,7 +4,7 @@
                                     /git             our own git directory for it (see `git`)
                                     /workspace.json  the record
                                     /journal.jsonl   what happened, without secrets
-                                    /claim           locked while somebody uses it
+                                    /claim           locked while a process uses it
 
 See `worktree` for how the tree is made and removed.
 """
@@ -132,17 +132,17 @@ class Workspace:
 
     @property
     def status(self) -> str:
-        """prepared, running, stopped, published or failed. Running means that somebody lives who runs it."""
+        """prepared, running, stopped, published or failed. Running means that its process is alive."""
         state = self.record.state
         return "failed" if state == "running" and not records.is_claimed(self.directory) else state
 
     @property
     def record(self) -> records.WorkspaceRecord:
-        """What is known about it now."""
+        """Its record, read now."""
         return records.read(self.directory)
 
     def journal(self) -> tuple[journal.JournalEntry, ...]:
-        """What happened to it, oldest first. Commands may hold an agent's words: escape them."""
+        """Its journal, oldest entry first. Commands may contain text of the agent: escape them."""
         return journal.read(self.directory)
 
     def claim(self) -> records.Claim:
@@ -150,14 +150,14 @@ class Workspace:
         return records.Claim(self.directory)
 
     def move_to(self, state: str) -> None:
-        """Enter another state. For whoever has the claim; WorkspaceError when there is no way there."""
+        """Change its state; the caller must have the claim. WorkspaceError if there is no such transition."""
         record = self.record
         if record.state == "running" and state == "running":
-            record = record.moved_to("failed")  # whoever ran it is gone: the claim is ours
+            record = record.moved_to("failed")  # we have the claim, so the process that ran it has ended
         records.write(self.directory, record.moved_to(state))
 
     def unlock(self) -> None:
-        """Remove the locks that a killed git left. For whoever has the claim, while nothing runs in it."""
+        """Remove the locks of a killed git. The caller must have the claim, and nothing may run in it."""
         worktree.unlock(self.common, self.name, self.branch)
 
     def publish(self) -> None:
@@ -183,7 +183,7 @@ class Workspace:
         return tuple(zip(fields[0::2], fields[1::2], strict=False))
 
     def diff(self, *, uncommitted: bool = False, stat: bool = False) -> bytes:
-        """What the branch changed since its base, as git shows it. The bytes are the agent's: escape them.
+        """The diff from its base to the branch, as git shows it. The bytes are the agent's: escape them.
 
         With `uncommitted` also what the tree holds beyond the branch; with `stat` only how much.
         """
@@ -196,7 +196,7 @@ class Workspace:
             return index.against(self.base, *options)
 
     def changed_paths(self) -> tuple[str, ...]:
-        """What differs in the tree from the branch and is not ignored; not what is in nested repositories."""
+        """Files that differ from the branch and are not ignored; without those of nested repositories."""
         with GitIndex(self._git) as index:
             index.read(self.tip())
             return tuple(sorted(set(index.differing())))
@@ -239,11 +239,11 @@ class Workspace:
         )
 
     def inspect(self) -> tuple[PlantedFile, ...]:
-        """What lies in the repository and the tree that would make git, an editor or a shell run commands."""
+        """Files in the repository and the tree that would make git, an editor or a shell run commands."""
         return find_planted(self.common, self.admin, self.path, self.branch)
 
     def worth_a_look(self) -> tuple[PlantedFile, ...]:
-        """What its commits made executable, links that lead out of the tree, and other repositories."""
+        """New executables in its commits, links that lead out of the tree, and other repositories."""
         return worth_a_look(self._git, self.base, self.tip())
 
     def remove(self, *, force: bool = False) -> None:

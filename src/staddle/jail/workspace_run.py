@@ -1,7 +1,6 @@
-"""One command in one workspace: claimed, running, and told truthfully at the end.
+"""One command in one workspace: its claim, its state, its journal, and the checks after its end.
 
-Whoever runs it, on whatever streams, goes through here: the state, the journal and what is
-looked at afterwards are the same for `Jail.run`, `Jail.run_capture` and the command line.
+`Jail.run`, `Jail.run_capture` and the command line all go through here, on any streams.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     #: Called as `wrap` is, returns what has `run` as a WrappedCommand has.
     Runner = Callable[..., Any]
 
-#: How a run ends when the workspace is `stopped` after it. Everything else leaves it `failed`.
+#: The reason after which a workspace is `stopped`. Any other leaves it `failed`.
 BY_ITSELF = "exited"
 
 
@@ -50,7 +49,7 @@ class WorkspaceRun:
         self._reason = BY_ITSELF
 
     def __enter__(self) -> Self:
-        """Claim it, confine the command, then say that it is running: what is refused changes nothing."""
+        """Claim it, confine the command, then set the state `running`: a refusal changes nothing."""
         opts = self._opts
         self._claim = opts.workspace.claim()
         self._began = time.monotonic()
@@ -131,7 +130,7 @@ class WorkspaceRun:
         now = snapshot(workspace.common)
         if now == self._refs:
             return []
-        # Whoever else has a workspace of this repository moves a branch of their own.
+        # Other workspaces of this repository move branches of their own.
         others = type(workspace).list(root=os.path.dirname(workspace.directory))
         own = {f"refs/heads/{item.branch}" for item in (workspace, *others)}
         return [

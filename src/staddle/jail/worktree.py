@@ -44,7 +44,7 @@ def fill(git: Git, directory: str, made: tuple[str, str, str], base: str) -> Non
         git.tree = tree = f"{directory}/tree"
         admin = admin_directory(git.common, name)
         _make_admin(admin)
-        os.makedirs(f"{git.common}/logs", exist_ok=True)  # git makes it at the first commit of anybody
+        os.makedirs(f"{git.common}/logs", exist_ok=True)  # git makes it at the first commit
         os.mkdir(tree)
         for path, said in (
             (f"{admin}/gitdir", f"{tree}/.git"),
@@ -72,7 +72,7 @@ def admin_directory(common: str, name: str) -> str:
 
 
 def _make_admin(admin: str) -> None:
-    """Make it, although whoever removes the last other worktree takes the directory above it away."""
+    """Make the directory; again if git removes its parent with the last other worktree meanwhile."""
     for attempt in range(20):
         try:
             return os.makedirs(admin)
@@ -108,8 +108,8 @@ def install_index(source: str, admin: str) -> None:
 def unlock(common: str, name: str, branch: str) -> None:
     """Remove the locks of a git that was killed: in the worktree's own git directory, and on its branch.
 
-    For whoever has the claim, while nothing runs in it. Both directories were the agent's, so by
-    descriptor and through no link. Locks on what is not its own may be somebody else's, and stay.
+    The caller must have the claim, and nothing may run in it. The agent could write both directories,
+    so this works by descriptor and through no link. Locks of other branches may be in use, and stay.
     """
     from ..linux.openat2 import open_without_symlinks
 
@@ -130,7 +130,7 @@ def unlock(common: str, name: str, branch: str) -> None:
 
 
 def erase(directory: str, common: str, name: str) -> None:
-    """Remove the worktree from the disk and the repository. For whoever has the claim; follows no link."""
+    """Remove the worktree from the disk and the repository. Needs the claim; follows no link."""
     import shutil
 
     admin = admin_directory(common, name)
