@@ -15,7 +15,7 @@ import pytest
 
 from staddle import Sandbox
 from staddle.errors import StaddleError
-from staddle.sandbox.workspace import overlay
+from staddle.sandbox.workspace import stores
 from tests.kernel.sandboxes import descriptors, within
 
 from .checks import Containment
@@ -82,7 +82,7 @@ def test_a_file_is_in_the_workspace_and_nowhere_else(sandbox: Sandbox, tmp_path:
 def test_the_mount_table_names_neither_the_workspace_nor_its_layers(sandbox: Sandbox, tmp_path: Path) -> None:
     table = sandbox.run("cat /proc/self/mountinfo /proc/self/mounts /proc/self/mountstats").stdout
     assert " /workspace " in table
-    for path in (tmp_path, *(store.path for store in overlay._stores)):
+    for path in (tmp_path, *(store.path for store in stores._stores)):
         assert str(path) not in table
     for word in table.replace(",", " ").split():
         if word.startswith(("lowerdir", "upperdir", "workdir")):

@@ -28,7 +28,7 @@ from staddle.linux import process
 from staddle.policy.network import Network
 from staddle.sandbox.open import open as opening
 from staddle.sandbox.open import settings
-from staddle.sandbox.workspace import overlay
+from staddle.sandbox.workspace import stores
 from tests.kernel.faults import WATCHED as USUAL
 from tests.kernel.faults import Call, Watch, places, watched
 from tests.kernel.waiting import until
@@ -145,7 +145,7 @@ def _open(pid: str) -> list[str]:
 
 
 def _layers() -> int:
-    return sum(len(names) for store in overlay._stores for _, names, _ in os.walk(store.path))
+    return sum(len(names) for store in stores._stores for _, names, _ in os.walk(store.path))
 
 
 # ---------------------------------------------------------------- who makes its calls fail

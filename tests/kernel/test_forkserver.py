@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from staddle.forkserver import client
-from staddle.sandbox.workspace import overlay
+from staddle.sandbox.workspace import stores
 from tests.kernel.in_a_child import ROOT, SRC, python
 from tests.kernel.waiting import until
 from tests.kernel.zygotes import children, close, opened, output
@@ -158,7 +158,7 @@ def _there() -> dict[str, int]:
             "processes": len(children()),
             "descriptors": len(os.listdir("/proc/self/fd")),
             "mounts": len(mounts.readlines()),
-            "layers": sum(len(os.listdir(store.path)) for store in overlay._stores),
+            "layers": sum(len(os.listdir(store.path)) for store in stores._stores),
         }
 
 

@@ -19,8 +19,7 @@ from ..ipc.network_spec import encoded as encoded_network
 from ..linux import idmaps, landlock
 from ..linux.seccomp import program
 from ..mounts import rows, shared_view
-from ..mounts.from_plan import lay_out
-from ..mounts.host import Host
+from ..mounts.layouts import entry_of
 from ..mounts.operations import Bind
 from ..network.namespace.from_policy import network_spec
 from ..policy.workspace import PLACE
@@ -159,7 +158,7 @@ def root_of(mounter: tuple[int, int] | None, uid: int) -> int | None:
 
 def world_of(plan: Plan, bash: str) -> tuple[tuple[str, ...], tuple[Operation, ...]]:
     """The mount points of the home tree of `plan`, and its first content: see `shared_view.Shared`."""
-    layered = _drawn(plan, bash).layered
+    layered = _views_of(plan, bash).layered
     return layered.places, layered.skeleton
 
 
@@ -184,13 +183,13 @@ def open_sandbox(
     Its shell, the program `bash` inside, is running already. The first message on the agent's socket
     announces it, or says why there is no sandbox.
     """
-    drawing = _drawn(plan, bash)
+    views = _views_of(plan, bash)
     cgroup_fds = 0
     if grouped:
         from ..limits import here
 
         cgroup_fds = len(here.means().places)
-    config, view = drawing.config(world, cgroup_fds), drawing.plain.workspace
+    config, view = views.config(world, cgroup_fds), views.plain.workspace
     others = {HOME_TREE: world.layers} if world is not None and world.layers is not None else {}
     others |= trees or {}
     request = request_for(view, layers, others).replace(
@@ -274,11 +273,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class _Drawing:
+class _SharedViews:
     """The layout of one plan, split into shared and own part: without a home tree, and with one."""
 
-    def __init__(self, plan: Plan, bash: str) -> None:
-        operations = lay_out(plan, Host()).operations
+    def __init__(self, plan: Plan, operations: Sequence[Operation], bash: str) -> None:
         self.plan, self.bash = plan, bash
         self.plain = shared_view.share(operations)
         self.layered = shared_view.share(operations, (*_LAYERED, plan.identity.home))
@@ -294,29 +292,24 @@ class _Drawing:
             if world is not None:
                 places = tuple(map(os.fsencode, self.layered.places))
                 made = made.replace(places=places, skeleton=os.fsencode(ahead or ""))
-            if len(_known) >= _MOST_KNOWN:
-                _known.clear()
-            made = _known.setdefault(made, made)  # then it is found without being compared
+            if len(_interned) >= _MOST_INTERNED:
+                _interned.clear()
+            made = _interned.setdefault(made, made)  # then it is found without being compared
             self._configs[key] = made
         return self._configs[key]
 
 
-#: The last layouts. Plans are compared by identity: a caller that opens many sandboxes uses one plan.
-_drawings: list[_Drawing] = []
-_MOST_DRAWINGS = 8
 #: Each configuration once: those of two plans may be the same.
-_known: dict[records.ForkServerConfig, records.ForkServerConfig] = {}
-_MOST_KNOWN = 64
+_interned: dict[records.ForkServerConfig, records.ForkServerConfig] = {}
+_MOST_INTERNED = 64
 
 
-def _drawn(plan: Plan, bash: str) -> _Drawing:
-    for known in _drawings:
-        if known.plan is plan and known.bash == bash:
-            return known
-    made = _Drawing(plan, bash)
-    _drawings.insert(0, made)
-    del _drawings[_MOST_DRAWINGS:]
-    return made
+def _views_of(plan: Plan, bash: str) -> _SharedViews:
+    entry = entry_of(plan)
+    known = entry.derived.get((_SharedViews, bash))
+    if not isinstance(known, _SharedViews):
+        known = entry.derived[_SharedViews, bash] = _SharedViews(plan, entry.layout.operations, bash)
+    return known
 
 
 def _config(plan: Plan, shared: shared_view.Shared, bash: str) -> records.ForkServerConfig:

@@ -16,6 +16,7 @@ from ..inside.agent.confinement import ProcessConfinement
 from ..inside.agent.mount_swap import TreeMounts
 from ..inside.agent.network import AgentNetwork
 from ..inside.agent.shell_files import InDirectory
+from ..inside.attend import live
 from ..ipc import agent_messages
 from ..ipc.descriptors import receive, send
 from ..ipc.forkserver_messages import LONGEST, decode_request
@@ -97,9 +98,11 @@ def make(template: SandboxTemplate, layer: bytes, cgroup_fds: tuple[int, ...]) -
 def _live(
     template: SandboxTemplate, layer: bytes, cgroup_fds: tuple[int, ...], socket: _socket.socket
 ) -> NoReturn:
-    """The whole life of the clone: it never returns into the cloner's code."""
+    """Be the clone: make the sandbox's own part, wait for a workspace, then be its agent."""
     doing = "while it was begun"
-    try:
+
+    def work() -> NoReturn:
+        nonlocal doing
         config, trees, agent = template.config, template.trees, template.agent
         process.death_signal(process.SIGKILL)
         process.close_from(3, keep=(socket.fileno(), *cgroup_fds))
@@ -127,12 +130,12 @@ def _live(
             agent.watch = Watch(_supervisor(config, agent), extra_fds.pop(0))
         agent.announce(*shell)
         agent.serve()
-    except BaseException as error:
-        try:
-            send(socket, agent_messages.encode(agent_messages.REFUSED, reason(error, doing)))
-        except OSError:
-            pass
-    os._exit(1)
+
+    def failed(error: BaseException) -> int:
+        send(socket, agent_messages.encode(agent_messages.REFUSED, reason(error, doing)))
+        return 1
+
+    live(work, failed)
 
 
 def _supervisor(config: ForkServerConfig, agent: Agent) -> Supervisor:

@@ -24,6 +24,7 @@ from ..ipc.status import CONFINEMENT, NotStarted, not_started, written
 from ..linux import cgroups, loopback, mounts, process, userns
 from ..linux.syscalls import call
 from . import confine, fresh_root, verify
+from .attend import HANDLED, Attendant, exit_status, live
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from .gateway import CommandGateway
 
 _RLIMIT_NPROC, _CAP_SYS_PTRACE = 6, 19
-PASSED_ON = (process.SIGHUP, process.SIGINT, process.SIGQUIT, process.SIGTERM)
-HANDLED = (*PASSED_ON, process.SIGCHLD)
 
 
 def start(
@@ -62,7 +61,7 @@ def start(
     if first == 0:
         os.close(told)
         os.close(ready)
-        _guarded(telling, lambda: _first(work, stdio, telling, awaited))
+        live(lambda: _first(work, stdio, telling, awaited), lambda error: _report(telling, error))
     for fd in (telling, awaited, *asked.cgroup_fds, *work.tally, *work.translated.values()):
         os.close(fd)
     if asked.unprivileged_uid >= 0:
@@ -104,7 +103,7 @@ def start_here(
 
     first = call("clone", own | process.SIGCHLD, 0, 0, 0, 0)
     if first == 0:
-        _guarded(asked.status, be_first)
+        live(be_first, lambda error: _report(asked.status, error))
     return first
 
 
@@ -219,7 +218,10 @@ def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -
         most = asked.processes + ours if asked.processes else 0
         if work.go_first is not None:
             work.go_first()  # before us
-        _guarded(telling, lambda: _command(command, ruleset, stdio, telling, processes=most, waiting=waiting))
+        live(
+            lambda: _command(command, ruleset, stdio, telling, processes=most, waiting=waiting),
+            lambda error: _report(telling, error),
+        )
     null = os.open("/dev/null", os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
@@ -227,7 +229,7 @@ def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -
     os.write(go, b"!")  # all that we do besides is done: nothing can fail any more
     os.close(go)
     os.close(telling)
-    return _reap(pid, work.watch)
+    return _attend(pid, work.watch)
 
 
 def _command(
@@ -262,47 +264,27 @@ def _die_with_the_launcher(telling: int) -> None:
         os._exit(CONFINEMENT)
 
 
-def _reap(command: int, watch: Watch | None = None) -> int:
-    """Wait for its end, and hold meanwhile what nothing else does; its exit status."""
-    signals = process.signal_descriptor(HANDLED)
-    poll = select.poll()
-    poll.register(signals, select.POLLIN)
-    while True:
-        poll.poll(None if watch is None else watch.patience(None))
-        for number in process.read_signals(signals):
-            if number != process.SIGCHLD:
-                try:
-                    os.kill(-1, number)  # everybody of this pid namespace but ourselves
-                except ProcessLookupError:
-                    pass
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == command:
-                if watch is not None and status:
-                    watch.look(gone=1)  # what made it fail may not have been seen yet
-                return as_a_shell(status)
-            if not pid:
-                break
+def _attend(command: int, watch: Watch | None = None) -> int:
+    """Wait for its end, and hold meanwhile the limits that nothing else does; its exit status."""
+    attendant = Attendant(command, reaps_all=True)
+    status = attendant.run(_pass_on, lambda: None if watch is None else watch.patience(None))
+    if watch is not None and status:
+        watch.look(gone=1)  # what made it fail may not have been seen yet
+    return exit_status(status or 0)
 
 
-def as_a_shell(status: int) -> int:
-    """The exit status that a shell would show for this wait status."""
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
-
-
-def _guarded(telling: int, work: Callable[[], int]) -> NoReturn:
-    """The whole life of a forked process: it never returns into what its parent was doing."""
+def _pass_on(number: int) -> None:
     try:
-        code = work()
-    except BaseException as error:
-        failure = not_started(error)
-        code = failure.code
-        try:
-            os.write(telling, written(code, str(failure)))
-        except OSError:
-            pass
-    os._exit(code)
+        os.kill(-1, number)  # everybody of this pid namespace but ourselves
+    except ProcessLookupError:
+        pass
+
+
+def _report(telling: int, error: BaseException) -> int:
+    """Write why there is no command to `telling`; the exit code of a process that has failed so."""
+    failure = not_started(error)
+    try:
+        os.write(telling, written(failure.code, str(failure)))
+    except OSError:
+        pass
+    return failure.code

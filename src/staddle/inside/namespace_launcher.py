@@ -8,13 +8,13 @@ However it ends, everything inside ends with it, and so does the network gateway
 from __future__ import annotations
 
 import os
-import select
 
 from ..ipc import namespace_spec
 from ..ipc.status import ARGUMENTS, NotStarted, not_started, tell
 from ..linux import process
 from . import namespace_init
 from . import parent as parent_process
+from .attend import HANDLED, Attendant, exit_status, release_streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _launch(asked: namespace_spec.Surroundings) -> int:
     process.close_from(3, keep=given)
     for fd in given:
         os.set_inheritable(fd, False)
-    process.block_signals(namespace_init.HANDLED)
+    process.block_signals(HANDLED)
     namespace_init.open_streams()
     parent = os.getppid()
     parent_process.die_with(parent, asked.launcher, asked.status)
@@ -80,38 +80,30 @@ def _gateway(asked: namespace_spec.Surroundings) -> CommandGateway | None:
 
 def _attend(first: int, told: int) -> int:
     """Pass signals on until `first` has ended. Returns the command's exit status, or raises NotStarted."""
-    signals = process.signal_descriptor(namespace_init.HANDLED)
-    poll = select.poll()
-    for fd in (told, signals):
-        poll.register(fd, select.POLLIN)
-    words: bytes | None = None
-    while True:
-        ready = {fd for fd, _ in poll.poll()}
-        if words is None and told in ready:
-            words = os.read(told, _LONGEST)
-            poll.unregister(told)
-            if not words:
-                _let_go_of_streams()
-        for number in process.read_signals(signals):
-            if number in namespace_init.PASSED_ON:
-                if words is None:
-                    # Nothing runs yet that could answer it. Our end takes everything along.
-                    return 128 + number
-                os.kill(first, number)  # our child, not waited for yet: the number is its own
-        ended, status = os.waitpid(first, os.WNOHANG)
-        if ended:
-            break
-    if words is None:
-        words = os.read(told, _LONGEST)  # nobody is left who could write more
-    if words:
-        _, _, why = words.decode("utf-8", "replace").partition(" ")
-        raise NotStarted(namespace_init.as_a_shell(status), why)
-    return namespace_init.as_a_shell(status)
+    words: list[bytes] = []  # the message on `told`: empty when the command was exec'd
+    early: list[int] = []  # signals that came before that
+    attendant = Attendant(first)
 
+    def read(_: int) -> None:
+        words.append(os.read(told, _LONGEST))
+        attendant.leave(told)
+        if not words[0]:
+            release_streams()
 
-def _let_go_of_streams() -> None:
-    """They are the command's: whoever is at the other end must notice when it closes them."""
-    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    for stream in range(3):
-        os.dup2(null, stream)
-    os.close(null)
+    def pass_on(number: int) -> None:
+        if words:
+            os.kill(first, number)  # our child, not waited for yet: the number is its own
+        else:
+            # Nothing runs yet that could answer it. Our end takes everything along.
+            early.append(number)
+            attendant.stop()
+
+    attendant.serve(told, read)
+    status = attendant.run(pass_on)
+    if status is None:
+        return 128 + early[0]
+    said = words[0] if words else os.read(told, _LONGEST)  # no process is left that could write more
+    if said:
+        _, _, why = said.decode("utf-8", "replace").partition(" ")
+        raise NotStarted(exit_status(status), why)
+    return exit_status(status)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import _socket
 import os
-import select
 import struct
 import time
 
@@ -19,7 +18,7 @@ from ..ipc import systemd_spec
 from ..ipc.status import ARGUMENTS, CONFINEMENT, NotStarted, tell
 from ..linux import process
 from . import parent as parent_process
-from .namespace_init import PASSED_ON
+from .attend import HANDLED, Attendant
 from .systemd_unit import ENDED, FAILED, LONGEST, ORDERS, SIGNAL, STARTED
 
 TYPE_CHECKING = False
@@ -99,8 +98,7 @@ class _Client:
         self._started = False
         self._failure: NotStarted | None = None
         self._code: int | None = None
-        process.block_signals(PASSED_ON)
-        self._signals = process.signal_descriptor(PASSED_ON)
+        process.block_signals(HANDLED)
         parent_process.die_with(os.getppid(), orders.launcher, orders.status)
         self._control, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         self._words, words = os.pipe2(os.O_CLOEXEC)
@@ -108,7 +106,6 @@ class _Client:
         self._starter = self._start(theirs.fileno(), words)
         theirs.close()
         os.close(words)
-        self._ended = process.pidfd_open(self._starter)
         self._hand_over(file, gateway)
 
     def _start(self, stdin: int, output: int) -> int:
@@ -146,24 +143,30 @@ class _Client:
 
     def run(self) -> int:
         """Wait for the end, and return the command's exit status. Raises NotStarted."""
-        poll = select.poll()
-        for fd in (self._control.fileno(), self._words, self._ended, self._signals):
-            poll.register(fd, select.POLLIN)
-        deadline: float | None = None
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
-            ready = {fd for fd, _ in poll.poll(left)}
-            if self._words in ready and not self._collect():
-                poll.unregister(self._words)
-            if self._control.fileno() in ready and not self._hear():
-                poll.unregister(self._control.fileno())
-            if self._signals in ready:
-                for number in process.read_signals(self._signals):
-                    self._pass_on(number)
-            if self._ended in ready or (deadline is not None and not ready):
-                return self._conclude()
-            if deadline is None and (self._failure or self._code is not None):
-                deadline = time.monotonic() + _PATIENCE
+        attendant = Attendant(self._starter)
+        control, deadline = self._control.fileno(), 0.0
+
+        def patience() -> float | None:
+            nonlocal deadline
+            if self._failure is None and self._code is None:
+                return None
+            deadline = deadline or time.monotonic() + _PATIENCE
+            left = deadline - time.monotonic()
+            if left <= 0:
+                attendant.stop()
+            return max(0.0, left) * 1000
+
+        def read_words(_: int) -> None:
+            if not self._collect():
+                attendant.leave(self._words)
+
+        def read_control(_: int) -> None:
+            if not self._hear():
+                attendant.leave(control)
+
+        attendant.serve(self._words, read_words)
+        attendant.serve(control, read_control)
+        return self._conclude(attendant.run(self._pass_on, patience))
 
     def _collect(self) -> bool:
         try:
@@ -197,7 +200,7 @@ class _Client:
         except OSError:
             pass  # the unit has ended, and systemd-run is about to say so
 
-    def _conclude(self) -> int:
+    def _conclude(self, status: int | None) -> int:
         while self._hear():  # what was said before systemd-run ended
             pass
         while self._collect():
@@ -208,7 +211,8 @@ class _Client:
             return self._code
         if self._started:
             return 128 + process.SIGKILL  # somebody stopped the unit, and with it the command
-        _, status = os.waitpid(self._starter, 0)
+        if status is None:
+            _, status = os.waitpid(self._starter, 0)
         raise NotStarted(CONFINEMENT, self._why_not(os.waitstatus_to_exitcode(status)))
 
     def _why_not(self, code: int) -> str:

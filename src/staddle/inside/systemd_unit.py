@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import _socket
 import os
-import select
 import struct
 
 from ..ipc import systemd_spec
@@ -24,7 +23,7 @@ from ..ipc.wire import Malformed
 from ..linux import process
 from . import namespace_init
 from . import parent as parent_process
-from .namespace_init import PASSED_ON
+from .attend import HANDLED, Attendant, exit_status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def main() -> NoReturn:
 
 def _unit(control: _socket.socket) -> int:
     stdio, orders, gateway = _receive(control)
-    process.block_signals(namespace_init.HANDLED)
+    process.block_signals(HANDLED)
     _check_unit(orders)
     first, told = namespace_init.start(orders, stdio, gateway)
     for fd in (*stdio, *((gateway.socket, gateway.ready) if gateway else ())):
@@ -107,37 +106,44 @@ def _is_bounded(text: bytes, most: int) -> bool:
 
 
 def _attend(control: _socket.socket, first: int, told: int) -> int:
-    """Pass signals on and tell the client how it goes, until `first` or the client has ended."""
-    ended = process.pidfd_open(first)
-    signals = process.signal_descriptor(PASSED_ON)
-    poll = select.poll()
-    for fd in (control.fileno(), told, ended, signals):
-        poll.register(fd, select.POLLIN)
-    failed = started = False
-    while True:
-        ready = {fd for fd, _ in poll.poll()}
-        if told in ready:
-            words = os.read(told, LONGEST)
-            failed, started = bool(words), True
-            _say(control, FAILED + words if words else STARTED)
-            poll.unregister(told)
-        if control.fileno() in ready:
-            message = _hear(control)
-            if not message:
-                os.kill(first, process.SIGKILL)
-                os.waitpid(first, 0)
-                return 128 + process.SIGKILL
-            if message[:1] == SIGNAL and message[1:].isdigit():
-                os.kill(first, int(message[1:]))
-        for number in process.read_signals(signals):
-            if not started:
-                return 128 + number  # nothing runs yet that could answer it; our end takes all along
+    """Pass signals on and report to the client, until `first` or the client has ended; our exit status."""
+    words: list[bytes] = []  # the message on `told`: empty when the command was exec'd
+    instead: list[int] = []  # our exit status where it is not the command's
+    attendant = Attendant(first)
+
+    def read(_: int = 0) -> None:
+        words.append(os.read(told, LONGEST))
+        attendant.leave(told)
+        _say(control, FAILED + words[0] if words[0] else STARTED)
+
+    def serve_client(_: int) -> None:
+        message = _hear(control)
+        if not message:
+            os.kill(first, process.SIGKILL)
+            os.waitpid(first, 0)
+            instead.append(128 + process.SIGKILL)
+            attendant.stop()
+        elif message[:1] == SIGNAL and message[1:].isdigit():
+            os.kill(first, int(message[1:]))
+
+    def pass_on(number: int) -> None:
+        if words and not instead:
             os.kill(first, number)
-        if ended in ready and told not in ready:
-            code = namespace_init.as_a_shell(os.waitpid(first, 0)[1])
-            if not failed:
-                _say(control, ENDED + b"%d" % code)
-            return code
+        elif not words:
+            instead.append(128 + number)  # nothing runs yet that could answer it; our end takes all along
+            attendant.stop()
+
+    attendant.serve(told, read)
+    attendant.serve(control.fileno(), serve_client)
+    status = attendant.run(pass_on)
+    if status is None:
+        return instead[0]
+    if not words:
+        read()  # no process is left that could write more
+    code = exit_status(status)
+    if not words[0]:
+        _say(control, ENDED + b"%d" % code)
+    return code
 
 
 # ---------------------------------------------------------------- small things

@@ -27,8 +27,7 @@ def around(asked: Surroundings, kept: int = 0) -> None:
     missing += shared(asked.foreign)
     if os.fsencode(os.uname().nodename) != asked.host:
         missing.append("its own host name")
-    if missing:
-        raise NotStarted(CONFINEMENT, f"the sandbox would be without {', '.join(missing)}")
+    refuse_without(missing)
 
 
 def wrong(asked: Surroundings, seen: dict[str, bytes], kept: int = 0) -> list[str]:
@@ -41,7 +40,7 @@ def wrong(asked: Surroundings, seen: dict[str, bytes], kept: int = 0) -> list[st
         "being another user than root": len(id_map) == 3 and id_map[1] != b"0",
         "a root of its own": own_root(seen["mountinfo"]),
     }
-    return [what for what, is_there in found.items() if not is_there]
+    return absent(found)
 
 
 def rights(status: bytes, kept: int = 0) -> dict[str, bool]:
@@ -67,3 +66,14 @@ def shared(foreign: Iterable[tuple[bytes, int]]) -> list[str]:
         for kind, inode in foreign
         if os.stat(b"/proc/self/ns/" + kind).st_ino == inode
     ]
+
+
+def absent(found: dict[str, bool]) -> list[str]:
+    """The names of the protections that were not found."""
+    return [what for what, is_there in found.items() if not is_there]
+
+
+def refuse_without(missing: list[str]) -> None:
+    """NotStarted when a protection is missing."""
+    if missing:
+        raise NotStarted(CONFINEMENT, f"the sandbox would be without {', '.join(missing)}")

@@ -142,10 +142,11 @@ SWITCHES: dict[str, Switch] = {
         edits=(
             Edit(
                 "inside/systemd_unit.py",
-                "                os.kill(first, process.SIGKILL)\n"
-                "                os.waitpid(first, 0)\n"
-                "                return 128 + process.SIGKILL\n",
-                "                poll.unregister(control.fileno())\n                continue\n",
+                "            os.kill(first, process.SIGKILL)\n"
+                "            os.waitpid(first, 0)\n"
+                "            instead.append(128 + process.SIGKILL)\n"
+                "            attendant.stop()\n",
+                "            attendant.leave(control.fileno())\n",
             ),
         ),
     ),

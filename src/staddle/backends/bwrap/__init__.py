@@ -22,6 +22,7 @@ from ...linux import programs
 from ...linux.userns import Obstacle
 from ...mounts.from_plan import lay_out
 from ...mounts.host import Host
+from ...mounts.layouts import forget, layout_of
 from ..unused_ids import unprivileged_uid
 from . import executable
 from .launching import Starter, launch
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...enforcement import Gap
-    from ...mounts.from_plan import Layout
     from ...policy.plan import Plan
     from ..canary import SelfTest
 
@@ -51,7 +51,6 @@ class Bwrap:
 
     def __init__(self, executable: str | None = None) -> None:
         self._executable = executable
-        self._layout: tuple[Plan, Layout] | None = None
 
     # The contract.
 
@@ -71,22 +70,21 @@ class Bwrap:
         """What of `plan` bwrap does not hold on this host."""
         from .description import gaps
 
-        return tuple(gaps(plan, self._laid_out(plan), self._starter()))
+        return tuple(gaps(plan, layout_of(plan), self._starter()))
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
         """Everything that is set up, in order."""
         from .description import steps
 
-        return tuple(steps(plan, self._laid_out(plan), self._starter()))
+        return tuple(steps(plan, layout_of(plan), self._starter()))
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
         """The command as bwrap will confine it. Raises when bwrap was not seen to confine."""
         starter = self._starter()
         with _probing:
             self._begin(starter)
-        layout = self._laid_out(plan)
-        if plan.hidden or plan.guards:
-            self._layout = None  # the next start looks at the host anew
+        layout = layout_of(plan)
+        forget(plan)
         prepared = launch(starter, plan, layout, command)
         probe = self._probed(starter)
         if not probe.usable:
@@ -106,15 +104,6 @@ class Bwrap:
             if canary is not None:
                 _known[key] = self._judged(found, *canary.outcome())
             return _known[key]
-
-    def _laid_out(self, plan: Plan) -> Layout:
-        # One backend serves every thread: decide on what was read once, never on the attribute.
-        known = self._layout
-        if known is not None and (known[0] is plan or _laid_out_alike(known[0], plan)):
-            return known[1]
-        layout = lay_out(plan, Host())
-        self._layout = (plan, layout)
-        return layout
 
     def _starter(self) -> Starter:
         found = self._find()
@@ -179,13 +168,6 @@ class Bwrap:
 
     def _unusable(self, why: str, fix: str = "", version: str = "") -> Probe:
         return Probe(self.name, usable=False, why=why, fix=fix, version=version)
-
-
-def _laid_out_alike(one: Plan, other: Plan) -> bool:
-    """Whether the layout of one is the other's too: made without a look at the host, of the same parts."""
-    parts = ("grants", "links", "texts", "scratch", "sockets", "closed")
-    simple = not (one.hidden or one.guards or other.hidden or other.guards)
-    return simple and all(getattr(one, part) == getattr(other, part) for part in parts)
 
 
 def _key(found: Starter) -> tuple[str | int, ...]:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from ...enforcement import Gap, Step
     from ...launch.contract import Launch
-    from ...mounts.from_plan import Layout
     from ...policy.plan import Plan
 
 #: What was found out, by who asked. Per process.
@@ -42,9 +41,6 @@ class Namespaces:
     """Confines in namespaces that our own helper makes."""
 
     name = "namespaces"
-
-    def __init__(self) -> None:
-        self._layout: tuple[Plan, Layout] | None = None
 
     # The contract.
 
@@ -78,35 +74,28 @@ class Namespaces:
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
         """What of `plan` is not held here."""
+        from ...mounts.layouts import layout_of
         from .description import gaps
 
-        return tuple(gaps(plan, self._laid_out(plan), _who()))
+        return tuple(gaps(plan, layout_of(plan), _who()))
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
         """Everything that is set up, in order."""
+        from ...mounts.layouts import layout_of
         from .description import steps
 
-        return tuple(steps(plan, self._laid_out(plan), _who()))
+        return tuple(steps(plan, layout_of(plan), _who()))
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
         """The helper that makes the sandbox and stands for the command."""
+        from ...mounts.layouts import forget, layout_of
         from .launching import launch
 
-        layout = self._laid_out(plan)
-        if plan.hidden or plan.guards:
-            self._layout = None  # the next start looks at the host anew
+        layout = layout_of(plan)
+        forget(plan)
         return launch(plan, layout, _who(), command)
 
     # How.
-
-    def _laid_out(self, plan: Plan) -> Layout:
-        from ...mounts.from_plan import lay_out
-        from ...mounts.host import Host
-
-        known = self._layout  # read once: every thread has the same backend
-        if known is None or known[0] is not plan:
-            known = self._layout = (plan, lay_out(plan, Host()))
-        return known[1]
 
     def _try(self) -> Probe:
         found = unprivileged_uid()

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...linux.systemd_manager import Manager
-    from ...mounts.from_plan import Layout
     from ...policy.plan import Plan
 
 #: The first version with everything that is used here (PrivateIPC=). Run with 252.
@@ -46,7 +45,6 @@ class Systemd:
 
     def __init__(self) -> None:
         self._probe: Probe | None = None
-        self._layout: tuple[Plan, Layout] | None = None
 
     def probe(self) -> Probe:
         """Whether a unit of ours confines as it must: a harmless command in it tells. Tried once."""
@@ -56,30 +54,26 @@ class Systemd:
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
         """What of `plan` is not held here."""
+        from ...mounts.layouts import layout_of
         from .description import gaps
 
-        return tuple(gaps(plan, self._laid_out(plan), self._manager()))
+        return tuple(gaps(plan, layout_of(plan), self._manager()))
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
         """Everything that is set up, in order."""
+        from ...mounts.layouts import layout_of
         from .description import steps
 
-        return tuple(steps(plan, self._laid_out(plan), self._manager()))
+        return tuple(steps(plan, layout_of(plan), self._manager()))
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
         """The process that starts the unit and stands for it."""
+        from ...mounts.layouts import forget, layout_of
         from .launching import launch
 
-        return launch(plan, self._laid_out(plan), self._manager(), command)
-
-    def _laid_out(self, plan: Plan) -> Layout:
-        from ...mounts.from_plan import lay_out
-        from ...mounts.host import Host
-
-        known = self._layout  # read once: every thread has the same backend
-        if known is None or known[0] is not plan:
-            known = self._layout = (plan, lay_out(plan, Host()))
-        return known[1]
+        layout = layout_of(plan)
+        forget(plan)
+        return launch(plan, layout, self._manager(), command)
 
     def _manager(self) -> Manager:
         found = systemd_manager.find()

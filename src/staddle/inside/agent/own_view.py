@@ -18,6 +18,7 @@ from ...linux.syscalls import call
 from ...mounts.building import Builder, mount_processes
 from ...mounts.rows import decoded
 from ...mounts.shared_view import ASIDE, CONTROL, OLD_PROCESSES
+from ..attend import live
 from . import home_layers, verify
 
 TYPE_CHECKING = False
@@ -36,7 +37,7 @@ def made(config: ForkServerConfig, outside: verify.Outside, layer: bytes) -> int
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     child = os.fork()
     if child == 0:
-        _make_and_tell(theirs, config, outside, layer)
+        _live(theirs, config, outside, layer)
     theirs.close()
     try:
         said, found = receive(ours, _LONGEST)
@@ -48,20 +49,25 @@ def made(config: ForkServerConfig, outside: verify.Outside, layer: bytes) -> int
     return found[0]
 
 
-def _make_and_tell(
+def _live(
     socket: _socket.socket, config: ForkServerConfig, outside: verify.Outside, layer: bytes
 ) -> NoReturn:
-    """The whole life of the child."""
+    """Be the child: make it, verify it, and send the directory of the control files."""
     doing = "while its own part of the view was made"
-    try:
+
+    def work() -> int:
+        nonlocal doing
         control = _make(config, layer)
         doing = "at a last look"
         verify.around(config, outside)
         send(socket, _DONE, (control,))
-    except BaseException as error:
+        return 0
+
+    def failed(error: BaseException) -> int:
         send(socket, reason(error, doing))
-    finally:
-        os._exit(0)
+        return 1
+
+    live(work, failed)
 
 
 def _make(config: ForkServerConfig, layer: bytes) -> int:

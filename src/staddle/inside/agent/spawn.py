@@ -12,7 +12,8 @@ import sys
 from ...ipc.status import EXEC, NotStarted
 from ...linux import process
 from .. import exec as execution
-from . import process_tree
+from ..attend import exit_status, live
+from . import loader, process_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,18 +80,7 @@ def load(code: int) -> None:
     while chunk := os.pread(code, 1 << 20, len(data)):
         data += chunk
     os.close(code)
-    for name, is_package, body in marshal.loads(data):  # noqa: S302 - the host program's own
-        if name in sys.modules:
-            continue
-        module = sys.modules[name] = type(sys)(name)
-        module.__package__ = name if is_package else name.rpartition(".")[0]
-        parent, _, last = name.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], last, module)
-        if is_package:
-            module.__path__ = []
-        else:
-            exec(body, module.__dict__)  # noqa: S102
+    loader.load(marshal.loads(data)[1])  # noqa: S302 - the host program's own
 
 
 def start(spec: SpawnSpec, become: Become) -> tuple[int, int]:
@@ -113,9 +103,10 @@ def start(spec: SpawnSpec, become: Become) -> tuple[int, int]:
 
 
 def _live(spec: SpawnSpec, become: Become, telling: int) -> NoReturn:
-    """The whole life of the child: it never returns into the agent's code."""
-    code = NOT_CONFINED
-    try:
+    """Be the child: take its streams and become the program, or report on `telling` why not."""
+
+    def work() -> NoReturn:
+        nonlocal telling
         os.setsid()
         telling = fcntl.fcntl(telling, fcntl.F_DUPFD_CLOEXEC, _ASIDE)
         aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ASIDE) for fd in spec.stdio]
@@ -129,14 +120,16 @@ def _live(spec: SpawnSpec, become: Become, telling: int) -> NoReturn:
         if spec.whole:
             _watched()
         become(spec.argv, spec.environment, spec.directory)
-    except BaseException as error:
-        code = _code(error)
+
+    def failed(error: BaseException) -> int:
         why = str(error) if isinstance(error, NotStarted | OSError) else f"{type(error).__name__}: {error}"
         try:
             os.write(telling, why.encode("utf-8", "backslashreplace")[:2048])
         except OSError:
             pass
-    os._exit(code)
+        return _code(error)
+
+    live(work, failed)
 
 
 def _watched() -> None:
@@ -155,8 +148,7 @@ def _watched() -> None:
                 break
         process_tree.end_everything(os.getpid())
     finally:
-        code = os.waitstatus_to_exitcode(status)
-        os._exit(code if code >= 0 else 128 - code)
+        os._exit(exit_status(status))
 
 
 def _code(error: BaseException) -> int:

@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
     from collections.abc import Sequence
+    from types import CodeType
     from typing import NoReturn
 
 #: The agent's modules, in the order of import.
@@ -25,9 +26,9 @@ _PACKAGES = (
 )
 _MODULES = (
     *("staddle.linux.syscalls", "staddle.linux.process", "staddle.ipc.wire", "staddle.ipc.status"),
-    "staddle.inside.exec",
+    *("staddle.inside.exec", "staddle.inside.attend"),
     *("staddle.ipc.descriptors", "staddle.ipc.agent_messages", "staddle.inside.agent.shell_files"),
-    *("staddle.inside.agent.process_tree", "staddle.inside.agent.spawn"),
+    *("staddle.inside.agent.process_tree", "staddle.inside.agent.loader", "staddle.inside.agent.spawn"),
     *("staddle.inside.agent.processes", "staddle.inside.agent.usage"),
     *("staddle._value", "staddle.ipc.gateway_messages", "staddle.network.namespace.socket_handoff"),
     *("staddle.inside.agent.greeting", "staddle.inside.agent.agent", "staddle.inside.agent.standalone"),
@@ -46,9 +47,9 @@ _FILE_SERVER_MODULES = (
 #: Runs inside. Everything is read before anything is run; the memory file is gone afterwards.
 LOADER = """
 import _socket, marshal, os, sys
-line = _socket.socket(fileno=os.dup(0))
+socket = _socket.socket(fileno=os.dup(0))
 os.dup2(null := os.open("/dev/null", 2), 0)
-_, extra, _, _ = line.recvmsg(1, 32)
+_, extra, _, _ = socket.recvmsg(1, 32)
 if not extra:
     sys.exit(0)
 code = int.from_bytes(extra[0][2][:4], sys.byteorder)
@@ -57,17 +58,10 @@ while chunk := os.pread(code, 1 << 20, len(data)):
     data += chunk
 os.close(code)
 os.close(null)
-for name, is_package, body in marshal.loads(data):
-    module = sys.modules[name] = type(sys)(name)
-    module.__package__ = name if is_package else name.rpartition(".")[0]
-    parent, _, last = name.rpartition(".")
-    if parent:
-        setattr(sys.modules[parent], last, module)
-    if is_package:
-        module.__path__ = []
-    else:
-        exec(body, module.__dict__)
-sys.modules["staddle.inside.agent.standalone"].serve(line)
+loader, rows = marshal.loads(data)
+exec(loader, space := {"__name__": "loader"})
+space["load"](rows)
+sys.modules["staddle.inside.agent.standalone"].serve(socket)
 """
 
 
@@ -79,17 +73,19 @@ def command() -> tuple[str, ...]:
 
 
 def code(packages: Sequence[str] = _PACKAGES, modules: Sequence[str] = _MODULES) -> bytes:
-    """The modules for the loader, compiled by this very interpreter."""
+    """The loader and the modules for LOADER, compiled by this very interpreter."""
     import importlib.util
     import marshal
 
-    rows: list[tuple[str, bool, object]] = [(name, True, None) for name in packages]
-    for name in modules:
+    def compiled(name: str) -> CodeType:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             raise ImportError(f"{name} is not there")
-        rows.append((name, False, spec.loader.get_code(name)))  # type: ignore[attr-defined]
-    return marshal.dumps(rows)
+        return spec.loader.get_code(name)  # type: ignore[attr-defined,no-any-return]
+
+    rows: list[tuple[str, bool, CodeType | None]] = [(name, True, None) for name in packages]
+    rows += [(name, False, compiled(name)) for name in modules]
+    return marshal.dumps((compiled("staddle.inside.agent.loader"), rows))
 
 
 def file_server_code() -> bytes:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 
 from ...ipc.namespace_spec import foreign
-from ...ipc.status import CONFINEMENT, NotStarted
 from ...linux.reading import whole
 from ...mounts.shared_view import ASIDE
-from ..verify import own_root, rights, shared
+from ..verify import absent, own_root, refuse_without, rights, shared
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,12 +45,12 @@ def around(config: ForkServerConfig, outside: Outside) -> None:
         "a root of its own": own_root(mountinfo),
         "an end to what is kept aside": f" {ASIDE}/".encode() not in mountinfo,
     }
-    _complain([*shared(outside), *(what for what, is_there in found.items() if not is_there)])
+    refuse_without([*shared(outside), *absent(found)])
 
 
 def at_the_first() -> None:
     """Run by the first process, before it starts anything of the sandbox."""
-    _complain([] if os.getpid() == 1 else ["being its first process"])
+    refuse_without([] if os.getpid() == 1 else ["being its first process"])
 
 
 def user_namespace() -> int:
@@ -72,9 +71,4 @@ def at_myself(uid: int, gid: int, maps: tuple[tuple[str, bytes], ...], outer: in
         "a user of its own": os.getresuid() == (uid,) * 3 and os.getresgid() == (gid,) * 3,
         "ids of its own": all(whole(f"/proc/self/{name}").split() == text.split() for name, text in maps),
     }
-    _complain([what for what, is_there in found.items() if not is_there])
-
-
-def _complain(missing: list[str]) -> None:
-    if missing:
-        raise NotStarted(CONFINEMENT, f"the sandbox would be without {', '.join(missing)}")
+    refuse_without(absent(found))

@@ -18,24 +18,24 @@ import os
 import select
 
 from ...files import remove_tree
-from ...ipc.status import CONFINEMENT, NotStarted, tell
+from ...ipc.status import not_started, tell
 from ...linux import process
 from .. import confine
+from ..attend import HANDLED as ATTENDED
+from ..attend import PASSED_ON, Attendant, exit_status, live, release_streams
 from ..kill_all import Descendants, share_scope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import NoReturn
 
     from ...ipc.exec_spec import Instructions
     from ...linux.landlock import Ruleset
     from .unix_sockets import Broker
 
-PASSED_ON = (process.SIGHUP, process.SIGINT, process.SIGQUIT, process.SIGTERM)
 #: Sent by the kernel when the thread that started the launcher ends. Not one that people send.
 ORPHANED = process.LAST_SIGNAL
-HANDLED = (*PASSED_ON, process.SIGCHLD, ORPHANED)
+HANDLED = (*ATTENDED, ORPHANED)
 #: Milliseconds until we look again whether a connection can be made, when too many are being made.
 _BUSY = 20
 
@@ -47,29 +47,28 @@ def launch(instructions: Instructions, ruleset: Ruleset | None, status: int, par
     warden = os.fork()
     if warden == 0:
         os.close(ours)
-        _guarded(status, lambda: _watch(instructions, ruleset, status, lifeline))
+        live(lambda: _watch(instructions, ruleset, status, lifeline), lambda error: _report(status, error))
     os.close(lifeline)
     if status >= 0:
         os.close(status)
     if ruleset:
         ruleset.close()
-    _let_go_of_streams()
-    signals = process.signal_descriptor(HANDLED)
-    ended = None
-    while ended is None:
-        _wait_for(signals)
-        for number in process.read_signals(signals):
-            if number in PASSED_ON:
-                os.kill(warden, number)  # our child, not waited for yet: the number is its own
-            elif number == ORPHANED and os.getppid() != parent and ours >= 0:
-                os.close(ours)  # the warden ends everything
-                ours = -1
-        ended = _reap().get(warden, ended)
-    if ended < 0:
+    release_streams()
+
+    def on_signal(number: int) -> None:
+        nonlocal ours
+        if number in PASSED_ON:
+            os.kill(warden, number)  # our child, not waited for yet: the number is its own
+        elif os.getppid() != parent and ours >= 0:
+            os.close(ours)  # the warden ends everything
+            ours = -1
+
+    status = Attendant(warden, more=(ORPHANED,), reaps_all=True).run(on_signal) or 0
+    if os.WIFSIGNALED(status):
         # Killed from outside. The command died with it; what else there is, is our child now.
         Descendants().end()
         remove_tree.remove(instructions.scratch)
-    os._exit(_exit_status(ended))
+    os._exit(exit_status(status))
 
 
 def _watch(instructions: Instructions, ruleset: Ruleset | None, status: int, lifeline: int) -> int:
@@ -80,7 +79,7 @@ def _watch(instructions: Instructions, ruleset: Ruleset | None, status: int, lif
     try:
         descendants = share_scope(instructions)
         command, broker = _start(instructions, ruleset, status)
-        return _exit_status(_attend(command, broker, descendants, lifeline))
+        return _attend(command, broker, descendants, lifeline)
     finally:
         descendants.end()
         remove_tree.remove(instructions.scratch)
@@ -91,7 +90,10 @@ def _start(instructions: Instructions, ruleset: Ruleset | None, status: int) -> 
     warden = os.getpid()
     command = os.fork()
     if command == 0:
-        _guarded(status, lambda: confine.become_command(instructions, ruleset, status, warden, theirs))
+        live(
+            lambda: confine.become_command(instructions, ruleset, status, warden, theirs),
+            lambda error: _report(status, error),
+        )
     for fd in (theirs, status):
         if fd >= 0:
             os.close(fd)
@@ -108,74 +110,37 @@ def _start(instructions: Instructions, ruleset: Ruleset | None, status: int) -> 
 
 
 def _attend(command: int, broker: Broker | None, descendants: Descendants, lifeline: int) -> int:
-    """Answer and pass on until the command, or the launcher, has ended."""
+    """Answer and pass on until the command, or the launcher, has ended; the exit status to end with."""
     gc.enable()  # the one of us that lives long and works
-    _let_go_of_streams()
-    signals = process.signal_descriptor(HANDLED)
-    poll = select.poll()
-    poll.register(signals, select.POLLIN)
-    poll.register(lifeline, select.POLLIN)
-    while True:
-        is_free = broker is None or broker.is_free()
-        if broker:
-            poll.register(broker.listener, select.POLLIN if is_free else 0)
-        for fd, event in poll.poll(None if is_free else _BUSY):
-            if fd == lifeline:
-                return -process.SIGKILL
-            if fd == signals:
-                for number in process.read_signals(signals):
-                    if number in PASSED_ON:
-                        descendants.send(number)
-            elif broker and event & select.POLLIN:
-                broker.receive()
-            elif broker and event:
-                poll.unregister(broker.listener)  # nobody is under the filter any more
-                broker = None
-        ended = _reap().get(command)
-        if ended is not None:
-            return ended
+    release_streams()
+    attendant = Attendant(command, more=(ORPHANED,), reaps_all=True)
+
+    def answer(events: int) -> None:
+        nonlocal broker
+        if broker is not None and events & select.POLLIN:
+            broker.receive()
+        elif broker is not None:
+            attendant.leave(broker.listener)  # no process is under the filter any more
+            broker = None
+
+    def patience() -> float | None:
+        if broker is None:
+            return None
+        is_free = broker.is_free()
+        attendant.serve(broker.listener, answer, select.POLLIN if is_free else 0)
+        return None if is_free else _BUSY
+
+    def pass_on(number: int) -> None:
+        if number in PASSED_ON:
+            descendants.send(number)
+
+    attendant.serve(lifeline, lambda _: attendant.stop())
+    status = attendant.run(pass_on, patience)
+    return 128 + process.SIGKILL if status is None else exit_status(status)
 
 
-def _let_go_of_streams() -> None:
-    """They are the command's: whoever is at the other end must notice when it closes them."""
-    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    for stream in range(3):
-        os.dup2(null, stream)
-    os.close(null)
-
-
-def _guarded(status: int, work: Callable[[], int]) -> NoReturn:
-    """The whole life of a forked process: it never returns into what its parent was doing."""
-    try:
-        code = work()
-    except NotStarted as failure:
-        tell(status, failure)
-        code = failure.code
-    except BaseException as error:
-        tell(status, NotStarted(CONFINEMENT, f"{type(error).__name__}: {error}"))
-        code = CONFINEMENT
-    os._exit(code)
-
-
-def _wait_for(fd: int) -> None:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    poll.poll()
-
-
-def _reap() -> dict[int, int]:
-    """Every child that has ended: its pid, and its exit status or minus the signal."""
-    ended: dict[int, int] = {}
-    try:
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                break
-            ended[pid] = os.waitstatus_to_exitcode(status)
-    except ChildProcessError:
-        pass
-    return ended
-
-
-def _exit_status(ended: int) -> int:
-    return ended if ended >= 0 else 128 - ended
+def _report(status: int, error: BaseException) -> int:
+    """Tell why the command did not start; the exit code of a process that has failed so."""
+    failure = not_started(error)
+    tell(status, failure)
+    return failure.code

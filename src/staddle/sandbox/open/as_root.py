@@ -102,15 +102,14 @@ def _check_owner(workspace: OverlayWorkspace, plan: Plan) -> None:
 def _bases(workspace: OverlayWorkspace, plan: Plan) -> dict[str, list[str]]:
     """What lies below the layers of each directory of the system, topmost first."""
     from ...forkserver.client import root_of
-    from ...mounts.from_plan import lay_out
-    from ...mounts.host import Host
+    from ...mounts.layouts import layout_of
     from ...packages.system_layer import mounted_below
 
     store = workspace.stack.store
     if plan.base and store.owner is not None and not _is_open(plan.base):
         return {}  # who mounts layers is nobody on the host, and cannot reach it: it stays read-only
     owner = root_of(store.owner, plan.identity.uid)
-    view = lay_out(plan, Host()).operations
+    view = layout_of(plan).operations
     with _building:
         parts = _skeleton(store, owner, view, plan.base, always=plan.identity.uid == 0)
     with open("/proc/self/mountinfo", "rb") as file:

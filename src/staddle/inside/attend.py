@@ -1,0 +1,114 @@
+"""Attend a child: wait for its end, pass signals on, serve a few descriptors. And the life of a forked child.
+
+Shared by all processes of ours that stand above a command: the launchers, PID 1 of a single command, the
+systemd unit and client, the Landlock supervisor. Each runs with no more rights than its caller has left it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+
+from ..linux import process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import NoReturn
+
+#: Signals that are meant for the command.
+PASSED_ON = (process.SIGHUP, process.SIGINT, process.SIGQUIT, process.SIGTERM)
+HANDLED = (*PASSED_ON, process.SIGCHLD)
+
+
+class Attendant:
+    """Waits for `child`. The HANDLED signals, and `more`, have to be blocked already.
+
+    With `reaps_all` it also reaps every other child: those of the sandbox that have lost their parent.
+    """
+
+    def __init__(self, child: int, *, more: Iterable[int] = (), reaps_all: bool = False) -> None:
+        self._child, self._waited = child, -1 if reaps_all else child
+        self._signals = process.signal_descriptor((*HANDLED, *more))
+        self._readers: dict[int, Callable[[int], object]] = {}
+        self._poll = select.poll()
+        self._poll.register(self._signals, select.POLLIN)
+        #: Wait status of the child, once it has ended.
+        self.status: int | None = None
+        self._stopped = False
+
+    def serve(self, fd: int, reader: Callable[[int], object], events: int = select.POLLIN) -> None:
+        """Call `reader` with the events of `fd`, which is polled for `events` from now on."""
+        self._readers[fd] = reader
+        self._poll.register(fd, events)
+
+    def leave(self, fd: int) -> None:
+        """Poll `fd` no more."""
+        del self._readers[fd]
+        self._poll.unregister(fd)
+
+    def stop(self) -> None:
+        """Let `run` return, though the child has not ended."""
+        self._stopped = True
+
+    def run(
+        self,
+        on_signal: Callable[[int], object],
+        patience: Callable[[], float | None] = lambda: None,
+    ) -> int | None:
+        """Wait until the child has ended, or `stop` was called; its wait status, or None.
+
+        `on_signal` is called with each signal but SIGCHLD, before the child is waited for: until then
+        its number is its own. `patience` returns the milliseconds of the next wait; None is no bound.
+        """
+        while not self._stopped:
+            for fd, events in self._poll.poll(patience()):
+                if fd in self._readers:
+                    self._readers[fd](events)
+            for number in process.read_signals(self._signals):
+                if number != process.SIGCHLD:
+                    on_signal(number)
+            if self._stopped or self._has_ended():
+                break
+        return self.status
+
+    def _has_ended(self) -> bool:
+        while True:
+            try:
+                pid, status = os.waitpid(self._waited, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == self._child:
+                self.status = status
+                return True
+            if not pid:
+                return False
+
+
+def exit_status(status: int) -> int:
+    """The exit status that a shell would show for this wait status."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def release_streams() -> None:
+    """Put /dev/null in place of our standard streams: their readers see the end when the command ends."""
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for stream in range(3):
+        os.dup2(null, stream)
+    os.close(null)
+
+
+def live(work: Callable[[], int], failed: Callable[[BaseException], int]) -> NoReturn:
+    """The whole life of a forked process: it never returns into its parent's code.
+
+    It exits with what `work` returns, or with what `failed`, which reports the error, makes of it.
+    """
+    code = 1
+    try:
+        try:
+            code = work()
+        except BaseException as error:
+            code = failed(error)
+    finally:
+        os._exit(code)
