@@ -7,8 +7,9 @@ import stat
 
 from ..errors import LayerError
 from ..files.copy import copy_file
-from ..files.tree import OPAQUE, Tree, open_deep
+from ..files.tree import Tree
 from .differences import Difference, Selection, differences
+from .layer_writer import LayerWriter
 from .merge import copy_of, merge
 from .merged_view import LayerView, OpenLayers
 
@@ -96,11 +97,11 @@ def _way(base: Tree, root: int, path: str) -> int:
 
 
 class _Covering:
+    """The top layer, in which what the bases have is put over what other layers have changed."""
+
     def __init__(self, opened: OpenLayers, owner: tuple[int, int] | None) -> None:
-        self._opened, self._owner = opened, owner
-        self._root = opened.layers[0].root
-        #: Directories that get their own permissions when everything is in them.
-        self._modes: list[tuple[str, int]] = []
+        self._opened, self._root = opened, opened.layers[0].root
+        self._writer = LayerWriter(self._root, owner)
         #: Nothing has to be done below these: the path above says it all.
         self._covered: set[str] = set()
 
@@ -114,7 +115,7 @@ class _Covering:
             if item.kind != "mode" or item.old is None or not stat.S_ISDIR(item.old.st_mode):
                 self._clear(here, name, item.path)
             if item.old is None:
-                os.mknod(name, stat.S_IFCHR, 0, dir_fd=here)
+                self._writer.whiteout(here, name)
                 self._covered.add(item.path)
             else:
                 self._put(here, name, item, item.old)
@@ -122,10 +123,7 @@ class _Covering:
             os.close(here)
 
     def finish(self) -> None:
-        for path, mode in reversed(self._modes):
-            fd = open_deep(self._root, path, os.O_RDONLY | os.O_DIRECTORY)
-            os.fchmod(fd, mode)
-            os.close(fd)
+        self._writer.finish()
 
     def _ancestors(self, path: str) -> list[str]:
         parts = path.split("/")
@@ -133,27 +131,21 @@ class _Covering:
 
     def _put(self, here: int, name: str, item: Difference, old: os.stat_result) -> None:
         base = self._opened.bases[item.base]
-        mode = stat.S_IMODE(old.st_mode) & 0o777
         if stat.S_ISDIR(old.st_mode):
             try:
-                os.mkdir(name, 0o700, dir_fd=here)
+                self._writer.mkdir(here, item.path)
             except FileExistsError:
-                pass
-            self._modes.append((item.path, mode))
-        else:
-            self._covered.add(item.path)
-            source = base.directory(item.path.rpartition("/")[0])
-            try:
-                if stat.S_ISLNK(old.st_mode):
-                    os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=here)
-                elif stat.S_ISREG(old.st_mode):
-                    _copy(base, source, here, name)
-                else:
-                    os.mkfifo(name, mode, dir_fd=here)
-            finally:
-                os.close(source)
-        if self._owner is not None:
-            os.chown(name, *self._owner, dir_fd=here, follow_symlinks=False)
+                self._writer.chown(here, name)
+            self._writer.set_mode(item.path, old.st_mode)
+            return
+        self._covered.add(item.path)
+        source = base.directory(item.path.rpartition("/")[0])
+        try:
+            plain = stat.S_ISLNK(old.st_mode) or stat.S_ISREG(old.st_mode)
+            kind = old.st_mode if plain else stat.S_IFIFO | stat.S_IMODE(old.st_mode)
+            self._writer.copy(base, source, here, name, kind)
+        finally:
+            os.close(source)
 
     def _parent(self, path: str) -> int:
         """The directory `path` of the layer, made where it is missing, as the merged one is."""
@@ -164,12 +156,12 @@ class _Covering:
             try:
                 status = os.stat(name, dir_fd=here, follow_symlinks=False)
             except FileNotFoundError:
-                self._make(here, name, whole, opaque=False)
+                self._make(here, whole, opaque=False)
             else:
                 if stat.S_ISCHR(status.st_mode):
                     # Deleted as a whole. It comes back with nothing but what is to come back.
                     os.unlink(name, dir_fd=here)
-                    self._make(here, name, whole, opaque=True)
+                    self._make(here, whole, opaque=True)
                 elif not stat.S_ISDIR(status.st_mode):
                     os.close(here)
                     raise LayerError(
@@ -182,19 +174,13 @@ class _Covering:
             here = below
         return here
 
-    def _make(self, here: int, name: str, path: str, *, opaque: bool) -> None:
-        os.mkdir(name, 0o700, dir_fd=here)
+    def _make(self, here: int, path: str, *, opaque: bool) -> None:
+        self._writer.mkdir(here, path, opaque=opaque)
         for tree in (*self._opened.layers[1:], *self._opened.bases):
             status = tree.status(path)
             if status is not None and stat.S_ISDIR(status.st_mode):
-                self._modes.append((path, stat.S_IMODE(status.st_mode) & 0o777))
+                self._writer.set_mode(path, status.st_mode)
                 break
-        if self._owner is not None:
-            os.chown(name, *self._owner, dir_fd=here, follow_symlinks=False)
-        if opaque:
-            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
-            os.setxattr(fd, OPAQUE, b"y")
-            os.close(fd)
 
     def _clear(self, here: int, name: str, path: str) -> None:
         """Nothing of the layer's own is left at a chosen path, except what this call has put there."""

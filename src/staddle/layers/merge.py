@@ -12,6 +12,7 @@ import stat
 
 from ..files.copy import copy_attributes, copy_content, unchanged
 from ..files.tree import MARKS, OPAQUE, Tree, is_whiteout, opacity, open_deep
+from .layer_writer import LayerWriter
 from .merged_view import LayerView, OpenLayers, Side
 
 TYPE_CHECKING = False
@@ -119,6 +120,7 @@ class _Merge:
 
     def run(self) -> None:
         self._root = os.open(self._destination, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._writer = LayerWriter(self._root)
         try:
             top = os.fstat(self._trees[0].root)
             self._todo.append(("", tuple(range(len(self._trees))), False, top))
@@ -167,10 +169,10 @@ class _Merge:
         status = found.status
         if status is None:
             if found.ended and not opaque and not self._plain:
-                os.mknod(name, stat.S_IFCHR, 0, dir_fd=here)
+                self._writer.whiteout(here, name)
             return
         if stat.S_ISDIR(status.st_mode):
-            os.mkdir(name, 0o700, dir_fd=here)
+            self._writer.mkdir(here, path)
             # A directory that ended the look further down must end it in the result.
             self._todo.append((path, found.trees, found.ended and not opaque, status))
             return
@@ -191,12 +193,7 @@ class _Merge:
         name = path.rpartition("/")[2]
         again = (tree, status.st_ino)
         if status.st_nlink > 1 and again in self._linked:
-            parent, _, first = self._linked[again].rpartition("/")
-            place = open_deep(self._root, parent, os.O_PATH | os.O_DIRECTORY)
-            try:
-                os.link(first, name, src_dir_fd=place, dst_dir_fd=here, follow_symlinks=False)
-            finally:
-                os.close(place)
+            self._writer.link(self._linked[again], here, name)
             return
         source = side.trees[tree].file(side.descriptor(tree), name)
         try:

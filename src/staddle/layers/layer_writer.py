@@ -1,0 +1,103 @@
+"""`LayerWriter`: write entries into a layer of ours that is not mounted, by descriptor."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ..files.copy import copy_file, unchanged
+from ..files.tree import OPAQUE, open_deep
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..files.tree import Tree
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+
+
+class LayerWriter:
+    """Writes below the open directory `root`. `owner` gets every entry, when we are root.
+
+    `here` is always the open directory of the layer that the entry goes into. A directory is made with
+    mode 0700, and `finish` gives it its own permissions when everything is in it.
+    """
+
+    def __init__(self, root: int, owner: tuple[int, int] | None = None) -> None:
+        self._root, self._owner = root, owner
+        self._modes: dict[str, int] = {}
+
+    def whiteout(self, here: int, name: str) -> None:
+        """Hide what lower layers have at `name`."""
+        os.mknod(name, stat.S_IFCHR, 0, dir_fd=here)
+        self.chown(here, name)
+
+    def mkdir(self, here: int, path: str, mode: int | None = None, *, opaque: bool = False) -> None:
+        """Make the directory `path`. With `opaque`, nothing of lower layers is seen in it."""
+        name = path.rpartition("/")[2]
+        os.mkdir(name, 0o700, dir_fd=here)
+        self.chown(here, name)
+        if opaque:
+            fd = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+            os.setxattr(fd, OPAQUE, b"y")
+            os.close(fd)
+        if mode is not None:
+            self.set_mode(path, mode)
+
+    def set_mode(self, path: str, mode: int) -> None:
+        """Have `finish` give the directory `path` these permissions, without set-ID bits."""
+        self._modes[path] = mode & 0o777
+
+    def has_mode(self, path: str) -> bool:
+        """Whether the directory `path` was made here, or its permissions are set."""
+        return path in self._modes
+
+    def link(self, first: str, here: int, name: str) -> None:
+        """Give the file at the path `first` of the layer another name."""
+        parent, _, other = first.rpartition("/")
+        place = open_deep(self._root, parent, os.O_PATH | os.O_DIRECTORY)
+        try:
+            os.link(other, name, src_dir_fd=place, dst_dir_fd=here, follow_symlinks=False)
+        finally:
+            os.close(place)
+
+    def copy(
+        self,
+        tree: Tree,
+        source: int,
+        here: int,
+        name: str,
+        kind: int,
+        *,
+        frozen: os.stat_result | None = None,
+    ) -> None:
+        """Copy the link, file or pipe `name` (its mode is `kind`) from the directory `source` of `tree`.
+
+        Sockets and devices do not come along. LayerError when a file is not as `frozen` any more.
+        """
+        if stat.S_ISLNK(kind):
+            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=here)
+        elif stat.S_ISREG(kind):
+            fd = tree.file(source, name)
+            try:
+                copy_file(fd, here, name, frozen or os.fstat(fd))
+                if frozen is not None:
+                    unchanged(frozen, fd)
+            finally:
+                os.close(fd)
+        elif stat.S_ISFIFO(kind):
+            os.mkfifo(name, stat.S_IMODE(kind) & 0o777, dir_fd=here)
+        else:
+            return
+        self.chown(here, name)
+
+    def chown(self, here: int, name: str) -> None:
+        """Give an entry to the owner, if there is one."""
+        if self._owner is not None:
+            os.chown(name, *self._owner, dir_fd=here, follow_symlinks=False)
+
+    def finish(self) -> None:
+        """Give the directories their permissions, the deepest first."""
+        for path, mode in sorted(self._modes.items(), reverse=True):
+            fd = open_deep(self._root, path, _DIRECTORY)
+            os.fchmod(fd, mode)
+            os.close(fd)
