@@ -1,18 +1,24 @@
-"""The layered filesystem: what a sandbox changed, kept apart from the host until somebody wants it.
+"""Overlay layers: the changes of a sandbox, kept apart from the host until they are committed.
 
-differences what layers say against what lies below them
-changes     the same for people: `Change`, renames, the text of a change
-scan        what one command changed, from two looks at a layer
-store       where layers lie, and how they go when their process is gone
-stack       layers in their order: freeze, continue, fork, copy, drop, squash
-merging     whole layers copied, linked, laid flat
-exchanging  what is in one directory put in place of what is in another
-condensing  a copy that was worked in, as the layer that it would have been
-review      what a commit would do: conflicts, protected names, new executables
-staging     the new files of a commit, beside the target
-journal     the renames of a commit, forwards and backwards, also after a crash
-commit      taking changes over to the host, whole or not at all
-archive     a layer as one file
-kept        what is known about layers that outlive their process
-keeping     the store of such layers, and who may use it
+store             the directory of layers of this process, deleted when the process is gone
+stack             layers in their order: `Stack`, which is written, and `LayerSnapshot`, which is frozen
+merged_view       layers as overlayfs merges them
+differences       the differences between layers and what lies below them
+changes           the same for people: `Change`, renames; unified_diff has their text
+change_watch      the changes of one command, from two scans of a layer
+layer_writer      write entries into a layer
+merge             copy, link or flatten whole layers
+discard           a layer without some of its changes
+diff_layer        a copy that was worked in, as the layer that it would have been
+exchange          exchange the content of two directories
+baseline          the state of the host's files when the sandbox began
+review            the objections to a commit: conflicts, protected names, new executables
+staging           the new files of a commit, beside the target
+journal           the renames of a commit, forwards and backwards, also after a crash
+commit_dir        the directory of a commit in progress; recovery finishes one after a kill
+commit            take changes over to the host, whole or not at all
+archive           layers as one file; archive_reader reads it
+session_record    the record of a persistent session
+persistent_store  the store of its layers, claimed by one process at a time
+trash             delete directories in the background
 """

@@ -1,4 +1,4 @@
-"""Frozen points saved as one file: a compressed tar with a manifest at its head and a checksum at its end.
+"""Layer snapshots saved as one file: a compressed tar with a manifest at its head and a checksum at its end.
 
     staddle-snapshot            the manifest: format, the names of the layers, and the caller's facts
     layers/<name>/...           one layer for each, squashed; whiteouts as the device 0:0, as in any

@@ -1,4 +1,4 @@
-"""Frozen points back from a file that `archive.save` wrote, or that somebody says it did."""
+"""Read layer snapshots from a file that `archive.save` wrote. The file is untrusted input."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the host's files were when the sandbox took them as its base, as far as a commit has to know.
+"""The state of the host's files when the sandbox took them as its base, as far as a commit needs it.
 
 A signature of every file would cost a walk of the workspace at every start. But a change
-always moves a file's ctime, which nobody can set: so the time of the start says about any file
+always moves a file's ctime, which no process can set: so the time of the start says about any file
 whether it changed since. Of the files that the sandbox has touched more is known: their
 signature is noted when the touch is first seen (see `scan`), and told exactly from then on.
 
@@ -80,11 +80,11 @@ class Baseline:
         self.taken = now
 
     def settled(self) -> dict[str, Signature]:
-        """What was in the layer at the paths that were committed."""
+        """The marks that the layer had at the committed paths."""
         return {path: mark for path, mark in self._settled.items() if mark is not None}
 
     def resettle(self, path: str, status: os.stat_result) -> None:
-        """What was committed at `path` is the same as before; only its owner is another one now."""
+        """Take the entry at `path` for the one that was committed: only its owner is another one now."""
         self._settled[path] = _mark(status)
 
     def is_as_settled(self, item: Difference) -> bool:
@@ -162,7 +162,7 @@ def _found(look: LastDirectory, path: str) -> os.stat_result | None:
 
 
 def signature(status: os.stat_result) -> Signature:
-    """What differs when a file was changed or replaced. Of a directory, only whether it is the same one."""
+    """Mark of a file, which differs when it was changed or replaced. Of a directory, its identity only."""
     if stat.S_ISDIR(status.st_mode):
         return (status.st_dev, status.st_ino)
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
@@ -178,7 +178,7 @@ def _signatures(rows: object) -> dict[str, Signature | None]:
 
 
 def _upper(item: Difference) -> Signature | None:
-    """What the layer has at the path. A whiteout is one like any other."""
+    """Mark of the layer's entry at the path. A whiteout has one like any other."""
     return None if item.new is None else _mark(item.new)
 
 

@@ -1,4 +1,4 @@
-"""What one command changed: two looks at the upper layer, before and after it.
+"""The changes of one command: the upper layer is scanned before and after it, and compared.
 
 A look costs a stat for every entry of the layer, so it stops at a limit. What was not in the
 layer before is compared with what lies below, by content. What was, is told by its inode,
@@ -51,7 +51,7 @@ class ChangeWatch:
         self._seen = _scan(view.layers[0], self._most) if os.listdir(view.layers[0]) else {}
 
     def look(self) -> tuple[Change, ...] | None:
-        """What changed since the last look, by path. None: the layer has become too large to look through."""
+        """The changes since the last call, by path. None when the layer has become too large to scan."""
         if self._seen == {} and self._is_untouched():
             return ()
         before, self._seen = self._seen, _scan(self._view.layers[0], self._most)
@@ -93,7 +93,7 @@ class ChangeWatch:
         return changed == was or not os.listdir(self._view.layers[0])
 
     def _compared(self, fresh: list[str], before: dict[str, Mark]) -> list[Change]:
-        """What is new in the layer, against what lies below it."""
+        """The changes of entries that are new in the layer, compared with what lies below it."""
         found = []
         with OpenLayers(self._view) as opened:
             for item in differences(opened, Selection(fresh)):
@@ -138,7 +138,7 @@ class ChangeWatch:
 
 
 def _note(baseline: Baseline, host: str, paths: list[str]) -> None:
-    """What the host has where the sandbox has just begun to differ."""
+    """Note the host's files in the baseline where the sandbox has just begun to differ."""
     root = os.open(host, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         baseline.note(root, paths)

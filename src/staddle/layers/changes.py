@@ -1,4 +1,4 @@
-"""The change list: what a sandbox did to its files, for people and programs to look at.
+"""The change list: the changes of a sandbox to its files, for people and programs.
 
     for change in diff(view):
         print(change.kind, change.path)
@@ -107,7 +107,7 @@ def change_of(opened: OpenLayers, item: Difference, at: str = "") -> Change:
 
 
 def type_of(mode: int) -> str:
-    """What a mode says a file is, in a word."""
+    """The type of a file in one word, by its mode."""
     return _TYPES.get(stat.S_IFMT(mode), "device")
 
 

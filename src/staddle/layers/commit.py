@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Committed(Value):
-    """What a commit did: the changes that the host has now, what it kept, and what is no file."""
+    """Result of a commit: the changes that the host has now, those it kept, and paths that are no files."""
 
     changes: tuple[Change, ...]
     kept: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ def commit(
     CommitRefused before anything is written: the host changed the same files (as `baseline`
     tells), or a change needs a second look. CommitFailed: the host refused a step, and all that
     had been done was put back. `only` chooses among the changes, one by one; without `durable`
-    nobody waits for the disk. Nothing may write to the layers meanwhile. Owners, set-ID bits,
+    the disk is not waited for. Nothing may write to the layers meanwhile. Owners, set-ID bits,
     attributes, devices, pipes and sockets are not taken over.
     """
     if len(view.bases) != 1:

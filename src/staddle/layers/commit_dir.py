@@ -1,4 +1,4 @@
-"""Where a commit keeps what it is doing, so that somebody else can finish it.
+"""The directory of a commit in progress, from which another process can finish or undo it.
 
     <state>/staddle/commits/<random>/lock      held by the process that commits
                                     /where     the target, and where the slots are
@@ -35,7 +35,7 @@ FORMAT = 1
 class CommitDirectory:
     """The directory of one commit. Leaving it leaves nothing, unless a record could not be dealt with.
 
-    Without `durable` nobody waits for the disk: it holds when we are killed, not when the power goes.
+    Without `durable` the disk is not waited for: that survives a kill of ours, not a loss of power.
     """
 
     def __init__(self, target_path: str, target: int, *, durable: bool = True) -> None:
@@ -228,7 +228,7 @@ def _mount(fd: int) -> tuple[int, str]:
 
 
 def erase(path: str, slots: str | None, rest: Callable[[], object] | None = None) -> None:
-    """Remove the directory of a commit. The lock goes last: without it nobody would look at the rest."""
+    """Remove the directory of a commit. The lock goes last: a recovery only looks where there is one."""
     if slots is not None:
         remove((os.fsencode(slots),), rest)
     try:
@@ -236,7 +236,7 @@ def erase(path: str, slots: str | None, rest: Callable[[], object] | None = None
             os.unlink(f"{path}/{name}")
         os.rmdir(path)
     except OSError:
-        pass  # somebody else was quicker
+        pass  # another process was quicker
 
 
 def tidy(home: str, made: str = "") -> None:

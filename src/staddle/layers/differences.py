@@ -1,4 +1,4 @@
-"""What layers say against what lies below them, computed from the layers, without a mount.
+"""The differences between layers and what lies below them, computed from the layers without a mount.
 
 Only names that stand in a layer are looked at, so the cost is that of what was changed. One
 directory is open at a time, whatever the depth.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Kind = Literal["added", "modified", "deleted", "renamed", "mode", "type", "link"]
 
-#: More changes than this are refused: whoever asks keeps them in memory.
+#: More changes than this are refused: the caller keeps them in memory.
 MOST_DIFFERENCES = 1_000_000
 #: So are directories nested deeper than this: the kernel takes the whole way to each of them, every time.
 MOST_DEPTH = 1000
@@ -61,7 +61,7 @@ class Selection:
         return self.has(path) or path in self._above
 
     def below(self, directory: str) -> Selection:
-        """What is chosen below a directory, as paths from there."""
+        """The part of the selection below a directory, as paths from there."""
         start = f"{directory}/"
         return Selection([path[len(start) :] for path in self._chosen or () if path.startswith(start)])
 
@@ -159,7 +159,7 @@ def _visit(opened: OpenLayers, pair: _Pair, selection: Selection, todo: list[_Pa
 
 
 def _compared(name: str, now: Merged, before: Merged, sides: tuple[Side, Side]) -> Kind | None:
-    """How the two differ, or None."""
+    """The kind of difference between the two, or None."""
     new, old = now.status, before.status
     if new is None:
         return None if old is None else "deleted"

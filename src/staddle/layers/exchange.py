@@ -1,4 +1,4 @@
-"""What is in one directory put in place of what is in another, where nothing can be mounted."""
+"""Exchange the content of two directories, where nothing can be mounted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def exchange(directory: str, other: str) -> None:
-    """Let each have what is in the other, all of it or nothing. Both are ours; nobody works in them."""
+    """Move the content of each into the other, all of it or nothing. Both are ours, and unused."""
     with _WritableDirectory(directory) as here, _WritableDirectory(other) as there:
         aside = f".{os.urandom(8).hex()}"
         os.mkdir(aside, 0o700, dir_fd=there)
@@ -33,7 +33,7 @@ def exchange(directory: str, other: str) -> None:
 
 
 class _WritableDirectory:
-    """A directory of ours, in which we may do what we have to."""
+    """A directory of ours, opened after its owner was given all permissions."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -55,7 +55,7 @@ def _move(name: str, source: int, target: int) -> None:
     try:
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
     except PermissionError:
-        # A directory that is closed to its owner, who is us, cannot be moved by them.
+        # Its owner, which is us, cannot move a directory without write permission.
         handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source)
         try:
             mode = stat.S_IMODE(os.fstat(handle).st_mode)

@@ -30,7 +30,7 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY
 
 
 class Put(Value):
-    """What is in `slot`, inode `new`, gets the name `path`; what has it, inode `old`, goes to the slot.
+    """Rename `slot` (inode `new`) to `path`; the entry that had that name (inode `old`) goes to the slot.
 
     An inode of 0 is nothing.
     """
@@ -44,7 +44,7 @@ class Put(Value):
 
 
 class Remove(Value):
-    """What is at `path`, inode `old`, goes to the empty `slot`."""
+    """Rename `path` (inode `old`) to the empty `slot`."""
 
     path: str
     slot: str

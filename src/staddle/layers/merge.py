@@ -36,8 +36,8 @@ def merge(
     """Make the empty directory `destination` a layer that means what `layers` (topmost first) mean.
 
     With `link`, files are linked, which costs no room. `without` is left out. Sockets and
-    devices do not come along, apart from whiteouts: a layer that is mounted again has nobody
-    listening. `rest` is called now and then, by who is in no hurry.
+    devices do not come along, apart from whiteouts: in a layer that is mounted again nothing
+    listens. `rest` is called between steps, for a caller in the background.
     """
     with OpenLayers(LayerView(tuple(layers), ())) as opened:
         _Merge(destination, opened.layers, link, without, rest=rest).run()

@@ -63,7 +63,7 @@ class OpenLayers:
 
 
 class Merged:
-    """What a name is on one side: the entry that wins, and the trees it is made of, topmost first.
+    """A name resolved on one side: the entry that wins, and the trees it is made of, topmost first.
 
     `ended` says that nothing further down has a part in it: not where no tree says anything
     about the name, and not where a directory merges on.
@@ -115,7 +115,7 @@ class Side:
         return found
 
     def resolve(self, name: str) -> Merged:
-        """What `name` is in these directories together."""
+        """Resolve `name` in these directories together."""
         if not self.directories:
             return _NOTHING
         status: os.stat_result | None = None

@@ -17,13 +17,13 @@ from . import trash
 from .session_record import CLAIM, LAYERS, RECORD, directory_of, home, read
 from .store import Layer, Store
 
-#: So often somebody else's look at a claim is taken for what it is.
+#: Attempts to take a claim that `is_claimed` of another process may hold for a moment.
 _ATTEMPTS = 5
 #: For the sandboxes of a killed process, in seconds.
 _PATIENCE = 5.0
 #: As many as one sandbox has at most.
 _IDS = 1 << 16
-#: Beside the layers; there is no `lock`, so that nobody takes them for those of a dead process.
+#: Beside the layers; there is no `lock`, so that `sweep` does not take them for those of a dead process.
 USERS = "users-"
 
 _open: weakref.WeakSet[PersistentStore] = weakref.WeakSet()
@@ -32,7 +32,7 @@ _open: weakref.WeakSet[PersistentStore] = weakref.WeakSet()
 class PersistentStore(Store):
     """The layers of one session. `recorded` are those that its record names: they are never deleted.
 
-    The claim is given back when `end` was called and nobody holds a layer any more: a fork may
+    The claim is given back when `end` was called and no layer is held any more: a fork may
     outlive the sandbox that the session was opened for.
     """
 
@@ -42,7 +42,7 @@ class PersistentStore(Store):
         """Claim the session, which need not have a record yet when it is to be made."""
         import threading
 
-        self.home = directory_of(name)  # where its grave is
+        self.home = directory_of(name)  # where its trash is
         self.path = f"{self.home}/{LAYERS}"
         self.owner = owner
         self.recorded: frozenset[str] = frozenset()
@@ -86,7 +86,7 @@ class PersistentStore(Store):
         self.end()
 
     def end(self) -> None:
-        """Give the claim back as soon as nobody has a layer."""
+        """Give the claim back as soon as no layer is held."""
         self._ending = True
         self._give_back()
 
@@ -120,7 +120,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _claimed(directory: str, name: str, *, make: bool) -> tuple[int, str]:
-    """The claim, and who had it last, if that process was killed."""
+    """Take the claim; its descriptor, and the process that had it last, if that was killed."""
     import fcntl
 
     mode = 0o711 if os.geteuid() == 0 else 0o700
@@ -160,7 +160,7 @@ def _claimed(directory: str, name: str, *, make: bool) -> tuple[int, str]:
 def _await_users(layers: str, killed: str) -> None:
     """Wait for the sandboxes of a killed process: they end with it, but not in the same moment.
 
-    Who starts the sandboxes of a process, its child, holds a lock on a file that has the
+    The fork server of a process, its child, holds a lock on a file that has the
     process's number until the last one has ended. From here on there is one for ours.
     """
     ours = f"{USERS}{os.getpid()}"
@@ -170,7 +170,7 @@ def _await_users(layers: str, killed: str) -> None:
                 _await(f"{layers}/{name}")
             os.unlink(f"{layers}/{name}")
     fd = os.open(f"{layers}/{ours}", os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    os.fchmod(fd, 0o644)  # root's are started by somebody else
+    os.fchmod(fd, 0o644)  # root's fork server is not root
     os.close(fd)
 
 
@@ -256,7 +256,7 @@ def _trash(directory: str) -> None:
 
 
 def sweep_trash(place: str) -> None:
-    """Go on deleting what a killed process has buried there."""
+    """Go on deleting what a killed process has left in the trash there."""
     try:
         rest = os.listdir(f"{place}/{trash.TRASH}")
     except FileNotFoundError:
@@ -284,8 +284,8 @@ def prepare(layer: Layer, owner: tuple[int, int] | None, before: int = -1) -> No
 def give(path: str, owner: tuple[int, int], before: int = -1) -> None:
     """Give a directory, and all that is in it, to `owner`; what was of ids near `before` to the same near it.
 
-    Root's sandboxes are somebody else in each process: what the last one wrote is given to this
-    one's. By root, over descriptors; nobody else has it now, and no name in it is that of a file
+    Root's sandboxes have other ids in each process: what the last one wrote is given to this
+    one's. By root, over descriptors; no other process has it now, and no name in it is that of a file
     outside.
     """
     todo = [""]

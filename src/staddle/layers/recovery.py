@@ -22,7 +22,7 @@ def recover() -> list[str]:
         try:
             directory = open_home(home)
         except (OSError, StaddleError):
-            continue  # none, or one that somebody else wants us to believe
+            continue  # none, or one that is not ours alone
         names = os.listdir(directory)
         os.close(directory)
         for name in names:
@@ -38,7 +38,7 @@ def _recovered(path: str) -> str | None:
     try:
         lock = os.open(f"{path}/lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        tidy(path, path)  # empty: whoever made it was killed that moment, or makes another one
+        tidy(path, path)  # empty: the process that made it was killed that moment, or makes another one
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

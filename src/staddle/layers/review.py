@@ -1,4 +1,4 @@
-"""What a commit would do, and what speaks against it. Decides; writes nothing."""
+"""Review a commit before it is made: its steps, and the objections to it. Writes nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Conflict(Value):
 
 
 class NeedsApproval(Value):
-    """A change that needs a second look: it can make somebody else's program run something."""
+    """A change that needs approval: it can make a program outside the sandbox run something."""
 
     path: str
     kind: str
@@ -50,7 +50,7 @@ class NeedsApproval(Value):
 
 
 class Review(Value):
-    """What would be taken over, in order, and what is left out because it is no file."""
+    """The changes that a commit would make, in order, and those left out because they are no files."""
 
     taken: tuple[Difference, ...]
     left_out: tuple[str, ...]
@@ -204,7 +204,7 @@ class Names:
         directory, _, name = path.rpartition("/")
         status = item.new or item.old
         if name.lower() == ".git" and not (status and stat.S_ISDIR(status.st_mode)):
-            return ".git"  # the pointer of a worktree, or a link to a repository of somebody's choice
+            return ".git"  # the pointer of a worktree, or a link to another repository
         if name.lower() in _GIT_MARKS and item.kind in _BRINGING and self._is_repository(directory):
             return ".git"  # what lay there, harmless until now, is obeyed from now on
         begun = begins_protected(f"/{path}")
@@ -277,7 +277,7 @@ class Names:
         return None
 
     def _is_repository(self, path: str) -> bool:
-        """What git would take for one, with what any of the trees has."""
+        """Whether git would take it for a repository, with the entries of any of the trees."""
         if path not in self._repositories:
             trees = (*self._opened.layers, *self._opened.bases)
 

@@ -1,9 +1,9 @@
-"""What is known about layers that outlive their process: a session by its name, and its record.
+"""The record of a persistent session: the layers that outlive their process, by the session's name.
 
     <state>/staddle/sessions/NAME/claim        held by the process that uses the rest
                                  /session      the record: what it is of, and of which layers it is made
                                  /layers/<n>   as in any store
-                                 /layers/users-<pid>  held by who starts that process's sandboxes
+                                 /layers/users-<pid>  held by that process's fork server
                                  /gone/...     to be deleted
 
 The record is replaced whole, and only layers that it does not name are ever deleted: a kill
@@ -34,7 +34,7 @@ _LETTERS = _FIRST | frozenset("._-")
 
 
 class TreeRecord(Value):
-    """A tree beside the workspace: the path of its root inside, where it is seen there, and its layers.
+    """The record of a tree beside the workspace: its root, the paths where it is mounted, its layers.
 
     `bases` is what they are over, topmost first: paths of the host, or names in the store.
     """
@@ -46,7 +46,7 @@ class TreeRecord(Value):
 
 
 class SnapshotRecord(Value):
-    """A kept snapshot: its layers by name, topmost first."""
+    """The record of a snapshot: its layers by name, topmost first."""
 
     label: str
     created: float
@@ -61,7 +61,7 @@ class SnapshotRecord(Value):
 
 
 class SessionRecord(Value):
-    """The facts of a kept session. `layers` is its stack, the one that is written first.
+    """The record of a session. `layers` are those of its workspace, the one that is written first.
 
     `workspace` is None for a sandbox that is for no directory; `inode` tells that directory
     from another one of its name. `policy` is what it was last opened with, to be shown.
@@ -77,7 +77,7 @@ class SessionRecord(Value):
     baseline: Baseline
     points: tuple[SnapshotRecord, ...] = ()
     beside: tuple[TreeRecord, ...] = ()
-    #: Who mounted its layers last, if that was not whoever started it.
+    #: The uid that mounted its layers last, if that was not the caller's.
     mounter: int = -1
 
     @property
@@ -90,7 +90,7 @@ class SessionRecord(Value):
 
     @property
     def every_base(self) -> frozenset[str]:
-        """What its other trees are over."""
+        """The lower directories of its other trees."""
         trees = (*self.beside, *(tree for point in self.points for tree in point.beside))
         return frozenset(base for tree in trees for base in tree.bases)
 
@@ -112,7 +112,7 @@ def checked_name(name: object) -> str:
 
 
 def home() -> str:
-    """Where kept sessions are. Root's cannot be in root's home: who mounts its layers is not root."""
+    """The directory of all sessions. Root's is not in root's home: another uid mounts its layers."""
     state = os.environ.get("XDG_STATE_HOME", "")
     if not state.startswith("/"):  # the specification says that a relative one is to be ignored
         state = "/var/lib" if os.geteuid() == 0 else os.path.expanduser("~/.local/state")

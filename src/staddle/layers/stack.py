@@ -1,4 +1,4 @@
-"""Layers in their order: what a directory of a sandbox is made of, and where it goes from there.
+"""Layers in their order: `Stack`, which is mounted and written, and `LayerSnapshot`, which is frozen.
 
     stack = Stack.new(store, ["/home/me/project"])     mount stack.lowers, stack.top.upper, stack.top.work
     frozen = stack.freeze()                            a point to come back to; nothing is copied
@@ -9,7 +9,7 @@
 A stack and a frozen point are values that hold their layers: each is closed on its own, in any
 order, and a layer goes with the last that holds it. Making one of another never changes the
 first, so a step that fails is taken back by closing what it made. What is frozen is never
-written again: whoever freezes a stack mounts the next one in its place, or makes a `copy`.
+written again: the caller of `freeze` mounts the next one in its place, or makes a `copy`.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class LayerSnapshot:
         return Stack(self.store, self.bases, self.layers, self.store.layer(like=self.bases[0]))
 
     def view(self) -> LayerView:
-        """What was changed up to here, to be compared with the bases."""
+        """The view that compares these layers with the bases."""
         return LayerView(tuple(layer.upper for layer in self.layers), self.bases)
 
     def squashed(self, rest: Callable[[], object] | None = None) -> LayerSnapshot:
         """The same in one layer. Files are linked, not copied. To be used in place of this one.
 
-        `rest` is called now and then, by who is in no hurry.
+        `rest` is called between steps, for a caller in the background.
         """
         if len(self.layers) < 2:
             return self.again()
@@ -120,7 +120,7 @@ class Stack:
 
     @property
     def lowers(self) -> tuple[str, ...]:
-        """What is below the upper layer, for the mount."""
+        """The lower directories of the mount, topmost first."""
         return (*(layer.upper for layer in self.frozen), *self.bases)
 
     @property
@@ -134,11 +134,11 @@ class Stack:
             return next(entries, None) is None
 
     def view(self) -> LayerView:
-        """What was changed, to be compared with the bases."""
+        """The view that compares all its layers with the bases."""
         return LayerView((self.top.upper, *(layer.upper for layer in self.frozen)), self.bases)
 
     def since(self, point: LayerSnapshot) -> LayerView | None:
-        """What was changed since `point`, or None when this stack does not come from it."""
+        """The view of the changes since `point`, or None when this stack does not come from it."""
         count = len(point.layers)
         if self.bases != point.bases or self.frozen[len(self.frozen) - count :] != point.layers:
             return None
@@ -149,16 +149,16 @@ class Stack:
         )
 
     def freeze(self) -> LayerSnapshot:
-        """What is there now, as a point to come back to. From now on the top may not be written any more."""
+        """Snapshot of the present layers. From now on the top may not be written any more."""
         below = self._squashed.layers if self._squashed is not None else self.frozen
         return LayerSnapshot(self.store, self.bases, (self.top, *below))
 
     def below(self) -> LayerSnapshot:
-        """What the top layer began with, as a point to come back to. Nothing has to be mounted anew."""
+        """Snapshot of the layers below the top, which is empty. Nothing has to be mounted anew."""
         return LayerSnapshot(self.store, self.bases, self.frozen)
 
     def copy(self) -> LayerSnapshot:
-        """What is there now, with a copy of the top: for a stack that goes on being written.
+        """Snapshot with a copy of the top layer: for a stack that goes on being written.
 
         Nothing may write to it during this call; LayerError when something did.
         """

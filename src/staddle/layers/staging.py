@@ -47,7 +47,7 @@ class Staging:
         self._replaced = LastDirectory(target)
         self._root = os.geteuid() == 0
         self._ours = (os.geteuid(), os.getegid())
-        #: Who gets what is new in a directory.
+        #: The owner of new entries, by directory.
         self._owners: dict[str, tuple[int, int]] = {}
 
     def stage(
@@ -120,7 +120,7 @@ class Staging:
         return Put(item.path, slot, inode, old.st_ino if old else 0, old.st_ctime_ns if old else 0)
 
     def _goes(self, path: str, old: os.stat_result) -> None:
-        """What is at `path` will be moved away. A directory takes along what is in it."""
+        """Note that the entry at `path` will be moved away. A directory takes along what is in it."""
         if stat.S_ISDIR(old.st_mode):
             if self._renames_directories:
                 self._gone = f"{path}/"
@@ -150,7 +150,7 @@ class Staging:
         else:
             if new.st_nlink > 1 and len(slot) < 1000:
                 self._linked[item.layer, new.st_ino] = slot
-            copy = os.open(name, _NEW, new.st_mode & 0o777, dir_fd=here)  # into which nobody else looks
+            copy = os.open(name, _NEW, new.st_mode & 0o777, dir_fd=here)  # in a directory of ours alone
             try:
                 self._copy(item, new, copy)
                 if old is not None and stat.S_ISREG(old.st_mode):
@@ -185,7 +185,7 @@ class Staging:
         self._opened.give_back()
 
     def _owner(self, path: str, old: os.stat_result | None) -> tuple[int, int] | None:
-        """Who gets the file: whoever had it, else whoever has the directory. None: us, as it is anyway."""
+        """The owner of the new file: that of the old one, else of the directory. None: us anyway."""
         if old is not None and not stat.S_ISDIR(old.st_mode):
             owner = (old.st_uid, old.st_gid)
         else:

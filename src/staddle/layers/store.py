@@ -29,7 +29,7 @@ VARIABLE = "STADDLE_LAYERS"
 PLACES = ("/dev/shm", "/var/tmp", "/tmp")
 #: With less room than this, memory is not the place.
 LEAST_ROOM = 1 << 30
-#: As many ids as who mounts layers has at most, where that is not us: far from those of anybody else.
+#: The ids of a sandbox that root starts lie this near to that of the mounter, and no others do.
 _IDS = 1 << 16
 
 
@@ -87,7 +87,7 @@ class Store:
     _blank: Layer | None = None
 
     def __init__(self, home: str, *, owner: tuple[int, int] | None = None) -> None:
-        """Make one in `home`, see `home_for`. `owner` is who mounts the layers, if not us."""
+        """Make one in `home`, see `home_for`. `owner` mounts the layers, if we do not."""
         import threading
 
         self.home = home
@@ -107,20 +107,20 @@ class Store:
         layer = self._new() if blank is None else blank
         mode = stat.S_IMODE(found.st_mode) & 0o777 | 0o700 if found else 0o755
         if self.owner is not None and found is not None and abs(found.st_uid - self.owner[0]) < _IDS:
-            os.chown(layer.upper, found.st_uid, found.st_gid)  # another id of who mounts it
+            os.chown(layer.upper, found.st_uid, found.st_gid)  # another id of the same sandbox
         os.chmod(layer.upper, mode)
         if found is not None:
             os.utime(layer.upper, ns=(found.st_atime_ns, found.st_mtime_ns))
         return layer
 
     def make_ahead(self) -> None:
-        """Have the directories of the next layer ready; never raises. For when nobody waits."""
+        """Make the directories of the next layer in advance. Never raises; for times when no caller waits."""
         if self._blank is not None:
             return
         try:
             made = self._new()
         except (OSError, LayerError):
-            return  # whoever needs it is told
+            return  # the caller that needs it gets the error
         with self._lock:
             left_over, self._blank = self._blank, made
         if left_over is not None:  # another thread has made one, too
@@ -139,7 +139,7 @@ class Store:
         return layer
 
     def adopted(self, name: str) -> Layer:
-        """A layer that somebody else has made here for us."""
+        """A layer that the fork server has made in this store for us."""
         return Layer(self, f"{self.path}/{name}")
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class Store:
             os.close(claim)
 
     def leave(self) -> None:
-        """In a fork: it is our parent's, who lets it go."""
+        """Leave the store to the parent process, in a fork of it."""
         claim, self._claim = self._claim, -1
         if claim >= 0:
             os.close(claim)
@@ -173,7 +173,7 @@ def home_for(workspaces: Iterable[str] = (), *, traversable: bool = False) -> st
     """The directory for stores, made if it is missing: the first place that can hold layers.
 
     Never inside one of `workspaces`, nor around one. `traversable` lets others who know the
-    name of a store pass through to it: root's layers are mounted by somebody who is not root.
+    name of a store pass through to it: root's layers are mounted by another uid.
     """
     return _first_home(
         _places(), workspaces, "the layers of a sandbox", traversable=traversable, check=can_hold_layers
@@ -235,7 +235,7 @@ def _first_home(
 
 
 def sweep(home: str) -> int:
-    """Delete the stores in `home` whose process is gone, and what was left in the grave; how many there were.
+    """Delete the stores in `home` whose process is gone, and what is left in the trash; the number of stores.
 
     In the background: `removal.wait` waits for it.
     """
@@ -275,14 +275,14 @@ def _claimed(home: str, mode: int) -> tuple[str, int]:
 
 
 def _trash_abandoned(path: str, home: str) -> bool:
-    """Bury the store at `path` if nobody holds its lock. Under the lock: somebody may be about to take it."""
+    """Trash the store at `path` if no process holds its lock. It is locked meanwhile: another may want it."""
     import fcntl
     import time
 
     try:
         lock = os.open(f"{path}/lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        # Made this moment, or half deleted by somebody who was killed then.
+        # Made this moment, or half deleted by a process that was killed then.
         try:
             old = time.time() - os.lstat(path).st_mtime > 60
         except OSError:
@@ -339,7 +339,7 @@ def _room(place: str) -> int:
 
 
 def _opened(home: str, mode: int) -> int:
-    """Our own directory, made if it is missing, in a place where anybody may have made one of that name."""
+    """Open our own directory, made if it is missing. Any user may have made one of that name there."""
     for _ in range(100):
         try:
             os.mkdir(home, mode)

@@ -1,4 +1,4 @@
-"""Directories that go away without anybody waiting for it.
+"""Delete directories in the background.
 
 A layer of ten thousand files takes a tenth of a second to delete, and the kernel leaves a
 directory in it that its owner cannot open. So what is to go is renamed into a trash first,
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TRASH = "gone"
-#: So many seconds the thread waits for more to do: starting it takes as long as half a restore.
+#: Seconds that the thread waits for more to do: starting it takes as long as half a restore.
 _LINGERS = 30.0
-#: And so many before it begins: whoever has just let go of something is in a hurry to go on.
+#: Delay before the thread starts, so that it does not compete with the caller that queued the work.
 _STANDS_BACK = 0.01
 #: A thread that makes one short system call after the other hardly ever lets another one have the
 #: interpreter: so it sleeps for a moment after so many.
@@ -60,7 +60,7 @@ class _TrashThread:
     def wait(self) -> None:
         if self.pid == os.getpid():
             if self._waiting and not self._is_there:
-                self._start()  # whoever was about to has been interrupted
+                self._start()  # the thread that was about to has been interrupted
             with self._lock:
                 self._hurries += 1
                 self._bell.wait_for(lambda: not self._waiting and not self._busy)
@@ -92,7 +92,7 @@ class _TrashThread:
                 try:
                     job()
                 except Exception:
-                    # A bug of ours: told as any thread's is, and whoever waits does not do so for ever.
+                    # A bug of ours: reported as any thread's is, so that `wait` does not wait for ever.
                     told = (*sys.exc_info(), threading.current_thread())
                     threading.excepthook(threading.ExceptHookArgs(told))
 
@@ -120,7 +120,7 @@ def move(path: str, home: str) -> None:
             os.rename(path, place)
         except FileNotFoundError:
             if not os.path.lexists(path):
-                return  # somebody else has buried it
+                return  # another process has moved it
             continue  # the trash was tidied away that moment
         delete_later(place)
         return
@@ -147,7 +147,7 @@ def rest() -> None:
 
 
 def wait() -> None:
-    """Until everything that was buried by this process is deleted."""
+    """Wait until everything that this process has moved to the trash is deleted."""
     _worker().wait()
 
 

@@ -69,7 +69,7 @@ def text_diff(
 
 
 def content(change: ShownChange, limit: int, *, new: bool) -> bytes | None:
-    """What is in the file now, or was before; None when there is none, or more than `limit` bytes."""
+    """The content of the file now, or before; None when there is none, or more than `limit` bytes."""
     if (change.type if new else change.old_type) != "file":
         return None
     view, item = change.__dict__.get("_source") or (None, None)

@@ -1,6 +1,6 @@
-"""A command as the root of a sandbox: who may ask for it, and what it finds.
+"""Commands as root inside a sandbox: the check of `user`, root's environment, the system in layers.
 
-Root inside is nobody outside: see inside.agent.as_root. It has the whole system to write in; for that
+Root inside has no rights outside: see inside.agent.as_root. It may write the whole system; for that
 the sandbox's layers are extended when it is first asked for, or, where the session itself is
 root, when that begins.
 """
@@ -35,9 +35,9 @@ _building = threading.Lock()
 
 
 def asked_for(user: object, decided: Decision, workspace: SandboxWorkspace | None) -> bool:
-    """Whether `user` is root, and not who the session is. RootUnavailable where that cannot be had.
+    """Whether `user` is root and the session's user is not. RootUnavailable where there is no root.
 
-    With root the system can be written, whoever the session is.
+    From then on the system is in layers, in which root writes.
     """
     own = decided.plan.identity
     if user not in (ROOT, own.user):
@@ -61,7 +61,7 @@ def asked_for(user: object, decided: Decision, workspace: SandboxWorkspace | Non
 
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
-    """What root finds in its environment: what the session exports, and what is its own."""
+    """The environment of root: the variables that the session exports, and root's own."""
     return {**env, "HOME": ROOT_HOME, "USER": ROOT, "LOGNAME": ROOT, "PATH": PATH}
 
 
@@ -86,7 +86,7 @@ def _has_the_system(workspace: OverlayWorkspace) -> bool:
 
 
 def _check_owner(workspace: OverlayWorkspace, plan: Plan) -> None:
-    """The root of a session, and root in a session of somebody else, are two ids where there are many."""
+    """Refuse layers of the other root: Identity(uid=0) and user='root' are two ids on the host."""
     from ...forkserver.client import root_of
 
     owner = root_of(workspace.stack.store.owner, plan.identity.uid)
@@ -100,14 +100,14 @@ def _check_owner(workspace: OverlayWorkspace, plan: Plan) -> None:
 
 
 def _bases(workspace: OverlayWorkspace, plan: Plan) -> dict[str, list[str]]:
-    """What lies below the layers of each directory of the system, topmost first."""
+    """The lower directories of each directory of the system, topmost first."""
     from ...forkserver.client import root_of
     from ...mounts.layouts import layout_of
     from ...packages.system_layer import mounted_below
 
     store = workspace.stack.store
     if plan.base and store.owner is not None and not _is_open(plan.base):
-        return {}  # who mounts layers is nobody on the host, and cannot reach it: it stays read-only
+        return {}  # the uid that mounts layers cannot reach it: it stays read-only
     owner = root_of(store.owner, plan.identity.uid)
     view = layout_of(plan).operations
     with _building:
@@ -135,7 +135,7 @@ def _skeleton(
 ) -> tuple[Part, ...]:
     """The skeleton of the system as it is now, in `store`; made if it is not there.
 
-    `always` tells those of sessions that are root from the others: they are somebody else's.
+    `always` tells those of sessions that are root from the others: they have another owner.
     """
     from ...layers.persistent_store import give
     from ...mounts import rows
@@ -143,7 +143,7 @@ def _skeleton(
 
     def make(half: str) -> None:
         system_layer.build(half, view, owner, host)
-        os.chmod(half, 0o711)  # noqa: S103 - who mounts it passes through
+        os.chmod(half, 0o711)  # noqa: S103 - the uid that mounts it passes through
 
     state = [_changed(host + path) for path in _STATE]
     name = digest((rows.encoded(tuple(view)), always, host, state))

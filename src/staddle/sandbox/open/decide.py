@@ -44,7 +44,7 @@ _IDMAPPABLE: dict[int, bool] = {}
 
 
 class Decision(Value):
-    """How a sandbox will be. `workspace` is the plan of the workspace alone, as the host sees it."""
+    """The decision about a sandbox. `workspace` is the plan of the workspace alone, as the host sees it."""
 
     backend: Backend
     plan: Plan
@@ -209,7 +209,7 @@ def _no_layer(why: str) -> PolicyNotEnforceable:
 
 
 def _copy_gap(backend: str) -> Gap:
-    """What `enforced` lists for a workspace that is a copy."""
+    """The gap that `enforced` lists for a workspace that is a copy."""
     why, fix = f"{backend} has no layers", f"use the {_LAYERED} backend"
     if backend == _LAYERED:
         why = "the file system of the workspace cannot show root's files as somebody else's"

@@ -1,4 +1,4 @@
-"""`limits.disk` of a sandbox whose changes are in directories of ours: counted, and who writes more is ended.
+"""`limits.disk` of a sandbox whose changes are in directories of ours: they are counted by a thread.
 
 The directories lie on a file system that is not ours to size. How much of that is used is asked for
 often, which costs nothing; what the sandbox takes is counted only when that could be too much.
@@ -24,7 +24,7 @@ _OFTEN, _SELDOM, _SHARE = 0.03, 0.25, 10
 
 
 class DiskQuota:
-    """What one sandbox writes."""
+    """The disk quota of one sandbox: counts what it writes, and ends its processes when that is too much."""
 
     def __init__(self, workspace: SandboxWorkspace, most: int) -> None:
         self._workspace, self._most = workspace, most
@@ -72,7 +72,7 @@ class DiskQuota:
                 link.end_everything()
             except StaddleError:
                 pass  # it has ended by itself
-            # What is there stays, for whoever removes something: only more ends it again.
+            # What is there stays, so that a command can remove some of it: only more ends it again.
             self._at_end = self._taken = self._count(None)
         self._not_before = now + (time.monotonic() - now) * _SHARE
         return _OFTEN
@@ -88,7 +88,7 @@ class DiskQuota:
         return disk.is_over(more, self._most)
 
     def _count(self, most: int | None) -> disk.Occupied:
-        """What is taken; no further than to be over `most`."""
+        """Count what is taken; stops as soon as it is over `most`."""
         total = count = 0
         for path in self._workspace.written():
             found = disk.occupied(path, most)

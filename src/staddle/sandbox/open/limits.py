@@ -47,7 +47,7 @@ class SandboxLimits:
         self.roomy = False
 
     def extra_fds(self) -> tuple[int, ...]:
-        """What the agent is to have: see ipc.forkserver_messages.SandboxRequest."""
+        """The descriptors that the agent needs: see ipc.forkserver_messages.SandboxRequest."""
         return (self._tally,) if self._tally >= 0 else ()
 
     def hold(self, group: Group) -> None:
@@ -73,7 +73,7 @@ class SandboxLimits:
 
     @property
     def filled(self) -> int:
-        """How often everything was ended because too much was written."""
+        """The number of times that everything was ended because too much was written."""
         return 0 if self._disk_quota is None else self._disk_quota.ended
 
     def told(self) -> tuple[int, int]:
@@ -94,7 +94,7 @@ class SandboxLimits:
             self._peak = memory
 
     def total(self, wall: float) -> Usage:
-        """What was used since the sandbox was made, as far as the groups, or the agent, tell."""
+        """The usage since the sandbox was made, as far as the cgroups, or the agent, count it."""
         if self._whole is None:
             self.note(_told(self._tally)[2])
             return Usage(wall, memory=self._peak or None)
@@ -111,7 +111,7 @@ class SandboxLimits:
     def make_room(self, link: AgentLink) -> None:
         """Memory was used up. If it still is, that is by files, which no process takes along when it ends.
 
-        So those end that could write more, and whoever removes some of them has a little to run in.
+        So the processes that could write more are ended, and a command that removes files gets some memory.
         """
         if self._group is None or self._whole is None or self.limits.memory is None or self.roomy:
             return
@@ -157,7 +157,7 @@ class SandboxLimits:
 
 
 def _disk_quota(most: int | None, memory: int, workspace: SandboxWorkspace | None) -> DiskQuota | None:
-    """Who counts what is written: for the limit on that, or for one on memory that no group holds."""
+    """The disk quota for the limit on disk, or for one on memory that no cgroup enforces."""
     if workspace is None or (most is None and not memory):
         return None
     if most is None:
@@ -171,7 +171,7 @@ def _disk_quota(most: int | None, memory: int, workspace: SandboxWorkspace | Non
 
 
 def _told(tally: int) -> tuple[int, int, int]:
-    """What the agent has told until now."""
+    """Read the agent's tally."""
     try:
         ended, full, peak = struct.unpack(TALLY, os.pread(tally, SIZE, 0))
     except (OSError, struct.error):

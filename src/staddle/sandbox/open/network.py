@@ -1,4 +1,4 @@
-"""What a sandbox reaches, and how it is reached: its gateway, connections and ports into it."""
+"""The network of a sandbox on the host's side: its gateway, its events, connections and ports into it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...policy.plan import Plan
 
 _LONGEST = 1 << 16
-#: Events that are kept until somebody asks.
+#: Events that are kept until `events` is called.
 _KEPT = 1000
 #: Milliseconds after which the thread that attends a gateway sees whether it still has to.
 _LOOK = 500
@@ -42,7 +42,7 @@ class SandboxNetwork:
     ) -> None:
         """Starts the gateway at once, if the policy needs one: it takes a moment to be there.
 
-        `line` leads to one that somebody else starts and gives its sockets to.
+        `line` is the socket of one that the launcher starts and gives its sockets to.
         """
         self._lock = threading.Lock()
         self._deciding = _deciding(plan, on_connect)
@@ -83,7 +83,7 @@ class SandboxNetwork:
             return found
 
     def events(self) -> tuple[Event, ...]:
-        """What was tried since the last call: allowed, refused, failed."""
+        """The events since the last call: allowed, refused, failed."""
         with self._lock:
             self._collect(everything=True)
             found = tuple(self._events)
@@ -92,9 +92,9 @@ class SandboxNetwork:
             return found
 
     def refused(self, who: Callable[[], str]) -> tuple[Event, ...]:
-        """What was refused since this was last asked, each destination once; `events` tells it, too.
+        """The destinations refused since the last call, each once; `events` lists them, too.
 
-        Of all that nobody is known to have tried, `who` tells who it was: a command that is over now.
+        Events without an author are attributed to `who()`, the command that has just ended.
         """
         if self._gateway is None:
             return ()
@@ -107,7 +107,7 @@ class SandboxNetwork:
             return found
 
     def close(self) -> None:
-        """Nothing goes out or in any more, and nobody is asked."""
+        """Close the gateway: nothing goes out or in any more, and `on_connect` is not asked again."""
         if self._deciding is not None:
             self._deciding.close()
         with self._lock:
@@ -142,7 +142,7 @@ class SandboxNetwork:
     # What it tells and asks for.
 
     def _collect(self, everything: bool = False) -> None:
-        """Read what there is. Whoever reads it passes on what the others wait for."""
+        """Read the gateway's messages. The thread that reads one that another waits for passes it on."""
         gateway = self._gateway
         if gateway is None:
             return

@@ -1,4 +1,4 @@
-"""The arguments of a sandbox: what it is asked to be, checked before anything is looked up."""
+"""Check the arguments of a sandbox, before anything is looked up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _USUAL: list[Policy] = []  # what a sandbox has that is not given a policy, once
 if TYPE_CHECKING:
 
     class PolicyOverrides(TypedDict, total=False):
-        """Who is inside and what it looks like there: fields of a policy. None: as the policy has it."""
+        """Fields of a policy that a sandbox takes by themselves. None: as the policy has it."""
 
         identity: Identity | None
         environment: str | None
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class SandboxSettings(Value):
-    """What a sandbox is to be."""
+    """The settings of a sandbox, checked."""
 
     workspace: str | None
     policy: Policy
@@ -46,7 +46,7 @@ class SandboxSettings(Value):
     best_effort: bool
     env: Mapping[str, str]
     keep: str | None = None
-    #: Who decides about destinations that the policy leaves open, and in how many seconds.
+    #: The callback that decides about destinations that the policy leaves open, and its seconds.
     on_connect: OnConnect | None = None
     asks: int = 0
 

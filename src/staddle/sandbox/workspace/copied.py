@@ -110,7 +110,7 @@ class WorkingCopy(Stack):
         self._of, self.unchanged, self.baseline = of, unchanged, baseline
 
     def view(self) -> LayerView:
-        """What was changed, to be compared with the host's."""
+        """The view that compares the copy with the host's directory."""
         return LayerView((self.top.upper,), self.bases, True, self._of.hidden)
 
     def copy(self) -> CopySnapshot:
@@ -158,7 +158,7 @@ class CopiedWorkspace(SandboxWorkspace):
 
     @property
     def baseline(self) -> Baseline:
-        """What the host had."""
+        """The baseline; setting it marks the files of the copy that are as the host had them."""
         return self._baseline
 
     @baseline.setter
@@ -238,7 +238,7 @@ class CopiedWorkspace(SandboxWorkspace):
         try:
             away = Selection(self.hidden) if self.hidden else None
             flatten([one.upper for one in point.layers], self.directory, layer.upper, without=away)
-            if point.store.owner is not None:  # who had the layers; a copy's are who has the workspace
+            if point.store.owner is not None:  # a layer's owner; a copy has the workspace's
                 _give(layer.upper, point.store.owner[0], os.stat(self.directory))
             there = set(self._note(baseline, layer.upper, Selection(None)))
             for one in point.layers:

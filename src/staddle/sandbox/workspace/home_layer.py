@@ -1,4 +1,4 @@
-"""What is in a sandbox's home and in its /tmp before anything is written there: a directory of ours.
+"""The home layer: what a sandbox's home and /tmp contain before anything is written there.
 
 It lies in the store, as the lowest layer of the world, and is shared by all sandboxes of a plan.
 """
@@ -51,7 +51,7 @@ def whole(path: str, make: Callable[[str], object]) -> str:
 
 
 def sweep(store: Store, used: Collection[str]) -> None:
-    """Remove the skeletons of `store` that nobody needs; `used` are paths in it, or elsewhere."""
+    """Remove the home layers of `store` that are not in `used`, which are paths in it, or elsewhere."""
     needed = {path.partition("/")[0] for path in used}
     for name in os.listdir(store.path):
         if name.startswith((_NAME, SYSTEM)) and name not in needed:

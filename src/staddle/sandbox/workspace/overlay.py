@@ -89,14 +89,14 @@ class OverlayWorkspace(SandboxWorkspace):
         return overlay_dirs(PLACE, self.stack)
 
     def fingerprint(self) -> bytes:
-        """What an untouched workspace takes over from its directory, to be compared with one mounted ahead.
+        """Mode, owner and time of the directory, which a workspace mounted ahead must have taken over.
 
         Empty when there are changes in its layers already.
         """
         return _fingerprint(self.directory) if self._is_fresh else b""
 
     def home(self, mount_points: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
-        """What the home tree is made of: a fresh one of the home layer with `operations`, if not begun."""
+        """The home tree to be mounted: as it is, or a fresh one over the home layer with `operations`."""
         if not mount_points:
             return None
         store = self.stack.store

@@ -161,7 +161,7 @@ class PersistentWorkspace(OverlayWorkspace):
         self.save()  # before anything is deleted
 
     def home(self, mount_points: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
-        """What the home tree is made of: as it was left, over the home layer of the present plan."""
+        """The home tree to be mounted: as it was left, over the home layer of the present plan."""
         if HOME_TREE in self.trees:
             self.rebase({HOME_TREE: [home_layer.made(self._store, operations)]}, mount_points)
         found = super().home(mount_points, operations)

@@ -223,7 +223,7 @@ def _rebased(known: LayerSnapshot, empty: LayerSnapshot) -> LayerSnapshot:
 
 
 def _identity(directory: str) -> dict[str, object]:
-    """What tells a directory from all others, also on other machines."""
+    """Facts that tell a directory from all others, also on other machines."""
     found = os.stat(directory)
     return {
         "path": directory,

@@ -98,7 +98,7 @@ def _counted(progress: Progress | None, total: int) -> Callable[[int], object] |
 
 
 def _entries(layers: Iterable[Layer]) -> int:
-    """How many there are, at most: what a layer hides of another one is counted, too."""
+    """The number of entries, at most: what a layer hides of another one is counted, too."""
     count = 0
     for layer in layers:
         with Tree(layer.upper, ours=True) as tree:
@@ -125,7 +125,7 @@ def _baseline_facts(baseline: Baseline, layers: Iterable[Layer]) -> dict[str, ob
 
 
 def in_layers(layers: Iterable[Layer], path: str) -> os.stat_result | None:
-    """What is at `path` in the topmost of the layers that has something there."""
+    """Status of `path` in the topmost layer that has an entry there."""
     for layer in layers:
         with Tree(layer.upper, ours=True) as tree:
             if (status := tree.status(path)) is not None:
@@ -137,7 +137,7 @@ def in_layers(layers: Iterable[Layer], path: str) -> os.stat_result | None:
 
 
 def load(path: str, progress: Progress | None = None) -> SavedSnapshot:
-    """What is in the file `path`. ArchiveRefused, with nothing made, for what `save` does not write.
+    """Read the file `path`. ArchiveRefused, with nothing made, for what `save` does not write.
 
     `progress` is called with the bytes read and all bytes.
     """

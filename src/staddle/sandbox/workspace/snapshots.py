@@ -62,9 +62,9 @@ def extend(workspace: SandboxWorkspace, bases: Mapping[str, Sequence[str]]) -> N
     """Have directories of the system in layers of their own, so that they can be written, from now on.
 
     `bases` has for each, by its path inside, the directories of the host that lie below, topmost first. The
-    owners in the topmost one decide who may write where. Trees that have layers already stay as they are.
-    They are part of everything then: snapshots, forks, `diff(everything=True)`, persistent sessions.
-    Programs that run go on with what they have open.
+    owners in the topmost one decide which user may write where. Trees that have layers already stay as
+    they are. The new ones are part of everything then: snapshots, forks, `diff(everything=True)`,
+    persistent sessions. Programs that run go on with what they have open.
     """
     from .overlay import OverlayWorkspace
 
