@@ -11,6 +11,7 @@ from pathlib import Path
 from measure import Claim, first_result, ms, timed
 from staddle import Limits, Policy, Sandbox
 from staddle.limits import here
+from staddle.sandbox.spawn import spawn
 
 _GROUPS = bool(here.means().version("memory"))
 #: A share of the processors is held by control groups alone.
@@ -75,7 +76,7 @@ def _until_gone(policy: Policy, count: int) -> float:
         # All of them have the pipe: it ends with the last.
         read, write = os.pipe()
         null = os.open(os.devnull, os.O_RDWR)
-        spawned = sandbox.spawn(["perl", "-e", _SLEEPERS, str(count)], (null, write, null))
+        spawned = spawn(sandbox._now(), ["perl", "-e", _SLEEPERS, str(count)], (null, write, null))
         os.close(write)
         os.close(null)
         if os.read(read, 1) != b"!":

@@ -161,7 +161,7 @@ def test_a_callback_that_fails_ends_the_command_and_its_error_comes_out(sb: Sand
 def test_a_callback_cannot_wait_for_its_own_session(sb: Sandbox) -> None:
     with pytest.raises(SessionBusy):
         sb.run("echo a", on_stdout=lambda _: sb.run("echo b"))
-    for call in (sb.close, sb.main.restart, sb.main.close):
+    for call in (sb.close, sb._now().main.restart, sb._now().main.close):
         with pytest.raises(SessionBusy):
             sb.run("echo a", on_stdout=lambda _, call=call: call())
     assert sb.run("echo fine").ok
@@ -240,7 +240,7 @@ def test_exec_runs_a_program_where_the_session_is(sb: Sandbox) -> None:
 
 def test_programs_do_not_wait_for_a_command_of_the_session(sb: Sandbox) -> None:
     sb.run("cd /usr; export A=1")
-    sb.warm_up()
+    sb._warm_up()
     started = threading.Event()
     long = threading.Thread(
         target=lambda: sb.run("cd /; export A=2; echo; sleep 1236.8", on_stdout=lambda _: started.set())

@@ -17,6 +17,7 @@ from staddle import Policy, Reason, Sandbox
 from staddle.forkserver import client
 from staddle.layers import trash
 from staddle.limits.standing_in import usable
+from staddle.sandbox.spawn import spawn
 from tests.kernel.limited import leftovers, no_groups_left  # noqa: F401 - a fixture for all
 from tests.kernel.waiting import until
 
@@ -73,7 +74,7 @@ def test_nothing_outlives_its_sandbox(sb: Sandbox, kind: str) -> None:
     read, write = os.pipe()
     null = os.open(os.devnull, os.O_RDWR)
     code = BEGINNING + STUBBORN[kind]
-    started = sb.spawn(["python3", "-c", code], (null, write, null))
+    started = spawn(sb._now(), ["python3", "-c", code], (null, write, null))
     os.close(write)
     os.close(null)
     assert os.read(read, 1) == b"!"
@@ -102,7 +103,7 @@ def test_a_bomb_of_many_processes_is_gone_with_its_sandbox() -> None:
         bomb = "for (1..500) { my $p = fork; if (!$p) { sleep 999; exit } } syswrite STDOUT, '!'; sleep 999"
         read, write = os.pipe()
         null = os.open(os.devnull, os.O_RDWR)
-        started = sb.spawn(["perl", "-e", bomb], (null, write, null))
+        started = spawn(sb._now(), ["perl", "-e", bomb], (null, write, null))
         os.close(write)
         os.close(null)
         assert os.read(read, 1) == b"!"

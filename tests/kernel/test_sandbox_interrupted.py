@@ -89,7 +89,7 @@ texts = [
 ]
 sb = Sandbox(place)
 sb.run("touch log; y=none", check=True)
-shell, before, others = sb.main.shell.pid, "none", 0
+shell, before, others = sb._now().main._shell.pid, "none", 0
 for i in range(1, 150):
     text, done = random.choice(texts).format(i=i), None
     wait = random.choice([random.uniform(0.00001, 0.0003), random.uniform(0.00001, 0.003)])
@@ -100,8 +100,8 @@ for i in range(1, 150):
     assert count in ("0", "1") and now in (str(i), before), (i, text, printed, before)
     assert done is None or done.reason != "exited" or (count, now) == ("1", str(i)), (i, text, printed)
     before = now
-    if sb.main.shell.pid != shell:
-        shell, others = sb.main.shell.pid, others + 1
+    if sb._now().main._shell.pid != shell:
+        shell, others = sb._now().main._shell.pid, others + 1
 sb.close()
 print(others)
 """
@@ -124,13 +124,13 @@ def test_a_question_that_the_shell_has_forgotten_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Sandbox(tmp_path, backend="namespaces") as sb:
-        shell = sb.main.shell.pid
+        shell = sb._now().main._shell.pid
         with monkeypatch.context() as forgetting:
             forgetting.setattr(protocol, "question", lambda *_: b"")
             done = sb.run("y=kept; echo some", env={"x": "1"}, timeout=0.3)
         assert (done.reason, done.stdout) == (Reason.timeout, "some\n")
         assert sb.run("echo $y").stdout == "kept\n"
-        assert sb.main.shell.pid == shell
+        assert sb._now().main._shell.pid == shell
 
 
 def test_a_snapshot_is_taken_or_not(tmp_path: Path) -> None:

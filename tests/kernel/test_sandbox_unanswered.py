@@ -239,7 +239,7 @@ def test_a_run_that_is_not_driven_does_not_keep_its_session_from_closing(backend
     def main() -> None:
         with Sandbox(backend=backend) as sb:
             other = sb.session("other")
-            other.shell.begin(CommandSpec(b"sleep 1252.2", out=lambda _: None, err=lambda _: None))
+            other._shell.begin(CommandSpec(b"sleep 1252.2", out=lambda _: None, err=lambda _: None))
             assert within(10, lambda: with_argument("1252.2"))
             began = time.monotonic()
             other.close()

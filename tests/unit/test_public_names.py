@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 import types
 
 import pytest
 
 import staddle
+from staddle.sandbox.aio.session import AsyncSession
+from staddle.sandbox.session import Session
 
 #: The contract. A name is added here on purpose, and goes only with a line in CHANGELOG.md.
 PUBLIC = (
@@ -39,6 +42,27 @@ PUBLIC = (
     "new_jail",
     "wrap",
 )
+
+#: The public names of what a user holds, in the same way; those of a sandbox are its awaited face's, too.
+SANDBOX = """
+alive close commit connect diff discard download_tar enforced environment events exec expose files fork
+from_snapshot interrupt keep_downloads packages pause plan policy processes refusals reset restore resume run
+session snapshot snapshots start state stream terminal upload_tar usage use_downloads violations
+"""
+SESSION = "close interrupt jobs name restart run state stream"
+RESULT = """
+as_dict changes check command cwd duration exit_code ok reason replace shell_exited signal stderr stderr_bytes
+stderr_bytes_dropped stderr_spill stderr_truncated stdout stdout_bytes stdout_bytes_dropped stdout_spill
+stdout_truncated timed_out usage violations why
+"""
+
+
+def names(value: type) -> set[str]:
+    """The public names of a class, with the attributes that its `__init__` sets."""
+    source = inspect.getsource(vars(value).get("__init__", value))
+    set_here = set(re.findall(r"self\.(\w+)(?::[^=]*)? = ", source))
+    found = {*dir(value), *getattr(value, "_fields", ()), *set_here}
+    return {name for name in found if not name.startswith("_")}
 
 
 def methods(value: type) -> dict[str, object]:
@@ -96,3 +120,11 @@ def test_the_package_shadows_no_public_function() -> None:
     """A submodule of the same name would take its place once it is imported."""
     for name in PUBLIC:
         assert not isinstance(getattr(staddle, name), types.ModuleType)
+
+
+def test_what_a_user_holds_has_exactly_these_names() -> None:
+    assert names(staddle.Sandbox) == {*SANDBOX.split(), "check"}
+    assert names(staddle.AsyncSandbox) == {*SANDBOX.split()}
+    assert names(Session) == {*SESSION.split()}
+    assert names(AsyncSession) == {*SESSION.split()} - {"jobs"}
+    assert names(staddle.Result) == {*RESULT.split()}

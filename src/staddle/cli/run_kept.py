@@ -41,7 +41,7 @@ def run(parsed: Parsed) -> int:
             violations = (*result.violations, *sandbox.violations())
             return print_report(result.as_dict(), sandbox.enforced, violations)
         seconds = sandbox.policy.limits.timeout
-        account = sandbox.account()
+        account = sandbox._now().account()
         account.begin()
         status = _attended(sandbox, argv, seconds)
         if why := account.why(status):

@@ -11,6 +11,7 @@ from ..errors import InvalidCall, UsageError
 from ..launch.running import GRACE, give_pipes
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from ..sandbox.sandbox import Sandbox
+from ..sandbox.spawn import spawn
 from .options import help_rows, parse
 from .report import say, say_gaps, say_violations
 from .settings import KEEP, RUNNING, session_from
@@ -89,15 +90,15 @@ def _opened(parsed: Parsed) -> Sandbox:
 
 def _piped(sandbox: Sandbox, seconds: float | None) -> int:
     """A shell that has our own standard streams, as any command of `staddle run`."""
-    return passed_through(sandbox, [sandbox.bash], seconds)
+    return passed_through(sandbox, [sandbox._now().opened.bash], seconds)
 
 
 def passed_through(sandbox: Sandbox, argv: Sequence[str], seconds: float | None) -> int:
     """Run a program on our own standard streams; its exit status, 124 when its time was up."""
-    give_pipes(sandbox.uid, (0, 1, 2))
+    give_pipes(sandbox._now().opened.uid, (0, 1, 2))
     deadline = None if seconds is None else time.monotonic() + seconds
     with waiting_among_threads((SIGHUP, SIGINT, SIGQUIT, SIGTERM)) as signals:
-        shell = sandbox.spawn(argv, (0, 1, 2))
+        shell = spawn(sandbox._now(), argv, (0, 1, 2))
         poll = select.poll()
         poll.register(signals.descriptor, select.POLLIN)
         poll.register(shell.fileno(), select.POLLIN)

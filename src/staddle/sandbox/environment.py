@@ -183,7 +183,7 @@ class SandboxEnvironment(EnvironmentBase):
             inside.opened.link,
             CommandSpec(b"", timeout=bounds.timeout, out=out.feed, err=err.feed),
             argv,
-            {**inside.main.exec_context.env, **added},
+            {**inside.main._exec_context.env, **added},
             self._path,
             uid=inside.opened.uid,
             known=inside.executions,

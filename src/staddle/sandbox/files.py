@@ -182,14 +182,14 @@ class Files:
 
 def directory(inside: OpenSandbox) -> str:
     """Where the session is; while a command runs, where it was before."""
-    shell = inside.main.shell
+    shell = inside.main._shell
     held = shell.held()
     if held.acquire(blocking=False):
         try:
             return shell.directory()
         finally:
             held.release()
-    return inside.main.exec_context.cwd
+    return inside.main._exec_context.cwd
 
 
 def encoded(path: AnyPath) -> bytes:

@@ -44,7 +44,7 @@ class OpenSandbox:
     """One sandbox that is open, and everything of it that we hold."""
 
     def __init__(self, settings: SandboxSettings, snapshot: Snapshot | None = None) -> None:
-        self._limits = settings.policy.limits
+        self.limits = settings.policy.limits
         self.opened = opened = opening.open_agent(settings, snapshot.new_workspace() if snapshot else None)
         self._accounts = Accounts(opened.link, opened.limits)
         try:
@@ -54,7 +54,7 @@ class OpenSandbox:
         except BaseException:
             opened.link.close()
             raise
-        self.main = Session(MAIN, shell, self._limits, side_effects=self.side_effects)
+        self.main = Session(MAIN, shell, self.limits, side_effects=self.side_effects)
         self.named: dict[str, Session] = {}
         self.executions: set[Execution] = set()
         self.terminals: list[Terminal] = []
@@ -72,7 +72,7 @@ class OpenSandbox:
             opened = self.opened
             started = opened.link.shell(opened.environment, opened.directory, opened.bash)
             shell = Shell(opened.link, started, account=self.account())
-            found = self.named[name] = Session(name, shell, self._limits, self._forget, self.side_effects)
+            found = self.named[name] = Session(name, shell, self.limits, self._forget, self.side_effects)
         return found
 
     def _forget(self, session: Session) -> None:
@@ -91,14 +91,14 @@ class OpenSandbox:
     def pass_over(self) -> None:
         """What we have changed just now is no command's doing. While one runs nobody can tell."""
         workspace = self.opened.workspace
-        if workspace and not self.executions and not any(one.shell.busy for one in self.every_session()):
+        if workspace and not self.executions and not any(one._shell.busy for one in self.every_session()):
             workspace.changes()
 
     @property
     def in_use(self) -> bool:
         """Whether a command, a program or a terminal runs, or files are being looked after."""
         return (
-            any(session.shell.busy for session in self.every_session())
+            any(session._shell.busy for session in self.every_session())
             or bool(self.executions)
             or self.processes.running
             or any(not terminal.closed for terminal in self.terminals)

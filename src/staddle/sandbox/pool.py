@@ -77,7 +77,7 @@ class Pool:
                         self._changed.notify_all()
                         continue
                     self._take(sandbox)
-                    sandbox.main.shell.wake()
+                    sandbox._now().main._shell.wake()
                     return sandbox
                 if self._all() < self._size:
                     self._opening += 1
@@ -199,7 +199,7 @@ class Pool:
     def _open_ahead(self) -> None:
         try:
             sandbox = self._open()
-            sandbox.main.shell.get_ready()
+            sandbox._now().main._shell.get_ready()
         except Exception:
             # Whoever asks next tries it in their own thread, and is told why it fails.
             with self._lock:
@@ -267,7 +267,7 @@ def _opener(options: dict[str, Any]) -> Callable[[], Sandbox]:
     def opened() -> Sandbox:
         sandbox = Sandbox(**options)
         try:
-            sandbox.warm_up()
+            sandbox._warm_up()
         except BaseException:
             sandbox.close()
             raise

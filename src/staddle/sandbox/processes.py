@@ -204,7 +204,7 @@ class Processes:
         """Those that were started, and the jobs of these sessions."""
         jobs: list[Job] = []
         for session in sessions:
-            late = session.shell.late_output()
+            late = session._shell.late_output()
             for pid, command in list(session.jobs.items()):
                 jobs.append(Job(pid, command, [item for item in late if item.job == pid], tell))
         alive = tell([job.pid for job in jobs], 0) if jobs else set()

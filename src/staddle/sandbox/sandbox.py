@@ -15,31 +15,35 @@ import time
 from ..errors import InvalidCall, SandboxClosed
 from ..policy.on_connect import PATIENCE
 from ..shell.command import CommandSpec
-from . import arguments
+from . import arguments, spawn
 from .capture import captured, command_bytes
 from .driver import drive
-from .filed import Filed
-from .layered import Layered
+from .files import Files
 from .open import settings as sandbox_settings
 from .open.decide import decide
 from .open.lifetimes import LIFETIMES
 from .open_sandbox import MAIN, OpenSandbox
 from .processes import Process
-from .reachable import Reachable
-from .spawn import Started
+from .workspace_methods import WorkspaceMethods
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from os import PathLike
-    from typing import Any, Self, Unpack
+    from socket import socket
+    from typing import IO, Any, Literal, Self, Unpack
 
     from ..enforcement import Enforcement
+    from ..environment.rules import CommandRules
     from ..events import Event
     from ..limits.usage import Usage
     from ..policy import Policy
     from ..policy.plan import Plan
     from .arguments import RunOptions, StreamOptions
+    from .environment import SandboxEnvironment
+    from .files import AnyPath, Source
+    from .open.network import SandboxNetwork
+    from .open.open import SandboxHandle
     from .processes import Job
     from .result import Result
     from .session import Session, SessionState
@@ -48,7 +52,7 @@ if TYPE_CHECKING:
     from .workspace.snapshot import Snapshot
 
 
-class Sandbox(Layered, Filed, Reachable, Started):
+class Sandbox(WorkspaceMethods):
     """A confined place to run commands in, open until `close()`.
 
     `workspace` is a directory of the host, seen at /workspace. With `mode="overlay"` changes to
@@ -88,7 +92,7 @@ class Sandbox(Layered, Filed, Reachable, Started):
         self._process = os.getpid()
         self._settings = settings
         self._lock = threading.RLock()
-        self._ended_by, self.last_asked = "", time.monotonic()
+        self._ended_by, self._last_asked = "", time.monotonic()
         self._inside = OpenSandbox(settings, snapshot)
         self._closed = False
         LIFETIMES.watch(self, settings.policy.limits)
@@ -113,14 +117,15 @@ class Sandbox(Layered, Filed, Reachable, Started):
         With `user="root"` a shell of its own runs it, as the sandbox's root: where the session is, with
         its exported variables. The session keeps its state.
         """
-        if user is None or not self.is_root(user):
-            return self._now().main.run(command, **options)
+        inside = self._now()
+        if user is None or not spawn.is_root(inside, user):
+            return inside.main.run(command, **options)
         command_bytes(command)
-        return self._executed(command, (self.bash, "-c", command), options, root=True)
+        return self._executed(command, (inside.opened.bash, "-c", command), options, root=True)
 
     def stream(self, command: str, **options: Unpack[StreamOptions]) -> Stream:
         """Run `command` in the sandbox's own session, and read what it prints as it comes."""
-        return self.main.stream(command, **options)
+        return self._now().main.stream(command, **options)
 
     def exec(self, argv: Sequence[str], *, user: str | None = None, **options: Unpack[RunOptions]) -> Result:
         """Run a program with exactly these arguments, without a shell, where the session is.
@@ -130,14 +135,15 @@ class Sandbox(Layered, Filed, Reachable, Started):
         session, it does not wait for that, and finds the directory and variables of before it.
         """
         words = arguments.arguments(argv)
-        return self._executed(words, words, options, root=self.is_root(user))
+        return self._executed(words, words, options, root=spawn.is_root(self._now(), user))
 
     def _executed(
         self, command: str | tuple[str, ...], argv: tuple[str, ...], options: RunOptions, *, root: bool
     ) -> Result:
         spec, check = captured(command, self.policy.limits, options, program=True)
         spec.as_root = root
-        result = spec.result(drive(self.execution(spec, argv, self.main.exec_context)))
+        inside = self._now()
+        result = spec.result(drive(spawn.execution(inside, spec, argv, inside.main._exec_context)))
         return result.check() if check else result
 
     def start(
@@ -151,7 +157,8 @@ class Sandbox(Layered, Filed, Reachable, Started):
 
         It has the session's exported variables and no timeout; it ends with the sandbox.
         """
-        return self.background(command, cwd, env, self.main.exec_context)
+        inside = self._now()
+        return spawn.background(inside, command, cwd, env, inside.main._exec_context)
 
     def processes(self) -> list[Process | Job]:
         """What was started, and the jobs that commands left behind; those that ended for a while, too."""
@@ -169,7 +176,8 @@ class Sandbox(Layered, Filed, Reachable, Started):
         env: Mapping[str, str] | None = None,
     ) -> Terminal:
         """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
-        return self.open_terminal(argv, rows, cols, term=term, cwd=cwd, env=env, state=self.main.exec_context)
+        inside, options = self._now(), {"term": term, "cwd": cwd, "env": env}
+        return spawn.open_terminal(inside, argv, rows, cols, context=inside.main._exec_context, **options)
 
     def interrupt(self) -> None:
         """End the commands that run now, in every session; processes in the background go on."""
@@ -178,6 +186,76 @@ class Sandbox(Layered, Filed, Reachable, Started):
             session.interrupt()
         for execution in list(inside.executions):
             execution.interrupt()
+
+    # ------------------------------------------------------------ files and network
+
+    @property
+    def files(self) -> Files:
+        """The files inside, as the sandbox's own user sees them."""
+        return Files(self)
+
+    def upload_tar(self, f: Source, path: AnyPath = ".") -> None:
+        """Unpack the tar (also with gzip) that is read from `f` into the directory `path`, which is made.
+
+        All of it or nothing: ArchiveRefused for names and links that lead out, devices, an entry
+        that is there twice, an early end. Files that are there are replaced, directories added to.
+        """
+        from .archives import upload
+
+        upload(self, f, path)
+
+    def download_tar(self, f: IO[bytes], path: AnyPath = ".", *, limit: int | None = 16 << 30) -> None:
+        """Write what is in the directory `path`, or a file, to `f` as a tar of at most `limit` bytes.
+
+        Links are kept as links; pipes, sockets and devices are left out. What a sandbox made is
+        its choice: unpack it where links that lead out do no harm, or with tarfile's data filter.
+        """
+        from .archives import download
+
+        download(self, f, path, limit)
+
+    def environment(
+        self,
+        writable_paths: Iterable[str] | None = None,
+        *,
+        path: AnyPath = ".",
+        on_unavailable: Literal["refuse", "record"] = "refuse",
+        rules: CommandRules | None = None,
+        secrets: Iterable[str] = (),
+    ) -> SandboxEnvironment:
+        """The tools of an agent (ExecutionEnvironment) in the directory `path`, with the globs it may write.
+
+        Commands are held to `writable_paths` too, where changes are in a layer: what does not
+        match is put back after each command. Elsewhere "refuse" raises PolicyNotEnforceable,
+        and "record" says it in `limits()`. `rules` and `secrets` are as for LocalEnvironment.
+        """
+        from .environment import SandboxEnvironment
+
+        return SandboxEnvironment(
+            self,
+            writable_paths,
+            path=path,
+            on_unavailable=on_unavailable,
+            rules=rules,
+            secrets=secrets,
+        )
+
+    def connect(self, port: int) -> socket:
+        """A connection to a server in the sandbox, at `port` of its 127.0.0.1."""
+        from socket import socket
+
+        opened = self._now().opened
+        return socket(fileno=_reach(opened).connect(opened.link, port))
+
+    def expose(self, port: int, host_port: int = 0) -> int:
+        """A port of the host's 127.0.0.1 that leads to `port` inside; which one, if none was named."""
+        opened = self._now().opened
+        return _reach(opened).expose(opened.link, port, host_port)
+
+    def events(self) -> tuple[Event, ...]:
+        """What was tried on the network since the last call: allowed, refused, failed."""
+        reach = self._now().opened.network
+        return () if reach is None else reach.events()
 
     # ------------------------------------------------------------ the whole
 
@@ -208,7 +286,7 @@ class Sandbox(Layered, Filed, Reachable, Started):
             if self._closed:
                 return
             for session in self._inside.every_session():
-                session.refuse_from_within()
+                session._refuse_from_within()
             self._closed = True
         if self._process == os.getpid():  # a fork of the program has nothing to end here
             self._inside.close()
@@ -227,14 +305,9 @@ class Sandbox(Layered, Filed, Reachable, Started):
         return self._now().usage()
 
     @property
-    def main(self) -> Session:
-        """The session that `run`, `stream` and `state` use."""
-        return self._now().main
-
-    @property
     def state(self) -> SessionState:
         """What the session remembers: env, cwd, functions, aliases, options, history, ..."""
-        return self.main.state
+        return self._now().main.state
 
     @property
     def enforced(self) -> Enforcement:
@@ -299,9 +372,9 @@ class Sandbox(Layered, Filed, Reachable, Started):
 
     # ------------------------------------------------------------ for both faces
 
-    def warm_up(self) -> None:
+    def _warm_up(self) -> None:
         """Do now what the first command would have to wait for."""
-        shell = self.main.shell
+        shell = self._now().main._shell
         shell.run(CommandSpec(b"", out=_drop, err=_drop))  # opens what is kept open
         shell.state()
 
@@ -309,13 +382,15 @@ class Sandbox(Layered, Filed, Reachable, Started):
         """Send processes of the sandbox a signal, 0 for none; which of them are there."""
         # As any program of the sandbox would: it can reach no other process than its own.
         script = 'for pid; do kill -s "$0" "$pid" 2>/dev/null && echo "$pid"; done'
-        done = self.exec([self.bash, "-c", script, str(signal), *map(str, pids)], timeout=10, cwd="/")
+        done = self.exec(
+            [self._inside.opened.bash, "-c", script, str(signal), *map(str, pids)], timeout=10, cwd="/"
+        )
         return {int(line) for line in done.stdout_bytes.split() if line.isdigit()} & set(pids)
 
     def _now(self) -> OpenSandbox:
         if self._closed:
             raise SandboxClosed("the sandbox is closed", why=self._ended_by, fix="open another one")
-        self.last_asked = time.monotonic()
+        self._last_asked = time.monotonic()
         if self._process != os.getpid():
             raise SandboxClosed(
                 "the sandbox belongs to another process",
@@ -327,3 +402,20 @@ class Sandbox(Layered, Filed, Reachable, Started):
 
 def _drop(_: bytes) -> None:
     pass
+
+
+def _reach(opened: SandboxHandle) -> SandboxNetwork:
+    backend = opened.decided.enforced.backend
+    if opened.decided.plan.network.mode == "open":
+        raise InvalidCall(
+            "nothing has to lead into this sandbox",
+            why="its network is the host's",
+            fix="connect to the port itself",
+        )
+    if opened.network is None:
+        raise InvalidCall(
+            "nothing leads into this sandbox",
+            why=f"{backend} has no way into its network",
+            fix="use the namespaces, bwrap or systemd backend",
+        )
+    return opened.network

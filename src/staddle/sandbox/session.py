@@ -98,14 +98,14 @@ class Session:
         me = self._entering()
         try:
             self._busy.add(me)
-            self.remember(command)
+            self._remember(command)
             outcome = self._shell.run(spec)
         except BaseException:
             spec.abandon()
             raise
         finally:
             self._busy.discard(me)
-        result = self.result(spec, outcome)
+        result = self._result(spec, outcome)
         return result.check() if check else result
 
     def stream(
@@ -132,8 +132,8 @@ class Session:
         me = self._entering()
         try:
             self._busy.add(me)
-            self.remember(command)
-            stream = Stream(self._shell, spec, self.result, lambda: self._busy.discard(me))
+            self._remember(command)
+            stream = Stream(self._shell, spec, self._result, lambda: self._busy.discard(me))
             self._stream = ref(stream)
             return stream
         except BaseException:
@@ -148,8 +148,8 @@ class Session:
 
     def restart(self) -> None:
         """A new shell as it was at the beginning, without its state, jobs and history."""
-        self.refuse_closed()
-        self.refuse_from_within()
+        self._refuse_closed()
+        self._refuse_from_within()
         self._end_stream()
         self._shell.restart()
         self._history.clear()
@@ -164,12 +164,12 @@ class Session:
             state = self._shell.state()
         finally:
             self._busy.discard(me)
-        return self.remembered(state)
+        return self._with_history(state)
 
     def close(self) -> None:
         """End the shell and what it started. A second time does nothing."""
-        self.refuse_from_within()
-        self.refuse_from_now()
+        self._refuse_from_within()
+        self._refuse_from_now()
         if not self._ended:
             self._ended = True
             self._end_stream()
@@ -182,7 +182,7 @@ class Session:
         if stream is not None:
             stream.close()
 
-    def refuse_from_within(self) -> None:
+    def _refuse_from_within(self) -> None:
         """SessionBusy, when a command that passes its output on to this thread would have to end first."""
         stream = None if self._stream is None else self._stream()
         reading = stream is not None and stream.result is None
@@ -205,35 +205,30 @@ class Session:
     # For the other faces.
 
     @property
-    def shell(self) -> Shell:
-        """The shell, for those who drive it themselves."""
-        return self._shell
-
-    @property
-    def exec_context(self) -> SessionState:
+    def _exec_context(self) -> SessionState:
         """The state for a program that is started beside the shell: while a command runs, that of before."""
         before = self._shell.state_before()
-        return self.state if before is None else self.remembered(before)
+        return self.state if before is None else self._with_history(before)
 
-    def remembered(self, state: State) -> SessionState:
+    def _with_history(self, state: State) -> SessionState:
         """A shell's state with the history of this session."""
         fields = {name: getattr(state, name) for name in State._fields}
         return SessionState(**fields, history=tuple(self._history))
 
-    def refuse_closed(self) -> None:
+    def _refuse_closed(self) -> None:
         """SandboxClosed, if it is."""
         if self._closed:
             raise SandboxClosed(f"the session {self.name!r} is closed", fix="open another one")
 
-    def remember(self, command: str) -> None:
+    def _remember(self, command: str) -> None:
         """It is run now."""
         self._history.append(command[:_REMEMBERED_BYTES])
 
-    def refuse_from_now(self) -> None:
+    def _refuse_from_now(self) -> None:
         """Whatever comes is refused, and what is ended from now on is so because of that."""
         self._closed = True
 
-    def result(self, spec: CapturedCommand, outcome: Outcome) -> Result:
+    def _result(self, spec: CapturedCommand, outcome: Outcome) -> Result:
         """Return the result of a command. The job that it left is remembered."""
         if self._closed and outcome.reason == "cancelled":
             outcome.reason = "closed"
@@ -247,7 +242,7 @@ class Session:
 
     def _entering(self) -> int:
         """This thread, which is to be in `_busy`: SessionBusy, if it is."""
-        self.refuse_closed()
+        self._refuse_closed()
         me = threading.get_ident()
         if me in self._busy:
             raise SessionBusy(

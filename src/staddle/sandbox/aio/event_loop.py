@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial, wraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeVar
+    from collections.abc import Callable, Coroutine
+    from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
     from ...events import Event
     from ...shell.command import Outcome
     from ..driver import Machine
 
+    P = ParamSpec("P")
+    S = TypeVar("S")
+    S_co = TypeVar("S_co", covariant=True)
     T = TypeVar("T")
+
+    class Opens(Protocol[S_co]):
+        """An awaited face, which opens what it is the face of when that is first needed."""
+
+        async def _opened(self) -> S_co: ...
 
 
 async def readable(fd: int, until: float | None = None) -> bool:
@@ -69,6 +78,18 @@ async def in_thread(
             await _done(undoing)
             undoing.exception()  # the caller is told of the cancellation, and of nothing else
         raise
+
+
+def awaited(
+    method: Callable[Concatenate[S, P], T], *, undo: Callable[[T], object] | None = None
+) -> Callable[Concatenate[Opens[S], P], Coroutine[Any, Any, T]]:
+    """Return `method`, awaited: it is called in a thread, and runs to its end, as `in_thread` says."""
+
+    @wraps(method)
+    async def called(self: Opens[S], /, *args: P.args, **options: P.kwargs) -> T:
+        return await in_thread(partial(method, await self._opened(), *args, **options), undo=undo)
+
+    return called
 
 
 async def _done(work: asyncio.Future[T]) -> None:

@@ -15,36 +15,67 @@ import asyncio
 
 from ...errors import SandboxClosed, SessionError
 from ...policy.on_connect import PATIENCE
-from .. import arguments
+from .. import arguments, spawn
 from ..capture import captured, command_bytes
+from ..files import Files
 from ..open import settings as sandbox_settings
 from ..sandbox import Sandbox
-from .event_loop import OnTheLoop, in_thread, see_through
-from .files import AsyncFiled
-from .layers import AsyncLayered
-from .network import AsyncReachable
+from ..workspace.snapshot import loaded
+from .event_loop import OnTheLoop, awaited, in_thread, see_through
 from .session import AsyncSession
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
     from os import PathLike
-    from typing import Any, Self, Unpack
+    from socket import socket
+    from typing import IO, Any, Literal, Self, Unpack
 
     from ...enforcement import Enforcement
+    from ...environment.aio import AsyncLocalEnvironment
+    from ...environment.rules import CommandRules
     from ...events import Event
     from ...limits.usage import Usage
     from ...policy import Policy
     from ...policy.plan import Plan
     from ..arguments import RunOptions, StreamOptions
+    from ..files import AnyPath
+    from ..open_sandbox import OpenSandbox
     from ..processes import Job
     from ..result import Result
     from ..session import Session, SessionState
+    from ..workspace.snapshot import Snapshot
     from .processes import AsyncProcess, AsyncTerminal
     from .session import AsyncStream
 
 
-class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
+def _close(made: IO[bytes] | socket) -> None:
+    made.close()
+
+
+class AsyncFiles:
+    """The files inside, as the sandbox's own user sees them. Each call is that of `Files`, in a thread."""
+
+    def __init__(self, sandbox: Callable[[], Coroutine[Any, Any, Sandbox]]) -> None:
+        self._sandbox = sandbox
+
+    async def _opened(self) -> Files:
+        return (await self._sandbox()).files
+
+    read = awaited(Files.read)
+    read_bytes = awaited(Files.read_bytes)
+    open = awaited(Files.open, undo=_close)
+    write = awaited(Files.write)
+    list = awaited(Files.list)
+    exists = awaited(Files.exists)
+    stat = awaited(Files.stat)
+    glob = awaited(Files.glob)
+    mkdir = awaited(Files.mkdir)
+    rename = awaited(Files.rename)
+    remove = awaited(Files.remove)
+
+
+class AsyncSandbox:
     """A confined place to run commands in, as `Sandbox`, for asyncio.
 
     Use it with `async with`, or call `close()` in the end. It is opened on first use. `on_connect`
@@ -113,14 +144,14 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
     async def run(self, command: str, *, user: str | None = None, **options: Unpack[RunOptions]) -> Result:
         """Run `command` in the sandbox's own session and wait for its end; see `Sandbox.run`."""
         main = await self._main()
-        if user is None or not await in_thread(self._now().is_root, user):
+        if user is None or not await in_thread(spawn.is_root, self._inside, user):
             return await main.run(command, **options)
         command_bytes(command)
-        return await self._executed(command, (self._now().bash, "-c", command), options, root=True)
+        return await self._executed(command, (self._inside.opened.bash, "-c", command), options, root=True)
 
     def stream(self, command: str, **options: Unpack[StreamOptions]) -> AsyncStream:
         """Run `command`, when the iteration begins, and iterate over what it prints as it comes."""
-        return self._session_of(self._now().main).stream(command, **options)
+        return self._session_of(self._inside.main).stream(command, **options)
 
     async def exec(
         self, argv: Sequence[str], *, user: str | None = None, **options: Unpack[RunOptions]
@@ -128,7 +159,7 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
         """Run a program with exactly these arguments, without a shell; see `Sandbox.exec`."""
         words = arguments.arguments(argv)
         await self._main()
-        root = user is not None and await in_thread(self._now().is_root, user)
+        root = user is not None and await in_thread(spawn.is_root, self._inside, user)
         return await self._executed(words, words, options, root=root)
 
     async def _executed(
@@ -136,8 +167,8 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
     ) -> Result:
         spec, check = captured(command, self.policy.limits, options, program=True)
         spec.as_root = root
-        state = await (await self._main()).exec_context()
-        execution = await in_thread(self._now().execution, spec, argv, state)
+        context = await (await self._main())._exec_context()
+        execution = await in_thread(spawn.execution, self._inside, spec, argv, context)
         try:
             outcome = await see_through(execution)
         except BaseException:
@@ -156,8 +187,8 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
         """Start `command`, shell text or a list of arguments, in the background; see `Sandbox.start`."""
         from .processes import AsyncProcess
 
-        state = await (await self._main()).exec_context()
-        return AsyncProcess(await in_thread(self._now().background, command, cwd, env, state))
+        context = await (await self._main())._exec_context()
+        return AsyncProcess(await in_thread(spawn.background, self._inside, command, cwd, env, context))
 
     async def processes(self) -> list[AsyncProcess | Job]:
         """What was started, and the jobs that commands left behind; see `Sandbox.processes`."""
@@ -181,9 +212,11 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
         """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
         from .processes import AsyncTerminal
 
-        state = await (await self._main()).exec_context()
+        context = await (await self._main())._exec_context()
         opened = await in_thread(
-            lambda: self._now().open_terminal(argv, rows, cols, term=term, cwd=cwd, env=env, state=state)
+            lambda: spawn.open_terminal(
+                self._inside, argv, rows, cols, term=term, cwd=cwd, env=env, context=context
+            )
         )
         return AsyncTerminal(opened)
 
@@ -204,6 +237,82 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
         """What everything in it has used. Without limits on the whole only the time on the clock is known."""
         return self._now().usage
 
+    # ------------------------------------------------------------ files, network and changes
+
+    @property
+    def files(self) -> AsyncFiles:
+        """The files inside, as the sandbox's own user sees them."""
+        return AsyncFiles(self._opened)
+
+    upload_tar = awaited(Sandbox.upload_tar)
+    download_tar = awaited(Sandbox.download_tar)
+
+    async def environment(
+        self,
+        writable_paths: Iterable[str] | None = None,
+        *,
+        path: AnyPath = ".",
+        on_unavailable: Literal["refuse", "record"] = "refuse",
+        rules: CommandRules | None = None,
+        secrets: Iterable[str] = (),
+    ) -> AsyncLocalEnvironment:
+        """The tools of an agent in the directory `path`, awaited."""
+        from ...environment.aio import AsyncLocalEnvironment
+
+        sandbox = await self._opened()
+        made = await in_thread(
+            lambda: sandbox.environment(
+                writable_paths, path=path, on_unavailable=on_unavailable, rules=rules, secrets=secrets
+            )
+        )
+        return AsyncLocalEnvironment(made)
+
+    connect = awaited(Sandbox.connect, undo=_close)
+    expose = awaited(Sandbox.expose)
+    events = awaited(Sandbox.events)
+    refusals = awaited(Sandbox.refusals)
+
+    diff = awaited(Sandbox.diff)
+    packages = awaited(Sandbox.packages)
+    keep_downloads = awaited(Sandbox.keep_downloads)
+    use_downloads = awaited(Sandbox.use_downloads)
+    commit = awaited(Sandbox.commit)
+    discard = awaited(Sandbox.discard)
+    snapshot = awaited(Sandbox.snapshot)
+    snapshots = awaited(Sandbox.snapshots)
+    restore = awaited(Sandbox.restore)
+
+    @classmethod
+    async def from_snapshot(
+        cls,
+        snapshot: Snapshot | str | PathLike[str],
+        workspace: str | PathLike[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """A new sandbox as at that snapshot, or the one that was saved to that file, with every session."""
+        found = loaded(snapshot)
+        point = await in_thread(found.__enter__)
+        try:
+            made = cls(workspace, **options)
+            try:
+                await in_thread((await made._opened())._go_on, point)
+            except BaseException:
+                await made.close()
+                raise
+            return made
+        finally:
+            found.__exit__(None, None, None)
+
+    async def fork(self, n: int = 1) -> list[Self]:
+        """`n` sandboxes that continue from here."""
+
+        def undo(made: list[Sandbox]) -> None:
+            for sandbox in made:
+                sandbox.close()
+
+        made = await in_thread((await self._opened()).fork, n, undo=undo)
+        return [self._around(sandbox) for sandbox in made]
+
     # ------------------------------------------------------------ the whole
 
     async def session(self, name: str) -> AsyncSession:
@@ -215,7 +324,7 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
         """Begin anew: a fresh sandbox takes the place of this one; see `Sandbox.reset`."""
         await self._main()
         for session in self._sessions.values():
-            await session.end_stream()
+            await session._end_for_good()
         await in_thread(self._now().reset)
         self._sessions.clear()
 
@@ -224,7 +333,7 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
         async with self._opening:
             self._closed = True
             for session in self._sessions.values():
-                await session.end_stream()
+                await session._end_for_good()
             if self._sandbox is not None:
                 await in_thread(self._sandbox.close)
 
@@ -273,7 +382,7 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
     # ------------------------------------------------------------ how
 
     async def _main(self) -> AsyncSession:
-        return self._session_of((await self._opened()).main)
+        return self._session_of((await self._opened())._now().main)
 
     async def _opened(self) -> Sandbox:
         if self._sandbox is None:
@@ -301,6 +410,10 @@ class AsyncSandbox(AsyncLayered, AsyncFiled, AsyncReachable):
         if self._sandbox is None:
             raise SessionError("the sandbox is not open yet", fix="use `async with`, or run something first")
         return self._sandbox
+
+    @property
+    def _inside(self) -> OpenSandbox:
+        return self._now()._now()
 
     def _now(self) -> Sandbox:
         if self._closed:

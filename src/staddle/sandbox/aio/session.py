@@ -42,20 +42,20 @@ class AsyncSession:
         """Run `command` in the shell and wait for its end; the options are those of `Session.run`."""
         spec, check = captured(command, self._limits, options)
         async with _Turn(self):
-            self._session.remember(command)
+            self._session._remember(command)
             try:
-                await _begin(self._session.shell, spec)
-                outcome = await see_through(self._session.shell)
+                await _begin(self._session._shell, spec)
+                outcome = await see_through(self._session._shell)
             except BaseException:
                 spec.abandon()
                 raise
-        result = self._session.result(spec, outcome)
+        result = self._session._result(spec, outcome)
         return result.check() if check else result
 
     def stream(self, command: str, **options: Unpack[StreamOptions]) -> AsyncStream:
         """Run `command`, when the iteration begins, and iterate over what it prints as it comes."""
         spec = CapturedCommand(command, self._limits, streamed=True, **options)
-        self._session.refuse_closed()
+        self._session._refuse_closed()
         return AsyncStream(self, spec)
 
     async def interrupt(self) -> None:
@@ -72,23 +72,23 @@ class AsyncSession:
         """What the session remembers: `await session.state`."""
         return self._state()
 
-    async def exec_context(self) -> SessionState:
-        """As `Session.exec_context`."""
-        before = self._session.shell.state_before()
-        return await self._state() if before is None else self._session.remembered(before)
+    async def _exec_context(self) -> SessionState:
+        """As `Session._exec_context`."""
+        before = self._session._shell.state_before()
+        return await self._state() if before is None else self._session._with_history(before)
 
     async def _state(self) -> SessionState:
         async with _Turn(self):
-            return self._session.remembered(await in_thread(self._session.shell.state))
+            return self._session._with_history(await in_thread(self._session._shell.state))
 
     async def close(self) -> None:
         """End the shell and what it started. A second time does nothing."""
-        await self.end_stream()
+        await self._end_for_good()
         await asyncio.to_thread(self._session.close)
 
-    async def end_stream(self) -> None:
+    async def _end_for_good(self) -> None:
         """Refuse whatever comes; a stream that nobody reads would keep its turn for ever."""
-        self._session.refuse_from_now()
+        self._session._refuse_from_now()
         await self._end_stream()
 
     async def _end_stream(self) -> None:
@@ -113,7 +113,7 @@ class _Turn:
 
     async def __aenter__(self) -> None:
         session, task = self._session, asyncio.current_task()
-        session._session.refuse_closed()
+        session._session._refuse_closed()
         if task in session._busy:
             raise SessionBusy(
                 f"the session {session.name!r} runs a command of this very task",
@@ -178,7 +178,7 @@ class Streaming:
 
     def __init__(self, session: AsyncSession, spec: CapturedCommand) -> None:
         self._session, self._spec = session, spec
-        self._shell = session._session.shell
+        self._shell = session._session._shell
         self._chunks = Chunks(spec)
         self._turn: _Turn | None = None
         self._driving = asyncio.Lock()  # somebody may close the session while somebody else reads
@@ -218,7 +218,7 @@ class Streaming:
         except BaseException:
             self._over = True
             raise
-        self._session._session.remember(str(self._spec.command))
+        self._session._session._remember(str(self._spec.command))
         try:
             await _begin(self._shell, self._spec)
         except BaseException:
@@ -250,7 +250,7 @@ class Streaming:
             if turn is not None:
                 turn.leave()
         self._chunks.finish()
-        self.result = self._session._session.result(self._spec, outcome)
+        self.result = self._session._session._result(self._spec, outcome)
 
 
 async def _begin(shell: Shell, spec: CapturedCommand) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         """A sandbox, as far as the clock needs it."""
 
         @property
-        def last_asked(self) -> float: ...
+        def _last_asked(self) -> float: ...
         @property
         def _is_open(self) -> bool: ...
         @property
@@ -53,7 +53,7 @@ class _Life:
         if sandbox._in_use:
             self.used = now
             return min(whole, now + min(limits.idle, _OFTEN)), ""
-        idle = max(self.used, sandbox.last_asked) + limits.idle
+        idle = max(self.used, sandbox._last_asked) + limits.idle
         return (now, "idle") if idle <= now else (min(whole, idle), "")
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         @property
         def name(self) -> str: ...
         @property
-        def shell(self) -> Shell: ...
+        def _shell(self) -> Shell: ...
 
 
 class Snapshot:
@@ -133,8 +133,8 @@ class Snapshot:
 
     def continue_in(self, session: NamedShell, workspace: SandboxWorkspace | None) -> None:
         """Have a session be as that of its name was, in a sandbox with `workspace`."""
-        with session.shell.held():
-            session.shell.become(self.shell_state(session.name, workspace))
+        with session._shell.held():
+            session._shell.become(self.shell_state(session.name, workspace))
 
     def shell_state(self, name: str, workspace: SandboxWorkspace | None) -> SavedShell | None:
         """The state of the shell of that session, for a sandbox with `workspace`."""

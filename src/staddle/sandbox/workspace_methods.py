@@ -1,4 +1,4 @@
-"""What a sandbox offers for the changes to its files: look at them, keep them, drop them, go back."""
+"""The methods of a Sandbox about the changes to its files: diff, commit, discard, snapshot, restore, fork."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 
-class Layered:
-    """The part of a sandbox that knows about layers."""
+class WorkspaceMethods:
+    """The methods of a Sandbox about the changes to its files."""
 
     if TYPE_CHECKING:
         _settings: SandboxSettings
@@ -193,7 +193,7 @@ class Layered:
         inside = self._now()
         sessions = inside.every_session()
         turns: list[AbstractContextManager[object]] = [
-            *(session.shell.held() for session in sessions),
+            *(session._shell.held() for session in sessions),
             inside.clerk.turn,
         ]
         return holding(turns, partial(work, _workspace(inside.opened), sessions))
@@ -217,7 +217,7 @@ def _by_tree(
         return None
     _refuse_text(paths)
     try:
-        return workspace.by_tree(paths, sessions[0].shell.directory())
+        return workspace.by_tree(paths, sessions[0]._shell.directory())
     except ValueError as error:
         raise InvalidCall(str(error)) from None
 
