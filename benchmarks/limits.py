@@ -10,10 +10,10 @@ from pathlib import Path
 
 from measure import Claim, first_result, ms, timed
 from staddle import Limits, Policy, Sandbox
-from staddle.limits import here
+from staddle.limits import host_cgroups
 from staddle.sandbox.spawn import spawn
 
-_GROUPS = bool(here.means().version("memory"))
+_GROUPS = bool(host_cgroups.support().version("memory"))
 #: A share of the processors is held by control groups alone.
 _ALL: dict[str, object] = {"memory": "512M", "processes": 200, "disk": "1G"}
 _ALL |= {"file_size": "1G", "open_files": 512, "max_lifetime": 600}
@@ -99,7 +99,7 @@ def cycles() -> list[Claim]:
         _cycle()
     before = _left()
     seconds = timed(lambda: [_cycle() for _ in range(500)])
-    here.close()
+    host_cgroups.close()
     end = time.monotonic() + 10
     while (after := _left()) > before and time.monotonic() < end:
         time.sleep(0.05)

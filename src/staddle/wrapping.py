@@ -159,10 +159,12 @@ def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) 
     chosen, enforced = choose(plan, backend, best_effort=best_effort)
     limits = plan.limits
     if chosen.name == "namespaces" and (limits.memory or limits.cpu or limits.processes):
-        from .limits.holding import held  # who holds each is only looked up where it is not obvious
-        from .limits.standing_in import usable
+        from .limits.enforced import (
+            enforced_limits,  # who holds each is only looked up where it is not obvious
+        )
+        from .limits.fallback import usable
 
-        enforced = enforced.replace(limits=held(limits, usable(), inside=True, layer="none")[0])
+        enforced = enforced.replace(limits=enforced_limits(limits, usable(), inside=True, layer="none")[0])
     return WrappedCommand(chosen.prepare(plan, command), plan, enforced)
 
 

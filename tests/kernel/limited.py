@@ -15,32 +15,32 @@ import pytest
 from staddle import Limits
 from staddle.forkserver import client
 from staddle.layers import trash
-from staddle.limits import here, host, where
-from staddle.limits.family import Family
-from staddle.limits.group import Group
+from staddle.limits import cgroup_facts, cgroup_layout, host_cgroups
+from staddle.limits.cgroup_tree import CgroupTree
+from staddle.limits.sandbox_cgroups import SandboxCgroups
 from tests.kernel.in_a_child import SRC
 
 GROUPS = "/sys/fs/cgroup"
 
 
-def means() -> where.Means:
+def means() -> cgroup_layout.CgroupSupport:
     """What this machine has to hold limits with."""
-    return where.decide(host.observe())
+    return cgroup_layout.decide(cgroup_facts.observe())
 
 
 @pytest.fixture(autouse=True, scope="module")
 def no_groups_left() -> Iterator[None]:
     """To be imported: the tests of a module leave no group behind."""
     yield
-    here.close()
+    host_cgroups.close()
     assert leftovers() == []
 
 
 @contextlib.contextmanager
-def family() -> Iterator[Family]:
+def family() -> Iterator[CgroupTree]:
     """Groups of our own, and none of them afterwards."""
     before = leftovers()  # of sandboxes that are kept ready in this process
-    made = Family(means())
+    made = CgroupTree(means())
     try:
         yield made
     finally:
@@ -57,7 +57,7 @@ def leftovers(pid: int | None = None) -> list[str]:
 
 
 @contextlib.contextmanager
-def limited(limits: Limits) -> Iterator[Group]:
+def limited(limits: Limits) -> Iterator[SandboxCgroups]:
     """The groups of one sandbox."""
     with family() as whole:
         group = whole.group(limits)
@@ -67,7 +67,7 @@ def limited(limits: Limits) -> Iterator[Group]:
             assert group.close()
 
 
-def started(group: Group, code: str) -> subprocess.Popen[str]:
+def started(group: SandboxCgroups, code: str) -> subprocess.Popen[str]:
     """Python that puts itself into the group, is alone in a pid namespace, and then runs `code`."""
     cgroup_fds = group.cgroup_fds()
     try:
@@ -87,7 +87,7 @@ def started(group: Group, code: str) -> subprocess.Popen[str]:
             os.close(fd)
 
 
-def ran(group: Group, code: str, timeout: float = 30) -> tuple[str, int]:
+def ran(group: SandboxCgroups, code: str, timeout: float = 30) -> tuple[str, int]:
     """What such a process prints, and its exit status."""
     with started(group, code) as child:
         try:

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from staddle import Limits
-from staddle.limits import here, host, where
-from staddle.limits.family import Family, tidy
-from staddle.limits.group import Group
+from staddle.limits import cgroup_facts, cgroup_layout, host_cgroups
+from staddle.limits.cgroup_tree import CgroupTree, tidy
+from staddle.limits.sandbox_cgroups import SandboxCgroups
 from staddle.limits.usage import GroupMeter, Usage
 from staddle.linux import cgroups, process, userns
 from staddle.linux.syscalls import call
@@ -60,7 +60,7 @@ os._exit(0)
 @pytest.fixture(autouse=True, scope="module")
 def no_other_groups() -> None:
     """Those of sandboxes that an earlier test of this process has kept ready."""
-    here.close()
+    host_cgroups.close()
 
 
 def cpu(usage: Usage) -> float:
@@ -110,7 +110,7 @@ def test_without_the_limit_the_same_bomb_goes_off() -> None:
 )
 def test_more_memory_than_the_limit_is_the_end_of_who_takes_it(hog: str) -> None:
     code = f"""
-    from staddle.limits.victims import go_first
+    from staddle.limits.oom_score import go_first
     pid = os.fork()
     if pid == 0:
         go_first()
@@ -173,10 +173,10 @@ def test_nothing_survives_being_killed(how: str) -> None:
     print('ready', flush=True)
     time.sleep(60)
     """
-    facts = host.observe()
+    facts = cgroup_facts.observe()
     if how == "first version":
         facts = facts.replace(hierarchies=tuple(item for item in facts.hierarchies if item.version == 1))
-    whole = Family(where.decide(facts))
+    whole = CgroupTree(cgroup_layout.decide(facts))
     try:
         group = whole.group(Limits(processes=200))
         with started(group, stubborn) as child:
@@ -194,10 +194,10 @@ def test_nothing_survives_being_killed(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["unified", "first version"])
 def test_a_frozen_group_stands_still_and_goes_on(how: str) -> None:
-    facts = host.observe()
+    facts = cgroup_facts.observe()
     if how == "first version":
         facts = facts.replace(hierarchies=tuple(item for item in facts.hierarchies if item.version == 1))
-    whole = Family(where.decide(facts))
+    whole = CgroupTree(cgroup_layout.decide(facts))
     try:
         group = whole.group(Limits())
         with started(group, "for at in range(2000): print(at, flush=True); time.sleep(0.005)") as child:
@@ -276,19 +276,19 @@ def test_somebody_without_any_right_puts_itself_in_by_a_door_that_was_opened_for
 
 
 def test_a_program_has_one_family_and_a_fork_of_it_none() -> None:
-    made = here.group(Limits(processes=5))
+    made = host_cgroups.group(Limits(processes=5))
     assert made is not None
     try:
         pid = os.fork()
         if pid == 0:
-            here.close()  # of the parent's nothing
+            host_cgroups.close()  # of the parent's nothing
             os._exit(0)
         os.waitpid(pid, 0)
         assert leftovers()
         assert made.at("pids") is not None
         assert made.close()
     finally:
-        here.close()
+        host_cgroups.close()
     assert leftovers() == []
 
 
@@ -312,7 +312,9 @@ def test_a_limit_that_cannot_be_set_is_an_error_and_leaves_nothing() -> None:
     from staddle.errors import LaunchFailed
 
     with family() as whole:
-        broken = Group({where.Place(1, "/nowhere", frozenset({"pids"})): "/proc/nowhere"})
+        broken = SandboxCgroups(
+            {cgroup_layout.CgroupParent(1, "/nowhere", frozenset({"pids"})): "/proc/nowhere"}
+        )
         with pytest.raises(LaunchFailed, match=r"limits\.processes"):
             broken.limit(Limits(processes=1))
         assert whole.group(Limits()).close()
@@ -322,11 +324,11 @@ def test_when_the_program_is_killed_its_groups_go() -> None:
     code = f"""
 import sys, time; sys.path.insert(0, {str(SRC)!r})
 from staddle import Limits
-from staddle.limits import host, where
-from staddle.limits.family import Family
-family = Family(where.decide(host.observe()))
-group = family.group(Limits(memory="64M"))
-print(*family._own.values(), flush=True)
+from staddle.limits import cgroup_facts, cgroup_layout
+from staddle.limits.cgroup_tree import CgroupTree
+tree = CgroupTree(cgroup_layout.decide(cgroup_facts.observe()))
+group = tree.group(Limits(memory="64M"))
+print(*tree._own.values(), flush=True)
 time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-I", "-c", code], stdout=subprocess.PIPE, text=True) as child:

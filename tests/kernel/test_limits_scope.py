@@ -17,8 +17,8 @@ import json, os, sys, time
 sys.path.insert(0, {SOURCE_INSIDE!r})
 from staddle import Policy, Sandbox
 from staddle.errors import LaunchFailed
-from staddle.limits import here, host, scope
-from staddle.limits.where import Means, Place, decide
+from staddle.limits import cgroup_facts, host_cgroups, scope
+from staddle.limits.cgroup_layout import CgroupParent, CgroupSupport, decide
 from staddle.forkserver import client
 
 def within(true):
@@ -31,9 +31,10 @@ def ours():
             for name in names if name.startswith(f'staddle-{{os.getpid()}}-')]
 
 seen = {{}}
-facts = host.observe()
+facts = cgroup_facts.observe()
 seen['unasked'] = decide(facts).scope
-here._known[os.getpid(), os.geteuid()] = Means((Place(2, '', frozenset(), given=True),), facts.manager)
+parent = CgroupParent(2, '', frozenset(), given=True)
+host_cgroups._known[os.getpid(), os.geteuid()] = CgroupSupport((parent,), facts.manager)
 policy = Policy.agent().with_limits(memory='256M')
 with Sandbox(policy=policy) as sb:
     (place,) = ours()
@@ -58,7 +59,7 @@ with Sandbox(policy=policy) as sb:
         seen['two'] = other.run('echo two').stdout
         seen['one scope'] = len(ours())
 try:
-    scope.settle(os.getpid(), here.means())
+    scope.settle(os.getpid(), host_cgroups.support())
 except LaunchFailed as error:
     seen['settled'] = error.what
 for config, server in list(client._servers.items()): client._forget(config, server)
@@ -95,15 +96,15 @@ own = '/sys/fs/cgroup' + open('/proc/self/cgroup').read().splitlines()[-1].parti
 os.mkdir(f'{{own}}/program')
 with open(f'{{own}}/program/cgroup.procs', 'w') as file: file.write('0')
 from staddle import Policy, Sandbox
-from staddle.limits import here
-means = here.means()
+from staddle.limits import host_cgroups
+means = host_cgroups.support()
 seen = {{'scope': means.scope, 'places': [place.base.startswith(own) for place in means.places]}}
 with Sandbox(policy=Policy.agent().with_limits(memory='256M')) as sb:
     group = sb._inside.opened.limits._group
     seen['in it'] = group.at('')[1].startswith(own + '/') and bool(group.members())
     seen['ran'] = sb.run('cat /proc/self/cgroup | tail -1').stdout
     seen['frozen'] = sb._inside.opened.limits.freeze()
-here.close()
+host_cgroups.close()
 seen['left'] = sorted(name for name in os.listdir(own) if os.path.isdir(f'{{own}}/{{name}}'))
 print(json.dumps(seen))
 """

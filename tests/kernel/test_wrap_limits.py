@@ -9,7 +9,7 @@ import pytest
 from staddle import Policy, wrap
 from staddle.errors import PolicyNotEnforceable
 from staddle.launch.completed import Completed
-from staddle.limits.standing_in import usable
+from staddle.limits.fallback import usable
 from tests.kernel.limited import HIDDEN, groups_in_use, no_groups_left  # noqa: F401 - a fixture for all
 from tests.kernel.waiting import until
 

@@ -31,7 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..limits.group import Group
+    from ..limits.sandbox_cgroups import SandboxCgroups
     from ..mounts.operations import Operation
     from ..policy.plan import Plan
     from .connection import Borrow, ForkReply
@@ -119,7 +119,7 @@ class SandboxProcess:
         except (LaunchFailed, OSError):
             drop()  # the next request reports the failure
 
-    def groups_of(self, pid: int) -> Group | None:
+    def groups_of(self, pid: int) -> SandboxCgroups | None:
         """The sandbox's cgroups, if it has any; `pid` is one of its processes, on the host."""
         return None if self._owner is None else self._owner.groups_of(pid)
 
@@ -186,9 +186,9 @@ def open_sandbox(
     views = _views_of(plan, bash)
     cgroup_fds = 0
     if grouped:
-        from ..limits import here
+        from ..limits import host_cgroups
 
-        cgroup_fds = len(here.means().places)
+        cgroup_fds = len(host_cgroups.support().places)
     config, view = views.config(world, cgroup_fds), views.plain.workspace
     others = {HOME_TREE: world.layers} if world is not None and world.layers is not None else {}
     others |= trees or {}
@@ -315,8 +315,8 @@ def _views_of(plan: Plan, bash: str) -> _SharedViews:
 def _config(plan: Plan, shared: shared_view.Shared, bash: str) -> records.ForkServerConfig:
     from ..backends.exec_spec import filter_profile, rlimits
     from ..backends.namespaces.launching import scopes
-    from ..limits import processors
-    from ..limits.standing_in import stand_ins
+    from ..limits import cpu_affinity
+    from ..limits.fallback import stand_ins
     from ..mounts.sizes import sized
 
     base, count = _ids() if os.geteuid() == 0 else (-1, 1)
@@ -342,7 +342,7 @@ def _config(plan: Plan, shared: shared_view.Shared, bash: str) -> records.ForkSe
         spares=_SPARES,
         memory=memory,
         processes=processes,
-        processors=processors.count(plan.limits.cpu),
+        processors=cpu_affinity.count(plan.limits.cpu),
     )
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    from ..limits.ahead import Ahead
-    from ..limits.group import Group
+    from ..limits.prewarm import PrewarmedCgroups
+    from ..limits.sandbox_cgroups import SandboxCgroups
     from .requests import OverlayDirs
 
     #: Opens the workspace for root's fork server, which cannot; the caller closes the descriptors.
@@ -93,7 +93,7 @@ class ForkServerClient:
         self._deaf = False
         before, around = scope.asked() if config.cgroup_fds else ((), {})
         self._socket, self._process = _start(records.encode(config), before, around)
-        self._ahead: Ahead | None = None
+        self._ahead: PrewarmedCgroups | None = None
         try:
             self._socket.settimeout(_PATIENCE)
             if config.base >= 0:
@@ -132,7 +132,11 @@ class ForkServerClient:
             raise _failed(b"", error) from error
 
     def _take_with_groups(
-        self, ahead: Ahead, request: records.SandboxRequest, extra_fds: Sequence[int], borrow: Borrow
+        self,
+        ahead: PrewarmedCgroups,
+        request: records.SandboxRequest,
+        extra_fds: Sequence[int],
+        borrow: Borrow,
     ) -> ForkReply | None:
         for again in (False, True):
             cgroup_fds = ahead.cgroup_fds(again=again)
@@ -208,7 +212,7 @@ class ForkServerClient:
         self.taken += 1
         self.is_repeated, self._last = view_key is not None and view_key == self._last, view_key
 
-    def groups_of(self, pid: int) -> Group | None:
+    def groups_of(self, pid: int) -> SandboxCgroups | None:
         """The cgroups of a sandbox that was taken; `pid` is one of its processes on the host."""
         return None if self._ahead is None else self._ahead.taken(pid)
 
@@ -286,16 +290,16 @@ class ForkServerClient:
         return b""
 
 
-def _groups(config: records.ForkServerConfig, pid: int) -> Ahead:
+def _groups(config: records.ForkServerConfig, pid: int) -> PrewarmedCgroups:
     """Cgroups for the sandboxes of the fork server `pid`: below ours, or in the scope it was started in."""
-    from ..limits import here
-    from ..limits.ahead import Ahead
-    from ..limits.family import Family
+    from ..limits import host_cgroups
+    from ..limits.cgroup_tree import CgroupTree
+    from ..limits.prewarm import PrewarmedCgroups
 
-    family = here.family()
+    family = host_cgroups.tree()
     if family is not None:
-        return Ahead(family, config.spares)
-    return Ahead(Family(scope.settle(pid, here.means())), config.spares, owned=True)
+        return PrewarmedCgroups(family, config.spares)
+    return PrewarmedCgroups(CgroupTree(scope.settle(pid, host_cgroups.support())), config.spares, owned=True)
 
 
 def _start(

@@ -21,9 +21,9 @@ from ..ipc import agent_messages
 from ..ipc.descriptors import receive, send
 from ..ipc.forkserver_messages import LONGEST, decode_request
 from ..ipc.reasons import reason
-from ..limits import processors
+from ..limits import cpu_affinity
+from ..limits.limit_tally import LimitTally
 from ..limits.supervisor import Supervisor
-from ..limits.telling import Watch
 from ..linux import mounts, process, userns
 from ..linux.landlock import Ruleset
 from ..linux.syscalls import call
@@ -106,7 +106,7 @@ def _live(
         config, trees, agent = template.config, template.trees, template.agent
         process.death_signal(process.SIGKILL)
         process.close_from(3, keep=(socket.fileno(), *cgroup_fds))
-        processors.narrow(config.processors)
+        cpu_affinity.narrow(config.processors)
         doing = ""
         control = own_view.made(config, template.outside, layer)
         doing = "at a last look"
@@ -127,7 +127,7 @@ def _live(
         extra_fds = _await_workspace(socket, trees, lambda: os.write(shell[1][1], _THERE % config.directory))
         doing = "while its limits were put on"
         if config.memory or config.processes:
-            agent.watch = Watch(_supervisor(config, agent), extra_fds.pop(0))
+            agent.watch = LimitTally(_supervisor(config, agent), extra_fds.pop(0))
         agent.announce(*shell)
         agent.serve()
 

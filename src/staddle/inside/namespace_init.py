@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ..ipc.exec_spec import Instructions
     from ..ipc.namespace_spec import Surroundings
-    from ..limits.telling import Watch
+    from ..limits.limit_tally import LimitTally
     from ..linux.landlock import Ruleset
     from ..mounts.operations import Operation
     from .gateway import CommandGateway
@@ -135,7 +135,7 @@ class _Work:
         self.watch = _watch(asked, self.operations)
         self.go_first: Callable[[], None] | None = None
         if asked.cgroup_fds or asked.memory:
-            from ..limits.victims import go_first  # while our files can be read
+            from ..limits.oom_score import go_first  # while our files can be read
 
             self.go_first = go_first
         self.tally = () if self.watch is None else (asked.tally,)
@@ -146,16 +146,16 @@ class _Work:
         return (*gateway, *self.tally)
 
 
-def _watch(asked: Surroundings, operations: Sequence[Operation]) -> Watch | None:
+def _watch(asked: Surroundings, operations: Sequence[Operation]) -> LimitTally | None:
     """The supervisor that holds in the first process's loop those limits that no cgroup does."""
     if not asked.memory and not asked.processes:
         return None
+    from ..limits.limit_tally import LimitTally
     from ..limits.supervisor import Supervisor
-    from ..limits.telling import Watch
     from ..mounts.operations import Empty  # while our files can be read
 
     in_memory = [item.path for item in operations if isinstance(item, Empty)]
-    return Watch(Supervisor(asked.memory or None, asked.processes or None, in_memory), asked.tally)
+    return LimitTally(Supervisor(asked.memory or None, asked.processes or None, in_memory), asked.tally)
 
 
 def _be_somebody_else(asked: Surroundings, namespaces: int = 0) -> None:
@@ -179,9 +179,9 @@ def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -
     if asked.cgroup_fds:  # before there is a namespace of groups: from inside, ours have no names
         cgroups.enter(asked.cgroup_fds)
     if asked.processors:
-        from ..limits import processors  # while our files can be read
+        from ..limits import cpu_affinity  # while our files can be read
 
-        processors.narrow(asked.processors)
+        cpu_affinity.narrow(asked.processors)
     call("unshare", mounts.CLONE_NEWNS | asked.namespaces)
     mounts.mount(None, "/", flags=mounts.MS_REC | mounts.MS_PRIVATE)
     call("sethostname", asked.host, len(asked.host))
@@ -264,7 +264,7 @@ def _die_with_the_launcher(telling: int) -> None:
         os._exit(CONFINEMENT)
 
 
-def _attend(command: int, watch: Watch | None = None) -> int:
+def _attend(command: int, watch: LimitTally | None = None) -> int:
     """Wait for its end, and hold meanwhile the limits that nothing else does; its exit status."""
     attendant = Attendant(command, reaps_all=True)
     status = attendant.run(_pass_on, lambda: None if watch is None else watch.patience(None))

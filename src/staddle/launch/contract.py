@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..limits.alone import Alone
+    from ..limits.command_limits import CommandLimits
     from ..network.host.gateway_log import GatewayLog
 
 
@@ -40,4 +40,4 @@ class Launch(Value):
     uid: int | None = None
     here: Callable[[Callable[[], None]], int] | None = None
     told: GatewayLog | None = None
-    limited: Alone | None = None
+    limited: CommandLimits | None = None

@@ -12,8 +12,8 @@ import os
 
 from ..errors import LaunchFailed
 from ..linux import cgroups
-from . import here, host
-from .where import HOLDING, Means, Place
+from . import cgroup_facts, host_cgroups
+from .cgroup_layout import HOLDING, CgroupParent, CgroupSupport
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _TURNS = 100
 
 def asked() -> tuple[tuple[str, ...], dict[str, str]]:
     """Words to put before the command of a fork server, and variables, where it has to be in a scope."""
-    if not here.means().scope:
+    if not host_cgroups.support().scope:
         return (), {}
     from ..linux.systemd_manager import Manager, find
 
@@ -46,13 +46,13 @@ def _prefix(manager: Manager, name: str) -> tuple[str, ...]:
     )
 
 
-def settle(pid: int, means: Means, uid: int | None = None) -> Means:
+def settle(pid: int, means: CgroupSupport, uid: int | None = None) -> CgroupSupport:
     """Make room in the scope that `pid` was started in; the means with the scope in its place.
 
     Run by the host program, which owns the scope: the user, or root. What `pid` has started by
     now is moved with it. LaunchFailed when it is in no scope of ours.
     """
-    hierarchy = next((item for item in host.observe(pid, uid).hierarchies if item.version == 2), None)
+    hierarchy = next((item for item in cgroup_facts.observe(pid, uid).hierarchies if item.version == 2), None)
     if hierarchy is None or not hierarchy.own.endswith(".scope") or not hierarchy.writable:
         raise _refused(f"the process is in {hierarchy.own if hierarchy else 'no group'!r}")
     wanted = next((place.controllers for place in means.places if place.given), frozenset(HOLDING))
@@ -63,12 +63,12 @@ def settle(pid: int, means: Means, uid: int | None = None) -> Means:
         cgroups.enable(hierarchy.own, enabled)
     except OSError as error:
         raise _refused(error.strerror or str(error)) from error
-    places = (*(place for place in means.places if not place.given), Place(2, hierarchy.own, enabled))
+    places = (*(place for place in means.places if not place.given), CgroupParent(2, hierarchy.own, enabled))
     lost = tuple(
         (name, f"the scope has no {name} controller", f"Delegate={name} for user@.service")
         for name in sorted(wanted - enabled)
     )
-    return Means(places, "", (*means.why_not, *lost))
+    return CgroupSupport(places, "", (*means.why_not, *lost))
 
 
 def _move_all(source: str, target: str) -> None:

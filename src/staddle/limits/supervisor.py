@@ -10,7 +10,8 @@ import os
 
 from .._value import Value
 from ..linux import process, tree
-from . import measuring, watch
+from . import memory_usage
+from .memory_usage import Sample
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,9 +23,49 @@ _SHARE = 50
 _SELDOM, _OFTEN = 0.25, 0.01
 #: How many events are kept for whoever asks; a sandbox can go on for ever like this.
 _MOST_EVENTS = 64
+#: What a processor can fill in a second, in bytes; from this follows how long nobody needs to look.
+_FASTEST = 2 << 30
+#: Between two looks, in seconds, and how much longer when nothing moves.
+_SHORTEST, _LONGEST, _RESTING = 0.005, 0.25, 4
+#: A shell that waits is worth keeping as long as it takes no more than this part of the limit.
+_SMALL = 8
 
 
-class Ended(Value):
+class MemoryAction(Value):
+    """What to do: end these processes; look closer now; or else look again after so many seconds."""
+
+    kill: tuple[int, ...] = ()
+    closer: bool = False
+    again: float = _LONGEST
+
+
+def judge(
+    sample: Sample, most: int, shells: Collection[int] = (), cores: int = 1, resting: bool = False
+) -> MemoryAction:
+    """The step to take for a sandbox that may use `most` bytes.
+
+    The largest processes go, as many as it takes. `shells` are spared as long as they are not
+    large themselves. Where files in memory are what takes it, ending processes gives nothing
+    back: then those go that could write more. `resting`: nothing has changed since last time.
+    """
+    excess = sample.total - most
+    if excess <= 0:
+        again = min(max(-excess / (_FASTEST * cores), _SHORTEST), _LONGEST)
+        return MemoryAction(again=min(again * _RESTING, _LONGEST) if resting else again)
+    if not sample.exact:
+        return MemoryAction(closer=True)
+    victims = []
+    for pid, memory in sorted(sample.processes, key=lambda item: -item[1]):
+        if pid in shells and memory * _SMALL <= most:
+            continue
+        victims.append(pid)
+        excess -= memory
+        if excess <= 0:
+            break
+    return MemoryAction(kill=tuple(victims), again=_SHORTEST)
+
+
+class MemoryKill(Value):
     """Processes that were killed because together with all others they took `total` bytes."""
 
     pids: tuple[int, ...]
@@ -46,12 +87,12 @@ class Supervisor:
         self._memory, self._most_processes = memory, processes
         self._places, self._shells = tuple(places), shells
         self._cores = len(os.sched_getaffinity(0))
-        self._device = measuring.device_of_memory_files()
+        self._device = memory_usage.device_of_memory_files()
         self._unnamed, self._looked = 0, float("-inf")
-        self._last: watch.Sample | None = None
+        self._last: Sample | None = None
         self._still = 0
         #: What was done, to be taken away by whoever tells the host program.
-        self.ended: list[Ended] = []
+        self.ended: list[MemoryKill] = []
         #: The memory that was seen last, and whether the sandbox was seen with all processes it may have.
         self.seen = 0
         self.full = False
@@ -61,37 +102,39 @@ class Supervisor:
 
         `gone` processes that are to be counted have just ended.
         """
-        pids = measuring.others()
+        pids = memory_usage.others()
         seldom = _SELDOM
         if self._most_processes is not None:
-            count = measuring.threads(pids) + gone
+            count = memory_usage.threads(pids) + gone
             self.full = self.full or count >= self._most_processes
             if count * 2 > self._most_processes and not self.full:
                 seldom = _OFTEN
         if self._memory is None:
             return seldom
         shared = (
-            measuring.files_in_memory(self._places) + measuring.system_v() + self._memory_files(pids, now)
+            memory_usage.files_in_memory(self._places)
+            + memory_usage.system_v()
+            + self._memory_files(pids, now)
         )
-        sample = measuring.at_most(pids, shared, self._memory)
+        sample = memory_usage.at_most(pids, shared, self._memory)
         resting = self._is_resting(sample)
-        step = watch.judge(sample, self._memory, self._shells(), self._cores, resting)
+        step = judge(sample, self._memory, self._shells(), self._cores, resting)
         if step.closer:
-            sample = measuring.exactly([pid for pid, _ in sample.processes], shared)
-            step = watch.judge(sample, self._memory, self._shells(), self._cores)
+            sample = memory_usage.exactly([pid for pid, _ in sample.processes], shared)
+            step = judge(sample, self._memory, self._shells(), self._cores)
         self.seen = sample.total
         for pid in step.kill:
             tree.send(pid, process.SIGKILL)
         if step.kill:
-            self.ended = [*self.ended[1 - _MOST_EVENTS :], Ended(step.kill, sample.total, self._memory)]
+            self.ended = [*self.ended[1 - _MOST_EVENTS :], MemoryKill(step.kill, sample.total, self._memory)]
         return min(step.again, seldom)
 
-    def take_events(self) -> list[Ended]:
+    def take_events(self) -> list[MemoryKill]:
         """What was done since this was last asked."""
         found, self.ended = self.ended, []
         return found
 
-    def _is_resting(self, sample: watch.Sample) -> bool:
+    def _is_resting(self, sample: Sample) -> bool:
         self._still = self._still + 1 if sample == self._last else 0
         self._last = sample
         return self._still > 1
@@ -101,6 +144,6 @@ class Supervisor:
 
         if now >= self._looked:
             began = time.monotonic()
-            self._unnamed = measuring.memory_files(pids, self._device)
+            self._unnamed = memory_usage.memory_files(pids, self._device)
             self._looked = now + max(0.05, (time.monotonic() - began) * _SHARE)
         return self._unnamed

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 
 from .._value import Value
-from . import controls
+from . import cgroup_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..ipc.agent_messages import UsageCounts
-    from .group import Group
+    from .sandbox_cgroups import SandboxCgroups
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: Seconds of CPU time below which a command has started nothing, and so took no memory.
@@ -53,9 +53,9 @@ class GroupMeter:
     for only when the processors did something.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: SandboxCgroups) -> None:
         self._group = group
-        self._open: dict[str, tuple[int, controls.Source] | None] = {}
+        self._open: dict[str, tuple[int, cgroup_files.CounterFile] | None] = {}
         self._before = (0.0, 0.0)
         self._memory: int | None = None
         self._peak = 0
@@ -139,20 +139,20 @@ class GroupMeter:
         if known is None:
             return None
         try:
-            return controls.number(known[1], os.pread(known[0], 4096, 0).decode("ascii", "replace"))
+            return cgroup_files.number(known[1], os.pread(known[0], 4096, 0).decode("ascii", "replace"))
         except OSError:
             return None  # the group is gone
 
-    def _known(self, name: str) -> tuple[int, controls.Source] | None:
+    def _known(self, name: str) -> tuple[int, cgroup_files.CounterFile] | None:
         try:
             return self._open[name]
         except KeyError:
             found = self._open[name] = self._opened(name)
             return found
 
-    def _opened(self, name: str) -> tuple[int, controls.Source] | None:
+    def _opened(self, name: str) -> tuple[int, cgroup_files.CounterFile] | None:
         for version in (2, 1):
-            source = controls.SOURCES[name][version]
+            source = cgroup_files.SOURCES[name][version]
             where = self._group.at(source.controller)
             if where is None or where[0] != version:
                 continue
@@ -164,7 +164,7 @@ class GroupMeter:
         return None
 
 
-class Line(Value):
+class ProcSample(Value):
     """What /proc says of a process and all it has waited for, at one moment."""
 
     user: float
@@ -187,7 +187,7 @@ class ProcessMeter:
         self._began = -1
         self._open: list[int] = []
 
-    def now(self) -> Line | None:
+    def now(self) -> ProcSample | None:
         """As it is at this moment; None when the process has ended, or is not to be seen from here."""
         if not self.pid:
             return None
@@ -206,7 +206,7 @@ class ProcessMeter:
             return None
         self._began = began
         user, system = int(words[11]) + int(words[13]), int(words[12]) + int(words[14])
-        return Line(user / _TICKS, system / _TICKS, int(moved[1]), int(moved[3]), int(words[8]))
+        return ProcSample(user / _TICKS, system / _TICKS, int(moved[1]), int(moved[3]), int(words[8]))
 
     def park(self) -> None:
         """Close what is kept open; it is opened again when needed."""
@@ -216,9 +216,9 @@ class ProcessMeter:
     __del__ = park
 
 
-def in_the_end(spent: UsageCounts) -> Line:
+def in_the_end(spent: UsageCounts) -> ProcSample:
     """The last line of a process that has ended with so much."""
-    return Line(spent[0] / 1e6, spent[1] / 1e6, spent[2], spent[3], -1)
+    return ProcSample(spent[0] / 1e6, spent[1] / 1e6, spent[2], spent[3], -1)
 
 
 def of_process(used: UsageCounts, wall: float) -> Usage:

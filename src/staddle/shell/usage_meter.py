@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ..ipc.agent_messages import UsageCounts
     from ..limits.reasons import RanInto
-    from ..limits.usage import GroupMeter, Line
+    from ..limits.usage import GroupMeter, ProcSample
     from ..policy.limits import Limits
     from .command import Outcome
 
@@ -87,7 +87,7 @@ class Account:
         self._all, self._link, self._limiting = all_, link, limiting
         self._group = None if limiting is None else limiting.meter()
         self._shell = ProcessMeter(0)
-        self._line: Line | None = None
+        self._line: ProcSample | None = None
         self._looked = 0.0
         self._is_ahead = False  # whether it was looked for a command to come, and nothing ran since
         self._job: int | None = None

@@ -13,7 +13,7 @@ from staddle.backends.namespaces.launching import NAMESPACES
 from staddle.ipc import namespace_spec
 from staddle.ipc.exec_spec import decode
 from staddle.ipc.network_spec import decoded
-from staddle.limits import here, where
+from staddle.limits import cgroup_layout, host_cgroups
 from staddle.linux.landlock import RIGHTS
 from staddle.linux.seccomp import program
 from staddle.linux.userns import Facts
@@ -133,7 +133,9 @@ def test_an_ordinary_plan_has_no_gap() -> None:
 
 
 def test_what_it_cannot_hold_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here, "means", lambda: where.decide(where.Facts(())))  # a host without control groups
+    monkeypatch.setattr(
+        host_cgroups, "support", lambda: cgroup_layout.decide(cgroup_layout.CgroupFacts(()))
+    )  # a host without control groups
     made = plan(
         limits=Limits(memory="1G", cpu=1, processes=5, disk="1G"),
         grants=(write("/w"),),

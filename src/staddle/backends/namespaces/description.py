@@ -51,10 +51,10 @@ def _groups(plan: Plan) -> Iterator[Step]:
     asked = {name: getattr(plan.limits, name) for name in ("memory", "cpu", "processes")}
     if not any(asked.values()):
         return
-    from ...limits.holding import held
-    from ...limits.standing_in import usable
+    from ...limits.enforced import enforced_limits
+    from ...limits.fallback import usable
 
-    for item in held(plan.limits, usable(), inside=True, layer="none")[0]:
+    for item in enforced_limits(plan.limits, usable(), inside=True, layer="none")[0]:
         if asked.get(item.limit):
             yield Step(f"{item.by} holds {item.limit} to {asked[item.limit]}", "limits")
 
@@ -73,7 +73,7 @@ def gaps(plan: Plan, layout: Layout, unprivileged_uid: int | None) -> Iterator[G
 def _limits(plan: Plan) -> Iterator[Gap]:
     if all(getattr(plan.limits, name) is None for name in common.NEED_MORE):
         return  # nobody looks what this host has
-    from ...limits.holding import held
-    from ...limits.standing_in import usable
+    from ...limits.enforced import enforced_limits
+    from ...limits.fallback import usable
 
-    yield from held(plan.limits, usable(), inside=True, layer="none")[1]
+    yield from enforced_limits(plan.limits, usable(), inside=True, layer="none")[1]

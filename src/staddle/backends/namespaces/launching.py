@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...limits.alone import Alone
+    from ...limits.command_limits import CommandLimits
     from ...mounts.from_plan import Layout
     from ...mounts.operations import Operation
     from ...network.host.gateway_log import GatewayLog
@@ -41,7 +41,7 @@ def launch(plan: Plan, layout: Layout, unprivileged_uid: int | None, command: Se
     """The helper, ready to be started once."""
     give = Descriptors()
     read = -1
-    limited: Alone | None = None
+    limited: CommandLimits | None = None
     try:
         read, write = os.pipe2(os.O_CLOEXEC)
         status = give.keep(write)
@@ -88,14 +88,14 @@ def _view(plan: Plan, layout: Layout) -> list[Operation]:
     return sized(plan.limits, needed(layout))
 
 
-def _limited(plan: Plan) -> Alone | None:
+def _limited(plan: Plan) -> CommandLimits | None:
     """What holds limits on the sandbox as a whole, where there are some; on its first process as well."""
     limits = plan.limits
     if limits.memory is None and limits.cpu is None and limits.processes is None:
         return None
-    from ...limits.alone import alone
+    from ...limits.command_limits import command_limits
 
-    return alone(limits)
+    return command_limits(limits)
 
 
 def _start_here(
@@ -127,7 +127,7 @@ def spec(
     *,
     status: int,
     gateway: tuple[int, ...] = (),
-    limited: Alone | None = None,
+    limited: CommandLimits | None = None,
 ) -> namespace_spec.Surroundings:
     """Everything that the helper needs to know."""
     who = plan.identity
@@ -156,7 +156,7 @@ def spec(
 def _processors(plan: Plan) -> int:
     if plan.limits.cpu is None:
         return 0
-    from ...limits.processors import count
+    from ...limits.cpu_affinity import count
 
     return count(plan.limits.cpu)
 

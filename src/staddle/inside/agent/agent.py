@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-    from ...limits.telling import Watch
+    from ...limits.limit_tally import LimitTally
     from ...network.namespace.socket_handoff import ForwardSockets
     from .mount_swap import Swap
     from .network import AgentNetwork
@@ -73,7 +73,7 @@ class Agent:
         self._wishes: dict[int, _socket.socket] = {}
         self._later: list[int] = []  # to be closed when there is nothing else to do
         self._shells = 0
-        self.watch: Watch | None = None  # who holds limits that the kernel does not
+        self.watch: LimitTally | None = None  # who holds limits that the kernel does not
         self._children: dict[int, Child] = {}
         self._sockets: dict[int, Child | None] = {}
         self._telling: dict[int, Child] = {}

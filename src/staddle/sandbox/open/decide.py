@@ -168,10 +168,12 @@ def has_limits(limits: Limits) -> bool:
 
 
 def _enforced_limits(limits: Limits, mode: str) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:
-    from ...limits import here
-    from ...limits.holding import held
+    from ...limits import host_cgroups
+    from ...limits.enforced import enforced_limits
 
-    return held(limits, here.means(), inside=True, layer="directory" if mode == "overlay" else "none")
+    return enforced_limits(
+        limits, host_cgroups.support(), inside=True, layer="directory" if mode == "overlay" else "none"
+    )
 
 
 def _backend_name(asked: SandboxSettings) -> str:

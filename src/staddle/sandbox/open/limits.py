@@ -12,14 +12,14 @@ import os
 import struct
 
 from ...errors import LaunchFailed, StaddleError
-from ...limits import here, reasons, standing_in
-from ...limits.telling import PEAK, SIZE, TALLY
+from ...limits import fallback, host_cgroups, reasons
+from ...limits.limit_tally import PEAK, SIZE, TALLY
 from ...limits.usage import Events, GroupMeter, Usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...ipc.agent_client import AgentLink
-    from ...limits.group import Group
+    from ...limits.sandbox_cgroups import SandboxCgroups
     from ...policy.limits import Limits
     from ..workspace.workspace import SandboxWorkspace
     from .disk_quota import DiskQuota
@@ -35,12 +35,12 @@ class SandboxLimits:
     def __init__(self, limits: Limits, workspace: SandboxWorkspace | None) -> None:
         """Make what holds `limits`. LaunchFailed when the host refuses. `workspace` takes the changes."""
         self.limits = limits
-        _, memory, processes = standing_in.stand_ins(limits)
+        _, memory, processes = fallback.stand_ins(limits)
         self._disk_quota = _disk_quota(limits.disk, memory, workspace)
         self._tally = os.memfd_create("staddle", os.MFD_CLOEXEC) if memory or processes else -1
         #: Whether it is to have control groups.
-        self.grouped = standing_in.asked(limits) and bool(here.means().places)
-        self._group: Group | None = None
+        self.grouped = fallback.asked(limits) and bool(host_cgroups.support().places)
+        self._group: SandboxCgroups | None = None
         self._whole: GroupMeter | None = None
         self._peak = 0
         #: Whether there is more memory for a while than there should be.
@@ -50,7 +50,7 @@ class SandboxLimits:
         """The descriptors that the agent needs: see ipc.forkserver_messages.SandboxRequest."""
         return (self._tally,) if self._tally >= 0 else ()
 
-    def hold(self, group: Group) -> None:
+    def hold(self, group: SandboxCgroups) -> None:
         """These are its groups, and everything in it is there: put the limits on. LaunchFailed if not."""
         self._group, self._whole = group, GroupMeter(group)
         group.limit(self.limits)

@@ -14,22 +14,22 @@ from ..policy.limits import Limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .family import Family
-    from .group import Group
+    from .cgroup_tree import CgroupTree
+    from .sandbox_cgroups import SandboxCgroups
 
 _NONE = Limits(timeout=None, output=None)
 
 
-class Ahead:
+class PrewarmedCgroups:
     """The groups of the sandboxes of one fork server that are not taken yet. Thread-safe."""
 
-    def __init__(self, family: Family, spares: int, *, owned: bool = False) -> None:
+    def __init__(self, family: CgroupTree, spares: int, *, owned: bool = False) -> None:
         """`owned`: the family has no other groups, and ends with these."""
         self._family, self._owned = family, owned
         self._missing = spares  # beside the one that comes with each request
         self._turn = _thread.allocate_lock()
-        self._waiting: list[Group] = []
-        self._stock: list[Group] = []  # that no request has brought yet
+        self._waiting: list[SandboxCgroups] = []
+        self._stock: list[SandboxCgroups] = []  # that no request has brought yet
         self._closed = False
 
     @property
@@ -83,7 +83,7 @@ class Ahead:
         with self._turn:
             self._missing -= 1
 
-    def taken(self, pid: int) -> Group:
+    def taken(self, pid: int) -> SandboxCgroups:
         """The groups that the process `pid` is in, which are the taker's now."""
         try:
             with open(f"/proc/{pid}/cgroup", "rb") as file:

@@ -8,20 +8,20 @@ import sys
 
 import pytest
 
-from staddle.limits import processors
+from staddle.limits import cpu_affinity
 
 
 @pytest.mark.parametrize(
     ("cpu", "count"), [(None, 0), (0.1, 1), (1, 1), (1.0, 1), (1.5, 2), (2, 2), (63.01, 64)]
 )
 def test_a_limit_is_rounded_up(cpu: float | None, count: int) -> None:
-    assert processors.count(cpu) == count
+    assert cpu_affinity.count(cpu) == count
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 10_000])
 def test_a_process_is_on_so_many(number: int) -> None:
     there = len(os.sched_getaffinity(0))
-    code = f"import os; from staddle.limits.processors import narrow; narrow({number})"
+    code = f"import os; from staddle.limits.cpu_affinity import narrow; narrow({number})"
     code += "; print(len(os.sched_getaffinity(0)))"
     done = subprocess.run(
         [sys.executable, "-c", code],

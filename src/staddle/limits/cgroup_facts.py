@@ -6,20 +6,20 @@ import os
 
 from ..linux import cgroups
 from ..linux.reading import whole
-from .where import Facts, Hierarchy
+from .cgroup_layout import CgroupFacts, Hierarchy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
 
-def observe(pid: int | str = "self", uid: int | None = None, root: str = "") -> Facts:
+def observe(pid: int | str = "self", uid: int | None = None, root: str = "") -> CgroupFacts:
     """The facts for a process, ourselves if not said. `root` is put before every path, for tests."""
     try:
         own = cgroups.memberships(whole(f"{root}/proc/{pid}/cgroup"))
         mounted = cgroups.mounts(whole(f"{root}/proc/self/mountinfo"))
     except OSError:
-        return Facts(())
+        return CgroupFacts(())
     uid = os.geteuid() if uid is None else uid
     systemd = os.path.isdir(f"{root}/run/systemd/system")
     found = []
@@ -29,7 +29,7 @@ def observe(pid: int | str = "self", uid: int | None = None, root: str = "") -> 
             known.add(mount.controllers)
             found.append(_hierarchy(mount, own, root))
     manager, why, manageable = _manager(uid, root) if systemd else ("", "", frozenset())
-    return Facts(tuple(found), systemd, manager, why, manageable)
+    return CgroupFacts(tuple(found), systemd, manager, why, manageable)
 
 
 def _hierarchy(mount: cgroups.Mount, memberships: dict[str, str], root: str) -> Hierarchy:

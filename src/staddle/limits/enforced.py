@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ..enforcement import EnforcedLimit, Gap
-from .controls import LIMIT_OF
+from .cgroup_files import LIMIT_OF
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
     from ..policy.limits import Limits
-    from .where import Means
+    from .cgroup_layout import CgroupSupport
 
 #: Of the limits that are no controller's: who holds them, always.
 _ALWAYS = {
@@ -41,9 +41,9 @@ _STRAIGHT_TO_THE_HOST = Gap(
 )
 
 
-def held(
+def enforced_limits(
     limits: Limits,
-    means: Means,
+    means: CgroupSupport,
     *,
     inside: bool,
     layer: Literal["memory", "directory", "none"],
@@ -75,7 +75,7 @@ def held(
     return tuple(holds), tuple(gaps)
 
 
-def _gap(name: str, means: Means) -> Gap:
+def _gap(name: str, means: CgroupSupport) -> Gap:
     why, fix = means.reason(_CONTROLLER[name])
     return Gap(
         f"limits.{name}",

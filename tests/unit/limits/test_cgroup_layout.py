@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from staddle.limits import host
-from staddle.limits.family import Family
-from staddle.limits.where import Facts, Hierarchy, Means, Place, decide
+from staddle.limits import cgroup_facts
+from staddle.limits.cgroup_layout import CgroupFacts, CgroupParent, CgroupSupport, Hierarchy, decide
+from staddle.limits.cgroup_tree import CgroupTree
 
 ALL = frozenset({"memory", "cpu", "pids", "io", "cpuset"})
 HELD = frozenset({"memory", "cpu", "pids"})
@@ -25,17 +25,17 @@ def first(controller: str, **more: object) -> Hierarchy:
     return Hierarchy(1, frozenset({controller}), **known)  # type: ignore[arg-type]
 
 
-def held(means: Means) -> frozenset[str]:
+def held(means: CgroupSupport) -> frozenset[str]:
     return means.controllers & HELD
 
 
 def test_the_root_of_the_unified_hierarchy_is_used_as_it_is() -> None:
-    means = decide(Facts((unified(ROOT, writable=True, enabled=ALL),)))
-    assert means == Means((Place(2, ROOT, HELD),))
+    means = decide(CgroupFacts((unified(ROOT, writable=True, enabled=ALL),)))
+    assert means == CgroupSupport((CgroupParent(2, ROOT, HELD),))
 
 
 def test_what_is_not_enabled_there_is_not_enabled_by_us() -> None:
-    means = decide(Facts((unified(ROOT, writable=True, enabled=frozenset({"pids"})),)))
+    means = decide(CgroupFacts((unified(ROOT, writable=True, enabled=frozenset({"pids"})),)))
     assert held(means) == {"pids"}
     assert [name for name, _, _ in means.why_not] == ["cpu", "memory"]
     assert "not enabled" in means.reason("memory")[0]
@@ -44,15 +44,17 @@ def test_what_is_not_enabled_there_is_not_enabled_by_us() -> None:
 
 def test_a_group_that_was_delegated_to_us_is_used_beside_our_own() -> None:
     mine = f"{ROOT}/user.slice/app.scope"
-    facts = Facts((unified(f"{mine}/main", writable=True, above=mine, enabled=HELD),), systemd=True)
-    assert decide(facts) == Means((Place(2, mine, HELD),))
+    facts = CgroupFacts((unified(f"{mine}/main", writable=True, above=mine, enabled=HELD),), systemd=True)
+    assert decide(facts) == CgroupSupport((CgroupParent(2, mine, HELD),))
 
 
 def test_the_user_manager_is_asked_for_a_scope() -> None:
-    facts = Facts((unified(SESSION),), systemd=True, manager="user", manageable=frozenset({"memory", "pids"}))
+    facts = CgroupFacts(
+        (unified(SESSION),), systemd=True, manager="user", manageable=frozenset({"memory", "pids"})
+    )
     means = decide(facts)
     assert means.scope == "user"
-    assert means.places == (Place(2, "", frozenset({"memory", "pids"}), given=True),)
+    assert means.places == (CgroupParent(2, "", frozenset({"memory", "pids"}), given=True),)
     assert means.reason("cpu") == (
         "the user manager has no cpu controller to give",
         "Delegate=cpu for user@.service (systemctl edit user@.service)",
@@ -60,44 +62,44 @@ def test_the_user_manager_is_asked_for_a_scope() -> None:
 
 
 def test_root_asks_the_system_manager_and_makes_no_group_beside_its_units() -> None:
-    facts = Facts((unified(SESSION, writable=True),), systemd=True, manager="system", manageable=ALL)
+    facts = CgroupFacts((unified(SESSION, writable=True),), systemd=True, manager="system", manageable=ALL)
     means = decide(facts)
     assert (means.scope, held(means), means.why_not) == ("system", HELD, ())
     assert all(not place.base for place in means.places)
 
 
 def test_nobody_is_asked_when_nothing_is_wanted() -> None:
-    facts = Facts((unified(SESSION),), systemd=True, manager="user", manageable=HELD)
-    assert decide(facts, frozenset()) == Means(())
+    facts = CgroupFacts((unified(SESSION),), systemd=True, manager="user", manageable=HELD)
+    assert decide(facts, frozenset()) == CgroupSupport(())
 
 
 def test_without_a_manager_its_absence_is_the_reason() -> None:
-    facts = Facts((unified(SESSION),), systemd=True, no_manager="no user manager runs for uid 1000")
+    facts = CgroupFacts((unified(SESSION),), systemd=True, no_manager="no user manager runs for uid 1000")
     assert held(decide(facts)) == frozenset()
     assert "no user manager runs for uid 1000" in decide(facts).reason("memory")[0]
 
 
 def test_a_container_with_its_groups_read_only_has_none() -> None:
-    means = decide(Facts((unified(ROOT, writable=True, enabled=ALL, read_only=True),)))
+    means = decide(CgroupFacts((unified(ROOT, writable=True, enabled=ALL, read_only=True),)))
     assert means.places == ()
     assert "read-only" in means.reason("memory")[0]
 
 
 def test_a_container_whose_own_group_is_not_shown_has_none() -> None:
-    means = decide(Facts((unified(""),)))
+    means = decide(CgroupFacts((unified(""),)))
     assert means.places == ()
     assert "not visible" in means.reason("pids")[0]
 
 
 def test_a_container_without_controllers_still_has_a_group_to_end_it_by() -> None:
-    means = decide(Facts((unified(ROOT, writable=True),)))
-    assert means.places == (Place(2, ROOT, frozenset()),)
+    means = decide(CgroupFacts((unified(ROOT, writable=True),)))
+    assert means.places == (CgroupParent(2, ROOT, frozenset()),)
     assert held(means) == frozenset()
 
 
 def test_the_first_version_has_a_place_for_each_controller() -> None:
     names = ("memory", "cpu", "pids", "freezer", "cpuacct", "blkio", "devices")
-    means = decide(Facts(tuple(first(name) for name in names)))
+    means = decide(CgroupFacts(tuple(first(name) for name in names)))
     assert held(means) == HELD
     assert {place.base for place in means.places} == {f"{ROOT}/{name}/here" for name in names[:-2]}
     assert means.version("memory") == 1
@@ -105,13 +107,15 @@ def test_the_first_version_has_a_place_for_each_controller() -> None:
 
 def test_controllers_mounted_together_are_one_place() -> None:
     both = Hierarchy(1, frozenset({"cpu", "cpuacct"}), f"{ROOT}/cpu", writable=True)
-    assert decide(Facts((both,))).places == (Place(1, f"{ROOT}/cpu", frozenset({"cpu", "cpuacct"})),)
+    assert decide(CgroupFacts((both,))).places == (
+        CgroupParent(1, f"{ROOT}/cpu", frozenset({"cpu", "cpuacct"})),
+    )
 
 
 def test_the_hybrid_layout_limits_with_the_first_and_ends_with_the_second() -> None:
     empty = Hierarchy(2, frozenset({"hugetlb"}), f"{ROOT}/unified/x", writable=True)
     names = ("memory", "cpu", "pids", "freezer", "cpuacct")
-    means = decide(Facts((empty, *(first(name) for name in names)), systemd=True))
+    means = decide(CgroupFacts((empty, *(first(name) for name in names)), systemd=True))
     assert held(means) == HELD
     assert means.version("pids") == 1
     assert [place.base for place in means.places if place.version == 2] == [f"{ROOT}/unified/x"]
@@ -119,22 +123,22 @@ def test_the_hybrid_layout_limits_with_the_first_and_ends_with_the_second() -> N
 
 
 def test_groups_of_the_first_version_that_are_somebody_elses_are_left_alone() -> None:
-    means = decide(Facts((first("memory", writable=False), first("pids"))))
+    means = decide(CgroupFacts((first("memory", writable=False), first("pids"))))
     assert held(means) == {"pids"}
     assert "somebody else" in means.reason("memory")[0]
 
 
 def test_without_any_there_are_none() -> None:
-    means = decide(Facts(()))
+    means = decide(CgroupFacts(()))
     assert means.places == ()
     assert [name for name, _, _ in means.why_not] == ["cpu", "memory", "pids"]
     assert all(why and fix for _, why, fix in means.why_not)
 
 
 def test_no_group_is_made_before_the_scope_is_there() -> None:
-    facts = Facts((unified(SESSION),), systemd=True, manager="user", manageable=HELD)
+    facts = CgroupFacts((unified(SESSION),), systemd=True, manager="user", manageable=HELD)
     with pytest.raises(ValueError, match="scope"):
-        Family(decide(facts))
+        CgroupTree(decide(facts))
 
 
 # ---------------------------------------------------------------- the facts, from files
@@ -160,21 +164,21 @@ def test_facts_are_read_from_the_machine(tmp_path: Path) -> None:
     expected = Hierarchy(
         2, frozenset({"memory", "pids"}), "/sys/fs/cgroup/a/b", writable=True, enabled=frozenset({"pids"})
     )
-    assert host.observe(root=str(tmp_path)) == Facts((expected,))
+    assert cgroup_facts.observe(root=str(tmp_path)) == CgroupFacts((expected,))
 
 
 def test_of_two_mounts_of_one_hierarchy_the_upper_one_counts(tmp_path: Path) -> None:
     mounted = "30 23 0:26 / {} rw - cgroup cgroup rw,memory\n"
     machine(tmp_path, "4:memory:/x\n", mounted.format("/old") + mounted.format("/new"), {})
-    assert [item.own for item in host.observe(root=str(tmp_path)).hierarchies] == ["/new/x"]
+    assert [item.own for item in cgroup_facts.observe(root=str(tmp_path)).hierarchies] == ["/new/x"]
 
 
 def test_a_machine_that_tells_nothing_has_nothing(tmp_path: Path) -> None:
-    assert host.observe(root=str(tmp_path)) == Facts(())
+    assert cgroup_facts.observe(root=str(tmp_path)) == CgroupFacts(())
 
 
 def test_a_group_without_its_file_of_members_has_no_room_for_ours(tmp_path: Path) -> None:
-    assert not host.may_have_groups(str(tmp_path))
+    assert not cgroup_facts.may_have_groups(str(tmp_path))
     (tmp_path / "cgroup.procs").write_text("")
-    assert host.may_have_groups(str(tmp_path))
-    assert not host.delegated(str(tmp_path)), "nobody has marked it"
+    assert cgroup_facts.may_have_groups(str(tmp_path))
+    assert not cgroup_facts.delegated(str(tmp_path)), "nobody has marked it"

@@ -12,14 +12,14 @@ import os
 
 from ..errors import LaunchFailed
 from ..linux import cgroups
-from .group import Group, removed
+from .sandbox_cgroups import SandboxCgroups, removed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..policy.limits import Limits
-    from .where import Means, Place
+    from .cgroup_layout import CgroupParent, CgroupSupport
 
 PREFIX = "staddle-"
 _SHELL = "/bin/sh"
@@ -40,16 +40,16 @@ done
 """
 
 
-class Family:
+class CgroupTree:
     """The groups of this program. Threads may share it; a fork of the program has none of them."""
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, means: CgroupSupport) -> None:
         if not means.places or any(not place.base for place in means.places):
             raise ValueError("there is nothing to make groups in: none at all, or no scope was settled in")
         self._pid = os.getpid()
         self._turn = _thread.allocate_lock()
         self._made = 0
-        self._own: dict[Place, str] = {}
+        self._own: dict[CgroupParent, str] = {}
         name = PREFIX + identity()
         try:
             for place in means.places:
@@ -68,20 +68,20 @@ class Family:
                 fix="see `staddle doctor` for what this host offers",
             ) from error
 
-    def group(self, limits: Limits, *, ours: int = 0, together: bool = False) -> Group:
+    def group(self, limits: Limits, *, ours: int = 0, together: bool = False) -> SandboxCgroups:
         """The groups of one more sandbox, with `limits` in force and nobody in them yet."""
         with self._turn:
             self._made += 1
             number = self._made
-        made: dict[Place, str] = {}
+        made: dict[CgroupParent, str] = {}
         try:
             for place, own in self._own.items():
                 os.mkdir(f"{own}/{number}", 0o755)
                 made[place] = f"{own}/{number}"
-            group = Group(made)
+            group = SandboxCgroups(made)
             group.limit(limits, ours=ours, together=together)
         except BaseException as error:
-            Group(made).close()
+            SandboxCgroups(made).close()
             if isinstance(error, OSError):
                 why = error.strerror or str(error)
                 raise LaunchFailed("a control group could not be made", why=why) from error
@@ -99,7 +99,7 @@ class Family:
             return
         for place, own in self._own.items():
             for name in _below(own):
-                Group({place: f"{own}/{name}"}).close()
+                SandboxCgroups({place: f"{own}/{name}"}).close()
         self._remove()
         if self._keeper:
             try:
@@ -152,7 +152,7 @@ def tidy(base: str) -> None:
         owner = _owner(name, space)
         if owner is not None and _started(owner[0]) != owner[1]:
             for below in _below(f"{base}/{name}"):
-                Group({_place(f"{base}/{name}"): f"{base}/{name}/{below}"}).close()
+                SandboxCgroups({_place(f"{base}/{name}"): f"{base}/{name}/{below}"}).close()
             removed(f"{base}/{name}")
 
 
@@ -166,13 +166,13 @@ def _owner(name: str, space: int) -> tuple[int, int] | None:
     return int(words[1]), int(words[2])
 
 
-def _place(own: str) -> Place:
+def _place(own: str) -> CgroupParent:
     """As much as there is to know about where somebody else's groups are, to end what is in them."""
-    from .where import Place
+    from .cgroup_layout import CgroupParent
 
     if os.path.exists(f"{own}/cgroup.controllers"):
-        return Place(2, own, frozenset())
-    return Place(1, own, frozenset({"freezer"} if os.path.exists(f"{own}/freezer.state") else ()))
+        return CgroupParent(2, own, frozenset())
+    return CgroupParent(1, own, frozenset({"freezer"} if os.path.exists(f"{own}/freezer.state") else ()))
 
 
 def _started(pid: int) -> int:

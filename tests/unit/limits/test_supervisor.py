@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.limits.watch import Sample, Step, judge
+from staddle.limits.memory_usage import Sample
+from staddle.limits.supervisor import MemoryAction, judge
 
 MB = 1 << 20
 
@@ -23,7 +24,7 @@ def test_the_limit_itself_is_not_above_it() -> None:
 
 
 def test_an_upper_bound_above_it_is_only_a_reason_to_look_closer() -> None:
-    assert judge(sample(90, 90, exact=False), 100 * MB) == Step(closer=True)
+    assert judge(sample(90, 90, exact=False), 100 * MB) == MemoryAction(closer=True)
 
 
 @pytest.mark.parametrize(

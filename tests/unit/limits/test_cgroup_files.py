@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from staddle import Limits
-from staddle.limits import controls
-from staddle.limits.controls import Setting, Source
+from staddle.limits import cgroup_files
+from staddle.limits.cgroup_files import CgroupSetting, CounterFile
 
 
 def written(limits: Limits, version: int, **more: bool) -> dict[str, str]:
-    return {item.file: item.text for item in controls.settings(limits, version, **more)}  # type: ignore[arg-type]
+    return {item.file: item.text for item in cgroup_files.settings(limits, version, **more)}  # type: ignore[arg-type]
 
 
 def test_nothing_asked_is_nothing_written() -> None:
@@ -54,20 +54,22 @@ def test_all_go_together_only_when_asked() -> None:
 
 
 def test_the_limit_itself_is_needed_and_swap_is_not_everywhere() -> None:
-    needed = {item.file for item in controls.settings(Limits(memory=1 << 20), 1) if item.needed}
+    needed = {item.file for item in cgroup_files.settings(Limits(memory=1 << 20), 1) if item.needed}
     assert needed == {"memory.limit_in_bytes"}
-    assert Setting("pids", "pids.max", "3") in set(controls.settings(Limits(processes=2), 2, ours=1))
+    assert CgroupSetting("pids", "pids.max", "3") in set(
+        cgroup_files.settings(Limits(processes=2), 2, ours=1)
+    )
 
 
 @pytest.mark.parametrize(
     ("source", "text", "number"),
     [
-        (Source("memory", "memory.peak"), "4096\n", 4096),
-        (Source("pids", "pids.max"), "max\n", None),
-        (Source("memory", "memory.events", "oom_kill"), "oom 3\noom_kill 2\n", 2),
-        (Source("memory", "memory.events", "oom_kill"), "oom 3\n", None),
-        (Source("memory", "memory.events", "oom_kill"), "", None),
+        (CounterFile("memory", "memory.peak"), "4096\n", 4096),
+        (CounterFile("pids", "pids.max"), "max\n", None),
+        (CounterFile("memory", "memory.events", "oom_kill"), "oom 3\noom_kill 2\n", 2),
+        (CounterFile("memory", "memory.events", "oom_kill"), "oom 3\n", None),
+        (CounterFile("memory", "memory.events", "oom_kill"), "", None),
     ],
 )
-def test_numbers_are_found(source: Source, text: str, number: int | None) -> None:
-    assert controls.number(source, text) == number
+def test_numbers_are_found(source: CounterFile, text: str, number: int | None) -> None:
+    assert cgroup_files.number(source, text) == number

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TALLY, SIZE, PEAK = "=QQQ", 24, 16
 
 
-class Watch:
+class LimitTally:
     """A supervisor that looks when it is time to, and the file in which it tells what it did (`TALLY`)."""
 
     def __init__(self, supervisor: Supervisor, tally: int) -> None:

@@ -5,28 +5,27 @@ from __future__ import annotations
 import os
 import struct
 
-from . import here, reasons
-from .rlimits import RLIMIT_NPROC, rlimits
-from .standing_in import asked, usable
-from .telling import SIZE, TALLY
+from . import host_cgroups, reasons
+from .fallback import RLIMIT_NPROC, asked, rlimits, usable
+from .limit_tally import SIZE, TALLY
 from .usage import Events, GroupMeter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..policy.limits import Limits
-    from .group import Group
     from .reasons import RanInto
+    from .sandbox_cgroups import SandboxCgroups
     from .usage import Usage
 
 
-class Alone:
+class CommandLimits:
     """Its control groups; or what its first process has to watch, and the file in which it tells."""
 
     def __init__(self, limits: Limits) -> None:
         """Make what holds `limits`. LaunchFailed or OSError when the host refuses."""
         means = usable()
         self._limits = limits
-        self._group: Group | None = None
+        self._group: SandboxCgroups | None = None
         #: For the first process to watch; 0 is nothing.
         self.memory = 0 if means.version("memory") else limits.memory or 0
         self.processes = 0 if means.version("pids") else limits.processes or 0
@@ -36,7 +35,7 @@ class Alone:
         self.tally = os.memfd_create("staddle", os.MFD_CLOEXEC) if self.memory or self.processes else -1
         try:
             if means.places:
-                self._group = here.group(limits, ours=1, together=True)
+                self._group = host_cgroups.group(limits, ours=1, together=True)
         except BaseException:
             self.close()
             raise
@@ -76,6 +75,6 @@ class Alone:
             os.close(tally)
 
 
-def alone(limits: Limits) -> Alone | None:
+def command_limits(limits: Limits) -> CommandLimits | None:
     """For a command with `limits`; None where none of them takes more than its own process."""
-    return Alone(limits) if asked(limits) else None
+    return CommandLimits(limits) if asked(limits) else None

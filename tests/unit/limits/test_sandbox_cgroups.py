@@ -8,9 +8,9 @@ import pytest
 
 from staddle import Limits
 from staddle.errors import LaunchFailed
-from staddle.limits.group import Group
+from staddle.limits.cgroup_layout import CgroupParent
+from staddle.limits.sandbox_cgroups import SandboxCgroups
 from staddle.limits.usage import Events, GroupMeter
-from staddle.limits.where import Place
 
 FILES = {
     "cgroup.procs": "",
@@ -35,8 +35,10 @@ def paper(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def unified(path: Path) -> Group:
-    return Group({Place(2, str(path.parent), frozenset({"memory", "cpu", "pids"})): str(path)})
+def unified(path: Path) -> SandboxCgroups:
+    return SandboxCgroups(
+        {CgroupParent(2, str(path.parent), frozenset({"memory", "cpu", "pids"})): str(path)}
+    )
 
 
 def test_limits_of_the_second_version_are_written(paper: Path) -> None:
@@ -56,7 +58,9 @@ def test_a_kernel_without_swap_is_fine_and_one_without_the_limit_is_not(paper: P
 
 
 def test_only_what_a_group_has_is_set_in_it(paper: Path) -> None:
-    Group({Place(2, "", frozenset({"pids"})): str(paper)}).limit(Limits(memory="64M", processes=3))
+    SandboxCgroups({CgroupParent(2, "", frozenset({"pids"})): str(paper)}).limit(
+        Limits(memory="64M", processes=3)
+    )
     assert (paper / "memory.max").read_text() == "max\n"
     assert (paper / "pids.max").read_text().startswith("3")
 

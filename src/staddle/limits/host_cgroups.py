@@ -5,50 +5,50 @@ from __future__ import annotations
 import _thread
 import os
 
-from . import host, where
-from .family import Family
+from . import cgroup_facts, cgroup_layout
+from .cgroup_tree import CgroupTree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..policy.limits import Limits
-    from .group import Group
-    from .where import Means
+    from .cgroup_layout import CgroupSupport
+    from .sandbox_cgroups import SandboxCgroups
 
 _turn = _thread.allocate_lock()
 #: By process: a fork has its parent's memory, but none of its groups.
-_known: dict[tuple[int, int], Means] = {}
-_families: dict[int, Family] = {}  # one, or none
+_known: dict[tuple[int, int], CgroupSupport] = {}
+_families: dict[int, CgroupTree] = {}  # one, or none
 
 
-def means() -> Means:
+def support() -> CgroupSupport:
     """What there is to hold limits with, for whoever we are now. Looked up once; asks nobody."""
     who = os.getpid(), os.geteuid()
     with _turn:
         if who not in _known:
             _known.clear()
-            _known[who] = where.decide(host.observe())
+            _known[who] = cgroup_layout.decide(cgroup_facts.observe())
         return _known[who]
 
 
-def group(limits: Limits, *, ours: int = 0, together: bool = False) -> Group | None:
+def group(limits: Limits, *, ours: int = 0, together: bool = False) -> SandboxCgroups | None:
     """Groups for one more sandbox with `limits` in force; None where this host has none for us to make.
 
     Where a scope of systemd has to be started first, that is the caller's: see `scope`, and make
-    a Family of what it gives.
+    a CgroupTree of what it gives.
     """
-    found = family()
+    found = tree()
     return None if found is None else found.group(limits, ours=ours, together=together)
 
 
-def family() -> Family | None:
+def tree() -> CgroupTree | None:
     """All groups of this program; None where it can have none as it is."""
-    found = means()
+    found = support()
     if not found.places or found.scope:
         return None
     with _turn:
         made = _families.get(os.getpid())
         if made is None:
-            made = _families[os.getpid()] = Family(found)
+            made = _families[os.getpid()] = CgroupTree(found)
     return made
 
 

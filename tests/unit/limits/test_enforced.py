@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from staddle import Limits
-from staddle.limits.holding import held
-from staddle.limits.rlimits import RESERVE, RLIMIT_DATA, RLIMIT_NPROC, rlimits
-from staddle.limits.where import Facts, Hierarchy, Means, Place, decide
+from staddle.limits.cgroup_layout import CgroupFacts, CgroupParent, CgroupSupport, Hierarchy, decide
+from staddle.limits.enforced import enforced_limits
+from staddle.limits.fallback import RESERVE, RLIMIT_DATA, RLIMIT_NPROC, rlimits
 
 EVERYTHING = Limits(
     timeout=1,
@@ -21,12 +21,12 @@ EVERYTHING = Limits(
     max_lifetime=60,
     idle=30,
 )
-GROUPS = Means((Place(2, "/x", frozenset({"memory", "cpu", "pids"})),))
-NONE = decide(Facts(()))
+GROUPS = CgroupSupport((CgroupParent(2, "/x", frozenset({"memory", "cpu", "pids"})),))
+NONE = decide(CgroupFacts(()))
 
 
 def test_with_control_groups_all_of_them_hold_exactly() -> None:
-    holds, gaps = held(EVERYTHING, GROUPS, inside=True, layer="memory")
+    holds, gaps = enforced_limits(EVERYTHING, GROUPS, inside=True, layer="memory")
     assert gaps == ()
     assert {item.limit for item in holds} == set(Limits._fields)
     assert all(item.exact for item in holds)
@@ -34,7 +34,7 @@ def test_with_control_groups_all_of_them_hold_exactly() -> None:
 
 
 def test_without_them_a_process_of_ours_stands_in_for_all_but_the_processors() -> None:
-    holds, gaps = held(EVERYTHING, NONE, inside=True, layer="memory")
+    holds, gaps = enforced_limits(EVERYTHING, NONE, inside=True, layer="memory")
     assert [gap.protection for gap in gaps] == ["limits.cpu"]
     by = {item.limit: item for item in holds}
     assert "supervisor" in by["memory"].by
@@ -43,7 +43,7 @@ def test_without_them_a_process_of_ours_stands_in_for_all_but_the_processors() -
 
 
 def test_without_either_there_are_gaps_that_say_why() -> None:
-    _, gaps = held(EVERYTHING, NONE, inside=False, layer="none")
+    _, gaps = enforced_limits(EVERYTHING, NONE, inside=False, layer="none")
     assert {gap.protection for gap in gaps} == {
         f"limits.{name}" for name in ("memory", "cpu", "processes", "disk")
     }
@@ -51,20 +51,20 @@ def test_without_either_there_are_gaps_that_say_why() -> None:
 
 
 def test_what_was_not_asked_for_is_neither() -> None:
-    holds, gaps = held(Limits(timeout=None, output=None), NONE, inside=False, layer="none")
+    holds, gaps = enforced_limits(Limits(timeout=None, output=None), NONE, inside=False, layer="none")
     assert (holds, gaps) == ((), ())
 
 
 @pytest.mark.parametrize(("layer", "exact"), [("memory", True), ("directory", False)])
 def test_disk_is_held_where_the_layer_is_ours(layer: str, exact: bool) -> None:
-    holds, gaps = held(Limits(disk="1G"), NONE, inside=True, layer=layer)  # type: ignore[arg-type]
+    holds, gaps = enforced_limits(Limits(disk="1G"), NONE, inside=True, layer=layer)  # type: ignore[arg-type]
     assert gaps == ()
     assert next(item for item in holds if item.limit == "disk").exact is exact
 
 
 def test_a_gap_has_the_hosts_own_reason() -> None:
     read_only = Hierarchy(2, frozenset({"cpu"}), "/x", writable=True, read_only=True)
-    _, gaps = held(Limits(cpu=1), decide(Facts((read_only,))), inside=True, layer="memory")
+    _, gaps = enforced_limits(Limits(cpu=1), decide(CgroupFacts((read_only,))), inside=True, layer="memory")
     assert "read-only" in gaps[0].why
 
 

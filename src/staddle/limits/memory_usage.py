@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
+from .._value import Value
 from ..linux import process
-from .watch import Sample
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +18,23 @@ if TYPE_CHECKING:
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 #: As many descriptors of one process as are looked at for memory files.
 _MOST_DESCRIPTORS = 4096
+
+
+class Sample(Value):
+    """What was measured: bytes by process, and what all share (files in memory, shared memory).
+
+    Not `exact`: pages that processes share are counted for each of them, so that the truth is
+    no more than this.
+    """
+
+    processes: tuple[tuple[int, int], ...]
+    shared: int
+    exact: bool
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(memory for _, memory in self.processes) + self.shared
 
 
 def others() -> list[int]:

@@ -41,8 +41,8 @@ class Hierarchy(Value):
     read_only: bool = False
 
 
-class Facts(Value):
-    """What `host.observe` finds out.
+class CgroupFacts(Value):
+    """What `cgroup_facts.observe` finds out.
 
     `manager` is the service manager that can be asked for a scope, empty where there is none,
     for the reason `no_manager`; `manageable` the controllers that it has to give.
@@ -55,7 +55,7 @@ class Facts(Value):
     manageable: frozenset[str] = frozenset()
 
 
-class Place(Value):
+class CgroupParent(Value):
     """A directory that groups of ours may be made in, and the controllers they have there.
 
     `given` is a group of version 2 that is all ours: its controllers are still to be enabled.
@@ -67,13 +67,13 @@ class Place(Value):
     given: bool = False
 
 
-class Means(Value):
+class CgroupSupport(Value):
     """What there is to hold sandboxes with. `why_not` says for each missing controller, why.
 
     With `scope`, the processes must be started in a scope of that service manager first.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[CgroupParent, ...]
     scope: Literal["user", "system", ""] = ""
     why_not: tuple[tuple[str, str, str], ...] = ()
 
@@ -91,7 +91,7 @@ class Means(Value):
         return next(((why, fix) for name, why, fix in self.why_not if name == controller), ("", ""))
 
 
-def decide(facts: Facts, wanted: frozenset[str] = frozenset(HOLDING)) -> Means:
+def decide(facts: CgroupFacts, wanted: frozenset[str] = frozenset(HOLDING)) -> CgroupSupport:
     """The places to use for the controllers in `wanted`, and what cannot be had."""
     second = _second_version(facts)
     places = _first_version(facts, IN_SECOND if second else frozenset())
@@ -101,37 +101,39 @@ def decide(facts: Facts, wanted: frozenset[str] = frozenset(HOLDING)) -> Means:
         # The scope is a group of version 2 that we are given whole; whatever else there is
         # of that version would be a second group of it, and a process is in one.
         scoped = facts.manageable - frozenset().union(*(place.controllers for place in places))
-        second = [Place(2, "", scoped & USEFUL[2], given=True)]
+        second = [CgroupParent(2, "", scoped & USEFUL[2], given=True)]
         missing -= scoped
     places += second
-    return Means(tuple(places), asked, tuple((name, *_why_not(name, facts)) for name in sorted(missing)))
+    return CgroupSupport(
+        tuple(places), asked, tuple((name, *_why_not(name, facts)) for name in sorted(missing))
+    )
 
 
-def _first_version(facts: Facts, not_needed: frozenset[str]) -> list[Place]:
+def _first_version(facts: CgroupFacts, not_needed: frozenset[str]) -> list[CgroupParent]:
     found = []
     for hierarchy in facts.hierarchies:
         if hierarchy.version == 1 and hierarchy.own and hierarchy.writable and not hierarchy.read_only:
             useful = (hierarchy.controllers & USEFUL[1]) - not_needed
             if useful:
-                found.append(Place(1, hierarchy.own, useful))
+                found.append(CgroupParent(1, hierarchy.own, useful))
     return found
 
 
-def _second_version(facts: Facts) -> list[Place]:
+def _second_version(facts: CgroupFacts) -> list[CgroupParent]:
     for hierarchy in facts.hierarchies:
         if hierarchy.version != 2 or hierarchy.read_only or not hierarchy.own:
             continue
         useful = hierarchy.controllers & USEFUL[2]
         if hierarchy.above:
-            return [Place(2, hierarchy.above, hierarchy.enabled & useful)]
+            return [CgroupParent(2, hierarchy.above, hierarchy.enabled & useful)]
         # Below a group of systemd's nobody makes groups but systemd, who may also remove them;
         # where it has no controllers to give (the hybrid layout) it does not mind.
         if hierarchy.writable and (hierarchy.enabled & useful or not facts.systemd or not useful):
-            return [Place(2, hierarchy.own, hierarchy.enabled & useful)]
+            return [CgroupParent(2, hierarchy.own, hierarchy.enabled & useful)]
     return []
 
 
-def _why_not(controller: str, facts: Facts) -> tuple[str, str]:
+def _why_not(controller: str, facts: CgroupFacts) -> tuple[str, str]:
     there = [item for item in facts.hierarchies if controller in item.controllers]
     if not facts.hierarchies:
         return "no control groups are mounted here", "mount the unified hierarchy at /sys/fs/cgroup"

@@ -16,7 +16,7 @@ LIMIT_OF = {"memory": "memory", "cpu": "cpu", "pids": "processes"}
 _PERIOD, _LONGEST_PERIOD, _LEAST = 100_000, 1_000_000, 1_000
 
 
-class Setting(Value):
+class CgroupSetting(Value):
     """A file of a group and what to write there. Some kernels do not have those that are not `needed`."""
 
     controller: str
@@ -25,7 +25,9 @@ class Setting(Value):
     needed: bool = True
 
 
-def settings(limits: Limits, version: int, *, ours: int = 0, together: bool = False) -> Iterator[Setting]:
+def settings(
+    limits: Limits, version: int, *, ours: int = 0, together: bool = False
+) -> Iterator[CgroupSetting]:
     """What to write, in this order, to have `limits` hold in a group.
 
     `ours` processes of our own are in it, which do not count. With `together`, all of the group
@@ -38,33 +40,33 @@ def settings(limits: Limits, version: int, *, ours: int = 0, together: bool = Fa
         period = _PERIOD if limits.cpu * _PERIOD >= _LEAST else _LONGEST_PERIOD
         quota = max(_LEAST, round(limits.cpu * period))
         if version == 2:
-            yield Setting("cpu", "cpu.max", f"{quota} {period}")
+            yield CgroupSetting("cpu", "cpu.max", f"{quota} {period}")
         else:
-            yield Setting("cpu", "cpu.cfs_period_us", str(period))
-            yield Setting("cpu", "cpu.cfs_quota_us", str(quota))
+            yield CgroupSetting("cpu", "cpu.cfs_period_us", str(period))
+            yield CgroupSetting("cpu", "cpu.cfs_quota_us", str(quota))
     if limits.processes is not None:
-        yield Setting("pids", "pids.max", str(limits.processes + ours))
+        yield CgroupSetting("pids", "pids.max", str(limits.processes + ours))
 
 
-def _memory_1(most: int, together: bool) -> Iterator[Setting]:
-    yield Setting("memory", "memory.limit_in_bytes", str(most))
+def _memory_1(most: int, together: bool) -> Iterator[CgroupSetting]:
+    yield CgroupSetting("memory", "memory.limit_in_bytes", str(most))
     # Memory and swap together may be no more than memory alone. Not there without swap accounting:
     # then nothing is to be swapped in the first place.
-    yield Setting("memory", "memory.memsw.limit_in_bytes", str(most), needed=False)
-    yield Setting("memory", "memory.swappiness", "0", needed=False)
+    yield CgroupSetting("memory", "memory.memsw.limit_in_bytes", str(most), needed=False)
+    yield CgroupSetting("memory", "memory.swappiness", "0", needed=False)
 
 
-def _memory_2(most: int, together: bool) -> Iterator[Setting]:
-    yield Setting("memory", "memory.max", str(most))
-    yield Setting("memory", "memory.swap.max", "0", needed=False)
+def _memory_2(most: int, together: bool) -> Iterator[CgroupSetting]:
+    yield CgroupSetting("memory", "memory.max", str(most))
+    yield CgroupSetting("memory", "memory.swap.max", "0", needed=False)
     if together:
-        yield Setting("memory", "memory.oom.group", "1", needed=False)
+        yield CgroupSetting("memory", "memory.oom.group", "1", needed=False)
 
 
 _MEMORY = {1: _memory_1, 2: _memory_2}
 
 
-class Source(Value):
+class CounterFile(Value):
     """A file with a number in it, by itself or after a word, and what the number is to be divided by."""
 
     controller: str
@@ -74,41 +76,41 @@ class Source(Value):
 
 
 #: What was used, by version. The processor's time of version 2 is there with or without its controller.
-SOURCES: dict[str, dict[int, Source]] = {
+SOURCES: dict[str, dict[int, CounterFile]] = {
     "user": {
-        1: Source("cpuacct", "cpuacct.usage_user", unit=10**9),
-        2: Source("", "cpu.stat", "user_usec", 10**6),
+        1: CounterFile("cpuacct", "cpuacct.usage_user", unit=10**9),
+        2: CounterFile("", "cpu.stat", "user_usec", 10**6),
     },
     "system": {
-        1: Source("cpuacct", "cpuacct.usage_sys", unit=10**9),
-        2: Source("", "cpu.stat", "system_usec", 10**6),
+        1: CounterFile("cpuacct", "cpuacct.usage_sys", unit=10**9),
+        2: CounterFile("", "cpu.stat", "system_usec", 10**6),
     },
     "memory": {
-        1: Source("memory", "memory.usage_in_bytes"),
-        2: Source("memory", "memory.current"),
+        1: CounterFile("memory", "memory.usage_in_bytes"),
+        2: CounterFile("memory", "memory.current"),
     },
     "peak": {
-        1: Source("memory", "memory.max_usage_in_bytes"),
-        2: Source("memory", "memory.peak"),
+        1: CounterFile("memory", "memory.max_usage_in_bytes"),
+        2: CounterFile("memory", "memory.peak"),
     },
     "files": {
-        1: Source("memory", "memory.stat", "shmem"),
-        2: Source("memory", "memory.stat", "shmem"),
+        1: CounterFile("memory", "memory.stat", "shmem"),
+        2: CounterFile("memory", "memory.stat", "shmem"),
     },
     "out_of_memory": {
-        1: Source("memory", "memory.oom_control", "oom_kill"),
-        2: Source("memory", "memory.events", "oom_kill"),
+        1: CounterFile("memory", "memory.oom_control", "oom_kill"),
+        2: CounterFile("memory", "memory.events", "oom_kill"),
     },
-    "processes": {1: Source("pids", "pids.current"), 2: Source("pids", "pids.current")},
-    "most_processes": {1: Source("pids", "pids.peak"), 2: Source("pids", "pids.peak")},
+    "processes": {1: CounterFile("pids", "pids.current"), 2: CounterFile("pids", "pids.current")},
+    "most_processes": {1: CounterFile("pids", "pids.peak"), 2: CounterFile("pids", "pids.peak")},
     "refused_processes": {
-        1: Source("pids", "pids.events", "max"),
-        2: Source("pids", "pids.events", "max"),
+        1: CounterFile("pids", "pids.events", "max"),
+        2: CounterFile("pids", "pids.events", "max"),
     },
 }
 
 
-def number(source: Source, text: str) -> int | None:
+def number(source: CounterFile, text: str) -> int | None:
     """The number in a file's text, in its own unit; None when it is not there."""
     if not source.word:
         text = text.strip()

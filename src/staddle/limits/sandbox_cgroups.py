@@ -16,24 +16,24 @@ import time
 
 from ..errors import LaunchFailed
 from ..linux import cgroups, process
-from . import controls
+from . import cgroup_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ..policy.limits import Limits
-    from .where import Place
+    from .cgroup_layout import CgroupParent
 
 #: How long a group may take to freeze, or its processes to end, in seconds.
 _PATIENCE = 5.0
 _KILL, _FREEZE, _EVENTS = "cgroup.kill", "cgroup.freeze", "cgroup.events"
 
 
-class Group:
+class SandboxCgroups:
     """The groups of a sandbox. They exist; `close` ends what is in them and removes them."""
 
-    def __init__(self, directories: Mapping[Place, str]) -> None:
+    def __init__(self, directories: Mapping[CgroupParent, str]) -> None:
         self._directories = dict(directories)
         self._unified = next((path for place, path in self._directories.items() if place.version == 2), "")
 
@@ -59,7 +59,7 @@ class Group:
     def limit(self, limits: Limits, *, ours: int = 0, together: bool = False) -> None:
         """Have those of `limits` hold that there is a controller for. LaunchFailed when one does not."""
         for place, path in self._directories.items():
-            for setting in controls.settings(limits, place.version, ours=ours, together=together):
+            for setting in cgroup_files.settings(limits, place.version, ours=ours, together=together):
                 if setting.controller in place.controllers:
                     _set(path, setting)
 
@@ -68,7 +68,7 @@ class Group:
         for place, path in self._directories.items():
             if "memory" in place.controllers:
                 only = limits.replace(cpu=None, processes=None)
-                for setting in reversed(tuple(controls.settings(only, place.version))):
+                for setting in reversed(tuple(cgroup_files.settings(only, place.version))):
                     _set(path, setting)
 
     # ---------------------------------------------------------------- members
@@ -183,7 +183,7 @@ def removed(path: str) -> bool:
     return True
 
 
-def _set(path: str, setting: controls.Setting) -> None:
+def _set(path: str, setting: cgroup_files.CgroupSetting) -> None:
     try:
         cgroups.write(path, setting.file, setting.text)
     except FileNotFoundError:
@@ -193,8 +193,8 @@ def _set(path: str, setting: controls.Setting) -> None:
         raise _not_set(setting, error.strerror or str(error)) from error
 
 
-def _not_set(setting: controls.Setting, why: str) -> LaunchFailed:
-    name = controls.LIMIT_OF[setting.controller]
+def _not_set(setting: cgroup_files.CgroupSetting, why: str) -> LaunchFailed:
+    name = cgroup_files.LIMIT_OF[setting.controller]
     return LaunchFailed(
         f"limits.{name} could not be set",
         why=f"{setting.file} = {setting.text}: {why}",
