@@ -6,7 +6,7 @@ import sys
 
 from ..display import shown
 from ..errors import CommitRefused, LayerError, UsageError
-from ..policy.workspace import PLACE
+from ..policy.paths import WORKSPACE_PATH
 from ..sandbox.workspace.persistent import PersistentWorkspace
 from .kept import begin, below, counted, named, print_json, progress, row
 from .options import Option
@@ -101,7 +101,9 @@ def _commit(
         print("nothing to commit")
         return 0
     if not yes:
-        print_paged([*map(row, session.diff(None if paths is None else {PLACE: paths})), *_notes(found)])
+        print_paged(
+            [*map(row, session.diff(None if paths is None else {WORKSPACE_PATH: paths})), *_notes(found)]
+        )
         if not _agreed(len(found.taken), session.directory):
             print("nothing was done")
             return 1

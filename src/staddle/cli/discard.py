@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import UsageError
-from ..policy.workspace import PLACE
+from ..policy.paths import WORKSPACE_PATH
 from ..sandbox.workspace.persistent import PersistentWorkspace
 from .kept import begin, counted, named
 from .settings import HELP
@@ -47,6 +47,6 @@ def main(words: Sequence[str]) -> int:
 
 def _by_tree(session: PersistentWorkspace, paths: Sequence[str]) -> dict[str, list[str]] | None:
     try:
-        return session.by_tree(paths, PLACE) if paths else None
+        return session.by_tree(paths, WORKSPACE_PATH) if paths else None
     except ValueError as error:
         raise UsageError(str(error), fix="name paths as `staddle diff --all` does") from None

@@ -82,11 +82,15 @@ def is_within(path: str, directory: str) -> bool:
 
 def below(paths: Sequence[str]) -> tuple[str, ...] | None:
     """Paths as they are seen inside, or relative to the workspace; None for all."""
-    from ..policy.workspace import PLACE
+    from ..policy.paths import WORKSPACE_PATH
     from ..sandbox.workspace.layered_tree import by_tree
 
     try:
-        return tuple(by_tree(paths, PLACE, {PLACE: (PLACE,)})[PLACE]) if paths else None
+        return (
+            tuple(by_tree(paths, WORKSPACE_PATH, {WORKSPACE_PATH: (WORKSPACE_PATH,)})[WORKSPACE_PATH])
+            if paths
+            else None
+        )
     except ValueError as error:
         raise UsageError(
             str(error), fix="name paths as `staddle diff` does, or relative to the workspace"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..errors import StaddleError, UsageError
-from ..policy.workspace import PLACE
+from ..policy.paths import WORKSPACE_PATH
 from .kept import is_within, open_kept
 from .report import print_report, refuse, say, say_gaps, say_violations
 from .settings import command_from
@@ -33,7 +33,7 @@ def run(parsed: Parsed) -> int:
         return refuse(parsed, error, 125)
     with sandbox:
         if script is not None and workspace is not None and is_within(script, workspace):
-            inside = PLACE + os.path.realpath(script)[len(workspace.rstrip("/")) :]
+            inside = WORKSPACE_PATH + os.path.realpath(script)[len(workspace.rstrip("/")) :]
             argv = [inside if word == script else word for word in argv]
         say_gaps(sandbox.enforced)
         if parsed.on("json"):

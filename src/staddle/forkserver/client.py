@@ -22,7 +22,7 @@ from ..mounts import rows, shared_view
 from ..mounts.layouts import entry_of
 from ..mounts.operations import Bind
 from ..network.namespace.from_policy import network_spec
-from ..policy.workspace import PLACE
+from ..policy.paths import WORKSPACE_PATH
 from .connection import ForkServerClient, Prewarmed
 from .requests import OverlayDirs, borrowed
 from .requests import request as request_for
@@ -77,11 +77,11 @@ class SandboxProcess:
         The mounts, attached nowhere, go to the agent at the other end of `socket`: that of the workspace
         first, see `in_order`.
         """
-        workspace = layers.get(PLACE)
+        workspace = layers.get(WORKSPACE_PATH)
         if self._owner is None or (workspace is not None and self._place is None):
             raise LaunchFailed("there is nothing to be shown", why="the sandbox has ended")
         view = () if workspace is None or self._place is None else (self._place,)
-        others = {root: layer for root, layer in layers.items() if root != PLACE}
+        others = {root: layer for root, layer in layers.items() if root != WORKSPACE_PATH}
         request = request_for(view, workspace, others).replace(alone=1, extra_fds=1)
         if self._owner.take(request, [socket], partial(borrowed, view, self._config)) is None:
             raise LaunchFailed(

@@ -12,7 +12,7 @@ from ..mounts import rows
 from ..mounts.building import not_built, take
 from ..mounts.host import open_named
 from ..mounts.operations import Bind
-from ..policy.workspace import PLACE
+from ..policy.paths import WORKSPACE_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class OverlayDirs(Value):
 
 def in_order(roots: Iterable[str]) -> tuple[str, ...]:
     """The roots of trees in the order in which a fork server makes them."""
-    return tuple(sorted(roots, key=lambda root: root != PLACE))
+    return tuple(sorted(roots, key=lambda root: root != WORKSPACE_PATH))
 
 
 def request(

@@ -16,8 +16,7 @@ that is made. It is kept aside in the shared part, in a directory that no sandbo
 from __future__ import annotations
 
 from .._value import Value
-from ..policy.paths import ROOT_HOME, covers
-from ..policy.paths import WORKSPACE as PLACE
+from ..policy.paths import ROOT_HOME, WORKSPACE_PATH, covers
 from .operations import Bind, Directory, Empty, File, Mask, Processes, Symlink
 
 TYPE_CHECKING = False
@@ -65,9 +64,11 @@ def share(operations: Sequence[Operation], layered: Collection[str] = ()) -> Sha
         path = operation.path
         if path == "/proc/1":
             continue  # the first process hides itself
-        if (isinstance(operation, Bind) and path == PLACE) or (workspace and covers(PLACE, path)):
+        if (isinstance(operation, Bind) and path == WORKSPACE_PATH) or (
+            workspace and covers(WORKSPACE_PATH, path)
+        ):
             if not workspace:
-                template.append(Directory(PLACE, 0o755, _OURS))
+                template.append(Directory(WORKSPACE_PATH, 0o755, _OURS))
             workspace.append(operation)
         elif isinstance(operation, Empty) and operation.mode and path in layered:
             skeleton.append(Directory(path, operation.mode, operation.origin))

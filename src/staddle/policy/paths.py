@@ -25,7 +25,7 @@ GRANTING = ("read", "write", "deny", "sockets", "home")
 KERNEL_TREES = ("/proc", "/sys", "/dev")
 _BELOW_KERNEL_TREES = tuple(f"{tree}/" for tree in KERNEL_TREES)
 #: Where a session sees its workspace.
-WORKSPACE = "/workspace"
+WORKSPACE_PATH = "/workspace"
 #: The home of whoever is root inside.
 ROOT_HOME = "/root"
 #: These are private and empty in every sandbox; what lies below them on the host can be named.

@@ -8,7 +8,7 @@ import time
 from ..linux import reading
 from . import presets, system
 from .layouts import ENVIRONMENTS, SYSTEM
-from .paths import WORKSPACE, absolute, covers, not_for
+from .paths import WORKSPACE_PATH, absolute, covers, not_for
 from .plan import Link, Note
 from .resolution import HostPaths
 from .resolve_rules import ResolvedRule
@@ -102,11 +102,13 @@ def tools(
     # shown below a link.
     named = workspace if moved and found.at_its_place else None
     if named is not None and not any(covers(named, path) for path in granted):
-        made.links.append(Link(named, WORKSPACE, "the virtual environment of the workspace"))
+        made.links.append(Link(named, WORKSPACE_PATH, "the virtual environment of the workspace"))
     away = [rule.place.path for rule in rules if rule.field == "deny" and rule.asked]
     made.before, made.after = (
         tuple(
-            WORKSPACE + place[len(workspace) :] if moved and workspace and covers(workspace, place) else place
+            WORKSPACE_PATH + place[len(workspace) :]
+            if moved and workspace and covers(workspace, place)
+            else place
             for place in places
             if not any(covers(path, place) for path in away)
         )

@@ -12,7 +12,7 @@ import time
 from ..errors import PolicyError
 from .compiler import compile
 from .on_connect import asking
-from .paths import WORKSPACE, covers
+from .paths import WORKSPACE_PATH, covers
 from .plan import Grant, Scratch
 from .resolution import current_directory
 from .tools import VARIABLES
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     Located = TypeVar("Located", Grant, Guard, Hidden, Scratch)
 
-#: Where it is seen.
-PLACE = WORKSPACE
 #: How much fits into a workspace that is nobody's directory, when the policy does not say.
 _SIZE = 1 << 30
 #: Who makes many sandboxes at once has one plan for those of a moment: seconds, and how many plans.
@@ -92,10 +90,10 @@ def _compile(
             return plan.replace(cwd=plan.identity.home), None
         _refuse_taken(plan)
         if stand_in is not None:
-            ours = Grant(PLACE, "read", True, "workspace", stand_in)
-            return plan.replace(cwd=PLACE, grants=_by_path((*plan.grants, ours))), None
-        empty = Scratch(PLACE, 0o755, _SIZE, "workspace")
-        return plan.replace(cwd=PLACE, scratch=_by_path((*plan.scratch, empty))), None
+            ours = Grant(WORKSPACE_PATH, "read", True, "workspace", stand_in)
+            return plan.replace(cwd=WORKSPACE_PATH, grants=_by_path((*plan.grants, ours))), None
+        empty = Scratch(WORKSPACE_PATH, 0o755, _SIZE, "workspace")
+        return plan.replace(cwd=WORKSPACE_PATH, scratch=_by_path((*plan.scratch, empty))), None
     if not moved:
         granted = policy.with_write(workspace) if access == "write" else policy.with_read(workspace)
         plan = compile(granted, cwd=workspace, base=current_directory(), env=env)
@@ -124,7 +122,7 @@ def _joined(plan: Plan, alone: Plan) -> Plan:
     root = min((grant for grant in alone.grants), key=lambda grant: len(grant.path)).path
 
     def inside(path: str) -> str:
-        return PLACE + path[len(root) :].rstrip("/")
+        return WORKSPACE_PATH + path[len(root) :].rstrip("/")
 
     grants = [
         grant.replace(path=inside(grant.path), source=grant.path, origin="workspace")
@@ -135,7 +133,7 @@ def _joined(plan: Plan, alone: Plan) -> Plan:
         grants=_by_path((*plan.grants, *grants)),
         hidden=_by_path((*plan.hidden, *_moved(alone.hidden, root, inside))),
         guards=_by_path((*plan.guards, *_moved(alone.guards, root, inside))),
-        cwd=PLACE,
+        cwd=WORKSPACE_PATH,
     )
 
 
@@ -148,10 +146,10 @@ def _by_path(items: tuple[Located, ...]) -> tuple[Located, ...]:
 
 
 def _refuse_taken(plan: Plan) -> None:
-    taken = [grant for grant in plan.grants if covers(PLACE, grant.path)]
+    taken = [grant for grant in plan.grants if covers(WORKSPACE_PATH, grant.path)]
     if taken:
         raise PolicyError(
             f"the policy grants {taken[0].path!r}",
-            why=f"the session's workspace is seen at {PLACE}",
+            why=f"the session's workspace is seen at {WORKSPACE_PATH}",
             fix="give that directory as the workspace, or grant less",
         )

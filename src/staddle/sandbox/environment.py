@@ -27,7 +27,7 @@ from ..events import Event
 from ..files.beneath import relative
 from ..files.globs import Glob
 from ..ipc import file_messages
-from ..policy.workspace import PLACE
+from ..policy.paths import WORKSPACE_PATH
 from ..shell.command import CommandSpec
 from . import arguments, files
 from .driver import drive
@@ -107,7 +107,7 @@ class SandboxEnvironment(EnvironmentBase):
         """Where commands may write more than `writable_paths` names. The file tools may not."""
         if self._reverter is None or self._sandbox._settings.mode == "readonly":
             return ()
-        if self._sandbox._now().opened.workspace is not None and _covers(PLACE, self._path):
+        if self._sandbox._now().opened.workspace is not None and _covers(WORKSPACE_PATH, self._path):
             return ()
         why = "its changes are made directly: what a command wrote cannot be put back"
         return (Gap("write", why, "open the sandbox with mode='overlay' on the namespaces backend"),)

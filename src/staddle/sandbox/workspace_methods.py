@@ -6,7 +6,7 @@ from functools import partial
 
 from ..errors import InvalidCall, LayerError
 from ..interrupts import holding
-from ..policy.workspace import PLACE
+from ..policy.paths import WORKSPACE_PATH
 from .workspace import snapshots
 from .workspace.snapshot import history, loaded
 
@@ -232,7 +232,7 @@ def _below(
 ) -> tuple[str, ...] | None:
     """Paths in the workspace, as paths below it."""
     found = _by_tree(workspace, paths, sessions)
-    elsewhere = [root for root in found or () if root != PLACE]
+    elsewhere = [root for root in found or () if root != WORKSPACE_PATH]
     if elsewhere:
         raise InvalidCall(f"{elsewhere[0]!r} is not in the workspace", why="nothing else is ever taken over")
-    return None if found is None else tuple(found[PLACE])
+    return None if found is None else tuple(found[WORKSPACE_PATH])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from staddle.mounts.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
 from staddle.mounts.shared_view import ASIDE, OLD_ROOT, carried, share
-from staddle.policy.workspace import PLACE
+from staddle.policy.paths import WORKSPACE_PATH
 
 ROOT = Empty("/", 0o755, 4096, "")
 USR = Bind("/usr", False, "")
@@ -84,8 +84,8 @@ def test_a_hidden_directory_is_shared_like_the_host_around_it() -> None:
 
 
 def test_the_workspace_comes_last_with_all_that_is_done_to_it() -> None:
-    place = Bind(PLACE, True, "", source="/home/a/project")
-    guard = Bind(f"{PLACE}/.git", False, "", below=True, again=True)
+    place = Bind(WORKSPACE_PATH, True, "", source="/home/a/project")
+    guard = Bind(f"{WORKSPACE_PATH}/.git", False, "", below=True, again=True)
     other = Bind("/workspaces", False, "")
     shared = share([ROOT, place, guard, other])
     assert shared.workspace == (place, guard)
@@ -94,7 +94,7 @@ def test_the_workspace_comes_last_with_all_that_is_done_to_it() -> None:
 
 
 def test_an_empty_workspace_is_a_private_directory() -> None:
-    empty = Empty(PLACE, 0o755, 4096, "")
+    empty = Empty(WORKSPACE_PATH, 0o755, 4096, "")
     shared = share([ROOT, empty])
     assert shared.own == (empty.replace(below=True),)
     assert shared.workspace == ()

@@ -11,7 +11,8 @@ from staddle.errors import PolicyError
 from staddle.mounts.from_plan import lay_out
 from staddle.mounts.host import Host
 from staddle.mounts.operations import Bind, Mask
-from staddle.policy.workspace import PLACE, compile_session
+from staddle.policy.paths import WORKSPACE_PATH
+from staddle.policy.workspace import compile_session
 
 
 @pytest.fixture
@@ -25,16 +26,16 @@ def project(tmp_path: Path) -> Path:
 
 def test_it_is_seen_at_one_place_and_nowhere_else(project: Path) -> None:
     plan, _ = compile_session(Policy(), str(project), access="write")
-    assert plan.cwd == PLACE
-    assert plan.access(f"{PLACE}/x") == "write"
+    assert plan.cwd == WORKSPACE_PATH
+    assert plan.access(f"{WORKSPACE_PATH}/x") == "write"
     assert not plan.shows(str(project))
-    assert plan.outside(f"{PLACE}/a/b") == f"{project}/a/b"
+    assert plan.outside(f"{WORKSPACE_PATH}/a/b") == f"{project}/a/b"
     assert plan.outside("/usr/bin") == "/usr/bin"
 
 
 def test_protected_names_are_protected_at_their_new_place(project: Path) -> None:
     plan, alone = compile_session(Policy(), str(project), access="write")
-    assert [guard.path for guard in plan.guards] == [f"{PLACE}/.git/config"]
+    assert [guard.path for guard in plan.guards] == [f"{WORKSPACE_PATH}/.git/config"]
     assert alone is not None
     assert [guard.path for guard in alone.guards] == [f"{project}/.git/config"]
 
@@ -42,14 +43,14 @@ def test_protected_names_are_protected_at_their_new_place(project: Path) -> None
 def test_what_is_only_read_needs_no_protection(project: Path) -> None:
     plan, _ = compile_session(Policy(), str(project), access="read")
     assert plan.guards == ()
-    assert plan.access(f"{PLACE}/x") == "read"
+    assert plan.access(f"{WORKSPACE_PATH}/x") == "read"
 
 
 def test_what_is_denied_below_it_is_denied_at_its_new_place(project: Path) -> None:
     plan, _ = compile_session(Policy().with_deny(str(project / "secret")), str(project), access="read")
-    assert plan.access(f"{PLACE}/secret") == "none"
+    assert plan.access(f"{WORKSPACE_PATH}/secret") == "none"
     operations = lay_out(plan, Host()).operations
-    assert Mask(f"{PLACE}/secret", plan.hidden[-1].origin) in operations
+    assert Mask(f"{WORKSPACE_PATH}/secret", plan.hidden[-1].origin) in operations
 
 
 def test_a_denied_name_that_is_missing_is_kept_out_of_a_read_only_workspace(project: Path) -> None:
@@ -57,22 +58,24 @@ def test_a_denied_name_that_is_missing_is_kept_out_of_a_read_only_workspace(proj
     layout = lay_out(plan, Host())
     assert not layout.unheld
     shown = {op.path: op.outside for op in layout.operations if isinstance(op, Bind)}
-    assert shown[f"{PLACE}/secret"] == f"{project}/secret"
+    assert shown[f"{WORKSPACE_PATH}/secret"] == f"{project}/secret"
 
 
 def test_the_layout_shows_the_host_directory_there(project: Path) -> None:
     plan, _ = compile_session(Policy(), str(project), access="write")
-    shown = [op for op in lay_out(plan, Host()).operations if isinstance(op, Bind) and op.path == PLACE]
+    shown = [
+        op for op in lay_out(plan, Host()).operations if isinstance(op, Bind) and op.path == WORKSPACE_PATH
+    ]
     assert [(op.outside, op.writable) for op in shown] == [(str(project), True)]
     assert str(shown[0]).startswith("show ")
-    assert f"at {PLACE}" in str(shown[0])
+    assert f"at {WORKSPACE_PATH}" in str(shown[0])
 
 
 def test_without_one_there_is_an_empty_directory() -> None:
     plan, alone = compile_session(Policy(), None, access="write")
     assert alone is None
-    assert plan.cwd == PLACE
-    assert PLACE in {item.path for item in plan.scratch}
+    assert plan.cwd == WORKSPACE_PATH
+    assert WORKSPACE_PATH in {item.path for item in plan.scratch}
 
 
 def test_where_it_cannot_be_moved_it_stays_where_it_is(project: Path) -> None:
@@ -94,6 +97,6 @@ def test_a_workspace_that_is_denied_is_an_error(project: Path) -> None:
 def test_a_policy_that_grants_that_place_leaves_no_room_for_it(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("staddle.policy.workspace.PLACE", str(project.parent))
+    monkeypatch.setattr("staddle.policy.workspace.WORKSPACE_PATH", str(project.parent))
     with pytest.raises(PolicyError, match="seen at"):
         compile_session(Policy().with_read(str(project)), str(project), access="read")

@@ -16,7 +16,7 @@ from ...linux.openat2 import open_beneath
 from ...mounts.building import Builder
 from ...mounts.operations import Bind
 from ...mounts.shared_view import carried
-from ...policy.paths import WORKSPACE as PLACE
+from ...policy.paths import WORKSPACE_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +94,9 @@ class TreeMounts:
                     if not any(_is_in(path, other) for other in shown):
                         raise  # else it is there in the one that it is in
             if alone:
-                for path in (path for path in shown if shown[path] in (PLACE, HOME_TREE, *self._added)):
+                for path in (
+                    path for path in shown if shown[path] in (WORKSPACE_PATH, HOME_TREE, *self._added)
+                ):
                     mounts.set_attributes(old[path], mounts.ATTR_RDONLY, recursive=False)
                     closed.append(old[path])
             self._make_place_aside(len(shown))
@@ -110,7 +112,7 @@ class TreeMounts:
         finally:
             for fd in made:
                 os.close(fd)
-        self._added |= {*roots} - {PLACE, HOME_TREE}
+        self._added |= {*roots} - {WORKSPACE_PATH, HOME_TREE}
         return list(old.values())
 
     def tidy(self) -> None:
@@ -121,7 +123,7 @@ class TreeMounts:
             self._mounted_aside = -1
 
     def _shown_at(self, root: str) -> tuple[str, ...]:
-        if root == PLACE and not self._workspace:
+        if root == WORKSPACE_PATH and not self._workspace:
             raise OSError(errno.EINVAL, "this sandbox has no workspace")
         return self._places if root == HOME_TREE else (root,)
 
@@ -142,7 +144,7 @@ class TreeMounts:
             root = shown[path]
             tree = trees[root]
             inner, static = self._within([path], shown), self._static(path, old.get(path))
-            if root == PLACE:
+            if root == WORKSPACE_PATH:
                 parts[path] = self._workspace_part(tree)
             elif path == root and not inner and not static:
                 parts[path] = tree
@@ -162,7 +164,7 @@ class TreeMounts:
         return parts
 
     def _workspace_part(self, tree: int) -> int:
-        below = [op.replace(path=op.path[len(PLACE) :]) for op in self._workspace[1:]]
+        below = [op.replace(path=op.path[len(WORKSPACE_PATH) :]) for op in self._workspace[1:]]
         if below:
             place = self._place_aside(f"{_NEXT}0")
             _attach(tree, place)
@@ -177,13 +179,13 @@ class TreeMounts:
         if old is None:
             return {}
         if path not in self._statics:
-            view = () if path == PLACE else self._operations()
+            view = () if path == WORKSPACE_PATH else self._operations()
             self._statics[path] = carried(view, path, copied=path == _COPIED)
         return self._statics[path]
 
     def _is_mounted(self, path: str, old: int) -> bool:
         """Whether something is mounted at `path`, where `old` is open."""
-        return path in (PLACE, *self._places, *self._added) or _is_mount(old, path)
+        return path in (WORKSPACE_PATH, *self._places, *self._added) or _is_mount(old, path)
 
     # ------------------------------------------------------------ mounting
 

@@ -16,7 +16,8 @@ from ...enforcement import Gap
 from ...errors import PolicyNotEnforceable
 from ...policy import Policy
 from ...policy.host_sockets import mask_host_sockets
-from ...policy.workspace import PLACE, compile_session
+from ...policy.paths import WORKSPACE_PATH
+from ...policy.workspace import compile_session
 from . import plan_cache
 
 TYPE_CHECKING = False
@@ -114,7 +115,8 @@ def decide(
         found = _with_gap(found, _copy_gap(found.backend.name))
     if moved:
         return found
-    why = f"{found.backend.name} shows every directory at its own place: the workspace is not at {PLACE}"
+    shows = f"{found.backend.name} shows every directory at its own place"
+    why = f"{shows}: the workspace is not at {WORKSPACE_PATH}"
     return _with_gap(found, Gap("workspace", why, f"choose {_MOVE[0]} or {_MOVE[1]}", documented=True))
 
 
@@ -142,7 +144,7 @@ def _decided(
 
         plan, workspace = shown(plan, copy, moved=moved), None
     # A layer shows no socket of the host's.
-    plan = mask_host_sockets(plan, but=PLACE if asked.mode == "overlay" else "")
+    plan = mask_host_sockets(plan, but=WORKSPACE_PATH if asked.mode == "overlay" else "")
     asking = name, asked.mode, asked.best_effort
     if (known := plan_cache.get(plan, asking)) is not None:
         return known  # type: ignore[no-any-return]

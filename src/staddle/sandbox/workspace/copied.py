@@ -24,9 +24,9 @@ from ...layers.exchange import exchange
 from ...layers.merge import copy_of, flatten
 from ...layers.merged_view import LayerView, OpenLayers
 from ...layers.stack import LayerSnapshot, Stack
-from ...policy.paths import covers
+from ...policy.paths import WORKSPACE_PATH, covers
 from ...policy.plan import COPY, Grant
-from ...policy.workspace import PLACE, compile_session
+from ...policy.workspace import compile_session
 from .layered_tree import LayeredTree, by_tree
 from .stores import copy_store_for
 from .workspace import SandboxWorkspace
@@ -78,7 +78,7 @@ class CopySnapshot(LayerSnapshot):
                 ]
             with OpenLayers(view) as opened:
                 condense(opened, found, layer.upper)
-            return LayerSnapshot(self.store, self.bases, (layer,), (PLACE,))
+            return LayerSnapshot(self.store, self.bases, (layer,), (WORKSPACE_PATH,))
         finally:
             layer.drop()
 
@@ -140,7 +140,7 @@ class CopiedWorkspace(SandboxWorkspace):
         self.store = copy_store_for(directory) if snapshot is None else snapshot.store
         self._working = begun = self._anew() if snapshot is None else snapshot.stack()
         begun._of = self
-        self.trees = {PLACE: LayeredTree(PLACE, (PLACE,), begun)}
+        self.trees = {WORKSPACE_PATH: LayeredTree(WORKSPACE_PATH, (WORKSPACE_PATH,), begun)}
         self.mounted_at = self.copy
         self.baseline = baseline or begun.baseline or CopyBaseline()
         self._begin_watch()
@@ -197,26 +197,26 @@ class CopiedWorkspace(SandboxWorkspace):
     def freeze(self, then: Callable[[], object]) -> tuple[Method, dict[str, LayerSnapshot]]:
         """A copy of the copy, while everything is stopped. Nothing is mounted, so `then` is not called."""
         with self.mounts.stopped():
-            return "copy", {PLACE: self._working.copy()}
+            return "copy", {WORKSPACE_PATH: self._working.copy()}
 
     def restored(self, trees: Mapping[str, LayerSnapshot]) -> dict[str, Stack]:
         """A copy of the snapshot's."""
-        return {PLACE: trees[PLACE].stack()}
+        return {WORKSPACE_PATH: trees[WORKSPACE_PATH].stack()}
 
     def without(self, paths: Mapping[str, Collection[str]] | None) -> dict[str, Stack]:
         """The copy without the changes at and below the paths: there it is as the host is now."""
-        chosen = Selection(None if paths is None else paths[PLACE])
+        chosen = Selection(None if paths is None else paths[WORKSPACE_PATH])
         if paths is None or chosen.is_everything:
-            return {PLACE: self._anew()}
+            return {WORKSPACE_PATH: self._anew()}
         layer = self.store.layer().hold()
         try:
             copy_of(self.copy, layer.upper, ours=True, without=chosen)
-            bring_back(self.directory, paths[PLACE], layer.upper, self.hidden)
+            bring_back(self.directory, paths[WORKSPACE_PATH], layer.upper, self.hidden)
             baseline = self._baseline.copy()
             baseline.forget(chosen)
             back = self._note(baseline, layer.upper, chosen)
             untouched = {path for path in self.untouched() if not chosen.has(path)}
-            return {PLACE: WorkingCopy(self, layer, frozenset((*untouched, *back)), baseline)}
+            return {WORKSPACE_PATH: WorkingCopy(self, layer, frozenset((*untouched, *back)), baseline)}
         finally:
             layer.drop()
 
@@ -248,7 +248,7 @@ class CopiedWorkspace(SandboxWorkspace):
                         if stat.S_ISCHR(status.st_mode):  # a whiteout: it was there to be deleted
                             self._forgo(baseline, path)
             made = CopySnapshot(self, layer, frozenset(there))
-            made.mounted_at = (PLACE,)  # where it is seen in layers
+            made.mounted_at = (WORKSPACE_PATH,)  # where it is seen in layers
             return made, baseline
         finally:
             layer.drop()
@@ -264,12 +264,12 @@ class CopiedWorkspace(SandboxWorkspace):
     def _put(self, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
         """Exchange the content of the copy for that of another one, while everything is stopped."""
         with self.mounts.stopped():
-            exchange(self.copy, stacks[PLACE].top.upper)
+            exchange(self.copy, stacks[WORKSPACE_PATH].top.upper)
         return True
 
     def replace(self, stacks: Mapping[str, Stack]) -> None:
         """Go on with the content that was exchanged; what was there before goes."""
-        given = stacks[PLACE]
+        given = stacks[WORKSPACE_PATH]
         if isinstance(given, WorkingCopy):
             self._working.unchanged = given.unchanged
             self.baseline = given.baseline or self._baseline
@@ -285,13 +285,13 @@ class CopiedWorkspace(SandboxWorkspace):
         """Every change by the sandbox, by the path that is seen inside. There is only the workspace."""
         from ...layers.changes import diff
 
-        chosen = None if paths is None else paths[PLACE]
+        chosen = None if paths is None else paths[WORKSPACE_PATH]
         return diff(self.stack.view(), chosen, at=self.mounted_at, baseline=self._baseline)
 
     def by_tree(self, paths: Collection[str], directory: str) -> dict[str, list[str]]:
         """Paths as they are seen inside, from `directory`; see `layered_tree`."""
         found = by_tree(paths, directory, {self.mounted_at: (self.mounted_at,)})
-        return {PLACE: [path for several in found.values() for path in several]}
+        return {WORKSPACE_PATH: [path for several in found.values() for path in several]}
 
     def close(self) -> None:
         """Remove the copy."""
@@ -321,7 +321,7 @@ def hidden(policy: Policy, workspace: str) -> tuple[str, ...]:
 
 def shown(plan: Plan, copy: str, *, moved: bool) -> Plan:
     """The plan of a session with the copy in place of the workspace: there is nothing to protect in it."""
-    place = PLACE if moved else copy
+    place = WORKSPACE_PATH if moved else copy
     ours = Grant(place, "write", True, COPY, copy if moved else "")
     grants = [grant for grant in plan.grants if not covers(place, grant.path)]
     return plan.replace(

@@ -7,7 +7,7 @@ import os
 from ...errors import LayerError
 from ...layers import session_record
 from ...layers.merged_view import LayerView
-from ...policy.workspace import PLACE
+from ...policy.paths import WORKSPACE_PATH
 from .layered_tree import by_tree
 from .record_codec import base_paths
 
@@ -36,13 +36,13 @@ def changes(
     def view(layers: tuple[str, ...], below: Sequence[str]) -> LayerView:
         return LayerView(tuple(f"{directory}/{name}/upper" for name in layers), tuple(below))
 
-    mounted_at = {PLACE: (PLACE,), **{tree.root: tree.places for tree in record.beside}}
-    chosen = None if paths is None else by_tree(paths, PLACE, mounted_at)
+    mounted_at = {WORKSPACE_PATH: (WORKSPACE_PATH,), **{tree.root: tree.places for tree in record.beside}}
+    chosen = None if paths is None else by_tree(paths, WORKSPACE_PATH, mounted_at)
     found = []
     try:
-        if chosen is None or PLACE in chosen:
-            below = None if chosen is None else chosen[PLACE]
-            found += diff(view(record.layers, [base]), below, at=PLACE, baseline=record.baseline)
+        if chosen is None or WORKSPACE_PATH in chosen:
+            below = None if chosen is None else chosen[WORKSPACE_PATH]
+            found += diff(view(record.layers, [base]), below, at=WORKSPACE_PATH, baseline=record.baseline)
         for tree in record.beside:
             if everything if chosen is None else tree.root in chosen:
                 below = None if chosen is None else chosen[tree.root]

@@ -11,8 +11,7 @@ import os
 
 from ...forkserver.requests import OverlayDirs
 from ...layers.stack import Stack
-from ...policy.paths import covers
-from ...policy.workspace import PLACE
+from ...policy.paths import WORKSPACE_PATH, covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,5 +79,5 @@ def overlay_dirs(root: str, stack: Stack) -> OverlayDirs:
 
     Of the workspace without the lowest one, the host's directory, which the fork server knows.
     """
-    lowers = stack.lowers[:-1] if root == PLACE else stack.lowers
+    lowers = stack.lowers[:-1] if root == WORKSPACE_PATH else stack.lowers
     return OverlayDirs(stack.top.upper, stack.top.work, lowers)

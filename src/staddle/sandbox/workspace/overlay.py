@@ -12,7 +12,7 @@ from ...inside.agent.mount_swap import HOME_TREE
 from ...layers import trash
 from ...layers.baseline import Baseline
 from ...layers.stack import Stack, close_all
-from ...policy.workspace import PLACE
+from ...policy.paths import WORKSPACE_PATH
 from .home_layer import made
 from .layered_tree import LayeredTree, by_tree, overlay_dirs
 from .stores import empty_directory, store_for
@@ -45,11 +45,11 @@ class OverlayWorkspace(SandboxWorkspace):
             place = directory or empty_directory(store)
             self._start(place, Stack.new(store, [place]), baseline, fresh=True)
             return
-        workspace = trees[PLACE]
+        workspace = trees[WORKSPACE_PATH]
         self._start(directory or empty_directory(workspace.store), workspace.shallow().stack(), baseline)
         try:
             for root, tree in trees.items():
-                if root != PLACE:
+                if root != WORKSPACE_PATH:
                     self.trees[root] = LayeredTree(root, tree.mounted_at, tree.shallow().stack())
         except BaseException:
             self.close()
@@ -57,7 +57,7 @@ class OverlayWorkspace(SandboxWorkspace):
 
     def _start(self, directory: str, stack: Stack, baseline: Baseline | None, *, fresh: bool = False) -> None:
         self.directory = directory
-        self.trees = {PLACE: LayeredTree(PLACE, (PLACE,), stack)}
+        self.trees = {WORKSPACE_PATH: LayeredTree(WORKSPACE_PATH, (WORKSPACE_PATH,), stack)}
         self.baseline = baseline or Baseline()
         self._is_fresh = fresh
         if not fresh:  # else when it is mounted
@@ -86,7 +86,7 @@ class OverlayWorkspace(SandboxWorkspace):
 
     def mounted(self) -> OverlayDirs:
         """The directories to be mounted for the workspace."""
-        return overlay_dirs(PLACE, self.stack)
+        return overlay_dirs(WORKSPACE_PATH, self.stack)
 
     def fingerprint(self) -> bytes:
         """Mode, owner and time of the directory, which a workspace mounted ahead must have taken over.
@@ -113,12 +113,12 @@ class OverlayWorkspace(SandboxWorkspace):
         return {
             root: overlay_dirs(root, tree.stack)
             for root, tree in self.trees.items()
-            if root not in (PLACE, HOME_TREE)
+            if root not in (WORKSPACE_PATH, HOME_TREE)
         }
 
     def adopt(self, taken: SandboxProcess) -> None:
         """Take over the layers that the fork server made ahead, if it has given out a sandbox with some."""
-        workspace = self.trees[PLACE]
+        workspace = self.trees[WORKSPACE_PATH]
         if taken.instead is not None:
             before = workspace.stack
             trash.in_background(before.close)
@@ -152,8 +152,8 @@ class OverlayWorkspace(SandboxWorkspace):
         """
         found: list[Change] = []
         for root, tree in self.trees.items():
-            if root in paths if paths is not None else everything or root == PLACE:
-                baseline = self.baseline if root == PLACE else None
+            if root in paths if paths is not None else everything or root == WORKSPACE_PATH:
+                baseline = self.baseline if root == WORKSPACE_PATH else None
                 found += tree.diff(None if paths is None else paths[root], baseline)
         return found
 
@@ -200,7 +200,7 @@ class OverlayWorkspace(SandboxWorkspace):
             for root, tree in self.trees.items():
                 known = trees.get(root)
                 layers = () if known is None else known.layers
-                if root != PLACE and tree.stack.frozen == layers and tree.stack.is_untouched():
+                if root != WORKSPACE_PATH and tree.stack.frozen == layers and tree.stack.is_untouched():
                     continue  # it is so
                 following[root] = tree.fresh() if known is None else known.stack()
             for root, known in trees.items():
@@ -214,7 +214,7 @@ class OverlayWorkspace(SandboxWorkspace):
     def without(self, paths: Mapping[str, Collection[str]] | None) -> dict[str, Stack]:
         """Stacks without the changes at and below the paths in each tree; None: to the workspace."""
         if paths is None:
-            return {PLACE: self._anew()}
+            return {WORKSPACE_PATH: self._anew()}
         found: dict[str, Stack] = {}
         try:
             for root, chosen in paths.items():
@@ -227,7 +227,7 @@ class OverlayWorkspace(SandboxWorkspace):
     def _anew(self) -> Stack:
         """A stack in which nothing has been changed; the workspace as it is from now on."""
         self.baseline = Baseline()
-        return self.trees[PLACE].fresh()
+        return self.trees[WORKSPACE_PATH].fresh()
 
     def _put(self, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
         """Mount `stacks` in place of what is there. With `alone`, False when something is in the way."""
@@ -248,7 +248,7 @@ class OverlayWorkspace(SandboxWorkspace):
             close()  # the next process that opens it must not wait for that
         else:
             trash.in_background(close)
-        if PLACE in stacks:
+        if WORKSPACE_PATH in stacks:
             with self._watching:
                 self._watch.follow(self.stack.view())
 

@@ -18,7 +18,7 @@ from ...layers.baseline import Baseline
 from ...layers.differences import differences
 from ...layers.merged_view import OpenLayers
 from ...layers.stack import Stack
-from ...policy.workspace import PLACE
+from ...policy.paths import WORKSPACE_PATH
 from . import home_layer, record_codec
 from .inspect import check_workspace
 from .overlay import OverlayWorkspace
@@ -211,7 +211,7 @@ class PersistentWorkspace(OverlayWorkspace):
 
     def save(self) -> None:
         """Write the record as everything is now."""
-        others = [tree for root, tree in self.trees.items() if root != PLACE]
+        others = [tree for root, tree in self.trees.items() if root != WORKSPACE_PATH]
         self.record = self.record.replace(
             used=time.time(),
             layers=record_codec.layer_names((self.stack.top, *self.stack.frozen)),
@@ -284,7 +284,7 @@ class PersistentWorkspace(OverlayWorkspace):
         """Be as at a snapshot of it, or one that was loaded, while no sandbox has it. Shells are not kept."""
         fitting = snapshot.fitted_to(self)
         following = self.restored(fitting._trees)
-        self._next = (following[PLACE], fitting._baseline.with_commits_of(self.baseline))
+        self._next = (following[WORKSPACE_PATH], fitting._baseline.with_commits_of(self.baseline))
         self.replace(following)
 
     def saved(self, label: str | None) -> Snapshot:

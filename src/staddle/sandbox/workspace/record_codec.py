@@ -6,7 +6,7 @@ import os
 
 from ...layers import session_record
 from ...layers.stack import LayerSnapshot, Stack
-from ...policy.workspace import PLACE
+from ...policy.paths import WORKSPACE_PATH
 from .layered_tree import LayeredTree
 from .snapshot import Snapshot
 
@@ -32,7 +32,7 @@ def snapshot(
     def frozen(names: Collection[str], below: Sequence[str], mounted_at: tuple[str, ...]) -> LayerSnapshot:
         return LayerSnapshot(store, below, [layers[name] for name in names], mounted_at)
 
-    trees = {PLACE: frozen(recorded.layers, [base], (PLACE,))}
+    trees = {WORKSPACE_PATH: frozen(recorded.layers, [base], (WORKSPACE_PATH,))}
     for one in recorded.beside:
         trees[one.root] = frozen(one.layers, base_paths(store.path, one.bases), one.places)
     return Snapshot(recorded.label, "swap", trees, recorded.baseline, {}, created=recorded.created)
@@ -49,9 +49,9 @@ def snapshot_record(taken: Snapshot) -> session_record.SnapshotRecord:
     others = tuple(
         session_record.TreeRecord(root, one.mounted_at, _bases(one), layer_names(one.layers))
         for root, one in taken._trees.items()
-        if root != PLACE
+        if root != WORKSPACE_PATH
     )
-    layers = layer_names(taken._trees[PLACE].layers)
+    layers = layer_names(taken._trees[WORKSPACE_PATH].layers)
     return session_record.SnapshotRecord(taken.label, taken.created, layers, taken._baseline, others)
 
 

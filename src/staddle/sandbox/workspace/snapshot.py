@@ -10,7 +10,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 from ...errors import InvalidCall
 from ...layers.baseline import Baseline
 from ...layers.stack import LayerSnapshot
-from ...policy.workspace import PLACE
+from ...policy.paths import WORKSPACE_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Snapshot:
     @property
     def workspace(self) -> str:
         """The directory of the host whose snapshot this is."""
-        return self._trees[PLACE].bases[-1]
+        return self._trees[WORKSPACE_PATH].bases[-1]
 
     def save(
         self, path: str | PathLike[str], *, progress: Callable[[int, int], object] | None = None
@@ -105,7 +105,7 @@ class Snapshot:
         from .stores import empty_directory
 
         directory = self.workspace
-        return {} if directory == empty_directory(self._trees[PLACE].store) else _identity(directory)
+        return {} if directory == empty_directory(self._trees[WORKSPACE_PATH].store) else _identity(directory)
 
     # ------------------------------------------------------------ for the room
 
@@ -119,7 +119,7 @@ class Snapshot:
 
     def new_workspace(self) -> SandboxWorkspace:
         """A workspace for another sandbox that continues from here."""
-        tree = self._trees[PLACE]
+        tree = self._trees[WORKSPACE_PATH]
         if tree.is_copy:
             from .copied import CopySnapshot
 
@@ -139,7 +139,7 @@ class Snapshot:
     def shell_state(self, name: str, workspace: SandboxWorkspace | None) -> SavedShell | None:
         """The state of the shell of that session, for a sandbox with `workspace`."""
         shell = self._shells.get(name)
-        before = self._trees[PLACE].mounted_at
+        before = self._trees[WORKSPACE_PATH].mounted_at
         if shell is None or workspace is None or before == (workspace.mounted_at,):
             return shell
         from .snapshot_file import relocated
@@ -182,15 +182,15 @@ class LoadedSnapshot(Snapshot):
         from .copied import CopiedWorkspace
 
         if isinstance(workspace, CopiedWorkspace):
-            copy, baseline = workspace.flattened(self._trees[PLACE])
-            return Snapshot(self.label, self.method, {PLACE: copy}, baseline, self._shells)
+            copy, baseline = workspace.flattened(self._trees[WORKSPACE_PATH])
+            return Snapshot(self.label, self.method, {WORKSPACE_PATH: copy}, baseline, self._shells)
         made: dict[str, LayerSnapshot] = {}
         try:
             for root, tree in workspace.trees.items():
                 made[root] = LayerSnapshot(tree.stack.store, tree.stack.bases, (), tree.mounted_at)
                 if root in self._trees:
                     made[root] = _rebased(self._trees[root], made[root])
-            baseline = self._baseline_for(workspace, made[PLACE])
+            baseline = self._baseline_for(workspace, made[WORKSPACE_PATH])
         except BaseException:
             for point in made.values():
                 point.close()

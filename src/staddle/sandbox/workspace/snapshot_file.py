@@ -19,7 +19,7 @@ from ...forkserver.client import mounter
 from ...layers import archive, archive_reader
 from ...layers.baseline import Baseline
 from ...layers.stack import LayerSnapshot
-from ...policy.workspace import PLACE
+from ...policy.paths import WORKSPACE_PATH
 from ...shell.state import Dump, SavedShell
 from .stores import empty_directory, store_for
 
@@ -55,18 +55,19 @@ def save(saved: SavedSnapshot, path: str, progress: Progress | None = None) -> N
     """Write `saved` to the file `path`; `progress` is called with the entries written and all entries."""
     trees = dict(saved.trees)
     shells = saved.shells
-    workspace = trees[PLACE]
+    workspace = trees[WORKSPACE_PATH]
     condensed: LayerSnapshot | None = None
     if workspace.is_copy:
         from .copied import CopySnapshot
 
         if isinstance(workspace, CopySnapshot):
-            trees[PLACE] = condensed = workspace.condensed(saved.baseline)
+            trees[WORKSPACE_PATH] = condensed = workspace.condensed(saved.baseline)
             shells = {
-                name: relocated(shell, workspace.mounted_at[0], PLACE) for name, shell in shells.items()
+                name: relocated(shell, workspace.mounted_at[0], WORKSPACE_PATH)
+                for name, shell in shells.items()
             }
-    others = [root for root in trees if root != PLACE]
-    names = {PLACE: "workspace", **{root: f"tree-{number}" for number, root in enumerate(others)}}
+    others = [root for root in trees if root != WORKSPACE_PATH]
+    names = {WORKSPACE_PATH: "workspace", **{root: f"tree-{number}" for number, root in enumerate(others)}}
     facts = {
         "kind": _KIND,
         "label": saved.label,
@@ -166,13 +167,13 @@ def _loaded(layers: Mapping[str, Layer], facts: Mapping[str, Any]) -> SavedSnaps
     shells, baseline, origin = _shells(facts["shells"]), Baseline.from_facts(facts["baseline"]), facts["of"]
     if not isinstance(origin, dict):
         raise ValueError("it does not say what it is of")
-    workspace = trees.pop(PLACE)
+    workspace = trees.pop(WORKSPACE_PATH)
     # From here on nothing is wrong with it.
     store = store_for(None)
     base = empty_directory(store)
     found = {
         root: LayerSnapshot(store, [base], [layers[name]], mounted_at)
-        for root, (name, mounted_at) in ((PLACE, workspace), *trees.items())
+        for root, (name, mounted_at) in ((WORKSPACE_PATH, workspace), *trees.items())
     }
     return SavedSnapshot(label, method, created, found, baseline, shells, origin)
 

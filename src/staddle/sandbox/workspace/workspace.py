@@ -7,7 +7,7 @@ import threading
 from ...errors import LayerError
 from ...interrupts import uninterrupted
 from ...layers.change_watch import ChangeWatch
-from ...policy.workspace import PLACE
+from ...policy.paths import WORKSPACE_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ class SandboxWorkspace:
     trees: dict[str, LayeredTree]
     baseline: Baseline
     #: The path of the workspace inside.
-    mounted_at = PLACE
+    mounted_at = WORKSPACE_PATH
     _mounted: MountedTrees | None = None
 
     @property
     def stack(self) -> Stack:
         """The layers of the workspace itself."""
-        return self.trees[PLACE].stack
+        return self.trees[WORKSPACE_PATH].stack
 
     @property
     def stand_in(self) -> str | None:
