@@ -4,18 +4,16 @@
 PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$p"; break; }; done)
 VENV := .venv
-# Most tests wait for processes more than they compute. A file's tests stay together and in order.
-WORKERS ?= 3
-PARALLEL := -n $(WORKERS) --dist loadfile
-# Nothing in there asks who runs it: once is enough.
-ALIKE := tests/kernel/test_git_safety.py
+# Most tests wait for processes more than they compute.
+export WORKERS ?= 4
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint bench docs filters clean check-python demo-packages test-packages bench-packages
+.PHONY: help demo test test-everything lint bench docs filters clean check-python demo-packages test-packages bench-packages
 
 help:
 	@echo "make demo    install, then see a confined command at work"
-	@echo "make test    install what the tests need, and run everything"
+	@echo "make test    install what the tests need, and run them"
+	@echo "make test-everything   the same, and every test as both root and a user"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   the benchmarks: ratios against peers in the same run"
 	@echo "make docs    run every example of the documentation"
@@ -53,10 +51,11 @@ $(VENV)/installed-dev: pyproject.toml | $(BIN)/python
 demo: demo-packages $(VENV)/installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo
 
-test: test-packages $(VENV)/installed-dev lint
-	$(BIN)/python -m pytest $(PARALLEL)
-	scripts/test-as-user $(PARALLEL) $(ALIKE:%=--ignore=%) \
-		tests/kernel tests/containment tests/cli tests/unit/layers
+test: test-packages $(VENV)/installed-dev
+	@scripts/test
+
+test-everything: test-packages $(VENV)/installed-dev
+	@scripts/test everything
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check

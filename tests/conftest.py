@@ -1,26 +1,108 @@
-"""What every test may rely on."""
+"""What every test may rely on, and in which order they are given to the workers."""
 
 from __future__ import annotations
 
 import os
+import re
+import signal
+from typing import Any
 
 import pytest
 
 from staddle.policy.environment import PATH
 from staddle.policy.layouts import SYSTEM
 
+#: What asks for the fixture `machine` of tests/kernel.
+ON_A_MACHINE = {
+    f"kernel/test_{name}.py"
+    for name in (
+        *("systemd", "systemd_containment", "systemd_endings", "systemd_network", "systemd_session"),
+        *("jail_systemd", "jail_systemd_endings", "limits_scope"),
+    )
+}
+#: Groups that take long, the longest first: whoever begins with one of them at the end is waited for.
+LONG = (
+    "kernel: machine",
+    "containment: machine",
+    "kernel/test_forkserver_faults.py",
+    "cli/test_endings.py",
+    "kernel/test_jail_endings.py",
+    "cli/test_layers.py",
+    "containment/test_mutations.py: session",
+    "containment/test_mutations.py: bwrap",
+    "containment/test_mutations.py: namespaces",
+    "kernel/test_git_safety.py",
+    "kernel/test_packages.py",
+    "docs/test_examples.py",
+    "kernel/test_forkserver.py",
+    "kernel/test_shell_cases.py",
+    "cli/test_layers_review.py",
+    "kernel/test_programs.py",
+    "kernel/test_sandbox.py",
+    "kernel/test_seccomp.py",
+    "kernel/test_network_relay.py",
+    "kernel/test_network_matrix.py",
+    "kernel/test_sandbox_files.py",
+    "containment/test_mutations.py: landlock",
+    "cli/test_shell.py",
+    "cli/test_jail.py",
+    "containment/test_session.py",
+    "property/test_writable_paths.py",
+    "containment/test_namespaces.py",
+    "containment/test_bwrap.py",
+    "property/test_sandbox_model.py",
+)
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "needs_root: starts something only root can start; left out of the run as an ordinary user"
-    )
     # A toolchain in the home of whoever runs the tests is seen inside. Tests say themselves which there are.
     usual = [place for place in os.environ.get("PATH", "").split(":") if place in SYSTEM]
     os.environ["PATH"] = ":".join(usual) or PATH
+    # Who starts us in the background has them ignored, and so would be everything that we start.
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """As an ordinary user `make test` leaves out what needs root, and says so once."""
+    _leave_out_what_needs_root(config, items)
+    ranks = {group: rank for rank, group in enumerate(LONG)}
+    items.sort(key=lambda item: ranks.get(group_of(item.nodeid), len(LONG)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, groups as they are here, in our order: marks for xdist's own are not read."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class InGroups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return InGroups(config, log)
+
+
+def group_of(test: str) -> str:
+    """Whose tests one worker runs, one after the other: those of a file, and those on one machine.
+
+    Not fewer: tests of a file look for the same processes. What one backend does with a protection
+    switched off nobody else looks for.
+    """
+    path, _, name = test.removeprefix("tests/").partition("::")
+    if path in ON_A_MACHINE:
+        return "kernel: machine"
+    if path == "containment/test_systemd.py" or "_in_systemd[" in name:
+        return "containment: machine"
+    if path == "containment/test_mutations.py":
+        return f"{path}: {re.split('[]:]', name.partition('[')[2])[0]}"
+    return path
+
+
+def _leave_out_what_needs_root(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """As an ordinary user `make test` leaves it out, and says so once."""
     if os.geteuid() == 0:
         return
     kept: list[pytest.Item] = []

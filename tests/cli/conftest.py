@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from staddle.files.remove_tree import remove
-from tests.cli.kept_sandboxes import Run
-from tests.cli.staddle_command import environment, staddle
+from tests.support.kept_sandboxes import Run
+from tests.support.staddle_command import environment, staddle
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from staddle import backends, doctor
 from staddle.enforcement import PROTECTIONS
-from tests.cli.staddle_command import staddle
+from tests.support.staddle_command import staddle
 
 
 def test_it_names_every_backend_and_the_one_a_run_uses(tmp_path: Path) -> None:
@@ -57,6 +57,7 @@ def test_the_library_says_the_same() -> None:
     assert held["native"] == ()
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize("words", [["--jsno"], ["now"]])
 def test_bad_input_is_a_sentence(words: list[str], tmp_path: Path) -> None:
     done = staddle("doctor", *words, cwd=tmp_path)

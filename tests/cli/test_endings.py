@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.staddle_command import COMMAND, environment, gone, processes_with, staddle, start
+from tests.support.staddle_command import COMMAND, environment, gone, processes_with, staddle, start
 
 
 def wait_for(path: Path, within: float = 10.0) -> None:

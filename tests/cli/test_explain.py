@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from staddle.linux.seccomp import describe
-from tests.cli.staddle_command import environment, staddle
+from tests.support.staddle_command import environment, staddle
 
 
 @pytest.fixture
@@ -86,6 +86,7 @@ def test_what_would_be_refused_says_so_and_why(place: Path) -> None:
         assert "cannot be enforced here" in named.stdout
 
 
+@pytest.mark.same_for_everyone
 def test_hostile_names_are_shown_harmless(place: Path) -> None:
     nasty = place / "\x1b]0;owned\x07\x1b[2J\u202e"
     nasty.mkdir()
@@ -95,6 +96,7 @@ def test_hostile_names_are_shown_harmless(place: Path) -> None:
     assert "\u202e" not in done.stdout
 
 
+@pytest.mark.same_for_everyone
 def test_host_variables_do_not_show(place: Path) -> None:
     done = staddle("explain", "--", "true", cwd=place, env={**environment(), "HOST_SECRET": "hunter2"})
     assert "hunter2" not in done.stdout

@@ -17,10 +17,10 @@ from staddle.cli import jail as command
 from staddle.cli.jail import _parsed
 from staddle.cli.jail_run import RUN_OPTIONS, SHELL_OPTIONS, _opts
 from staddle.jail.workspace import Workspace
-from tests.cli.staddle_command import COMMAND, gone, staddle, start
-from tests.kernel.git_plants import World
+from tests.support.git_plants import World
+from tests.support.staddle_command import COMMAND, gone, staddle, start
 
-TYPIST = Path(__file__).parents[1] / "kernel/typing_at_a_terminal.py"
+TYPIST = Path(__file__).parents[1] / "support/typing_at_a_terminal.py"
 
 
 @pytest.fixture
@@ -75,6 +75,7 @@ def test_from_a_repository_to_a_reviewed_branch(world: World) -> None:
     assert json.loads(jail("ls", "--json").stdout) == []
 
 
+@pytest.mark.same_for_everyone
 def test_the_exit_status_is_the_commands_and_the_state_is_told(name: str) -> None:
     assert jail("run", name, "--", "sh", "-c", "exit 7", status=7).stderr == ""
     assert state(name) == "stopped"
@@ -100,6 +101,7 @@ def test_streams(name: str) -> None:
     assert "were dropped" in capped.stderr
 
 
+@pytest.mark.same_for_everyone
 def test_as_json(name: str) -> None:
     done = jail("run", name, "--json", "--", "sh", "-c", "echo out; mkdir .vscode; exit 3", status=3)
     report = json.loads(done.stdout)
@@ -168,6 +170,7 @@ def test_an_agent_is_run_on_a_prompt(name: str, world: World) -> None:
     assert "nothing to run" in jail("run", name, "--agent", "codex", status=125).stderr
 
 
+@pytest.mark.same_for_everyone
 def test_options_stand_on_both_sides_of_the_workspace_and_never_behind_the_dashes(name: str) -> None:
     done = jail("run", "--env", "A=1", name, "--env", "B=2", "--", "sh", "-c", "echo $A$B $0", "--env")
     assert done.stdout == "12 --env\n"
@@ -249,6 +252,7 @@ def test_when_the_window_is_closed_everything_inside_ends(name: str) -> None:
     jail("run", name, "--", "true")
 
 
+@pytest.mark.same_for_everyone
 def test_what_an_agent_wrote_does_not_move_the_cursor(name: str) -> None:
     jail(
         "run",
@@ -281,6 +285,7 @@ def test_reaping(name: str) -> None:
     assert "no time" in jail("reap", "--failed", "soon", status=125).stderr
 
 
+@pytest.mark.same_for_everyone
 def test_agents_are_listed() -> None:
     listed = jail("agents").stdout
     assert "CODEX_API_KEY" in listed
@@ -291,6 +296,7 @@ def test_agents_are_listed() -> None:
     }
 
 
+@pytest.mark.same_for_everyone
 def test_help() -> None:
     whole = jail("--help").stdout
     assert jail(status=125).stdout == whole
@@ -304,6 +310,7 @@ def test_help() -> None:
     assert "staddle jail" in staddle("jail", "nothing").stderr
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize(
     "words",
     [

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.kept_sandboxes import Run, at_a_terminal, names
-from tests.cli.staddle_command import COMMAND, environment
+from tests.support.kept_sandboxes import Run, at_a_terminal, names
+from tests.support.staddle_command import COMMAND, environment
 
 # ---------------------------------------------------------------- run and shell
 
@@ -25,6 +25,7 @@ def test_what_one_run_changed_the_next_one_finds_and_the_host_does_not_have(
     assert command("run", "--keep", "fix", "-c", "cat file; ls").stdout == "new\nREADME\nfile\nsrc\n"
 
 
+@pytest.mark.same_for_everyone
 def test_the_command_has_its_streams_and_its_status(command: Run) -> None:
     done = command("run", "--keep", "fix", "--", "sh", "-c", "tr a-z A-Z; exit 7", status=7, input="hello")
     assert done.stdout == "HELLO"
@@ -38,6 +39,7 @@ def test_the_command_has_its_streams_and_its_status(command: Run) -> None:
     assert (report["stdout"], report["exit_code"], report["backend"]) == ("out\n", 3, "namespaces")
 
 
+@pytest.mark.same_for_everyone
 def test_a_script_of_the_workspace_is_run_as_it_is_inside(command: Run, project: Path) -> None:
     (project / "script").write_text("echo from the host\n")
     assert command("run", "--keep", "fix", "script").stdout == "from the host\n"
@@ -62,6 +64,7 @@ def test_on_a_terminal_it_has_a_terminal(state: Path, project: Path) -> None:
     assert "'no-such' cannot be run" in seen
 
 
+@pytest.mark.same_for_everyone
 def test_what_the_network_refused_is_told(command: Run) -> None:
     done = command(
         "run", "--keep", "fix", "--allow", "example.com", "-c", "getent hosts not.example.org; true"
@@ -69,6 +72,7 @@ def test_what_the_network_refused_is_told(command: Run) -> None:
     assert "not.example.org was refused" in done.stderr
 
 
+@pytest.mark.same_for_everyone
 def test_a_session_is_of_one_workspace(command: Run, tmp_path: Path, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > file")
     assert command("run", "--keep", "fix", "--", "cat", "file", cwd=project / "src").stdout == "1\n"
@@ -84,6 +88,7 @@ def test_a_session_is_of_one_workspace(command: Run, tmp_path: Path, project: Pa
     assert "?" in command("ls").stdout
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -101,6 +106,7 @@ def test_what_cannot_be_kept_is_said_and_leaves_nothing(
     assert not list(state.glob("staddle/sessions/*"))
 
 
+@pytest.mark.same_for_everyone
 def test_a_session_that_is_in_use_is_not_used_twice(command: Run, state: Path, project: Path) -> None:
     env = {**environment(), "XDG_STATE_HOME": str(state)}
     words = [*COMMAND, "run", "--keep", "fix", "-c", "echo 1 > file; echo ready; read -r _ || true"]
@@ -149,6 +155,7 @@ def test_changes_are_dropped(command: Run) -> None:
     assert command("run", "--keep", "fix", "--", "ls").stdout == "README\ngone\nsrc\n"
 
 
+@pytest.mark.same_for_everyone
 def test_a_snapshot_can_be_gone_back_to(command: Run) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > file; rm gone")
     command("snapshot", "fix", "first one")
@@ -224,6 +231,7 @@ def test_sessions_are_listed_and_removed_without_a_trace(command: Run, state: Pa
     assert "no kept sandbox 'fix'" in command("rm", "fix", status=125).stderr
 
 
+@pytest.mark.same_for_everyone
 def test_a_damaged_session_is_told_and_can_be_removed(command: Run, state: Path) -> None:
     command("run", "--keep", "fix", "--", "true")
     record = state / "staddle/sessions/fix/session"
@@ -237,6 +245,7 @@ def test_a_damaged_session_is_told_and_can_be_removed(command: Run, state: Path)
     assert os.listdir(state) == []
 
 
+@pytest.mark.same_for_everyone
 def test_every_command_teaches(command: Run) -> None:
     for name in ("diff", "commit", "discard", "snapshot", "restore", "ls", "rm"):
         text = command(name, "--help").stdout

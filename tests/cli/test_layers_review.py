@@ -8,11 +8,14 @@ import re
 import time
 from pathlib import Path
 
-from tests.cli.kept_sandboxes import Run, at_a_terminal, names
+import pytest
+
+from tests.support.kept_sandboxes import Run, at_a_terminal, names
 
 # ---------------------------------------------------------------- diff
 
 
+@pytest.mark.same_for_everyone
 def test_the_diff_is_text_without_colours_in_a_pipe(command: Run) -> None:
     command("run", "--keep", "fix", "-c", "sed -i s/teh/the/ README; rm gone; chmod 600 src/code")
     text = command("diff", "fix").stdout
@@ -25,6 +28,7 @@ def test_the_diff_is_text_without_colours_in_a_pipe(command: Run) -> None:
     assert "not in the workspace" in command("diff", "fix", "/etc", status=125).stderr
 
 
+@pytest.mark.same_for_everyone
 def test_the_home_is_told_about_when_asked_for(command: Run) -> None:
     command("run", "--keep", "fix", "-c", "echo w > w; echo h > ~/h; echo t > /tmp/t")
     assert command("diff", "fix", "--names").stdout == "A /workspace/w\n"
@@ -35,6 +39,7 @@ def test_the_home_is_told_about_when_asked_for(command: Run) -> None:
     assert command("diff", "fix", "--all", "--names").stdout == "A /workspace/w\nA /home/user/h\n"
 
 
+@pytest.mark.same_for_everyone
 def test_how_much_was_changed(command: Run) -> None:
     command("run", "--keep", "fix", "-c", "seq 100 > many; printf 'a\\0b' > binary; sed -i s/teh/the/ README")
     text = command("diff", "fix", "--stat").stdout
@@ -43,12 +48,14 @@ def test_how_much_was_changed(command: Run) -> None:
     assert "3 changes (2 added, 1 modified), 101 lines added, 1 line deleted" in text
 
 
+@pytest.mark.same_for_everyone
 def test_the_diff_as_data_has_names_as_they_are(command: Run) -> None:
     command("run", "--keep", "fix", "-c", r"touch $'odd\nname\033[31m\xff'")
     (change,) = json.loads(command("diff", "fix", "--json").stdout)
     assert (change["kind"], change["path"]) == ("added", "/workspace/odd\nname\x1b[31m\udcff")
 
 
+@pytest.mark.same_for_everyone
 def test_names_and_text_from_inside_are_shown_harmless(command: Run) -> None:
     script = r"""printf 'evil\033]0;title\a\r\n+++ b/forged\n' > $'x\n+++ b\033[2J'; ln -s $'a\nb' link"""
     command("run", "--keep", "fix", "-c", script)
@@ -59,6 +66,7 @@ def test_names_and_text_from_inside_are_shown_harmless(command: Run) -> None:
     assert "\n++++ b/forged" in command("diff", "fix").stdout
 
 
+@pytest.mark.same_for_everyone
 def test_on_a_terminal_it_is_coloured_and_paged(command: Run, state: Path, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "seq 200 > many")
     pager = "sh -c 'echo PAGED; cat'"
@@ -113,12 +121,14 @@ def test_what_was_committed_and_then_changed_on_the_host_is_no_change_of_the_san
     assert (project / "one").read_text() == "of the host\n"
 
 
+@pytest.mark.same_for_everyone
 def test_without_a_terminal_nobody_is_asked_and_nothing_is_done(command: Run, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > one")
     assert "--yes" in command("commit", "fix", status=125).stderr
     assert not (project / "one").exists()
 
 
+@pytest.mark.same_for_everyone
 def test_on_a_terminal_it_lists_and_asks(command: Run, state: Path, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > one; rm gone")
     seen, status = at_a_terminal(state, project, ["commit", "fix"], answer=b"n\n")
@@ -132,6 +142,7 @@ def test_on_a_terminal_it_lists_and_asks(command: Run, state: Path, project: Pat
     assert (project / "one").exists()
 
 
+@pytest.mark.same_for_everyone
 def test_what_changed_on_both_sides_is_listed_and_refused(command: Run, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "echo inside > README; echo fine > other")
     time.sleep(0.05)
@@ -147,6 +158,7 @@ def test_what_changed_on_both_sides_is_listed_and_refused(command: Run, project:
     command("commit", "fix", "--on-conflict", "ask", status=125)
 
 
+@pytest.mark.same_for_everyone
 def test_what_the_host_changed_before_the_sandbox_did_is_no_conflict(command: Run, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > one")
     time.sleep(0.05)

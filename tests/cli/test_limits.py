@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.cli.kept_sandboxes import Run
-from tests.cli.staddle_command import staddle
+from tests.support.kept_sandboxes import Run
+from tests.support.staddle_command import staddle
 
 HOG = "import time\na = bytearray(150 << 20)\ntime.sleep(20)"
 BOMB = "import os, time\nfor _ in range(100):\n    if not os.fork(): time.sleep(20); os._exit(0)"

@@ -9,13 +9,14 @@ import pytest
 
 from staddle.cli.report import say_violations
 from staddle.events import Event
-from tests.cli.staddle_command import staddle
+from tests.support.staddle_command import staddle
 
 TWICE = (
     "getent hosts evil.example; getent hosts evil.example; (echo > /dev/tcp/192.0.2.8/80) 2>/dev/null; exit 4"
 )
 
 
+@pytest.mark.same_for_everyone
 def test_each_refused_destination_is_one_line(tmp_path: Path) -> None:
     done = staddle("run", "--allow", "allowed.example:443", "-c", TWICE, cwd=tmp_path)
     assert done.returncode == 4
@@ -25,6 +26,7 @@ def test_each_refused_destination_is_one_line(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.same_for_everyone
 def test_json_has_them_as_events(tmp_path: Path) -> None:
     done = staddle("run", "--json", "--allow", "allowed.example:443", "-c", TWICE, cwd=tmp_path)
     report = json.loads(done.stdout)
@@ -37,17 +39,20 @@ def test_json_has_them_as_events(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.same_for_everyone
 def test_what_an_entry_refuses_is_told_without_a_way_to_allow_it(tmp_path: Path) -> None:
     words = ["--allow", "*.example", "--allow", "!evil.example"]
     done = staddle("run", *words, "-c", "getent hosts evil.example", cwd=tmp_path)
     assert done.stderr == "staddle: evil.example was refused: refused by !evil.example\n"
 
 
+@pytest.mark.same_for_everyone
 def test_nothing_is_said_when_nothing_was_refused(tmp_path: Path) -> None:
     done = staddle("run", "--allow", "allowed.example", "-c", "getent hosts allowed.example", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.same_for_everyone
 def test_what_comes_from_inside_cannot_write_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     hostile = "\x1b[31mred\nstaddle: all is well"
     say_violations((Event("refused", hostile, hostile, hostile), Event("note", hostile, hostile)))

@@ -8,18 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.staddle_command import staddle
+from tests.support.staddle_command import staddle
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize("status", [0, 1, 2, 3, 4, 42, 124, 125, 126, 127, 255])
 def test_the_exit_status_is_the_commands(status: int, tmp_path: Path) -> None:
     assert staddle("run", "--", "sh", "-c", f"exit {status}", cwd=tmp_path).returncode == status
 
 
+@pytest.mark.same_for_everyone
 def test_a_signal_is_128_and_its_number(tmp_path: Path) -> None:
     assert staddle("run", "--", "sh", "-c", "kill -TERM $$", cwd=tmp_path).returncode == 128 + 15
 
 
+@pytest.mark.same_for_everyone
 def test_streams_pass_through(tmp_path: Path) -> None:
     done = staddle("run", "--", "sh", "-c", "cat; echo to-stderr >&2", input="from stdin\n", cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("from stdin\n", "to-stderr\n")
@@ -36,12 +39,14 @@ def test_streams_can_be_opened_by_name(backend: str, tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("out\nin\n", "err\n")
 
 
+@pytest.mark.same_for_everyone
 def test_any_bytes_pass_through(tmp_path: Path) -> None:
     data = bytes(range(256)) * 300
     done = staddle("run", "--", "cat", input=data, text=False, cwd=tmp_path)
     assert done.stdout == data  # type: ignore[comparison-overlap]
 
 
+@pytest.mark.same_for_everyone
 def test_the_commands_flags_are_untouched(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x\ny\nx\n")
     assert staddle("run", "--", "grep", "-c", "x", "f", cwd=tmp_path).stdout == "2\n"
@@ -51,6 +56,7 @@ def test_the_commands_flags_are_untouched(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.same_for_everyone
 def test_arguments_arrive_byte_for_byte(tmp_path: Path) -> None:
     odd = ["", " ", "a b", "'", '"', "$HOME", "%h", "a\nb", "\\", "é", "--", b"\xff\xfe"]
     done = staddle("run", "--", "printf", r"[%s]\n", *odd, text=False, cwd=tmp_path)
@@ -58,6 +64,7 @@ def test_arguments_arrive_byte_for_byte(tmp_path: Path) -> None:
     assert done.stdout == expected  # type: ignore[comparison-overlap]
 
 
+@pytest.mark.same_for_everyone
 def test_a_line_of_shell_with_arguments(tmp_path: Path) -> None:
     assert (
         staddle("run", "-c", 'echo "$#: $1"; [[ x == x ]]', "one", "two", cwd=tmp_path).stdout == "2: one\n"
@@ -99,6 +106,7 @@ def test_write_says_where(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize(
     "name",
     [
@@ -133,7 +141,7 @@ def test_a_directory_that_is_not_utf8(tmp_path: Path) -> None:
 
 
 def test_the_environment_is_built_from_nothing(tmp_path: Path) -> None:
-    from tests.cli.staddle_command import environment
+    from tests.support.staddle_command import environment
 
     env = {**environment(), "SECRET_TOKEN": "hunter2", "PASSED": "yes", "LD_PRELOAD_X": "1"}
     done = staddle("run", "--env", "A=1 2", "--pass-env", "PASSED", "--", "env", "-0", cwd=tmp_path, env=env)
@@ -163,6 +171,7 @@ def test_a_timeout_is_124_and_says_so(tmp_path: Path) -> None:
     assert "--timeout" in done.stderr
 
 
+@pytest.mark.same_for_everyone
 def test_the_output_cap_drops_and_counts(tmp_path: Path) -> None:
     done = staddle(
         "run", "--output-cap", "1K", "--", "sh", "-c", "head -c 5000 /dev/zero | tr '\\0' x", cwd=tmp_path
@@ -171,6 +180,7 @@ def test_the_output_cap_drops_and_counts(tmp_path: Path) -> None:
     assert "3976 bytes of standard output were dropped" in done.stderr
 
 
+@pytest.mark.same_for_everyone
 def test_json_carries_everything(tmp_path: Path) -> None:
     done = staddle("run", "--json", "-c", "echo out; echo err >&2; exit 3", cwd=tmp_path)
     report = json.loads(done.stdout)
@@ -182,6 +192,7 @@ def test_json_carries_everything(tmp_path: Path) -> None:
     assert (timed["exit_code"], timed["reason"]) == (124, "timeout")
 
 
+@pytest.mark.same_for_everyone
 def test_json_carries_refusals_too(tmp_path: Path) -> None:
     done = staddle("run", "--json", "--read", "/no/such", "--", "true", cwd=tmp_path)
     assert done.returncode == 125
@@ -243,6 +254,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize("words", REFUSED, ids=lambda words: " ".join(words)[:40] or "nothing")
 def test_bad_input_is_one_sentence_and_125(words: list[str], tmp_path: Path) -> None:
     done = staddle("run", *words, cwd=tmp_path)
@@ -270,6 +282,7 @@ def test_a_policy_file_in_the_workspace_cannot_widen_it(tmp_path: Path) -> None:
     assert "workspace" in done.stderr
 
 
+@pytest.mark.same_for_everyone
 def test_help_teaches(tmp_path: Path) -> None:
     for words in (["--help"], ["run", "--help"], ["explain", "--help"], ["doctor", "--help"]):
         done = staddle(*words, cwd=tmp_path)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.staddle_command import COMMAND, environment, gone, processes_with, staddle
+from tests.support.staddle_command import COMMAND, environment, gone, processes_with, staddle
 
 BACKENDS = ["namespaces", "bwrap"]
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -110,6 +110,7 @@ def test_it_is_an_interactive_shell_in_the_sandbox(person: Person) -> None:
     assert person.has_the_terminal_back()
 
 
+@pytest.mark.same_for_everyone
 def test_the_terminal_is_raw_meanwhile(person: Person) -> None:
     assert not person.has_the_terminal_back()
     person.type("\x04")
@@ -130,6 +131,7 @@ def test_control_c_goes_inside_and_the_shell_goes_on(person: Person) -> None:
     assert person.status() == 0
 
 
+@pytest.mark.same_for_everyone
 def test_jobs_are_controlled(person: Person) -> None:
     person.type("sleep 1241.2\n")
     assert _appears("1241.2")
@@ -139,6 +141,7 @@ def test_jobs_are_controlled(person: Person) -> None:
     assert person.sees("gone-42")
 
 
+@pytest.mark.same_for_everyone
 def test_a_new_size_of_the_window_is_told_inside(person: Person) -> None:
     person.type("trap 'echo now-$(stty size)' WINCH; echo set-$((40+2))\n")
     assert person.sees("set-42")
@@ -147,6 +150,7 @@ def test_a_new_size_of_the_window_is_told_inside(person: Person) -> None:
     assert person.sees("now-41 132"), person.seen
 
 
+@pytest.mark.same_for_everyone
 def test_stopped_and_continued_it_takes_the_terminal_again(person: Person) -> None:
     person.process.send_signal(signal.SIGSTOP)
     termios.tcsetattr(person._terminal, termios.TCSANOW, person.modes)  # as the user's own shell does
@@ -200,6 +204,7 @@ def test_a_terminal_that_is_taken_away_ends_it(tmp_path: Path) -> None:
             person.process.wait()
 
 
+@pytest.mark.same_for_everyone
 def test_much_output_arrives_whole(person: Person) -> None:
     person.type("seq 100000 | tail -c 300000; echo the-$((40+2))\n")
     assert person.sees("99999\r\n100000\r\nthe-42", 30)
@@ -228,6 +233,7 @@ def _appears(mark: str) -> bool:
 # ---------------------------------------------------------------- on a pipe
 
 
+@pytest.mark.same_for_everyone
 @every_backend
 def test_a_script_on_standard_input(tmp_path: Path, backend: str) -> None:
     script = "x=1\nfor i in a b\ndo\n  echo $i$x\ndone\ncat <<END\nhere\nEND\npwd; echo err >&2\nexit 3\n"
@@ -237,6 +243,7 @@ def test_a_script_on_standard_input(tmp_path: Path, backend: str) -> None:
     assert done.stderr == "err\n"
 
 
+@pytest.mark.same_for_everyone
 @every_backend
 def test_each_line_is_done_as_it_comes(tmp_path: Path, backend: str) -> None:
     process = subprocess.Popen(
@@ -258,6 +265,7 @@ def test_each_line_is_done_as_it_comes(tmp_path: Path, backend: str) -> None:
     process.stdout.close()
 
 
+@pytest.mark.same_for_everyone
 def test_no_input_is_an_empty_script(tmp_path: Path) -> None:
     done = staddle("shell", "--backend", "bwrap", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -297,6 +305,7 @@ def test_a_timeout_ends_the_script(tmp_path: Path) -> None:
     assert gone("1241.7")
 
 
+@pytest.mark.same_for_everyone
 @every_backend
 def test_one_result_for_each_line(tmp_path: Path, backend: str) -> None:
     lines = b"x=1; cd /usr\necho $x; pwd; (exit 3)\n\xff\nexit 4\necho $x\n"
@@ -309,6 +318,7 @@ def test_one_result_for_each_line(tmp_path: Path, backend: str) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.same_for_everyone
 def test_a_line_that_cannot_be_run_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
     done = staddle("shell", "--json", "--backend", "bwrap", input="a\0b\necho fine\n", cwd=tmp_path)
     first, second = (json.loads(line) for line in done.stdout.splitlines())
@@ -334,6 +344,7 @@ def test_the_options_are_those_of_run(tmp_path: Path, backend: str) -> None:
     assert done.stdout == "refused\n"
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -355,6 +366,7 @@ def test_in_a_directory_that_cannot_be_shown_the_workspace_is_empty() -> None:
     assert done.stdout == "/workspace\n", done.stderr
 
 
+@pytest.mark.same_for_everyone
 def test_help_teaches_it() -> None:
     assert "staddle shell" in staddle("shell", "--help").stdout
     assert "shell" in staddle("--help").stdout

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.staddle_command import environment, staddle, start
-from tests.kernel.roots import small_root
-from tests.kernel.waiting import until
+from tests.support.roots import small_root
+from tests.support.staddle_command import environment, staddle, start
+from tests.support.waiting import until
 from tests.unit.bases.images import docker_save, layer
 
 

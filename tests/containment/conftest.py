@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.private_systemd import SOURCE_INSIDE, PrivateSystemd
+from tests.support.private_systemd import SOURCE_INSIDE, PrivateSystemd
 
 HERE = Path(__file__).parent
+#: What is compiled goes along, so that a copy does not begin with compiling; not what is being written.
+HALF_WRITTEN = shutil.ignore_patterns("*.pyc.*")
 
 
 def copy_in(machine: PrivateSystemd, source: Path, name: str) -> str:
     """A copy of the tree at `source` inside, readable by everyone there; returns its path."""
     inside = f"{SOURCE_INSIDE}/{name}" if name else SOURCE_INSIDE
     target = machine.outside(inside)
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    shutil.copytree(source, target, ignore=HALF_WRITTEN, dirs_exist_ok=True)
     for folder, _, files in os.walk(target):
         os.chmod(folder, 0o755)
         for file in files:

@@ -12,7 +12,7 @@ import termios
 import tty
 from typing import Any
 
-from tests.kernel.private_systemd import SOURCE_INSIDE, PrivateSystemd
+from tests.support.private_systemd import SOURCE_INSIDE, PrivateSystemd
 
 from . import session
 

@@ -6,6 +6,7 @@ machine, so that what gets through reaches nothing but canaries there.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -19,11 +20,11 @@ from typing import Any
 
 import pytest
 
-from tests.kernel.private_systemd import SOURCE_INSIDE, PrivateSystemd
+from tests.support.private_systemd import SOURCE_INSIDE, PrivateSystemd
 
 from . import checks, machines, namespaces
 from .checks import BATCH, SOURCE, gaps_of, verdict
-from .conftest import copy_in
+from .conftest import HALF_WRITTEN, copy_in
 from .probes import ATTACKS, TERMINAL
 from .switches import ALONE, SWITCHES, Switch
 
@@ -35,38 +36,32 @@ Run = Callable[..., dict[str, Any] | None]
 
 def cases(backends: tuple[str, ...], who: str) -> list[Any]:
     return [
-        pytest.param(backend, name, id=f"{backend}: {name}")
+        pytest.param(
+            backend,
+            name,
+            id=f"{backend}: {name}",
+            marks=[pytest.mark.same_for_everyone] if switch.same_for_everyone else [],
+        )
         for backend in backends
         for name, switch in SWITCHES[backend].items()
         if switch.only in ("", who)
     ]
 
 
-@functools.cache
-def edited(backend: str, name: str) -> Path:
+@contextlib.contextmanager
+def edited(backend: str, name: str) -> Iterator[Path]:
     """A copy of staddle without the protection, as far as that is text."""
     edits = SWITCHES[backend][name].edits
     if not edits:
-        return SOURCE
-    target = Path(_copies().name) / f"{backend}-{name}".replace(" ", "-")
-    shutil.copytree(SOURCE, target, ignore=shutil.ignore_patterns("__pycache__"))
-    for edit in edits:
-        edit.apply(target)
-    return target
-
-
-@functools.cache
-def _copies() -> tempfile.TemporaryDirectory[str]:
-    made = tempfile.TemporaryDirectory(prefix="mutated-")
-    os.chmod(made.name, 0o755)
-    return made
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_copies_left() -> Iterator[None]:
-    yield
-    if _copies.cache_info().currsize:
-        _copies().cleanup()
+        yield SOURCE
+        return
+    with tempfile.TemporaryDirectory(prefix="mutated-") as place:
+        os.chmod(place, 0o755)
+        target = Path(place) / "src"
+        shutil.copytree(SOURCE, target, ignore=HALF_WRITTEN)
+        for edit in edits:
+            edit.apply(target)
+        yield target
 
 
 def parsed(done: subprocess.CompletedProcess[bytes]) -> dict[str, Any] | None:
@@ -121,8 +116,6 @@ def test_nothing_is_red_with_every_protection_on(backend: str) -> None:
 
 @pytest.mark.parametrize(("backend", "name"), cases(HERE, WHO))
 def test_a_check_turns_red_without(backend: str, name: str) -> None:
-    source = edited(backend, name)
-
     def run(arguments: dict[str, Any], *, terminal: bool = False) -> dict[str, Any] | None:
         if terminal:
             return checks.in_a_terminal(arguments, source=source)
@@ -133,7 +126,9 @@ def test_a_check_turns_red_without(backend: str, name: str) -> None:
         "switched_off": name,
         "deny_below": DENY_BELOW.get(backend, "work"),
     }
-    assert noticed(SWITCHES[backend][name], arguments, run), "no check notices that this protection is gone"
+    with edited(backend, name) as source:
+        found = noticed(SWITCHES[backend][name], arguments, run)
+    assert found, "no check notices that this protection is gone"
 
 
 # ------------------------------------------------------------------ in a private machine
@@ -154,7 +149,8 @@ _numbers = itertools.count()
 def test_a_check_turns_red_without_in_systemd(who: str, name: str, machine: PrivateSystemd) -> None:
     source = SOURCE_INSIDE
     if SWITCHES["systemd"][name].edits:
-        source = copy_in(machine, edited("systemd", name), f"mutated-{next(_numbers)}")
+        with edited("systemd", name) as made:
+            source = copy_in(machine, made, f"mutated-{next(_numbers)}")
 
     def run(arguments: dict[str, Any], *, terminal: bool = False) -> dict[str, Any] | None:
         if terminal:

@@ -16,7 +16,7 @@ import pytest
 from staddle import Sandbox
 from staddle.errors import StaddleError
 from staddle.sandbox.workspace import stores
-from tests.kernel.sandboxes import descriptors, within
+from tests.support.sandboxes import descriptors, within
 
 from .checks import Containment
 

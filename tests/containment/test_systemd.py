@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.kernel.private_systemd import PrivateSystemd
+from tests.support.private_systemd import PrivateSystemd
 
 from . import machines
 from .checks import Containment

@@ -1,4 +1,4 @@
-"""A private systemd, started when the first test of a file asks; one backend after the other."""
+"""A private systemd, started when the first test asks; one backend after the other."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.fresh_roots import BACKENDS, CHOICE
-from tests.kernel.private_systemd import PrivateSystemd
-from tests.kernel.systemd_sandbox import Sandbox, boot
+from tests.support.fresh_roots import BACKENDS, CHOICE
+from tests.support.private_systemd import PrivateSystemd
+from tests.support.systemd_sandbox import Sandbox, boot
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def machine() -> Iterator[PrivateSystemd]:
-    """A machine for the tests of one file. Ask for it in tests that are marked `needs_root`."""
+    """One machine for the whole run. Ask for it in tests that are marked `needs_root`."""
     with PrivateSystemd() as made:
         boot(made)
         yield made
@@ -24,11 +24,13 @@ def sandbox(machine: PrivateSystemd, request: pytest.FixtureRequest) -> Iterator
     """The backend as an ordinary user with a user manager, and as root with the system's."""
     made = Sandbox(machine, request.param == "user")
     yield made
-    assert made.units() == [], "a unit was left behind"
+    left = made.units()
+    made.end(left)  # so that only the test that left it is told
+    assert left == [], "a unit was left behind"
 
 
 @pytest.fixture(params=list(BACKENDS))
 def fresh_root(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """One backend with a fresh root after the other, for `tests.kernel.fresh_roots`."""
+    """One backend with a fresh root after the other, for `tests.support.fresh_roots`."""
     monkeypatch.setenv(CHOICE, request.param)
     return str(request.param)

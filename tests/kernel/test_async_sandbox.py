@@ -12,8 +12,8 @@ import pytest
 
 from staddle import AsyncSandbox, Reason
 from staddle.errors import CommandFailed, InvalidCall, SandboxClosed, SessionBusy, SessionError
-from tests.kernel.sandboxes import descriptors, every_backend, within
-from tests.kernel.waiting import with_argument
+from tests.support.sandboxes import descriptors, every_backend, within
+from tests.support.waiting import with_argument
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,7 @@ async def _with_timeout(seconds: float, command: Awaitable[object]) -> None:
         await command
 
 
+@pytest.mark.same_for_everyone
 @every_backend
 def test_commands_programs_and_state(backend: str) -> None:
     async def test(sb: AsyncSandbox) -> None:
@@ -57,6 +58,7 @@ def test_commands_programs_and_state(backend: str) -> None:
     awaited(backend, test)
 
 
+@pytest.mark.same_for_everyone
 @every_backend
 def test_concurrent_runs_take_turns_and_sessions_do_not_wait_for_each_other(backend: str) -> None:
     async def test(sb: AsyncSandbox) -> None:
@@ -78,6 +80,7 @@ def test_concurrent_runs_take_turns_and_sessions_do_not_wait_for_each_other(back
     awaited(backend, test)
 
 
+@pytest.mark.same_for_everyone
 @every_backend
 def test_cancelling_interrupts_the_command_and_leaves_the_session_whole(backend: str) -> None:
     async def test(sb: AsyncSandbox) -> None:
@@ -103,6 +106,7 @@ def test_cancelling_interrupts_the_command_and_leaves_the_session_whole(backend:
     awaited(backend, test)
 
 
+@pytest.mark.same_for_everyone
 @every_backend
 def test_cancelling_at_any_moment(backend: str) -> None:
     async def test(sb: AsyncSandbox) -> None:
@@ -122,6 +126,7 @@ def test_cancelling_at_any_moment(backend: str) -> None:
     awaited(backend, test)
 
 
+@pytest.mark.same_for_everyone
 @every_backend
 def test_a_timeout_of_asyncio_is_a_cancellation(backend: str) -> None:
     async def test(sb: AsyncSandbox) -> None:
@@ -138,6 +143,7 @@ def test_a_timeout_of_asyncio_is_a_cancellation(backend: str) -> None:
     awaited(backend, test)
 
 
+@pytest.mark.same_for_everyone
 @every_backend
 def test_waiting_in_the_queue_can_be_cancelled(backend: str) -> None:
     async def test(sb: AsyncSandbox) -> None:
@@ -153,6 +159,7 @@ def test_waiting_in_the_queue_can_be_cancelled(backend: str) -> None:
     awaited(backend, test)
 
 
+@pytest.mark.same_for_everyone
 @every_backend
 def test_streams(backend: str) -> None:
     async def test(sb: AsyncSandbox) -> None:
@@ -181,6 +188,7 @@ def test_streams(backend: str) -> None:
     awaited(backend, test)
 
 
+@pytest.mark.same_for_everyone
 @every_backend
 def test_the_loop_goes_on_while_a_command_prints_without_end(backend: str) -> None:
     async def test(sb: AsyncSandbox) -> None:
@@ -250,6 +258,7 @@ def test_close_and_reset(backend: str) -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+@pytest.mark.same_for_everyone
 @every_backend
 def test_a_stream_that_nobody_reads_does_not_hold_up_the_end(backend: str) -> None:
     async def main() -> None:
@@ -306,6 +315,7 @@ def test_opening_can_be_cancelled_and_leaves_nothing(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+@pytest.mark.same_for_everyone
 def test_no_thread_waits_for_a_command() -> None:
     async def main() -> None:
         async with AsyncSandbox(backend="native") as sb:

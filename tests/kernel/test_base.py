@@ -14,7 +14,7 @@ from staddle import Identity, Policy, PolicyNotEnforceable, Sandbox, wrap
 from staddle.bases.importing import import_image
 from staddle.errors import CommandNotFound
 from staddle.policy import base_store
-from tests.kernel.roots import small_root
+from tests.support.roots import small_root
 from tests.unit.bases.images import docker_save, file, layer, oci
 
 

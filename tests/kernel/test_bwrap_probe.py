@@ -18,7 +18,7 @@ from staddle.backends import canary
 from staddle.backends.bwrap import Bwrap
 from staddle.errors import BackendUnavailable, LaunchFailed
 from staddle.linux import programs
-from tests.kernel.fresh_roots import Ran, system
+from tests.support.fresh_roots import Ran, system
 from tests.unit.mounts.plans import read
 
 HERE = Path(__file__).parent
@@ -190,7 +190,15 @@ def cause(*traits: str, before: str = "", source: Path = SRC) -> str:
     script = f"{before}\nfrom staddle.backends.bwrap import Bwrap\n"
     script += "p = Bwrap().probe()\nprint(p.usable, p.why, p.fix, sep='|')"
     done = subprocess.run(
-        [sys.executable, str(HERE / "other_hosts.py"), *traits, "--", sys.executable, "-c", script],
+        [
+            sys.executable,
+            str(HERE.parent / "support/other_hosts.py"),
+            *traits,
+            "--",
+            sys.executable,
+            "-c",
+            script,
+        ],
         env={**os.environ, "PYTHONPATH": str(source)},
         capture_output=True,
         text=True,

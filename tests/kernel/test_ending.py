@@ -9,7 +9,7 @@ import pytest
 
 from staddle import Policy, wrap
 from staddle.launch import running
-from tests.kernel.waiting import with_argument
+from tests.support.waiting import with_argument
 
 
 @pytest.mark.parametrize("backend", ["bwrap", "namespaces", "landlock"])

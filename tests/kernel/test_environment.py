@@ -37,7 +37,7 @@ from staddle.errors import (
 )
 from staddle.launch import running
 from staddle.linux import landlock
-from tests.kernel.waiting import JumpingClock, as_soon_as, until, with_argument
+from tests.support.waiting import JumpingClock, as_soon_as, until, with_argument
 
 confined = pytest.mark.parametrize("backend", ["bwrap", "landlock"])
 every = pytest.mark.parametrize("backend", ["bwrap", "landlock", "native"])
@@ -104,6 +104,7 @@ def test_without_globs_the_whole_directory_and_no_more(place: Path, backend: str
     assert list((place.parent / "outside").iterdir()) == []
 
 
+@pytest.mark.same_for_everyone
 @every
 def test_a_failing_command_is_a_result(place: Path, backend: str) -> None:
     env = LocalEnvironment(place, backend=backend)
@@ -117,6 +118,7 @@ def test_a_failing_command_is_a_result(place: Path, backend: str) -> None:
         env.exec_command("./no-such-program")
 
 
+@pytest.mark.same_for_everyone
 @every
 def test_the_tail_is_kept_to_the_byte_on_both_streams(place: Path, backend: str) -> None:
     env = LocalEnvironment(place, backend=backend)
@@ -234,6 +236,7 @@ def test_a_protected_name_that_appears_is_in_the_result(place: Path, backend: st
     assert [os.path.basename(event.what) for event in result.violations] == [".bashrc"]
 
 
+@pytest.mark.same_for_everyone
 def test_bad_arguments_are_refused(place: Path) -> None:
     env = LocalEnvironment(place)
     for timeout in (0, -1, True, float("nan"), "3"):
@@ -257,6 +260,7 @@ def test_bad_arguments_are_refused(place: Path) -> None:
     assert os.listdir(place) == []
 
 
+@pytest.mark.same_for_everyone
 @every
 def test_arguments_arrive_as_they_are_whatever_they_look_like(place: Path, backend: str) -> None:
     (place / "--bind").write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
@@ -269,6 +273,7 @@ def test_arguments_arrive_as_they_are_whatever_they_look_like(place: Path, backe
     assert os.listdir(place) == ["--bind"]
 
 
+@pytest.mark.same_for_everyone
 @every
 def test_a_command_that_is_too_long_says_so(place: Path, backend: str) -> None:
     env = LocalEnvironment(place, backend=backend)
@@ -306,6 +311,7 @@ def test_landlock_is_asked_for_by_its_version(monkeypatch: pytest.MonkeyPatch) -
             probe_landlock()
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize(
     "name", ["with space", "line\nend", "\udcff\udcfe", "-rf", "--", "$HOME", "a:b,c=d\\"]
 )

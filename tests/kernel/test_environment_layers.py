@@ -18,8 +18,8 @@ from staddle.events import Event
 from staddle.launch import running
 from staddle.layers import trash
 from staddle.policy.plan import Plan
-from tests.kernel.in_a_child import python
-from tests.kernel.waiting import JumpingClock, as_soon_as, until
+from tests.support.in_a_child import python
+from tests.support.waiting import JumpingClock, as_soon_as, until
 
 #: Says that it has come so far, and waits to be let go; `sync` is written directly.
 MEET = "touch sync/ready; while [ ! -e sync/go ]; do sleep 0.02; done"

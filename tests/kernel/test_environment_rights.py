@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.in_a_child import python
+from tests.support.in_a_child import python
 
 NO_CAPABILITIES = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
 ONLY_FILES_ARE_OTHERS = [

@@ -15,6 +15,7 @@ from staddle.errors import CommandNotUnderstood, CommandRefused, ExtraMissing
 RULES = CommandRules(deny=[Rule("touch", owner="write_file", reason="files are written with the file tools")])
 
 
+@pytest.mark.same_for_everyone
 def test_a_refused_command_leaves_nothing(tmp_path: Path) -> None:
     env = LocalEnvironment(tmp_path, ["docs/**"], rules=RULES)
     for argv in (["touch", "docs/a"], ["bash", "-lc", "cd docs && touch a"], ["env", "touch", "docs/a"]):
@@ -40,18 +41,21 @@ def test_what_the_rules_do_not_see_the_confinement_holds(tmp_path: Path) -> None
     assert os.listdir(tmp_path / "outside") == []
 
 
+@pytest.mark.same_for_everyone
 def test_the_rules_see_what_the_agent_asked_and_not_what_the_hook_makes_of_it(tmp_path: Path) -> None:
     env = LocalEnvironment(tmp_path, rules=RULES, command_wrapper=lambda argv: ["touch", *argv[1:]])
     env.exec_command("make", ["a"])
     assert os.listdir(tmp_path) == ["a"]
 
 
+@pytest.mark.same_for_everyone
 def test_the_awaited_tools_ask_them_too(tmp_path: Path) -> None:
     env = AsyncLocalEnvironment(LocalEnvironment(tmp_path, rules=RULES))
     with pytest.raises(CommandRefused):
         asyncio.run(env.exec_command("touch", ["a"]))
 
 
+@pytest.mark.same_for_everyone
 def test_without_the_parser_no_environment_with_rules_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from staddle import LocalEnvironment, Policy
 from staddle.environment import AsyncLocalEnvironment
 from staddle.errors import CommandCancelled, CommandNotFound, CommandTimeout, PolicyError
+from tests.support.waiting import as_soon_as
 
 KEY = "sk-live-0123456789abcdef"
 every = pytest.mark.parametrize("backend", ["bwrap", "landlock", "native"])
@@ -29,6 +30,7 @@ def passing(place: Path, backend: str, **kwargs: object) -> LocalEnvironment:
     return LocalEnvironment(place, policy=policy, backend=backend, **kwargs)  # type: ignore[arg-type]
 
 
+@pytest.mark.same_for_everyone
 @every
 @pytest.mark.usefixtures("host")
 def test_only_named_variables_are_passed_on(tmp_path: Path, backend: str) -> None:
@@ -57,6 +59,7 @@ def test_the_command_has_the_value_and_nobody_else(tmp_path: Path, backend: str)
     assert called.stdout == "(hidden)\n"
 
 
+@pytest.mark.same_for_everyone
 @every
 @pytest.mark.usefixtures("host")
 def test_it_is_found_in_pieces_and_at_the_edge_of_what_is_kept(tmp_path: Path, backend: str) -> None:
@@ -70,6 +73,7 @@ def test_it_is_found_in_pieces_and_at_the_edge_of_what_is_kept(tmp_path: Path, b
         assert cut.stdout_bytes_dropped == max(0, len("x (hidden)\n") - limit)
 
 
+@pytest.mark.same_for_everyone
 @every
 @pytest.mark.usefixtures("host")
 def test_errors_and_what_they_carry_do_not_show_it(tmp_path: Path, backend: str) -> None:
@@ -87,6 +91,7 @@ def test_errors_and_what_they_carry_do_not_show_it(tmp_path: Path, backend: str)
         assert KEY not in shown
 
 
+@pytest.mark.same_for_everyone
 @every
 @pytest.mark.usefixtures("host")
 def test_events_do_not_show_it(tmp_path: Path, backend: str) -> None:
@@ -96,26 +101,29 @@ def test_events_do_not_show_it(tmp_path: Path, backend: str) -> None:
     assert os.listdir(tmp_path) == [KEY]
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.usefixtures("host")
 def test_a_cancelled_command_does_not_show_it_either(tmp_path: Path) -> None:
     import threading
 
     cancel = threading.Event()
-    threading.Timer(0.7, cancel.set).start()
+    as_soon_as((tmp_path / "begun").exists, cancel.set)
     with pytest.raises(CommandCancelled) as ended:
         passing(tmp_path, "auto").exec_command(
-            "sh", ["-c", "echo $SERVICE_API_KEY; exec sleep 60"], cancel=cancel
+            "sh", ["-c", "echo $SERVICE_API_KEY; touch begun; exec sleep 60"], cancel=cancel
         )
     assert ended.value.result is not None
     assert ended.value.result.stdout == "(hidden)\n"
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.usefixtures("host")
 def test_the_awaited_tools_hide_it_too(tmp_path: Path) -> None:
     env = AsyncLocalEnvironment(passing(tmp_path, "auto"))
     assert asyncio.run(env.exec_command("sh", ["-c", "echo $SERVICE_API_KEY"])).stdout == "(hidden)\n"
 
 
+@pytest.mark.same_for_everyone
 def test_names_of_secrets_are_names(tmp_path: Path) -> None:
     for bad in ("KEY", ["A=B"], [""], [3], {"KEY": "x"}):
         with pytest.raises(PolicyError):

@@ -13,9 +13,9 @@ import pytest
 
 from staddle.forkserver import client
 from staddle.sandbox.workspace import stores
-from tests.kernel.in_a_child import ROOT, SRC, python
-from tests.kernel.waiting import until
-from tests.kernel.zygotes import children, close, opened, output
+from tests.support.forkservers import children, close, opened, output
+from tests.support.in_a_child import ROOT, SRC, python
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_workspace_that_is_mounted_after_the_fork_server_was_started_is_the_on
         f"""
         import subprocess
         sys.path.insert(0, {str(SRC.parent)!r})
-        from tests.kernel.zygotes import close, opened, output
+        from tests.support.forkservers import close, opened, output
         place = {str(tmp_path)!r}
         close(opened(place))
         subprocess.run(["mount", "-t", "tmpfs", "new", place], check=True)
@@ -165,7 +165,7 @@ def _there() -> dict[str, int]:
 def test_everything_ends_with_the_host_program_however_it_ends() -> None:
     code = f"""
 import sys; sys.path[:0] = [{str(SRC)!r}, {str(SRC.parent)!r}]
-from tests.kernel.zygotes import children, opened
+from tests.support.forkservers import children, opened
 held = [opened() for _ in range(5)]
 print(*children(), flush=True)
 sys.stdin.read()

@@ -12,9 +12,9 @@ import pytest
 
 from staddle.errors import LaunchFailed
 from staddle.forkserver import client, connection
-from tests.kernel.faults import sweep
-from tests.kernel.waiting import until
-from tests.kernel.zygotes import children, close, opened, output
+from tests.support.faults import sweep
+from tests.support.forkservers import children, close, opened, output
+from tests.support.waiting import until
 
 WAYS: dict[str, dict[str, Any]] = {
     "with changes in a layer": {},
@@ -124,6 +124,7 @@ def test_a_fork_server_that_does_not_answer_is_not_waited_for(waiting: list[int]
 
 
 def test_a_fork_server_that_ends_while_it_starts_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    close(opened())  # what is tried and opened once in a process is so before
     before = set(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(connection.helper, "python", lambda *_: ("/bin/sh", "-c", "kill -9 $$"))
     with pytest.raises(LaunchFailed, match="the fork server has ended"):

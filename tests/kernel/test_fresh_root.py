@@ -20,7 +20,7 @@ from staddle.policy.compiler import compile
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Link, Socket, Text, Variable
-from tests.kernel.fresh_roots import (
+from tests.support.fresh_roots import (
     PYTHON,
     ROOT,
     SANDBOX,
@@ -399,8 +399,8 @@ def test_abstract_sockets_of_the_host_are_out_of_reach_also_with_the_network_ope
     script = (
         "import socket as s\n"
         "def able(n): return s.socket(s.AF_UNIX).connect_ex('\\0' + n)\n"
-        "own = s.socket(s.AF_UNIX); own.bind('\\0own'); own.listen()\n"
-        f"print(able('{name}'), able('own'))"
+        f"own = s.socket(s.AF_UNIX); own.bind('\\0own-{name}'); own.listen()\n"
+        f"print(able('{name}'), able('own-{name}'))"
     )
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
@@ -443,7 +443,7 @@ def test_everything_ends_with_the_process_that_started_it(tmp_path: Path) -> Non
     mark = f"staddle-end-{os.getpid()}"
     script = (
         "import subprocess, sys, time\n"
-        "from tests.kernel.fresh_roots import SANDBOX, system\n"
+        "from tests.support.fresh_roots import SANDBOX, system\n"
         "script = 'sleep 1000 & echo on; exec sleep 1000'\n"
         f"launch = SANDBOX.prepare(system(), ('/bin/sh', '-c', script, '{mark}'))\n"
         "p = subprocess.Popen(launch.argv, env=launch.env, pass_fds=launch.pass_fds)\n"

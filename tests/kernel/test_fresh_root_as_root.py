@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.fresh_roots import SANDBOX, run, shell, started, system, tree
+from tests.support.fresh_roots import SANDBOX, run, shell, started, system, tree
 from tests.unit.mounts.plans import read, write
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.usefixtures("fresh_root")]
@@ -75,7 +75,7 @@ def test_what_only_root_may_read_in_the_system_stays_roots() -> None:
 def test_what_is_mounted_below_a_grant_is_seen(tmp_path: Path) -> None:
     script = (
         "import ctypes, os\n"
-        "from tests.kernel.fresh_roots import shell, system\n"
+        "from tests.support.fresh_roots import shell, system\n"
         "from tests.unit.mounts.plans import write\n"
         "from staddle.linux.mounts import mount, private_namespace\n"
         "private_namespace()\n"
@@ -92,7 +92,7 @@ def test_a_filesystem_that_cannot_translate_owners_is_a_gap_and_refused(tmp_path
     script = (
         "import os\n"
         "from staddle.linux.mounts import mount, private_namespace\n"
-        "from tests.kernel.fresh_roots import SANDBOX, refused, system\n"
+        "from tests.support.fresh_roots import SANDBOX, refused, system\n"
         "from tests.unit.mounts.plans import write\n"
         "private_namespace()\n"
         f"t = '{tmp_path}'\n"

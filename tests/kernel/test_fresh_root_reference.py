@@ -11,7 +11,7 @@ import pytest
 from staddle.mounts.from_plan import lay_out
 from staddle.mounts.host import Host
 from staddle.policy.plan import Plan
-from tests.kernel.fresh_roots import PYTHON, run, system
+from tests.support.fresh_roots import PYTHON, run, system
 from tests.unit.mounts.plans import guard, hidden, read, scratch, write
 
 pytestmark = pytest.mark.usefixtures("fresh_root")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from staddle.policy.plan import Plan
-from tests.kernel.fresh_roots import shell, system
+from tests.support.fresh_roots import shell, system
 from tests.unit.mounts.plans import hidden, read, write
 
 pytestmark = pytest.mark.usefixtures("fresh_root")

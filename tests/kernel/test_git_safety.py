@@ -14,7 +14,9 @@ import pytest
 from staddle.errors import GitFailed, GitRefused, StaddleError
 from staddle.jail.git import COMMANDS
 from staddle.jail.workspace import Workspace
-from tests.kernel.git_plants import PLANTS, PROMISED, Plant, World
+from tests.support.git_plants import PLANTS, PROMISED, Plant, World
+
+pytestmark = pytest.mark.same_for_everyone
 
 EVERY_PLANT = pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
 

@@ -15,7 +15,7 @@ import pytest
 from staddle.ipc.exec_spec import encode
 from staddle.launch import helper
 from staddle.linux import seccomp
-from tests.kernel.helper_runs import READ, ROOT, Started, marked, order, run, soon
+from tests.support.helper_runs import READ, ROOT, Started, marked, order, run, soon
 
 HELPER = helper.command("0")[:4]
 #: Where a process of its own finds staddle and these tests.
@@ -452,7 +452,7 @@ def test_it_does_not_start_for_a_dead_starter(mark: str) -> None:
     code = f"""
 import os, sys
 sys.path[:0] = {PATHS!r}
-from tests.kernel.helper_runs import order
+from tests.support.helper_runs import order
 from staddle.launch import helper
 launch = helper.launch(order("sleep", {mark!r}))
 for fd in launch.pass_fds:

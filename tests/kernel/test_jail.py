@@ -11,10 +11,10 @@ import pytest
 from staddle.errors import CommandCancelled, CommandFailed
 from staddle.jail.jail import RunOpts, new_jail
 from staddle.jail.workspace import Workspace
-from tests.kernel.git_plants import World
-from tests.kernel.jail_agent import Doors, Ways, leave, reached, reached_outside
-from tests.kernel.jail_runs import BACKENDS, agent, appears, healthy, make_world
-from tests.kernel.waiting import until
+from tests.support.git_plants import World
+from tests.support.jail_agent import Doors, Ways, leave, reached, reached_outside
+from tests.support.jail_runs import BACKENDS, agent, appears, healthy, make_world
+from tests.support.waiting import until
 
 
 @pytest.fixture

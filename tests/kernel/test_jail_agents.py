@@ -10,8 +10,8 @@ import pytest
 from staddle.jail.agents import AGENTS
 from staddle.jail.jail import RunOpts, new_jail
 from staddle.jail.workspace import Workspace
-from tests.kernel.git_plants import World
-from tests.kernel.jail_runs import BACKENDS, make_world
+from tests.support.git_plants import World
+from tests.support.jail_runs import BACKENDS, make_world
 
 #: Landlock makes no view: the home is a directory elsewhere, without anybody's configuration.
 WITH_A_HOME = [name for name in BACKENDS if name != "landlock"]

@@ -16,8 +16,8 @@ from staddle.errors import CommandCancelled, CommandTimeout, WorkspaceBusy
 from staddle.jail import record as records
 from staddle.jail.jail import RunOpts, new_jail
 from staddle.jail.workspace import Workspace
-from tests.kernel.git_plants import World
-from tests.kernel.jail_runs import BACKENDS, SOURCE, agent, appears, gone, healthy, make_world
+from tests.support.git_plants import World
+from tests.support.jail_runs import BACKENDS, SOURCE, agent, appears, gone, healthy, make_world
 
 #: Hears nothing, and has a child in another session that hears nothing either.
 ENDLESS = "trap '' TERM INT HUP; while :; do sleep 1; done"
@@ -48,6 +48,7 @@ def test_a_timeout_ends_the_whole_tree(world: World, backend: str) -> None:
     assert healthy(world)
 
 
+@pytest.mark.same_for_everyone
 def test_a_git_that_was_killed_locks_nobody_out(world: World, backend: str) -> None:
     script = """
         echo new > new
@@ -66,6 +67,7 @@ def test_a_git_that_was_killed_locks_nobody_out(world: World, backend: str) -> N
     assert healthy(world)
 
 
+@pytest.mark.same_for_everyone
 def test_the_users_own_git_may_tidy_up_meanwhile(world: World, backend: str) -> None:
     opts = agent(world, "echo staged > staged; git add staged; git stash -q; git stash pop -q --index")
     assert new_jail(backend).run(opts) == 0
@@ -168,6 +170,7 @@ def test_at_whatever_moment_the_caller_is_killed_nothing_is_left(world: World, b
     assert new_jail(backend).run(RunOpts(workspace, ["true"], timeout=30.0)) == 0
 
 
+@pytest.mark.same_for_everyone
 def test_twenty_workspaces_of_one_repository_at_once(world: World) -> None:
     answers: dict[int, object] = {}
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.jail_agent import Ways, leave, reached
-from tests.kernel.jail_prison import Prison
-from tests.kernel.private_systemd import PrivateSystemd
-from tests.kernel.systemd_sandbox import wait_for
+from tests.support.jail_agent import Ways, leave, reached
+from tests.support.jail_prison import Prison
+from tests.support.private_systemd import PrivateSystemd
+from tests.support.systemd_sandbox import wait_for
 
 pytestmark = pytest.mark.needs_root
 

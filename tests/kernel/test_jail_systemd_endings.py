@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.jail_prison import ENDLESS, Prison
-from tests.kernel.private_systemd import PrivateSystemd
-from tests.kernel.systemd_sandbox import wait_for
+from tests.support.jail_prison import ENDLESS, Prison
+from tests.support.private_systemd import PrivateSystemd
+from tests.support.systemd_sandbox import wait_for
 
 pytestmark = pytest.mark.needs_root
 
@@ -61,7 +61,7 @@ def test_when_its_caller_is_ended_so_is_the_unit(prison: Prison, how: str, statu
 def test_a_shell_on_a_terminal(prison: Prison) -> None:
     name = prison.create()
     words = [*prison.words_of("shell", name, "--backend", "systemd"), "--", "bash", "--norc"]
-    code = Path(__file__).with_name("typing_at_a_terminal.py").read_text()
+    code = (Path(__file__).parents[1] / "support/typing_at_a_terminal.py").read_text()
     typed = ["stty size", "echo $((40 + 2)) > answer", "sleep 300", "\x03", "jobs; exit 5"]
     done = prison.unconfined(
         ["/usr/bin/python3", "-c", code, json.dumps(typed), *words], env={**prison.env, "TERM": "xterm"}

@@ -9,7 +9,7 @@ import landlockpy
 import pytest
 
 from staddle.linux import landlock
-from tests.kernel.in_a_child import own_processes, python
+from tests.support.in_a_child import own_processes, python
 
 RESTRICT = """
 from staddle.linux import landlock as L, process

@@ -11,7 +11,7 @@ from staddle import Policy, backends, wrap
 from staddle.backends.landlock import Landlock
 from staddle.errors import LaunchFailed, PolicyNotEnforceable
 from staddle.linux import landlock as kernel
-from tests.kernel.waiting import until
+from tests.support.waiting import until
 
 ROOT = os.geteuid() == 0
 #: A place that everybody sees, also through root's view.

@@ -21,7 +21,7 @@ from staddle.layers.stack import Stack
 from staddle.layers.store import Store, home_for
 from staddle.linux import mounts, overlay
 from staddle.linux.apart import with_own_mounts
-from tests.kernel.layers_overlay import fill, inside, picture
+from tests.support.layers_overlay import fill, inside, picture
 
 
 @pytest.fixture(params=["memory", "disk"])

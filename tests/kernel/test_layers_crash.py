@@ -19,8 +19,8 @@ from staddle.layers.baseline import Baseline
 from staddle.layers.commit import commit
 from staddle.layers.merged_view import LayerView
 from staddle.layers.recovery import recover
-from tests.kernel.kills import killed_at
-from tests.kernel.layers_overlay import MEMORY, Picture, fill, picture
+from tests.support.kills import killed_at
+from tests.support.layers_overlay import MEMORY, Picture, fill, picture
 
 
 @pytest.fixture

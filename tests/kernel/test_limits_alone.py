@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kernel.in_a_child import python
+from tests.support.in_a_child import python
 
 #: A first process in namespaces of its own, that starts others as a sandbox's does.
 ALONE = """

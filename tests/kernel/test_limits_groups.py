@@ -22,9 +22,9 @@ from staddle.limits.sandbox_cgroups import SandboxCgroups
 from staddle.limits.usage import GroupMeter, Usage
 from staddle.linux import cgroups, process, userns
 from staddle.linux.syscalls import call
-from tests.kernel.in_a_child import SRC
-from tests.kernel.limited import family, leftovers, limited, means, ran, started
-from tests.kernel.waiting import until
+from tests.support.in_a_child import SRC
+from tests.support.limited import family, leftovers, limited, means, ran, started
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.needs_root
 

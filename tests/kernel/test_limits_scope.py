@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.kernel.private_systemd import SOURCE_INSIDE, PrivateSystemd
+from tests.support.private_systemd import SOURCE_INSIDE, PrivateSystemd
 
 pytestmark = pytest.mark.needs_root
 

@@ -18,7 +18,7 @@ import pytest
 
 from staddle import Policy, wrap
 from staddle.errors import LaunchFailed
-from tests.cli.staddle_command import COMMAND, environment
+from tests.support.staddle_command import COMMAND, environment
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 SECRET = "do-not-tell-8361"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kernel.faults import sweep
+from tests.support.faults import sweep
 
 WAYS = {
     "by a launcher": {},

@@ -22,10 +22,10 @@ from staddle.errors import LaunchFailed, PolicyError
 from staddle.events import Event
 from staddle.linux.tree import descendants
 from staddle.network.host import gateway_process
-from tests.cli.staddle_command import COMMAND, SRC, environment
-from tests.kernel.jail_runs import agent, make_world
-from tests.kernel.waiting import until
-from tests.kernel.web import serving
+from tests.support.jail_runs import agent, make_world
+from tests.support.staddle_command import COMMAND, SRC, environment
+from tests.support.waiting import until
+from tests.support.web import serving
 
 SECONDS = 30
 

@@ -6,8 +6,8 @@ import shutil
 import socket
 import time
 
-from tests.kernel.network_servers import echo, http_server, udp_echo
-from tests.kernel.network_world import OTHER, PRIVATE, PUBLIC, PUBLIC_V6, in_a_world, sandbox
+from tests.support.network_servers import echo, http_server, udp_echo
+from tests.support.network_world import OTHER, PRIVATE, PUBLIC, PUBLIC_V6, in_a_world, sandbox
 
 HOSTS = {
     "api.example.com": PUBLIC,

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.kernel.in_a_child import python
+from tests.support.in_a_child import python
 
 PROBES = {
     "open a file": "os.open('/etc/passwd', os.O_RDONLY)",

@@ -16,10 +16,10 @@ from staddle.linux.process import SIGKILL
 from staddle.network.host import forward
 from staddle.network.host.gateway_process import GatewayBounds, GatewayProcess, start
 from staddle.policy.network import Network
-from tests.kernel.in_a_child import ROOT
-from tests.kernel.network_servers import echo, http_server
-from tests.kernel.network_world import OTHER, PUBLIC, in_a_world, network_of, sandbox, status
-from tests.kernel.waiting import until
+from tests.support.in_a_child import ROOT
+from tests.support.network_servers import echo, http_server
+from tests.support.network_world import OTHER, PUBLIC, in_a_world, network_of, sandbox, status
+from tests.support.waiting import until
 
 HOSTS = {"api.example.com": PUBLIC}
 
@@ -102,6 +102,7 @@ def _answers(line: int, port: int) -> bool:
 # What no entry speaks of.
 
 
+@pytest.mark.same_for_everyone
 @in_a_world
 def test_somebody_may_be_asked_and_anything_but_yes_is_no() -> None:
     echo(PUBLIC, 9000)
@@ -208,6 +209,7 @@ def test_it_ends_when_whoever_started_it_is_killed() -> None:
     assert until(lambda: not Path(f"/proc/{pid}").exists() or status(pid)["State"].startswith("Z"))
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize("nonsense", [b"nonsense", b"sockets 1\n", b"settings 1\n" + b"x" * 100])
 def test_nonsense_on_its_line_ends_it(nonsense: bytes) -> None:
     with start(Network.loopback([1])) as gateway:
@@ -215,6 +217,7 @@ def test_nonsense_on_its_line_ends_it(nonsense: bytes) -> None:
         assert until(gateway.ended)
 
 
+@pytest.mark.same_for_everyone
 def test_descriptors_without_labels_end_it() -> None:
     with socket.socket() as one, start(Network.loopback([1])) as gateway:
         gateway.pass_on(b"sockets 1\n", [one.fileno()])

@@ -8,10 +8,12 @@ import resource
 import socket
 from pathlib import Path
 
+import pytest
+
 from staddle.network.host.gateway_process import GatewayBounds
-from tests.kernel.network_servers import echo, http_server, listening
-from tests.kernel.network_world import PUBLIC, in_a_world, sandbox, status
-from tests.kernel.waiting import until
+from tests.support.network_servers import echo, http_server, listening
+from tests.support.network_world import PUBLIC, in_a_world, sandbox, status
+from tests.support.waiting import until
 
 HOSTS = {"api.example.com": PUBLIC}
 OPENINGS = r"""
@@ -37,6 +39,7 @@ LIES = [
 """
 
 
+@pytest.mark.same_for_everyone
 @in_a_world
 def test_no_split_of_a_lie_reaches_the_server() -> None:
     heard = Path(f"/dev/shm/staddle-heard-{os.getpid()}")
@@ -91,6 +94,7 @@ print(answered, send(GOOD, [1, 5, 20])[9:12].decode())
         heard.unlink()
 
 
+@pytest.mark.same_for_everyone
 @in_a_world
 def test_random_openings_neither_pass_for_tls_nor_hurt_the_gateway() -> None:
     http_server(PUBLIC, 80)
@@ -117,6 +121,7 @@ print(urllib.request.urlopen("http://api.example.com/").read().decode())
         inside.attempts()
 
 
+@pytest.mark.same_for_everyone
 @in_a_world
 def test_an_opening_in_single_bytes_ends_soon() -> None:
     http_server(PUBLIC, 80)

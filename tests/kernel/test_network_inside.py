@@ -21,7 +21,7 @@ from staddle.network.namespace.setup import prepare
 from staddle.network.namespace.socket_handoff import connected, hand_over, stock
 from staddle.network.rules import synthetic
 from staddle.policy.network import Network
-from tests.kernel.network_world import in_a_world
+from tests.support.network_world import in_a_world
 
 
 def own_network() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.kernel.network_clients import SCRIPTS
-from tests.kernel.network_host import ANOTHER, NAME, Host
-from tests.kernel.network_offers import WORD
-from tests.kernel.network_world import OTHER, PUBLIC
+from tests.support.network_clients import SCRIPTS
+from tests.support.network_host import ANOTHER, NAME, Host
+from tests.support.network_offers import WORD
+from tests.support.network_world import OTHER, PUBLIC
 
 #: ICMP is not for sandboxes, whatever their network: the system call filter has no socket for it.
 CLIENTS = [client for client in SCRIPTS if client != "ping"]

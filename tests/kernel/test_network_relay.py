@@ -9,11 +9,13 @@ import struct
 import sys
 from pathlib import Path
 
+import pytest
+
 from staddle.network.host.gateway_process import GatewayBounds
-from tests.kernel.in_a_child import ROOT
-from tests.kernel.network_servers import echo, http_server, listening
-from tests.kernel.network_world import PUBLIC, in_a_world, sandbox, status
-from tests.kernel.waiting import until
+from tests.support.in_a_child import ROOT
+from tests.support.network_servers import echo, http_server, listening
+from tests.support.network_world import PUBLIC, in_a_world, sandbox, status
+from tests.support.waiting import until
 
 HOSTS = {"api.example.com": PUBLIC}
 READ = """
@@ -29,6 +31,7 @@ CONNECT = "import socket, sys, time; s = socket.create_connection(('api.example.
 # Bytes.
 
 
+@pytest.mark.same_for_everyone
 @in_a_world
 def test_a_large_transfer_arrives_whole_in_both_directions() -> None:
     size = 64 << 20
@@ -68,6 +71,7 @@ print(digest.hexdigest())
         path.unlink()
 
 
+@pytest.mark.same_for_everyone
 @in_a_world
 def test_half_a_connection_can_end() -> None:
     def serve(connection: socket.socket) -> None:
@@ -85,6 +89,7 @@ def test_half_a_connection_can_end() -> None:
         assert inside.python(CONNECT + "s.shutdown(1); print(s.recv(100))") == "b'got '"
 
 
+@pytest.mark.same_for_everyone
 @in_a_world
 def test_a_server_that_ends_first_still_hears_the_rest() -> None:
     heard = Path(f"/dev/shm/staddle-heard-{os.getpid()}")
@@ -107,6 +112,7 @@ def test_a_server_that_ends_first_still_hears_the_rest() -> None:
         heard.unlink(missing_ok=True)
 
 
+@pytest.mark.same_for_everyone
 @in_a_world
 def test_a_reset_is_a_reset_on_the_other_side() -> None:
     told = Path(f"/dev/shm/staddle-told-{os.getpid()}")
@@ -135,6 +141,7 @@ def test_a_reset_is_a_reset_on_the_other_side() -> None:
         told.unlink(missing_ok=True)
 
 
+@pytest.mark.same_for_everyone
 @in_a_world
 def test_a_server_that_is_not_there_is_a_reset_and_a_word() -> None:
     with sandbox("api.example.com:9000", hosts=HOSTS) as inside:
@@ -147,6 +154,7 @@ def test_a_server_that_is_not_there_is_a_reset_and_a_word() -> None:
         assert [(a.host, a.port, a.why) for a in failed] == [("api.example.com", 9000, "Connection refused")]
 
 
+@pytest.mark.same_for_everyone
 @in_a_world
 def test_an_idle_connection_stays() -> None:
     echo(PUBLIC, 9000)
@@ -165,6 +173,7 @@ t.sendall(b"\\0late"); print(t.recv(9))
 # GatewayBounds.
 
 
+@pytest.mark.same_for_everyone
 @in_a_world
 def test_a_reader_that_does_not_read_does_not_grow_the_gateway() -> None:
     def serve(connection: socket.socket) -> None:
@@ -184,6 +193,7 @@ def test_a_reader_that_does_not_read_does_not_grow_the_gateway() -> None:
         assert grown < 64 << 10, f"{grown} KiB"
 
 
+@pytest.mark.same_for_everyone
 @in_a_world
 def test_no_more_than_so_many_connections_at_once_and_the_rest_waits() -> None:
     echo(PUBLIC, 9000)
@@ -227,6 +237,7 @@ s = socket.create_connection(("api.example.com", 9000), 10); s.sendall(b"\\0stil
             assert until(lambda: len(list(directory.iterdir())) < 20)
 
 
+@pytest.mark.same_for_everyone
 @in_a_world
 def test_bytes_and_idle_time_have_bounds() -> None:
     echo(PUBLIC, 9000)
@@ -244,6 +255,7 @@ def test_bytes_and_idle_time_have_bounds() -> None:
         assert inside.python(CONNECT + "s.sendall(b'\\0')" + READ) == "ConnectionResetError"
 
 
+@pytest.mark.same_for_everyone
 @in_a_world
 def test_an_opening_that_never_ends_holds_nothing_up() -> None:
     http_server(PUBLIC, 80)
@@ -261,6 +273,7 @@ except ConnectionResetError: print("reset")
         assert any("did not come to an end" in a.why for a in inside.attempts())
 
 
+@pytest.mark.same_for_everyone
 @in_a_world
 def test_a_trickle_in_hundreds_of_connections_neither_stalls_nor_grows_it() -> None:
     echo(PUBLIC, 9000)
@@ -289,6 +302,7 @@ print({rest(s) for s in many})
         assert grown < 16 << 10, f"{grown} KiB"
 
 
+@pytest.mark.same_for_everyone
 @in_a_world
 def test_who_is_not_accepted_waits_in_a_queue_that_is_short() -> None:
     echo(PUBLIC, 9000)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.network_servers import certificate_for, http_server
-from tests.kernel.network_world import PUBLIC, Sandbox, apart, in_a_world, sandbox
-from tests.kernel.waiting import until
+from tests.support.network_servers import certificate_for, http_server
+from tests.support.network_world import PUBLIC, Sandbox, apart, in_a_world, sandbox
+from tests.support.waiting import until
 from tests.unit.network.rules.hellos import extended, extension, real
 
 NAME = "api.example.com"
@@ -74,6 +74,7 @@ def why(inside: Sandbox) -> list[str]:
     return [attempt.why for attempt in inside.attempts() if attempt.outcome == "refused"]
 
 
+@pytest.mark.same_for_everyone
 def test_the_client_verifies_the_servers_own_certificate(certificate: Path, tmp_path: Path) -> None:
     trusted = certificate.parent / "cert.pem"
     stranger = tmp_path / "stranger"
@@ -99,6 +100,7 @@ def test_the_client_verifies_the_servers_own_certificate(certificate: Path, tmp_
     world()
 
 
+@pytest.mark.same_for_everyone
 def test_another_name_than_the_one_that_was_dialled_is_refused(certificate: Path) -> None:
     trusted = certificate.parent / "cert.pem"
 
@@ -115,6 +117,7 @@ def test_another_name_than_the_one_that_was_dialled_is_refused(certificate: Path
     world()
 
 
+@pytest.mark.same_for_everyone
 def test_openings_that_hide_or_stretch_the_name(certificate: Path) -> None:
     trusted = certificate.parent / "cert.pem"
 
@@ -142,6 +145,7 @@ def test_openings_that_hide_or_stretch_the_name(certificate: Path) -> None:
     world()
 
 
+@pytest.mark.same_for_everyone
 def test_the_outer_name_of_an_encrypted_opening_is_the_one_that_counts(certificate: Path) -> None:
     encrypted = extension(0xFE0D, b"\0\0\1\0\1\x07\0\x20" + bytes(32) + b"\0\x90" + bytes(144))
 
@@ -173,6 +177,7 @@ print(struct.unpack(">H", s.recv(4096)[6:8])[0], "answers")
 """
 
 
+@pytest.mark.same_for_everyone
 def test_http2_and_websockets_pass(certificate: Path) -> None:
     server = """
 const http2 = require("http2"), http = require("http"), https = require("https");

@@ -13,8 +13,8 @@ import pytest
 from staddle import AsyncSandbox, Event, Network, Policy, Pool, Sandbox, wrap
 from staddle.errors import InvalidCall, PolicyError, PolicyNotEnforceable
 from staddle.network.host import gateway_process
-from tests.kernel.waiting import until
-from tests.kernel.web import serving
+from tests.support.waiting import until
+from tests.support.web import serving
 
 BACKENDS = ["namespaces", "bwrap"]
 SECONDS = 30

@@ -23,7 +23,7 @@ def on_host(
 ) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
-        str(HERE / "other_hosts.py"),
+        str(HERE.parent / "support/other_hosts.py"),
         *traits,
         "--",
         sys.executable,

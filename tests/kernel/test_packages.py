@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Network, Policy, Sandbox
-from tests.kernel.package_indexes import Indexes
+from tests.support.package_indexes import Indexes
 
 #: A build backend of the package's own: nothing else is needed to build it. It compiles a module,
 #: and tries to write where it has no business.

@@ -11,9 +11,9 @@ import pytest
 
 from staddle import Identity, Network, Policy, Sandbox
 from staddle.packages.installed import fold
-from tests.kernel.package_indexes import Indexes
 from tests.kernel.test_packages import host as _host
 from tests.kernel.test_packages import names
+from tests.support.package_indexes import Indexes
 
 host = _host
 

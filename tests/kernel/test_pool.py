@@ -11,8 +11,8 @@ import pytest
 
 from staddle import Pool, Sandbox
 from staddle.errors import InvalidCall, PolicyError, PoolExhausted, SandboxClosed
-from tests.kernel.sandboxes import children, descriptors, every_backend, within
-from tests.kernel.waiting import with_argument
+from tests.support.sandboxes import children, descriptors, every_backend, within
+from tests.support.waiting import with_argument
 
 
 @every_backend

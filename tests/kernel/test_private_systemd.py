@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.private_systemd import PrivateSystemd
-from tests.kernel.systemd_sandbox import wait_for
+from tests.support.private_systemd import PrivateSystemd
+from tests.support.systemd_sandbox import wait_for
 
 HERE = Path(__file__).parent
 
@@ -32,7 +32,7 @@ def test_two_private_machines_at_once_and_nothing_is_left() -> None:
 def test_a_killed_test_run_leaves_no_machine_behind(tmp_path: Path) -> None:
     code = (
         "import sys,time; sys.path.insert(0, sys.argv[1])\n"
-        "from tests.kernel.private_systemd import PrivateSystemd\n"
+        "from tests.support.private_systemd import PrivateSystemd\n"
         "with PrivateSystemd() as m: print(m.init, flush=True); time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(HERE.parents[1])], stdout=subprocess.PIPE)

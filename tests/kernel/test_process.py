@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from staddle.linux import process
-from tests.kernel.in_a_child import python
+from tests.support.in_a_child import python
 
 
 def status(code: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Policy, wrap
-from tests.kernel.programs import IDENTITY, SCRIPTS, SERVE, sample_wheel, script
+from tests.support.programs import IDENTITY, SCRIPTS, SERVE, sample_wheel, script
 
 VENV = Path(sys.executable).parent.parent
 

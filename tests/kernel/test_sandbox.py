@@ -24,8 +24,8 @@ from staddle.errors import (
     SessionBusy,
     UnknownBackend,
 )
-from tests.kernel.sandboxes import BACKENDS, confining, every_backend, within
-from tests.kernel.waiting import with_argument
+from tests.support.sandboxes import BACKENDS, confining, every_backend, within
+from tests.support.waiting import as_soon_as, with_argument
 
 
 @pytest.fixture(params=BACKENDS)
@@ -53,6 +53,7 @@ def work(tmp_path: Path) -> Path:
 # ---------------------------------------------------------------- run
 
 
+@pytest.mark.same_for_everyone
 def test_the_session_remembers(sb: Sandbox) -> None:
     sb.run("mkdir -p /tmp/staddle-here && cd /tmp/staddle-here; x=1; export y=2; f() { echo f; }; arr=(1 2)")
     got = sb.run('pwd; echo $x $y; f; echo ${arr[1]}; rmdir "$PWD"; cd /')
@@ -60,6 +61,7 @@ def test_the_session_remembers(sb: Sandbox) -> None:
     assert got.cwd == "/"
 
 
+@pytest.mark.same_for_everyone
 def test_a_failing_command_is_a_result(sb: Sandbox) -> None:
     got = sb.run("echo out; echo err >&2; (exit 3)")
     assert (got.exit_code, got.stdout, got.stderr) == (3, "out\n", "err\n")
@@ -70,11 +72,13 @@ def test_a_failing_command_is_a_result(sb: Sandbox) -> None:
     assert sb.run("echo $?").stdout == "3\n"
 
 
+@pytest.mark.same_for_everyone
 def test_a_signal_is_told(sb: Sandbox) -> None:
     got = sb.run("sh -c 'kill -9 $$'")
     assert (got.exit_code, got.signal, got.reason) == (137, 9, Reason.signalled)
 
 
+@pytest.mark.same_for_everyone
 def test_check_raises_with_the_result(sb: Sandbox) -> None:
     assert sb.run("true", check=True).ok
     with pytest.raises(CommandFailed) as failure:
@@ -85,6 +89,7 @@ def test_check_raises_with_the_result(sb: Sandbox) -> None:
         sb.run("sleep 60", timeout=0.2, check=True)
 
 
+@pytest.mark.same_for_everyone
 def test_exit_is_told_and_the_next_shell_goes_on(sb: Sandbox) -> None:
     sb.run("x=5; cd /tmp")
     got = sb.run("exit 7")
@@ -103,24 +108,28 @@ def test_a_timeout_ends_everything_and_keeps_output_and_state(sb: Sandbox) -> No
     assert sb.run("echo $x").stdout == "6\n"
 
 
+@pytest.mark.same_for_everyone
 def test_stdin_is_given_or_empty(sb: Sandbox) -> None:
     assert sb.run("cat", stdin="text é\n").stdout == "text é\n"
     assert sb.run("wc -c", stdin=b"\x00\xff" * 100_000).stdout.strip() == "200000"
     assert sb.run("cat; read x || echo nothing").stdout == "nothing\n"
 
 
+@pytest.mark.same_for_everyone
 def test_env_and_cwd_hold_for_one_command(sb: Sandbox) -> None:
     assert sb.run('echo "$A" "$PWD"', env={"A": "it's $x"}, cwd="/usr").stdout == "it's $x /usr\n"
     assert sb.run('echo "${A-unset}"').stdout == "unset\n"
     assert sb.run("pwd").stdout != "/usr\n"
 
 
+@pytest.mark.same_for_everyone
 def test_text_is_readable_and_bytes_are_exact(sb: Sandbox) -> None:
     got = sb.run(r"printf 'a\377\000\303\251'")
     assert got.stdout_bytes == b"a\xff\x00\xc3\xa9"
     assert got.stdout == "a\ufffd\0é"
 
 
+@pytest.mark.same_for_everyone
 def test_long_output_keeps_head_and_tail_and_counts(tmp_path: Path) -> None:
     with Sandbox(policy=Policy.agent().with_limits(output=1000), backend="bwrap") as sb:
         got = sb.run("echo first; head -c 5000000 /dev/zero | tr '\\0' x; echo; echo last")
@@ -137,6 +146,7 @@ def test_long_output_keeps_head_and_tail_and_counts(tmp_path: Path) -> None:
         assert spilled.stderr_spill is None
 
 
+@pytest.mark.same_for_everyone
 def test_callbacks_hear_text_as_it_comes(sb: Sandbox) -> None:
     heard: list[tuple[str, str]] = []
     got = sb.run(
@@ -148,6 +158,7 @@ def test_callbacks_hear_text_as_it_comes(sb: Sandbox) -> None:
     assert ("err", "err\n") in heard
 
 
+@pytest.mark.same_for_everyone
 def test_a_callback_that_fails_ends_the_command_and_its_error_comes_out(sb: Sandbox) -> None:
     def fail(_: str) -> None:
         raise ZeroDivisionError
@@ -158,6 +169,7 @@ def test_a_callback_that_fails_ends_the_command_and_its_error_comes_out(sb: Sand
     assert sb.run("echo $x").stdout == "1\n"
 
 
+@pytest.mark.same_for_everyone
 def test_a_callback_cannot_wait_for_its_own_session(sb: Sandbox) -> None:
     with pytest.raises(SessionBusy):
         sb.run("echo a", on_stdout=lambda _: sb.run("echo b"))
@@ -167,6 +179,7 @@ def test_a_callback_cannot_wait_for_its_own_session(sb: Sandbox) -> None:
     assert sb.run("echo fine").ok
 
 
+@pytest.mark.same_for_everyone
 def test_concurrent_runs_take_turns(sb: Sandbox) -> None:
     sb.run("n=0")
     threads = [threading.Thread(target=sb.run, args=("m=$n; sleep 0.01; n=$((m + 1))",)) for _ in range(10)]
@@ -179,16 +192,17 @@ def test_concurrent_runs_take_turns(sb: Sandbox) -> None:
 
 def test_interrupt_ends_the_command_and_nothing_else(sb: Sandbox) -> None:
     sb.run("x=5; sleep 1234.8 &")
-    timer = threading.Timer(0.3, sb.interrupt)
-    timer.start()
-    got = sb.run("echo begun; sleep 1234.9; echo never")
-    timer.join()
+    begun = threading.Event()
+    interrupting = as_soon_as(begun.is_set, sb.interrupt)
+    got = sb.run("echo begun; sleep 1234.9; echo never", on_stdout=lambda _: begun.set())
+    interrupting.join()
     assert (got.reason, got.stdout) == (Reason.cancelled, "begun\n")
     assert sb.run("echo $x; kill %1 && echo there").stdout == "5\nthere\n"
     sb.interrupt()  # nothing runs: nothing happens
     assert sb.run("echo fine").ok
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -230,6 +244,7 @@ def test_what_cannot_be_meant_is_refused_in_a_sentence(
 # ---------------------------------------------------------------- exec
 
 
+@pytest.mark.same_for_everyone
 def test_exec_runs_a_program_where_the_session_is(sb: Sandbox) -> None:
     sb.run("cd /usr; export A=1; b=2")
     got = sb.exec(["sh", "-c", 'pwd; echo "$A" "${b-unset}" "$0"', "it's $x"])
@@ -238,6 +253,7 @@ def test_exec_runs_a_program_where_the_session_is(sb: Sandbox) -> None:
     assert sb.exec(["pwd"], cwd="bin", env={"A": "2"}).stdout in ("/usr/bin\n", "/bin\n")
 
 
+@pytest.mark.same_for_everyone
 def test_programs_do_not_wait_for_a_command_of_the_session(sb: Sandbox) -> None:
     sb.run("cd /usr; export A=1")
     sb._warm_up()
@@ -280,6 +296,7 @@ def test_exec_tells_what_is_missing_or_cannot_be_run(sb: Sandbox) -> None:
     assert sb.exec(["/usr"]).exit_code == 126
 
 
+@pytest.mark.same_for_everyone
 def test_exec_has_the_options_of_run(sb: Sandbox) -> None:
     assert sb.exec(["cat"], stdin="x" * 300_000).stdout == "x" * 300_000
     assert sb.exec(["cat"], stdin=b"").stdout == ""
@@ -295,9 +312,10 @@ def test_exec_has_the_options_of_run(sb: Sandbox) -> None:
 
 
 def test_exec_is_interrupted_even_if_it_does_not_want_to_be(sb: Sandbox) -> None:
-    timer = threading.Timer(0.3, sb.interrupt)
-    timer.start()
-    got = sb.exec(["sh", "-c", "trap '' INT TERM; echo begun; sleep 1235.2; sleep 1235.2"], timeout=20)
+    begun = threading.Event()
+    as_soon_as(begun.is_set, sb.interrupt)
+    script = "trap '' INT TERM; echo begun; sleep 1235.2; sleep 1235.2"
+    got = sb.exec(["sh", "-c", script], timeout=20, on_stdout=lambda _: begun.set())
     assert (got.reason, got.stdout) == (Reason.cancelled, "begun\n")
     assert got.duration < 10
     assert within(3, lambda: not with_argument("1235.2"))
@@ -314,6 +332,7 @@ def test_what_exec_leaves_behind_neither_holds_it_up_nor_dies_of_a_closed_pipe(s
 # ---------------------------------------------------------------- stream
 
 
+@pytest.mark.same_for_everyone
 def test_a_stream_brings_chunks_as_they_come_and_the_result(sb: Sandbox) -> None:
     stream = sb.stream(r"printf 'caf\303'; sleep 0.2; printf '\251\n'; echo err >&2; exit 3")
     assert stream.result is None
@@ -325,6 +344,7 @@ def test_a_stream_brings_chunks_as_they_come_and_the_result(sb: Sandbox) -> None
     assert (stream.result.exit_code, stream.result.stdout) == (3, "café\n")
 
 
+@pytest.mark.same_for_everyone
 def test_a_chunk_comes_when_it_is_printed(sb: Sandbox) -> None:
     with sb.stream("echo first; sleep 1236.4") as stream:
         assert next(stream).text == "first\n"
@@ -333,6 +353,7 @@ def test_a_chunk_comes_when_it_is_printed(sb: Sandbox) -> None:
     assert stream.result.duration < 20
 
 
+@pytest.mark.same_for_everyone
 def test_a_slow_reader_slows_the_command(sb: Sandbox, tmp_path: Path) -> None:
     stream = sb.stream("for i in {1..400}; do echo $i >&2; head -c 20000 /dev/zero; done")
     seen = 0
@@ -353,6 +374,7 @@ def test_a_slow_reader_slows_the_command(sb: Sandbox, tmp_path: Path) -> None:
     assert sb.run("echo fine").ok
 
 
+@pytest.mark.same_for_everyone
 def test_leaving_a_stream_early_ends_the_command(sb: Sandbox) -> None:
     sb.run("x=1")
     with sb.stream("yes; echo never") as stream:
@@ -364,6 +386,7 @@ def test_leaving_a_stream_early_ends_the_command(sb: Sandbox) -> None:
     assert sb.run("echo $x").stdout == "1\n"
 
 
+@pytest.mark.same_for_everyone
 def test_the_reader_of_a_stream_is_told_that_it_waits_for_itself(sb: Sandbox) -> None:
     with sb.stream("sleep 0.1; echo a") as stream, pytest.raises(SessionBusy, match="another"):
         sb.run("true")
@@ -374,6 +397,7 @@ def test_the_reader_of_a_stream_is_told_that_it_waits_for_itself(sb: Sandbox) ->
 # ---------------------------------------------------------------- sessions, state, reset, close
 
 
+@pytest.mark.same_for_everyone
 def test_sessions_have_their_own_state_in_the_same_sandbox(sb: Sandbox) -> None:
     dev = sb.session("dev")
     dev.run("x=1; cd /usr; echo shared > /tmp/staddle-shared")
@@ -391,6 +415,7 @@ def test_sessions_have_their_own_state_in_the_same_sandbox(sb: Sandbox) -> None:
     assert sb.session("dev").run("echo anew").stdout == "anew\n"
 
 
+@pytest.mark.same_for_everyone
 def test_two_sessions_run_at_the_same_time(sb: Sandbox) -> None:
     started = threading.Event()
     other = threading.Thread(
@@ -406,6 +431,7 @@ def test_two_sessions_run_at_the_same_time(sb: Sandbox) -> None:
     assert not other.is_alive()
 
 
+@pytest.mark.same_for_everyone
 def test_state_is_there_to_be_read(sb: Sandbox) -> None:
     sb.run("cd /usr; export A='x y'; b=(1 2); declare -A c=([k]=v); f() { :; }; alias ll='ls -l'; set -u")
     state = sb.state
@@ -436,10 +462,10 @@ def test_reset_leaves_nothing(sb: Sandbox) -> None:
 def test_close_ends_everything_and_says_so(sb: Sandbox) -> None:
     sb.run("sleep 1235.7 & disown; setsid sleep 1235.8 >/dev/null 2>&1 &")
     sb.start("sleep 1235.9")
-    timer = threading.Timer(0.3, sb.close)
-    timer.start()
-    got = sb.run("echo begun; sleep 1236.1")
-    timer.join()
+    begun = threading.Event()
+    closing = as_soon_as(begun.is_set, sb.close)
+    got = sb.run("echo begun; sleep 1236.1", on_stdout=lambda _: begun.set())
+    closing.join()
     assert (got.reason, got.stdout) == (Reason.closed, "begun\n")
     for call in (sb.run, sb.stream, sb.session, sb.start):
         with pytest.raises(SandboxClosed):

@@ -16,7 +16,7 @@ from staddle.forkserver import client
 from staddle.layers import trash
 from staddle.linux.tree import descendants
 from staddle.sandbox.workspace import overlay, stores
-from tests.kernel.waiting import until
+from tests.support.waiting import until
 
 
 def is_prewarmed(place: Path | None) -> bool:

@@ -14,7 +14,7 @@ import pytest
 
 from staddle import AsyncSandbox, Sandbox
 from staddle.errors import ArchiveRefused, InvalidCall
-from tests.kernel.file_habitats import Place, opened, place
+from tests.support.file_habitats import Place, opened, place
 
 __all__ = ["place"]
 

@@ -18,8 +18,8 @@ from staddle.forkserver import client
 from staddle.layers import trash
 from staddle.limits.fallback import usable
 from staddle.sandbox.spawn import spawn
-from tests.kernel.limited import leftovers, no_groups_left  # noqa: F401 - a fixture for all
-from tests.kernel.waiting import until
+from tests.support.limited import leftovers, no_groups_left  # noqa: F401 - a fixture for all
+from tests.support.waiting import until
 
 MIB = 1 << 20
 #: Everything that can be limited here.

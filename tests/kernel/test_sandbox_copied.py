@@ -13,8 +13,8 @@ from staddle import Policy, Sandbox, Snapshot
 from staddle.errors import CommitRefused
 from staddle.layers import trash
 from staddle.sandbox.workspace import stores
-from tests.kernel.layers_overlay import picture
-from tests.kernel.waiting import until
+from tests.support.layers_overlay import picture
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.parametrize("backend", ["bwrap", "landlock", "native"])
 

@@ -30,8 +30,8 @@ from staddle.errors import (
 )
 from staddle.launch import running
 from staddle.sandbox import execution
-from tests.kernel.file_habitats import HABITATS, opened
-from tests.kernel.waiting import JumpingClock, as_soon_as, until, with_argument
+from tests.support.file_habitats import HABITATS, opened
+from tests.support.waiting import JumpingClock, as_soon_as, until, with_argument
 
 
 class World(NamedTuple):
@@ -180,6 +180,7 @@ def test_a_write_keeps_permissions_and_other_names(world: World) -> None:
 # ---------------------------------------------------------------- commands
 
 
+@pytest.mark.same_for_everyone
 def test_a_failing_command_is_a_result(world: World) -> None:
     env = world.environment()
     result = env.exec_command("sh", ["-c", "echo out; echo err >&2; exit 42"])
@@ -191,6 +192,7 @@ def test_a_failing_command_is_a_result(world: World) -> None:
             env.exec_command(program)
 
 
+@pytest.mark.same_for_everyone
 def test_the_tail_is_kept_to_the_byte_on_both_streams(world: World) -> None:
     env = world.environment()
     script = "printf 0123456789; printf abcdefghijk >&2"
@@ -271,6 +273,7 @@ def test_variables_are_added_and_none_leak(world: World, monkeypatch: pytest.Mon
     assert "secret-of-the-host" not in result.stdout
 
 
+@pytest.mark.same_for_everyone
 def test_arguments_arrive_as_they_are_whatever_they_look_like(world: World) -> None:
     env = world.environment()
     odd = ["", "--", "-c", "--bind", "a\nb", "$(touch x)", "\x1b[2J", "'", "x" * 100_000]
@@ -283,6 +286,7 @@ def test_arguments_arrive_as_they_are_whatever_they_look_like(world: World) -> N
     assert env.glob("*") == []
 
 
+@pytest.mark.same_for_everyone
 def test_bad_arguments_are_refused(world: World) -> None:
     env = world.environment()
     for timeout in (0, -1, True, float("nan"), "3"):
@@ -387,6 +391,7 @@ def test_where_commands_cannot_be_held_it_is_refused_or_said(tmp_path: Path) -> 
             env.write_file("a.md", "")
 
 
+@pytest.mark.same_for_everyone
 def test_it_is_where_it_was_made_whatever_the_session_does(tmp_path: Path) -> None:
     with opened("namespaces", tmp_path) as sandbox:
         sandbox.run("mkdir -p d/e; ln -s d/e l; cd d; export MINE=1")
@@ -406,6 +411,7 @@ def test_it_is_where_it_was_made_whatever_the_session_does(tmp_path: Path) -> No
             env.read_file("x")
 
 
+@pytest.mark.same_for_everyone
 def test_secrets_are_taken_out_of_what_commands_print(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

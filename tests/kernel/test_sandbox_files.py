@@ -15,9 +15,9 @@ import pytest
 
 from staddle import AsyncSandbox, Sandbox
 from staddle.errors import InvalidCall, PolicyError, SandboxClosed
-from tests.kernel.file_habitats import Place, opened, place
-from tests.kernel.waiting import until
-from tests.kernel.zygotes import children
+from tests.support.file_habitats import Place, opened, place
+from tests.support.forkservers import children
+from tests.support.waiting import until
 
 __all__ = ["place"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from staddle import Reason, Sandbox
 from staddle.shell import protocol
-from tests.kernel.in_a_child import python
+from tests.support.in_a_child import python
 
 #: `interrupted(seconds, work)` does something, and raises Rung in it after so long.
 _PRELUDE = """
@@ -48,6 +48,7 @@ def child(code: str, place: Path, kind: str = "KeyboardInterrupt", seed: int = 1
     return python(prelude + code, timeout=100)
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize("kind", ["KeyboardInterrupt", "TimeoutError"])
 @pytest.mark.parametrize(
     "what",
@@ -107,6 +108,7 @@ print(others)
 """
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize(
     "interrupt",
     [
@@ -120,6 +122,7 @@ def test_a_command_is_run_once_at_most_and_its_shell_is_not_lost(interrupt: str,
     assert int(child(_AT_ANY_MOMENT % interrupt, tmp_path)) <= 2
 
 
+@pytest.mark.same_for_everyone
 def test_a_question_that_the_shell_has_forgotten_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +136,7 @@ def test_a_question_that_the_shell_has_forgotten_is_asked_again(
         assert sb._now().main._shell.pid == shell
 
 
+@pytest.mark.same_for_everyone
 def test_a_snapshot_is_taken_or_not(tmp_path: Path) -> None:
     """What was written stays, and can be written, and is what a diff shows; a restore is whole, or is not."""
     told = child(

@@ -18,8 +18,8 @@ from staddle.errors import InvalidCall, LayerError, PolicyNotEnforceable
 from staddle.files.remove_tree import remove
 from staddle.layers import persistent_store, session_record, trash
 from staddle.sandbox.workspace.persistent import PersistentWorkspace
-from tests.kernel.in_a_child import SRC
-from tests.kernel.waiting import until
+from tests.support.in_a_child import SRC
+from tests.support.waiting import until
 
 
 @pytest.fixture(autouse=True)

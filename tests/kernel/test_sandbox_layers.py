@@ -17,8 +17,8 @@ from staddle import Policy, Sandbox
 from staddle.errors import CommitRefused, InvalidCall, LaunchFailed, LayerError
 from staddle.forkserver.client import SandboxProcess
 from staddle.forkserver.requests import OverlayDirs
-from tests.kernel.in_a_child import SRC
-from tests.kernel.waiting import until
+from tests.support.in_a_child import SRC
+from tests.support.waiting import until
 
 
 @pytest.fixture

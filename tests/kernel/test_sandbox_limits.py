@@ -20,9 +20,9 @@ from staddle import AsyncSandbox, Policy, Reason, Sandbox
 from staddle.errors import CommandFailed, LaunchFailed, PolicyNotEnforceable, SandboxClosed
 from staddle.limits.fallback import usable
 from staddle.limits.usage import Usage
-from tests.kernel.in_a_child import SRC
-from tests.kernel.limited import HIDDEN, groups_in_use, leftovers, no_groups_left  # noqa: F401 - a fixture for all
-from tests.kernel.waiting import until
+from tests.support.in_a_child import SRC
+from tests.support.limited import HIDDEN, groups_in_use, leftovers, no_groups_left  # noqa: F401 - a fixture for all
+from tests.support.waiting import until
 
 MIB = 1 << 20
 grouped = pytest.mark.skipif(not usable().version("memory"), reason="only control groups can do that")

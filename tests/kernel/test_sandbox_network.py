@@ -18,9 +18,9 @@ from staddle.errors import InvalidCall
 from staddle.linux.tree import descendants
 from staddle.network.host import prewarm
 from staddle.network.host.prewarm import GATEWAYS
-from tests.cli.staddle_command import environment
-from tests.kernel.waiting import until
-from tests.kernel.web import serving
+from tests.support.staddle_command import environment
+from tests.support.waiting import until
+from tests.support.web import serving
 
 
 @pytest.fixture

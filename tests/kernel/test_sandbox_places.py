@@ -14,8 +14,8 @@ import pytest
 
 from staddle import Sandbox, Snapshot
 from staddle.errors import CommitFailed, CommitRefused, LayerError
-from tests.kernel.layers_overlay import MEMORY, picture
-from tests.kernel.waiting import until
+from tests.support.layers_overlay import MEMORY, picture
+from tests.support.waiting import until
 
 SRC = Path(__file__).parents[2] / "src"
 

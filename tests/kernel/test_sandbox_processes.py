@@ -12,8 +12,8 @@ from staddle import Sandbox
 from staddle.errors import InvalidCall, SandboxClosed
 from staddle.sandbox.processes import Process
 from staddle.sandbox.terminal import Terminal
-from tests.kernel.sandboxes import BACKENDS, children, descriptors, every_backend, within
-from tests.kernel.waiting import with_argument
+from tests.support.sandboxes import BACKENDS, children, descriptors, every_backend, within
+from tests.support.waiting import with_argument
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +46,7 @@ def test_a_process_runs_in_the_background_where_the_session_is(sb: Sandbox) -> N
     assert process in sb.processes()
 
 
+@pytest.mark.same_for_everyone
 def test_arguments_instead_of_a_text(sb: Sandbox) -> None:
     process = sb.start(["sh", "-c", 'echo "$0" "$A"', "a b"], env={"A": "it's"}, cwd="/")
     assert process.wait(10) == 0
@@ -56,6 +57,7 @@ def test_a_program_that_is_not_there_ends_with_127(sb: Sandbox) -> None:
     assert sb.start(["no-such-program"]).wait(10) == 127
 
 
+@pytest.mark.same_for_everyone
 def test_the_end_of_input_is_told(sb: Sandbox) -> None:
     process = sb.start("cat")
     process.send_stdin(b"a\xff")
@@ -71,6 +73,7 @@ def test_the_end_of_input_is_told(sb: Sandbox) -> None:
         other.send_stdin("more")
 
 
+@pytest.mark.same_for_everyone
 def test_more_input_than_a_pipe_holds_waits_for_the_reader(sb: Sandbox) -> None:
     process = sb.start("sleep 0.3; wc -c")
     process.send_stdin(b"x" * 1_000_000)
@@ -83,6 +86,7 @@ def test_more_input_than_a_pipe_holds_waits_for_the_reader(sb: Sandbox) -> None:
         ended.send_stdin("x")
 
 
+@pytest.mark.same_for_everyone
 def test_wait_gives_up_in_time(sb: Sandbox) -> None:
     process = sb.start("sleep 1237.1")
     assert process.wait(0.1) is None
@@ -102,6 +106,7 @@ def test_kill_reaches_all_that_was_started(sb: Sandbox) -> None:
     assert within(5, lambda: not with_argument("1237.2") and not with_argument("1237.3"))
 
 
+@pytest.mark.same_for_everyone
 def test_a_process_that_prints_without_end_is_bounded(sb: Sandbox) -> None:
     process = sb.start("echo first; yes")
     assert within(20, lambda: process.output().stdout_bytes_dropped > 3_000_000)
@@ -125,6 +130,7 @@ def test_a_server_goes_on_between_commands() -> None:
 # ---------------------------------------------------------------- jobs
 
 
+@pytest.mark.same_for_everyone
 def test_jobs_are_listed_with_what_they_print_later(sb: Sandbox) -> None:
     got = sb.run("(sleep 0.3; echo late; echo later >&2; exec sleep 1237.4) & echo now")
     assert got.stdout == "now\n"
@@ -142,6 +148,7 @@ def test_jobs_are_listed_with_what_they_print_later(sb: Sandbox) -> None:
     assert not sb.processes()[0].running
 
 
+@pytest.mark.same_for_everyone
 def test_a_job_without_our_pipes_is_listed_too(sb: Sandbox) -> None:
     sb.run("sleep 1237.5 >/dev/null 2>&1 &")
     sb.run("true")
@@ -152,6 +159,7 @@ def test_a_job_without_our_pipes_is_listed_too(sb: Sandbox) -> None:
     assert [each.running for each in sb.processes()] == [False]
 
 
+@pytest.mark.same_for_everyone
 def test_jobs_of_every_session_are_listed(sb: Sandbox) -> None:
     sb.session("dev").run("sleep 1237.6 &")
     assert [each.running for each in sb.processes()] == [True]
@@ -188,6 +196,7 @@ def test_a_terminal_is_one(sb: Sandbox) -> None:
         terminal.write("nobody listens\n")
 
 
+@pytest.mark.same_for_everyone
 def test_a_terminal_can_be_resized(sb: Sandbox) -> None:
     script = "trap 'stty size' WINCH; echo ready; while :; do read -t 0.05 x; done"
     with sb.terminal(["bash", "-c", script]) as terminal:

@@ -17,8 +17,8 @@ import pytest
 from staddle import AsyncSandbox, Identity, Policy, Reason, Sandbox
 from staddle.errors import InvalidCall, RootUnavailable
 from staddle.files.remove_tree import remove
-from tests.kernel.in_a_child import SRC
-from tests.kernel.waiting import until
+from tests.support.in_a_child import SRC
+from tests.support.waiting import until
 
 BOMB = """
 import os, time

@@ -22,7 +22,7 @@ from staddle.layers.store import Store, sweep
 from staddle.sandbox.workspace import snapshot_file
 from staddle.sandbox.workspace.persistent import PersistentWorkspace
 from staddle.sandbox.workspace.stores import close_stores, empty_directory, store_for
-from tests.kernel.kills import killed_at
+from tests.support.kills import killed_at
 
 SRC = Path(__file__).parents[2] / "src"
 

@@ -22,8 +22,8 @@ from staddle.sandbox.aio.event_loop import in_thread
 from staddle.sandbox.open import via_backend
 from staddle.shell import bash_process, shell
 from staddle.shell.command import CommandSpec
-from tests.kernel.sandboxes import within
-from tests.kernel.waiting import with_argument
+from tests.support.sandboxes import within
+from tests.support.waiting import with_argument
 
 #: Its own launcher, others' launchers, one without namespaces, and none at all.
 everywhere = pytest.mark.parametrize("backend", ["namespaces", "bwrap", "landlock", "native"])

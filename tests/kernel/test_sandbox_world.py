@@ -13,7 +13,7 @@ from staddle.errors import InvalidCall
 from staddle.forkserver import client
 from staddle.layers import trash
 from staddle.sandbox.workspace import stores
-from tests.kernel.waiting import until
+from tests.support.waiting import until
 
 PLACES = ("/home/user", "/tmp", "/var/tmp")
 

@@ -19,7 +19,7 @@ import pytest
 from staddle.linux import seccomp, syscalls
 from staddle.linux.seccomp.language import NOTIFY
 from staddle.linux.seccomp.rules import KERNEL_SURFACE, RULES
-from tests.kernel.seccomp_child import (
+from tests.support.seccomp_child import (
     INSIDE,
     PROGRAMS,
     Killed,
@@ -45,6 +45,7 @@ SECOND_LINE = {*KERNEL_SURFACE[0].calls, "bpf", "perf_event_open", "userfaultfd"
 }
 
 
+@pytest.mark.same_for_everyone
 @every_profile
 def test_every_rule_is_what_the_kernel_answers(profile: str) -> None:
     tried = [
@@ -89,6 +90,7 @@ NOTABLE = [
 ]
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize(
     ("call", "arguments", "error"), [row[1:] for row in NOTABLE], ids=[r[0] for r in NOTABLE]
 )
@@ -98,11 +100,13 @@ def test_what_is_worth_naming_is_refused(call: str, arguments: tuple[int, ...], 
     assert answers(None, tried) != [-error], "the control fails in the same way"
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize("number", [337, 400, 423, 470, 471, 600, 0x40000000 | 39, 0x7FFFFFFF, 0x80000027])
 def test_numbers_that_are_no_call_do_not_exist(number: int) -> None:
     assert under("namespaces", lambda: raw(number, ())) == -errno.ENOSYS
 
 
+@pytest.mark.same_for_everyone
 @on_x86_64
 @every_profile
 def test_a_call_of_another_architecture_kills_the_process(profile: str) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from staddle.linux import seccomp, syscalls
-from tests.kernel.seccomp_child import LIBC, under
+from tests.support.seccomp_child import LIBC, under
 
 PTRACE_TRACEME, PTRACE_CONT, PTRACE_GETREGS, PTRACE_SETREGS, PTRACE_DETACH, PTRACE_SYSCALL = (
     0,

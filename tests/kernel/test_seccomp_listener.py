@@ -14,7 +14,7 @@ import pytest
 from seccompy.notify import Listener, pidfd_getfd, pidfd_open
 
 from staddle.linux import seccomp, syscalls
-from tests.kernel.seccomp_child import PROGRAMS, confine, under
+from tests.support.seccomp_child import PROGRAMS, confine, under
 
 supervised = pytest.mark.parametrize(
     "profile", [name for name in seccomp.PROFILES if name.startswith("landlock")]

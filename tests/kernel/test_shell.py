@@ -24,9 +24,9 @@ from staddle.errors import (
 from staddle.shell import fd_budget
 from staddle.shell.command import CommandSpec
 from staddle.shell.shell import Shell
-from tests.kernel.in_a_child import SRC
-from tests.kernel.shell_habitats import FULLY, HABITATS, TriedShell
-from tests.kernel.waiting import until
+from tests.support.in_a_child import SRC
+from tests.support.shell_habitats import FULLY, HABITATS, TriedShell
+from tests.support.waiting import as_soon_as, until
 
 
 @pytest.fixture(params=FULLY)
@@ -50,6 +50,7 @@ def nowhere(_: bytes) -> None:
 # Output.
 
 
+@pytest.mark.same_for_everyone
 def test_late_output_has_its_own_place(tried: TriedShell) -> None:
     done = tried.run("(sleep 0.2; echo late; echo worse >&2) & echo now")
     assert done.out == b"now\n"
@@ -61,6 +62,7 @@ def test_late_output_has_its_own_place(tried: TriedShell) -> None:
     assert late.command == b"(sleep 0.2; echo late; echo worse >&2) & echo now"
 
 
+@pytest.mark.same_for_everyone
 def test_late_output_stays_bounded_and_its_job_lives(tried: TriedShell) -> None:
     tried.run("yes & echo $! >p")
     (late,) = tried.shell.late_output()
@@ -69,6 +71,7 @@ def test_late_output_stays_bounded_and_its_job_lives(tried: TriedShell) -> None:
     assert tried.run("kill -0 $(cat p) && echo alive; kill $(cat p)").out == b"alive\n"
 
 
+@pytest.mark.same_for_everyone
 def test_output_comes_as_it_is_printed(tried: TriedShell) -> None:
     came: list[tuple[float, bytes]] = []
     tried.shell.run(
@@ -80,6 +83,7 @@ def test_output_comes_as_it_is_printed(tried: TriedShell) -> None:
     assert came[1][0] - came[0][0] > 0.2
 
 
+@pytest.mark.same_for_everyone
 def test_a_slow_reader_slows_the_command(tried: TriedShell) -> None:
     printed = []
 
@@ -97,6 +101,7 @@ def test_a_slow_reader_slows_the_command(tried: TriedShell) -> None:
     assert max(printed) <= 256 << 10
 
 
+@pytest.mark.same_for_everyone
 def test_a_sink_that_raises_ends_the_command(tried: TriedShell) -> None:
     def full(_: bytes) -> None:
         raise OverflowError("enough")
@@ -106,6 +111,7 @@ def test_a_sink_that_raises_ends_the_command(tried: TriedShell) -> None:
     assert tried.run("echo $x").out == b"1\n"
 
 
+@pytest.mark.same_for_everyone
 def test_a_sink_cannot_run_a_command_in_its_own_session(tried: TriedShell) -> None:
     with pytest.raises(SessionBusy):
         tried.shell.run(CommandSpec(b"echo a", out=lambda _: tried.run("echo b") and None, err=nowhere))
@@ -115,15 +121,17 @@ def test_a_sink_cannot_run_a_command_in_its_own_session(tried: TriedShell) -> No
 # Interruptions.
 
 
+@pytest.mark.same_for_everyone
 def test_another_thread_interrupts(tried: TriedShell) -> None:
-    timer = threading.Timer(0.2, tried.shell.interrupt)
-    timer.start()
-    done = tried.run("x=1; echo a; sleep 20; echo no")
-    assert (done.out, done.outcome.reason) == (b"a\n", "cancelled")
-    assert not done.outcome.shell_exited
+    out = bytearray()
+    as_soon_as(lambda: out, tried.shell.interrupt)
+    outcome = tried.shell.run(b"x=1; echo a; sleep 20; echo no", timeout=20, out=out.extend, err=nowhere)
+    assert (out, outcome.reason) == (b"a\n", "cancelled")
+    assert not outcome.shell_exited
     assert tried.run("echo $x").out == b"1\n"
 
 
+@pytest.mark.same_for_everyone
 def test_an_interruption_at_the_very_beginning_is_not_lost(tried: TriedShell) -> None:
     def interrupt() -> None:
         while not tried.shell.busy:
@@ -137,18 +145,20 @@ def test_an_interruption_at_the_very_beginning_is_not_lost(tried: TriedShell) ->
         thread.join()
 
 
+@pytest.mark.same_for_everyone
 def test_an_interruption_that_comes_too_late_is_for_nobody(tried: TriedShell) -> None:
     tried.run("true")
     tried.shell.interrupt()
     assert tried.run("sleep 0.1; echo whole").out == b"whole\n"
 
 
+@pytest.mark.same_for_everyone
 def test_keyboard_interrupt_ends_the_command_and_keeps_the_session(tmp_path: Path) -> None:
     code = f"""
         import sys; sys.path[:0] = [{str(SRC)!r}, {str(SRC.parent)!r}]
         import os, signal, threading
-        from tests.kernel.shell_habitats import native
-        from tests.kernel.waiting import until
+        from tests.support.shell_habitats import native
+        from tests.support.waiting import until
         def interrupt():
             until(lambda: os.path.exists({str(tmp_path / "begun")!r}))
             os.kill(os.getpid(), signal.SIGINT)
@@ -190,6 +200,7 @@ def test_nothing_is_run_after_what_was_interrupted(tried: TriedShell, sleeper: s
 # Turns.
 
 
+@pytest.mark.same_for_everyone
 def test_concurrent_runs_queue(tried: TriedShell) -> None:
     def add() -> None:
         for _ in range(20):
@@ -203,6 +214,7 @@ def test_concurrent_runs_queue(tried: TriedShell) -> None:
     assert tried.run("echo $n").out == b"80\n"
 
 
+@pytest.mark.same_for_everyone
 def test_a_run_in_pieces(tried: TriedShell) -> None:
     shell, out = tried.shell, bytearray()
     shell.begin(CommandSpec(b"seq 1 100000; x=1", timeout=10, out=out.extend, err=nowhere))
@@ -217,13 +229,15 @@ def test_a_run_in_pieces(tried: TriedShell) -> None:
     assert tried.run("echo $x").out == b"1\n"
 
 
+@pytest.mark.same_for_everyone
 def test_close_ends_a_run_and_refuses_the_next(tried: TriedShell) -> None:
-    threading.Timer(0.2, tried.shell.close).start()
+    as_soon_as(lambda: tried.shell.busy, tried.shell.close)
     assert tried.run("sleep 20").outcome.reason == "closed"
     with pytest.raises(SandboxClosed):
         tried.run("true")
 
 
+@pytest.mark.same_for_everyone
 def test_restart_begins_anew(tried: TriedShell) -> None:
     tried.run("x=1; cd /")
     tried.shell.restart()
@@ -232,6 +246,7 @@ def test_restart_begins_anew(tried: TriedShell) -> None:
     assert done.outcome.cwd == tried.directory
 
 
+@pytest.mark.same_for_everyone
 def test_what_is_no_command_is_refused(tried: TriedShell) -> None:
     with pytest.raises(InvalidCall, match="NUL"):
         tried.run(b"echo a\0b")
@@ -244,6 +259,7 @@ def test_what_is_no_command_is_refused(tried: TriedShell) -> None:
 # State.
 
 
+@pytest.mark.same_for_everyone
 def test_the_state_is_readable(tried: TriedShell) -> None:
     tried.run("export E='a b'; a=(1 2); declare -A h=([k]=v); f() { echo f; }; alias l=ls; umask 077")
     tried.run("set -f; shopt -s extglob; set -- p 'q r'; trap 'echo t' INT; readonly r=1; x=$'\\xff'; cd /")
@@ -263,6 +279,7 @@ def test_the_state_is_readable(tried: TriedShell) -> None:
     assert (state.cwd, state.oldpwd) == ("/", tried.directory)
 
 
+@pytest.mark.same_for_everyone
 def test_our_own_traps_are_seen_by_nobody(tried: TriedShell) -> None:
     assert tried.run("trap; trap -p").out == b""
     tried.run("exit 3")
@@ -274,12 +291,14 @@ def test_our_own_traps_are_seen_by_nobody(tried: TriedShell) -> None:
     assert tried.run("trap -p").out == b"trap -- 'echo mine' SIGRTMAX\n"
 
 
+@pytest.mark.same_for_everyone
 def test_asking_for_the_state_changes_nothing(tried: TriedShell) -> None:
     tried.run("false")
     tried.shell.state()
     assert tried.run("echo $?").out == b"1\n"
 
 
+@pytest.mark.same_for_everyone
 def test_state_survives_any_number_of_deaths(tried: TriedShell) -> None:
     tried.run("k=\"a'b]\"; declare -A h; h[$k]=$'c\\nd'; f() { cat <<E\nin $1\nE\n}; export X='q\"$`'")
     for number in range(4):
@@ -287,6 +306,7 @@ def test_state_survives_any_number_of_deaths(tried: TriedShell) -> None:
         assert tried.run('echo "${h[$k]}"; f 1; printenv X').out == b'c\nd\nin 1\nq"$`\n'
 
 
+@pytest.mark.same_for_everyone
 def test_a_shell_that_ended_between_runs_is_replaced(unconfined: TriedShell) -> None:
     unconfined.run("x=1")
     assert until(lambda: not unconfined.shell._state.dirty)
@@ -310,6 +330,7 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.same_for_everyone
 def test_a_shell_at_rest_has_two_descriptors(tried: TriedShell) -> None:
     tried.run("x=1")
     assert until(lambda: not tried.shell._state.dirty)
@@ -320,6 +341,7 @@ def test_a_shell_at_rest_has_two_descriptors(tried: TriedShell) -> None:
     assert open_descriptors() == in_use
 
 
+@pytest.mark.same_for_everyone
 def test_only_the_shells_used_last_keep_their_files(
     unconfined: TriedShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,6 +359,7 @@ def test_only_the_shells_used_last_keep_their_files(
         shell.close()
 
 
+@pytest.mark.same_for_everyone
 def test_runs_leave_no_descriptor(tried: TriedShell) -> None:
     tried.run("sleep 0.01 & exit")
     tried.run("true")
@@ -369,6 +392,7 @@ def test_a_program_beside_the_shell(tried: TriedShell) -> None:
     os.close(null)
 
 
+@pytest.mark.same_for_everyone
 def test_a_large_argument_list(tried: TriedShell) -> None:
     read, write = os.pipe()
     null = os.open("/dev/null", os.O_RDWR)
@@ -400,6 +424,7 @@ def test_signals_reach_a_program_and_all_below_it(tried: TriedShell) -> None:
     os.close(null)
 
 
+@pytest.mark.same_for_everyone
 def test_a_terminal(tried: TriedShell) -> None:
     spawned = tried.link.spawn(
         ["sh", "-c", "tty; stty size; read x; echo got $x"],
@@ -434,6 +459,7 @@ def test_a_lost_sandbox_is_an_error_with_a_sentence(unconfined: TriedShell) -> N
         unconfined.run("true")
 
 
+@pytest.mark.same_for_everyone
 def test_input_that_is_larger_than_its_place_is_an_error(unconfined: TriedShell) -> None:
     unconfined.run("x=1")
     inside = unconfined.shell._state.bash.files.input
@@ -447,6 +473,7 @@ def test_input_that_is_larger_than_its_place_is_an_error(unconfined: TriedShell)
 # The bash that is there.
 
 
+@pytest.mark.same_for_everyone
 def test_a_shell_that_is_not_there_is_an_error_with_a_sentence(unconfined: TriedShell) -> None:
     shell = Shell(unconfined.link, unconfined.link.shell({}, "", "/nosuch/bash"))
     with pytest.raises(LaunchFailed, match="/nosuch/bash"):
@@ -454,6 +481,7 @@ def test_a_shell_that_is_not_there_is_an_error_with_a_sentence(unconfined: Tried
     shell.close()
 
 
+@pytest.mark.same_for_everyone
 def test_an_old_bash_is_refused(unconfined: TriedShell) -> None:
     shell = Shell(unconfined.link, unconfined.link.shell({}, ""))
     shell._state.bash.hello = b"3.2."

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.kernel.shell_cases import CASES, Step
-from tests.kernel.shell_habitats import FULLY, HABITATS, TriedShell
+from tests.support.shell_cases import CASES, Step
+from tests.support.shell_habitats import FULLY, HABITATS, TriedShell
 
-#: In the habitats that take longer to open: one of so many.
+#: In the habitats that take longer to open, and as the second of two users: one of so many.
 PART = 5
 
 
@@ -20,10 +21,12 @@ def sandbox_shell(habitat: str) -> Iterator[TriedShell]:
         yield made
 
 
-def tried() -> list[tuple[str, str]]:
-    everywhere = [(habitat, name) for habitat in FULLY for name in CASES]
+def tried() -> list[Any]:
+    part = list(CASES)[::PART]
+    marks = {name: () if name in part else pytest.mark.same_for_everyone for name in CASES}
+    everywhere = [pytest.param(habitat, name, marks=marks[name]) for habitat in FULLY for name in CASES]
     others = [habitat for habitat in HABITATS if habitat not in FULLY]
-    return everywhere + [(habitat, name) for habitat in others for name in list(CASES)[::PART]]
+    return everywhere + [(habitat, name) for habitat in others for name in part]
 
 
 @pytest.mark.parametrize(("habitat", "name"), tried())

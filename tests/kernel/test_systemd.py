@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.private_systemd import PrivateSystemd
-from tests.kernel.programs import SCRIPTS, SERVE, sample_wheel, script
-from tests.kernel.systemd_sandbox import DRIVER, Sandbox
+from tests.support.private_systemd import PrivateSystemd
+from tests.support.programs import SCRIPTS, SERVE, sample_wheel, script
+from tests.support.systemd_sandbox import DRIVER, Sandbox
 
 pytestmark = pytest.mark.needs_root
 

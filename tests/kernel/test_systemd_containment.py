@@ -13,8 +13,8 @@ import os
 
 import pytest
 
-from tests.kernel.programs import IDENTITY
-from tests.kernel.systemd_sandbox import DRIVER, Sandbox, wait_for
+from tests.support.programs import IDENTITY
+from tests.support.systemd_sandbox import DRIVER, Sandbox, wait_for
 
 pytestmark = pytest.mark.needs_root
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.systemd_sandbox import Sandbox, wait_for
+from tests.support.systemd_sandbox import Sandbox, wait_for
 
 pytestmark = pytest.mark.needs_root
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.kernel.private_systemd import SOURCE_INSIDE
-from tests.kernel.systemd_sandbox import PROCESSES, Sandbox, wait_for
+from tests.support.private_systemd import SOURCE_INSIDE
+from tests.support.systemd_sandbox import PROCESSES, Sandbox, wait_for
 
 pytestmark = pytest.mark.needs_root
 

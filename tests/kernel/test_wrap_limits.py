@@ -10,8 +10,8 @@ from staddle import Policy, wrap
 from staddle.errors import PolicyNotEnforceable
 from staddle.launch.completed import Completed
 from staddle.limits.fallback import usable
-from tests.kernel.limited import HIDDEN, groups_in_use, no_groups_left  # noqa: F401 - a fixture for all
-from tests.kernel.waiting import until
+from tests.support.limited import HIDDEN, groups_in_use, no_groups_left  # noqa: F401 - a fixture for all
+from tests.support.waiting import until
 
 grouped = pytest.mark.skipif(not usable().version("memory"), reason="only control groups can do that")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from staddle import LocalEnvironment
 from staddle.environment import write_grants
-from staddle.environment.writable_paths import parse
+from staddle.environment.writable_paths import parse_globs as parse
 from staddle.errors import PathNotAllowed
 from staddle.files.globs import Glob
 from tests.property.reference_globs import Glob as Tokens

@@ -26,7 +26,7 @@ from staddle.layers.merged_view import LayerView
 from staddle.layers.review import Conflict
 from staddle.layers.stack import LayerSnapshot, Stack
 from staddle.layers.store import Store, home_for
-from tests.kernel.layers_overlay import MEMORY, Picture, fill, inside, naive_changes, picture
+from tests.support.layers_overlay import MEMORY, Picture, fill, inside, naive_changes, picture
 
 pytestmark = pytest.mark.usefixtures("state_elsewhere")
 

@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from staddle import Sandbox, Snapshot
 from staddle.files.remove_tree import remove
 from staddle.layers import trash
-from tests.kernel.layers_overlay import Picture, naive_changes, picture
+from tests.support.layers_overlay import Picture, naive_changes, picture
 
 STORIES = int(os.environ.get("STADDLE_MODEL", "0"))
 BACKEND = os.environ.get("STADDLE_MODEL_BACKEND", "namespaces")

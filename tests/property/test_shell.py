@@ -9,7 +9,7 @@ import tempfile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.kernel.shell_habitats import ENVIRONMENT, native
+from tests.support.shell_habitats import ENVIRONMENT, native
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 WORDS = st.sampled_from(

@@ -29,6 +29,8 @@ class Edit:
         saying = [path for path, text in texts.items() for _ in range(text.count(self.old))]
         assert len(saying) == 1, f"{self.file} does not say this once any more: {self.old!r}"
         saying[0].write_text(texts[saying[0]].replace(self.old, self.new))
+        for compiled in (saying[0].parent / "__pycache__").glob(f"{saying[0].stem}.*"):
+            compiled.unlink()  # it says what the file said before
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class Switch:
     only: str = ""
     edits: tuple[Edit, ...] = ()
     network: str = "deny"
+    #: The same lines hold it, in the same way, whoever runs the tests: it is enough that one does.
+    same_for_everyone: bool = False
+
+    def __post_init__(self) -> None:
+        assert not (self.only and self.same_for_everyone), "what only one can notice is not the same"
 
 
 def nothing() -> None:
@@ -70,7 +77,9 @@ def _leave_sockets() -> None:
 
 #: Every way to start something looks for them. Landlock never lets one in a readable directory be used.
 SOCKETS_IN_GRANTS = Switch(
-    _leave_sockets, ("connect-to-a-socket-in-a-read-grant", "connect-to-a-socket-in-a-write-grant")
+    _leave_sockets,
+    ("connect-to-a-socket-in-a-read-grant", "connect-to-a-socket-in-a-write-grant"),
+    same_for_everyone=True,
 )
 
 

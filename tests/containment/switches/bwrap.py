@@ -206,13 +206,19 @@ SWITCHES: dict[str, Switch] = {
         together(_without("--disable-userns"), _filter(allow_everything)), ("unshare-user",)
     ),
     "system call filter": Switch(
-        _filter(allow_everything), ("call-io_uring_setup", "socket-vsock", "read-a-key", "make-a-whiteout")
+        _filter(allow_everything),
+        ("call-io_uring_setup", "socket-vsock", "read-a-key", "make-a-whiteout"),
+        same_for_everyone=True,
     ),
-    "filter of set-user-id files": Switch(_filter_profile("namespaces"), ("set-the-user-id-bit",)),
-    "new session": Switch(_without("--new-session"), ("terminal",)),
+    "filter of set-user-id files": Switch(
+        _filter_profile("namespaces"), ("set-the-user-id-bit",), same_for_everyone=True
+    ),
+    "new session": Switch(_without("--new-session"), ("terminal",), same_for_everyone=True),
     "death with the parent": Switch(_without("--die-with-parent"), ("parent",)),
     "clean environment": Switch(
-        together(_launcher_environment, _keep_variables), ("find-variables-of-the-host",)
+        together(_launcher_environment, _keep_variables),
+        ("find-variables-of-the-host",),
+        same_for_everyone=True,
     ),
     "clean launcher, mask of the first process": Switch(
         together(_launcher_environment, _leave_out(_not_the_first_process)),
@@ -227,35 +233,45 @@ SWITCHES: dict[str, Switch] = {
         ("list-keys", "count-keys"),
         only="user",  # the keys of root belong to nobody in root's sandbox, and are not listed
     ),
-    "read-only grants": Switch(_operations(_writable), ("append-readable", "create-readable")),
+    "read-only grants": Switch(
+        _operations(_writable), ("append-readable", "create-readable"), same_for_everyone=True
+    ),
     "guards": Switch(
         _leave_out(lambda o: _kind(o) == "Bind" and o.again and not o.writable),
         ("append-to-git-config", "plant-a-git-hook"),
+        same_for_everyone=True,
     ),
     "pins above guards and denied paths": Switch(
         _leave_out(lambda o: _kind(o) == "Bind" and o.again and o.writable),
         ("replace-git-directory", "rename-parent-of-denied"),
+        same_for_everyone=True,
     ),
     "masks of denied files": Switch(
-        _leave_out(lambda o: _kind(o) == "Mask" and _granted(o)), ("read-denied-file",)
+        _leave_out(lambda o: _kind(o) == "Mask" and _granted(o)),
+        ("read-denied-file",),
+        same_for_everyone=True,
     ),
     "covers of denied directories": Switch(
         _leave_out(lambda o: _kind(o) == "Empty" and o.mode == 0 and _granted(o)),
         ("read-in-denied-directory", "list-denied-directory"),
+        same_for_everyone=True,
     ),
     "rebuilding for denied names that are missing": Switch(
         _leave_out(lambda o: _kind(o) in ("Empty", "Seal") and o.path.endswith("/late")),
         ("read-denied-name-that-appears",),
+        same_for_everyone=True,
     ),
-    "private /tmp": Switch(_host_directory("/tmp"), ("read-host-tmp", "leave-something-in-tmp")),
-    "private /dev/shm": Switch(_host_directory("/dev/shm"), ("read-host-shm",)),
+    "private /tmp": Switch(
+        _host_directory("/tmp"), ("read-host-tmp", "leave-something-in-tmp"), same_for_everyone=True
+    ),
+    "private /dev/shm": Switch(_host_directory("/dev/shm"), ("read-host-shm",), same_for_everyone=True),
     "sealed root": Switch(
         _leave_out(lambda o: _kind(o) == "Seal" and o.path == "/"), ("create-in-system-directories",)
     ),
     "sealed /dev": Switch(
         _leave_out(lambda o: _kind(o) == "Seal" and o.path == "/dev"), ("create-in-system-directories",)
     ),
-    "core limit": Switch(_no_limits, ("dump-core",)),
+    "core limit": Switch(_no_limits, ("dump-core",), same_for_everyone=True),
     "another user than root": Switch(_starting_as_root, ("uids", "open-setting-core-pattern"), only="root"),
 }
 

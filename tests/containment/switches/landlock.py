@@ -79,18 +79,22 @@ SWITCHES: dict[str, Switch] = {
     "system call filter": Switch(
         _instructions(lambda i: i.replace(filter=allow_everything(), brokered=0)),
         ("call-io_uring_setup", "connect-to-a-socket-outside", "attach-shared-memory", "connect-to-loopback"),
+        same_for_everyone=True,
     ),
     "choice of sockets": Switch(
         _instructions(lambda i: i.replace(sockets=((b"beneath", b"/"),))),
         ("connect-to-a-socket-outside",),
         only="user",
     ),
-    "core limit": Switch(_instructions(lambda i: i.replace(rlimits=())), ("dump-core",)),
+    "core limit": Switch(
+        _instructions(lambda i: i.replace(rlimits=())), ("dump-core",), same_for_everyone=True
+    ),
     "clean environment": Switch(
         _instructions(
             lambda i: i.replace(environment=tuple(os.fsencode(f"{k}={v}") for k, v in os.environ.items()))
         ),
         ("find-variables-of-the-host",),
+        same_for_everyone=True,
     ),
     "another user than root": Switch(
         _instructions(lambda i: i.replace(uid=-1, gid=-1)), ("uids",), only="root"
@@ -114,6 +118,7 @@ SWITCHES: dict[str, Switch] = {
             ),
             Edit("inside/jail_exec.py", "    process.no_new_privs()\n", ""),
         ),
+        same_for_everyone=True,
     ),
     "empty bounding set": Switch(
         nothing,
@@ -136,6 +141,7 @@ SWITCHES: dict[str, Switch] = {
             Edit("inside/confine.py", "    _leave_session()\n    if guardian", "    if guardian"),
             Edit("inside/landlock/supervise.py", "    os.setsid()  # whoever kills", "    # whoever kills"),
         ),
+        same_for_everyone=True,
     ),
     "end with the parent": Switch(
         nothing,
@@ -152,6 +158,7 @@ SWITCHES: dict[str, Switch] = {
                 '    os.dup2(os.open("/", os.O_RDONLY), 30)\n',
             ),
         ),
+        same_for_everyone=True,
     ),
 }
 

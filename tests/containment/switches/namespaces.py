@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from staddle.backends.namespaces.launching import NAMESPACES
@@ -81,7 +82,7 @@ def _program(profile: str) -> bytes:
 SWITCHES: dict[str, Switch] = {
     "covers of sockets in grants": SOCKETS_IN_GRANTS,
     **{
-        name: Switch(together(_trust, switch.off), switch.notices, switch.only)
+        name: replace(switch, off=together(_trust, switch.off))
         for name, switch in bwrap.SWITCHES.items()
         if name in (*bwrap.VIEW, "sealed /dev", "mask of the list of keys")
     },
@@ -139,23 +140,31 @@ SWITCHES: dict[str, Switch] = {
                 "    process.empty",
             ),
         ),
+        same_for_everyone=True,
     ),
     "system call filter": Switch(
         _command(lambda i: i.replace(filter=allow_everything())),
         ("call-io_uring_setup", "socket-vsock", "read-a-key", "make-a-whiteout", "unshare-user"),
+        same_for_everyone=True,
     ),
     "filter of set-user-id files": Switch(
-        _command(lambda i: i.replace(filter=_program("namespaces"))), ("set-the-user-id-bit",)
+        _command(lambda i: i.replace(filter=_program("namespaces"))),
+        ("set-the-user-id-bit",),
+        same_for_everyone=True,
     ),
     "scope of abstract sockets": Switch(
-        _command(lambda i: i.replace(scoped=0)), ("connect-to-an-abstract-socket",), network="open"
+        _command(lambda i: i.replace(scoped=0)),
+        ("connect-to-an-abstract-socket",),
+        network="open",
+        same_for_everyone=True,
     ),
-    "core limit": Switch(_command(lambda i: i.replace(rlimits=())), ("dump-core",)),
+    "core limit": Switch(_command(lambda i: i.replace(rlimits=())), ("dump-core",), same_for_everyone=True),
     "clean environment": Switch(
         _command(
             lambda i: i.replace(environment=tuple(os.fsencode(f"{k}={v}") for k, v in os.environ.items()))
         ),
         ("find-variables-of-the-host",),
+        same_for_everyone=True,
     ),
     "clean launcher, closedness of the first process": Switch(
         _launcher_environment, ("find-the-secret-in-any-environment",), edits=OPEN_FIRST_PROCESS
@@ -169,6 +178,7 @@ SWITCHES: dict[str, Switch] = {
         nothing,
         ("terminal",),
         edits=(Edit("inside/confine.py", "    _leave_session()\n    if guardian", "    if guardian"),),
+        same_for_everyone=True,
     ),
     "closing of descriptors": Switch(
         nothing,
@@ -180,6 +190,7 @@ SWITCHES: dict[str, Switch] = {
                 '    os.dup2(os.open("/", os.O_RDONLY), 30)\n',
             ),
         ),
+        same_for_everyone=True,
     ),
     "launcher's end with its parent": Switch(
         nothing,

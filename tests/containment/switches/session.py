@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from . import bwrap
@@ -90,7 +91,7 @@ _CLONED = {
 SWITCHES: dict[str, Switch] = {
     "covers of sockets in grants": SOCKETS_IN_GRANTS,
     **{
-        name: Switch(together(_trust, switch.off), switch.notices, switch.only)
+        name: replace(switch, off=together(_trust, switch.off))
         for name, switch in bwrap.SWITCHES.items()
         if name in (*bwrap.VIEW, "mask of the list of keys")
     },
@@ -175,23 +176,35 @@ SWITCHES: dict[str, Switch] = {
                 "inside/confine.py", '    _checked("no_new_privs cannot be set", process.no_new_privs)\n', ""
             ),
         ),
+        same_for_everyone=True,
     ),
     "system call filter": Switch(
         _told(lambda told: told.replace(filter=allow_everything())),
         ("call-io_uring_setup", "socket-vsock", "read-a-key", "make-a-whiteout", "unshare-user"),
+        same_for_everyone=True,
     ),
     "filter of set-user-id files": Switch(
-        _told(lambda told: told.replace(filter=_program("namespaces"))), ("set-the-user-id-bit",)
+        _told(lambda told: told.replace(filter=_program("namespaces"))),
+        ("set-the-user-id-bit",),
+        same_for_everyone=True,
     ),
     "scope of abstract sockets": Switch(
-        _told(lambda told: told.replace(scoped=0)), ("connect-to-an-abstract-socket",), network="open"
+        _told(lambda told: told.replace(scoped=0)),
+        ("connect-to-an-abstract-socket",),
+        network="open",
+        same_for_everyone=True,
     ),
-    "core limit": Switch(_told(lambda told: told.replace(rlimits=())), ("dump-core",)),
-    "clean environment": Switch(_variables_of_the_host, ("find-variables-of-the-host",)),
+    "core limit": Switch(
+        _told(lambda told: told.replace(rlimits=())), ("dump-core",), same_for_everyone=True
+    ),
+    "clean environment": Switch(
+        _variables_of_the_host, ("find-variables-of-the-host",), same_for_everyone=True
+    ),
     "closing of descriptors": Switch(
         nothing,
         ("find-open-descriptors",),
         edits=(Edit("ipc/descriptors.py", "_CLOSE_ON_EXEC = 0x40000000", "_CLOSE_ON_EXEC = 0"),),
+        same_for_everyone=True,
     ),
     "another user than root, and the last look": Switch(
         _ids_of_the_host, ("uids",), only="root", edits=(_NOBODY_ELSE, _NO_LOOK_AT_ITSELF)

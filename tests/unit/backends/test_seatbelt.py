@@ -32,8 +32,8 @@ from staddle.policy.plan import (
     Socket,
     Variable,
 )
-from tests.kernel.waiting import until
-from tests.kernel.web import Asked, serving
+from tests.support.waiting import until
+from tests.support.web import Asked, serving
 
 from .sbpl_reader import Profile, Symbol, read
 

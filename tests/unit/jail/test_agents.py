@@ -14,7 +14,7 @@ from staddle.policy import Network, Policy
 from staddle.policy.compiler import compile
 from staddle.policy.plan import Plan
 from staddle.policy.presets import AGENT_CONFIG, denied
-from tests.kernel.git_plants import World
+from tests.support.git_plants import World
 
 EVERY_AGENT = pytest.mark.parametrize("agent", AGENTS.values(), ids=AGENTS)
 

@@ -11,7 +11,7 @@ import pytest
 from staddle.errors import GitFailed
 from staddle.jail.index import GitIndex
 from staddle.jail.workspace import Workspace
-from tests.kernel.git_plants import World
+from tests.support.git_plants import World
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from staddle.jail.workspace import Workspace
 from staddle.policy import Network, Policy
 from staddle.policy.compiler import compile
 from staddle.testing import FakeBackend, Scripted
-from tests.kernel.git_plants import World
+from tests.support.git_plants import World
 
 
 @pytest.fixture

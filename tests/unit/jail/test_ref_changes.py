@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from staddle.jail.ref_changes import moved, snapshot
-from tests.kernel.git_plants import World
+from tests.support.git_plants import World
 
 
 @pytest.fixture

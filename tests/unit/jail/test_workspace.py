@@ -12,7 +12,7 @@ from staddle.errors import GitRefused, StaddleError, WorkspaceBusy, WorkspaceErr
 from staddle.jail import record as records
 from staddle.jail.reaper import HOUR, reap
 from staddle.jail.workspace import Workspace, data_directory
-from tests.kernel.git_plants import World
+from tests.support.git_plants import World
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from staddle.layers.archive import save
 from staddle.layers.archive_reader import load
 from staddle.layers.stack import LayerSnapshot, Stack
 from staddle.layers.store import Store, home_for
-from tests.kernel.layers_overlay import picture
+from tests.support.layers_overlay import picture
 from tests.unit.layers.layer import whiteout, write
 
 

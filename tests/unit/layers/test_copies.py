@@ -19,7 +19,7 @@ from staddle.layers.exchange import exchange
 from staddle.layers.merge import copy_of, flatten
 from staddle.layers.merged_view import LayerView, OpenLayers
 from staddle.layers.store import home_for_copies
-from tests.kernel.layers_overlay import picture
+from tests.support.layers_overlay import picture
 from tests.unit.layers.layer import whiteout, write
 
 

@@ -334,6 +334,6 @@ def test_it_is_quick_with_thousands_of_rules() -> None:
         hidden=tuple(hidden(f"/w/{n}/x/s", "file") for n in range(1000)),
     )
     assert isinstance(many, Plan)
-    began = time.monotonic()
+    began = time.process_time()
     lay_out(many, DictHost())
-    assert time.monotonic() - began < 0.5
+    assert time.process_time() - began < 0.5

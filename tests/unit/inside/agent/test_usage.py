@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 from staddle.inside.agent.usage import last_pid, passed
-from tests.kernel.in_a_child import python
+from tests.support.in_a_child import python
 
 
 def test_processes_are_counted_by_their_numbers() -> None:

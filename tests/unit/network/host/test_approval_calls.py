@@ -10,7 +10,7 @@ import pytest
 from staddle import Event, Network
 from staddle.ipc.gateway_messages import ConnectQuestion
 from staddle.network.host.approval_calls import ApprovalCalls
-from tests.kernel.waiting import until
+from tests.support.waiting import until
 
 NETWORK = Network.allow("api.example.com:443", "!bad.example.com")
 

@@ -18,7 +18,7 @@ from staddle.ipc.gateway_messages import (
 )
 from staddle.network.host.approval_calls import ApprovalCalls
 from staddle.network.host.gateway_log import MOST, GatewayLog
-from tests.kernel.waiting import until
+from tests.support.waiting import until
 
 
 class Line:

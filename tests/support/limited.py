@@ -18,7 +18,7 @@ from staddle.layers import trash
 from staddle.limits import cgroup_facts, cgroup_layout, host_cgroups
 from staddle.limits.cgroup_tree import CgroupTree
 from staddle.limits.sandbox_cgroups import SandboxCgroups
-from tests.kernel.in_a_child import SRC
+from tests.support.in_a_child import SRC
 
 GROUPS = "/sys/fs/cgroup"
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.kernel.private_systemd import SOURCE_INSIDE, PrivateSystemd
+from tests.support.private_systemd import SOURCE_INSIDE, PrivateSystemd
 
 DRIVER_HERE = Path(__file__).parent / "inside_systemd.py"
 DRIVER = f"{SOURCE_INSIDE}/inside_systemd.py"
@@ -81,12 +81,17 @@ class Sandbox:
 
     def units(self) -> list[str]:
         """The units of ours that the manager knows."""
-        scope = ["--user"] if self.user else []
-        told = self.unconfined(
-            ["systemctl", *scope, "--no-legend", "--plain", "--all", "list-units", "staddle-*"]
-        )
+        told = self._systemctl("--no-legend", "--plain", "--all", "list-units", "staddle-*")
         names = [line.split()[0].decode() for line in told.stdout.splitlines() if line.split()]
         return [name for name in names if name.endswith(".service")]
+
+    def end(self, units: list[str]) -> None:
+        """End these, and let the manager forget them."""
+        for verb in ("stop", "reset-failed") if units else ():
+            self._systemctl(verb, *units)
+
+    def _systemctl(self, *words: str) -> subprocess.CompletedProcess[bytes]:
+        return self.unconfined(["systemctl", *(["--user"] if self.user else []), *words])
 
     def processes(self, mark: str) -> list[int]:
         """Every process of the machine with `mark` in its command line."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cli.staddle_command import COMMAND, environment
+from tests.support.staddle_command import COMMAND, environment
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

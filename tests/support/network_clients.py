@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.kernel.network_offers import PACKAGE
+from tests.support.network_offers import PACKAGE
 
 _TRUST = "/etc/ssl/certs/ca-certificates.crt"
 _PYTHON = f"{sys.prefix}/bin/python"

@@ -7,22 +7,24 @@ from collections.abc import Mapping
 
 from staddle.sandbox.open import open as opening
 from staddle.sandbox.open import settings
-from staddle.sandbox.open.open import Opened
+from staddle.sandbox.open.open import SandboxHandle
 
 
-def opened(workspace: str | None = None, mode: str = "overlay", **more: object) -> Opened:
+def opened(workspace: str | None = None, mode: str = "overlay", **more: object) -> SandboxHandle:
     """A sandbox of the namespaces backend."""
     return opening.open_agent(settings.settings(workspace, backend="namespaces", mode=mode, **more))
 
 
-def close(sandbox: Opened) -> None:
+def close(sandbox: SandboxHandle) -> None:
     """Let it go, with all that was handed over."""
     for fd in (sandbox.shell.line, sandbox.shell.control, *sandbox.shell.files.descriptors()):
         os.close(fd)
     sandbox.link.close()
 
 
-def output(sandbox: Opened, *argv: str, env: Mapping[str, str] | None = None) -> tuple[str, int | None]:
+def output(
+    sandbox: SandboxHandle, *argv: str, env: Mapping[str, str] | None = None
+) -> tuple[str, int | None]:
     """What a program in it prints to both streams, and its exit status."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.waiting import until
+from tests.support.waiting import until
 
 #: Its own launcher, somebody else's, and none at all.
 BACKENDS = ["namespaces", "bwrap", "native"]

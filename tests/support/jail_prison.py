@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 
-from tests.kernel.private_systemd import SOURCE_INSIDE, PrivateSystemd
-from tests.kernel.systemd_sandbox import Sandbox, wait_for
+from tests.support.private_systemd import SOURCE_INSIDE, PrivateSystemd
+from tests.support.systemd_sandbox import Sandbox, wait_for
 
 #: Hears nothing.
 ENDLESS = "trap '' TERM INT HUP; while :; do sleep 1; done"

@@ -381,7 +381,7 @@ def _fill(root: Path, source: str, uid: int) -> None:
     if not identity.exists() or not identity.read_text().strip():
         identity.write_text("0123456789abcdef0123456789abcdef\n")
     inside = root / SOURCE_INSIDE.lstrip("/")
-    shutil.copytree(source, inside, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(source, inside, ignore=shutil.ignore_patterns("*.pyc.*"))  # not what is half written
     for folder, _, files in os.walk(inside):  # readable whatever the umask of the clone was
         os.chmod(folder, 0o755)
         for name in files:

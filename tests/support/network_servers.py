@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from staddle.network.rules import dns
-from tests.kernel.network_world import apart
-from tests.kernel.web import Answering
+from tests.support.network_world import apart
+from tests.support.web import Answering
 
 
 def listening(host: str, port: int, serve: Callable[[socket.socket], None]) -> int:

@@ -25,11 +25,11 @@ from staddle.linux.netlink import LOOPBACK, Netlink, address, link_up
 from staddle.linux.process import SIGKILL, death_signal
 from staddle.linux.syscalls import call
 from staddle.linux.userns import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWUSER, map_ids
-from tests.kernel import network_offers
-from tests.kernel.network_clients import SCRIPTS, STATIC
-from tests.kernel.network_servers import certificate_for, nameserver, web_server
-from tests.kernel.network_world import OTHER, PUBLIC, apart
-from tests.kernel.waiting import until
+from tests.support import network_offers
+from tests.support.network_clients import SCRIPTS, STATIC
+from tests.support.network_servers import certificate_for, nameserver, web_server
+from tests.support.network_world import OTHER, PUBLIC, apart
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 #: Two names with the same servers behind them, at different addresses. The policy knows the first only.
@@ -51,7 +51,7 @@ class Host:
 
     def __init__(self, directory: Path) -> None:
         self._program = subprocess.Popen(
-            [sys.executable, "-m", "tests.kernel.network_host", str(directory)],
+            [sys.executable, "-m", "tests.support.network_host", str(directory)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
             stdin=subprocess.PIPE,

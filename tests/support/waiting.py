@@ -32,14 +32,16 @@ def with_argument(mark: str) -> list[int]:
     return found
 
 
-def as_soon_as(ready: Callable[[], object], then: Callable[[], object]) -> None:
+def as_soon_as(ready: Callable[[], object], then: Callable[[], object]) -> threading.Thread:
     """Do it, in a thread, when it is so; never, when that does not come to be."""
 
     def watch() -> None:
         if until(ready):
             then()
 
-    threading.Thread(target=watch).start()
+    watching = threading.Thread(target=watch)
+    watching.start()
+    return watching
 
 
 class JumpingClock:

@@ -1,6 +1,6 @@
 """Open a session while one system call fails, somewhere between the host program and the shell. And again.
 
-    python -m tests.kernel.forkserver_faults '{"place": "/var/tmp/x"}'        prints what happened as JSON
+    python -m tests.support.forkserver_faults '{"place": "/var/tmp/x"}'        prints what happened as JSON
 
 One host program opens them all; its calls, and those of all that it starts, are asked about.
 First for calls while a fork server starts, with a new one each time; then for calls while it
@@ -29,10 +29,10 @@ from staddle.policy.network import Network
 from staddle.sandbox.open import open as opening
 from staddle.sandbox.open import settings
 from staddle.sandbox.workspace import stores
-from tests.kernel.faults import WATCHED as USUAL
-from tests.kernel.faults import Call, Watch, places, watched
-from tests.kernel.waiting import until
-from tests.kernel.zygotes import children, close
+from tests.support.faults import WATCHED as USUAL
+from tests.support.faults import Call, Watch, places, watched
+from tests.support.forkservers import children, close
+from tests.support.waiting import until
 
 WATCHED = (
     *(*USUAL, "openat2", "fsopen", "fsconfig", "fsmount", "mknodat", "fchmodat", "socketpair", "pipe2"),

@@ -11,7 +11,7 @@ import pytest
 from staddle import backends
 from staddle.jail.jail import RunOpts
 from staddle.jail.workspace import Workspace
-from tests.kernel.git_plants import World
+from tests.support.git_plants import World
 
 #: Every backend that confines on this host; systemd has a file of its own, with a machine of its own.
 BACKENDS = tuple(name for name in backends.candidates() if name != "systemd")

@@ -1,6 +1,6 @@
 """Start a sandbox in which one system call, of our choice, fails. And again, for every call that matters.
 
-    python -m tests.kernel.faults '{"place": "/var/tmp/x"}'        prints what happened as JSON
+    python -m tests.support.faults '{"place": "/var/tmp/x"}'        prints what happened as JSON
 
 A seccomp filter sends the calls of the launcher, and of everything it starts, to us; all go
 on but one. (strace can inject faults, too, but counts calls per process, so that nothing in
@@ -34,7 +34,7 @@ from staddle.linux import process, seccomp
 from staddle.linux.syscalls import NUMBERS, architecture
 from staddle.policy.network import Network
 from staddle.policy.plan import Variable
-from tests.kernel.fresh_roots import system
+from tests.support.fresh_roots import system
 from tests.unit.mounts.plans import WHY, guard, hidden, write
 
 #: Calls that the table of the filter does not need: (aarch64, x86_64).
@@ -362,7 +362,7 @@ def sweep(place: str, *, program: str = "faults", **asked: Any) -> dict[str, Any
     """Run this program, or another one of the same kind."""
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.kernel.{program}", json.dumps({"place": place, **asked})],
+        [sys.executable, "-m", f"tests.support.{program}", json.dumps({"place": place, **asked})],
         env={**os.environ, "PYTHONPATH": f"{root}:{root}/src", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         timeout=100,
