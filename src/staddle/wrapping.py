@@ -105,7 +105,7 @@ class WrappedCommand:
                 launch.limited.close()
 
     def launch(self) -> Launch:
-        """Hand over the launch, once, to whoever starts it."""
+        """Hand over the launch, once, to the caller that starts it."""
         if self._started:
             raise AlreadyWrapped(
                 "this command has been started already",

@@ -1,4 +1,4 @@
-"""How a plan is enforced: one file each, behind the contract in `base`."""
+"""The backends: each enforces a plan, one file or folder each, behind the contract in `base`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def doubt(name: str) -> bool:
 
 
 def candidates() -> tuple[str, ...]:
-    """What `auto` may choose here, strongest first. Never `native`: no confinement is no fallback."""
+    """The names that `auto` may choose from, strongest first. Never `native`, which confines nothing."""
     return (
         ("seatbelt",)
         if sys.platform == "darwin"

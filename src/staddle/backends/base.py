@@ -35,7 +35,7 @@ class Backend(Protocol):
         """Try it in a child process. Never raises; the answer says why not and how to fix it."""
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
-        """What this backend cannot hold of `plan` on this host. Starts nothing."""
+        """The gaps: what this backend cannot hold of `plan` on this host. Starts nothing."""
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
         """Everything `prepare` would set up, in order, printable."""

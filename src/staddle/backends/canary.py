@@ -54,12 +54,12 @@ def plan(nonce: str) -> Plan:
 
 
 def command() -> tuple[str, ...]:
-    """What the canary says."""
+    """The command of the self-test: it prints what it finds around it."""
     return ("/bin/cat", "/proc/sys/kernel/hostname", *(f"/proc/self/{name}" for name in _READ))
 
 
 def wrong(said: bytes, nonce: str) -> str:
-    """What is not as it must be in a sandbox of ours, empty when all is."""
+    """The protections that are missing by the output of the self-test; empty when there is none."""
     lines = said.split(b"\n")
     fields = dict(line.split(b":\t", 1) for line in lines if b":\t" in line)
     variables = lines[-1].split(b"\0")
@@ -117,7 +117,7 @@ class SelfTest:
                 os.close(fd)
 
     def outcome(self) -> tuple[str, str]:
-        """What is wrong with the sandbox, and the launcher's own message. Both empty when all is well."""
+        """(what is wrong with the sandbox, the launcher's own message). Both empty when all is well."""
         said, message = self._listen()
         try:
             _, status = os.waitpid(self._pid, 0)

@@ -1,4 +1,4 @@
-"""What backends with our own helper do, in the same words, for `staddle explain`."""
+"""Steps that several backends share, in the same words, for `staddle explain`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the launcher is handed by descriptor: files to show, texts, its arguments, the filter.
+"""Descriptors for a launcher: files to show, texts, its arguments, the filter.
 
 A descriptor cannot be swapped for something else between the check and the start, and what
 it holds is on no command line. The launcher closes every one of these before the command begins.

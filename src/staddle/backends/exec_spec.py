@@ -1,4 +1,4 @@
-"""What the command's own process does last, for every backend that starts it with our helper."""
+"""The last steps of the command's own process, for every backend that starts it with our helper."""
 
 from __future__ import annotations
 

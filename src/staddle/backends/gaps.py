@@ -1,6 +1,6 @@
-"""What several backends cannot hold of a plan, in the same words.
+"""Gaps that several backends have, in the same words.
 
-A backend's own `shortfalls` picks from these and adds what is its alone. `who` is the backend
+A backend's own `gaps` picks from these and adds those that only it has. `who` is the backend
 as it is called in a sentence.
 """
 
@@ -25,7 +25,7 @@ _SCOPES_SINCE = 6
 def of_a_fresh_root(
     plan: Plan, layout: Layout, unprivileged_uid: int | None, scopes: Callable[[], bool]
 ) -> Iterator[Gap]:
-    """What a sandbox with a root and a network namespace of its own, and nothing else, does not hold.
+    """The gaps of a sandbox with a root and a network namespace of its own, and nothing else.
 
     `unprivileged_uid` is the id that root's sandbox runs as; `scopes` says whether Landlock is put on
     against abstract sockets where the network is shared.

@@ -1,4 +1,4 @@
-"""The network gateway of a launch, for every backend with a network namespace: its line, and what it needs.
+"""The network gateway of a launch, for every backend with a network namespace: its socket, and what it needs.
 
 Nothing of the network is loaded for a policy that reaches nothing, or everything.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def reaches_out(plan: Plan) -> bool:
-    """Whether there is a gateway: something outside can be reached, or somebody may say so."""
+    """Whether there is a gateway: something outside can be reached, or on_connect may allow it."""
     if plan.asks:
         return True
     if plan.network.mode in ("deny", "open"):
@@ -48,7 +48,7 @@ def line(
 
 
 def rows(plan: Plan) -> tuple[NetworkRow, ...]:
-    """What of it is made in the sandbox's network namespace."""
+    """The part of the network that is made in the sandbox's network namespace."""
     from ..ipc.network_spec import encoded
 
     return encoded(_arrangement(plan))
@@ -61,7 +61,7 @@ def started(who: str, plan: Plan) -> Iterator[Step]:
 
 
 def reached(plan: Plan) -> Iterator[Step]:
-    """What is made in the sandbox's network, before the command, and given to the gateway, in words."""
+    """The steps in words: what is made in the sandbox's network and given to the gateway."""
     if not reaches_out(plan):
         return
     from ..network.namespace.from_policy import RESOLVER
@@ -81,7 +81,7 @@ _redirects: list[bool] = []  # whether this kernel does, once it was asked
 
 
 def gaps(plan: Plan) -> Iterator[Gap]:
-    """What a gateway cannot serve when the kernel does not deliver every port to it."""
+    """The gaps of a gateway where the kernel does not deliver every port to it."""
     if not reaches_out(plan):
         return
     unheld = _arrangement(plan).unheld

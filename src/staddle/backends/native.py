@@ -48,7 +48,7 @@ class Native:
         )
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
-        """What little happens before the command starts."""
+        """The few steps before the command starts."""
         return (
             Step("start the command unconfined, with all rights of the caller", "native"),
             Step(f"environment: {', '.join(sorted(plan.environment())) or 'empty'}", "native"),

@@ -73,7 +73,7 @@ class Seatbelt:
         return _try_it()
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
-        """What macOS cannot hold; all of it is documented but what this plan asks for on top."""
+        """The gaps of macOS; all are documented but those that this plan adds."""
         found = [Gap(name, why, documented=True) for name, why in _DOCUMENTED.items()]
         found += _network_gaps(plan)
         if os.geteuid() == 0:
@@ -116,7 +116,7 @@ class Seatbelt:
 
 
 def _network_gaps(plan: Plan) -> Iterator[Gap]:
-    """What of the network does not hold. More than the policy says is never reached."""
+    """The gaps of the network. More than the policy says is never reached."""
     yield from nobody_asks("seatbelt", plan)
     if plan.network.mode not in ("loopback", "allow"):
         return

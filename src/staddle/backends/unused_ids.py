@@ -1,4 +1,4 @@
-"""Run by root: who the sandbox will be instead, or why it can be nobody else."""
+"""The id that root's sandbox runs as, or why there is none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _CAPABILITIES = {"CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_ADMIN": 21}
 
 
 def unprivileged_uid() -> int | Obstacle | None:
-    """An id that nobody has; None for an ordinary user, who stays who he is. Real root is never inside."""
+    """An id that no account has, for root's sandbox; None for an ordinary user, who keeps his own.
+
+    Real root is never inside.
+    """
     if sys.platform != "linux":
         return Obstacle("namespaces are a matter of Linux", "choose backend='seatbelt' on macOS")
     if os.geteuid() != 0:

@@ -100,7 +100,7 @@ def run(
         finally:
             if wrapped.backend == "native":
                 _end_session(process.pid)
-        failure = never_started(launch, launch.status) if process.returncode > 0 and not ending else None
+        failure = never_started(launch) if process.returncode > 0 and not ending else None
         limit = launch.limited.ran_into(process.returncode) if launch.limited is not None else None
     finally:
         if launch.status is not None:

@@ -23,6 +23,7 @@ from ..mounts.layouts import entry_of
 from ..mounts.operations import Bind
 from ..network.namespace.from_policy import network_spec
 from ..policy.paths import WORKSPACE_PATH
+from ..shell.quoting import quoted
 from .connection import ForkServerClient, Prewarmed
 from .requests import OverlayDirs, borrowed
 from .requests import request as request_for
@@ -338,7 +339,7 @@ def _config(plan: Plan, shared: shared_view.Shared, bash: str) -> records.ForkSe
         filter=program(filter_profile(plan)),
         bash=os.fsencode(bash),
         environment=tuple(os.fsencode(f"{name}={value}") for name, value in plan.environment().items()),
-        directory=_quoted(os.fsencode(plan.cwd)),
+        directory=quoted(os.fsencode(plan.cwd)),
         spares=_SPARES,
         memory=memory,
         processes=processes,
@@ -355,8 +356,3 @@ def _ids() -> tuple[int, int]:
             fix="run staddle as an ordinary user",
         )
     return base, count
-
-
-def _quoted(path: bytes) -> bytes:
-    """A path as one word of a shell."""
-    return b"'" + path.replace(b"'", b"'\\''") + b"'"

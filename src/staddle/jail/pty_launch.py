@@ -83,7 +83,7 @@ class PtyLaunch:
         except subprocess.TimeoutExpired:
             end(self._process)
             code = self._process.returncode
-        failure = never_started(self._launch, self._launch.status) if code > 0 else None
+        failure = never_started(self._launch) if code > 0 else None
         if failure:
             raise LaunchFailed("the command did not start", why=failure)
         return code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""What `run()` of a wrapped command returns: as subprocess has it, and why the command ended."""
+"""The result of `run()` of a wrapped command: as subprocess has it, and why the command ended."""
 
 from __future__ import annotations
 

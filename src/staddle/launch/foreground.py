@@ -13,7 +13,7 @@ import time
 from .._value import Value
 from ..errors import LaunchFailed
 from .lifeline import Lifeline
-from .running import GRACE, give_pipes
+from .running import GRACE, give_pipes, never_started, release
 from .signals import SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM, SIGXFSZ, waiting
 
 TYPE_CHECKING = False
@@ -37,7 +37,7 @@ _TO_DEFAULT = (SIGPIPE, SIGXFSZ, SIGCHLD, *_PASSED_ON)
 
 
 class ForegroundOutcome(Value):
-    """How it ended: a shell-style status, a name of Reason, and what the output cap dropped of a stream."""
+    """The end of a command: shell-style status, a name of Reason, bytes that the output cap dropped."""
 
     status: int
     reason: str
@@ -77,7 +77,6 @@ class _Attended:
         self._cap = cap
         self._relayed: dict[int, int] = {}  # our read end of a capped stream: the stream
         self._passed: dict[int, int] = {1: 0, 2: 0}  # bytes of each stream so far
-        self._said = b""
         self._caught: int | None = None
         self._timed_out = False
         self._modes = _terminal_modes()
@@ -130,14 +129,13 @@ class _Attended:
         try:
             status = self._wait()
             code = os.waitstatus_to_exitcode(status)
+            failure = never_started(self._launch) if code > 0 else None
             if self._launch.limited is not None:
                 found = self._launch.limited.ran_into(code)
         finally:
             self._restore()
-        if code > 0 and not self._timed_out and self._caught is None:
-            failure = self._launch.failure(self._said)
-            if failure:
-                raise LaunchFailed("the command did not start", why=failure)
+        if failure and not self._timed_out and self._caught is None:
+            raise LaunchFailed("the command did not start", why=failure)
         duration = time.monotonic() - self._began
         cap = self._cap
         dropped = (0, 0) if cap is None else (max(0, self._passed[1] - cap), max(0, self._passed[2] - cap))
@@ -153,7 +151,7 @@ class _Attended:
     def _wait(self) -> int:
         poll = select.poll()
         heard = None if self._launch.told is None else self._launch.told.fileno()
-        for fd in (self._signals.descriptor, self._launch.status, heard, *self._relayed):
+        for fd in (self._signals.descriptor, heard, *self._relayed):
             if fd is not None:
                 poll.register(fd, select.POLLIN)
         while True:
@@ -170,29 +168,19 @@ class _Attended:
             self._on_time()
 
     def _drain(self, poll: select.poll) -> None:
-        """What was written before the end arrives; a stray that holds a stream does not delay us."""
+        """Relay what was written before the end; a stray that holds a stream does not delay us."""
         until = time.monotonic() + 0.5
         while self._relayed and time.monotonic() < until:
             ready = [fd for fd, _ in poll.poll(100) if fd in self._relayed]
             for fd in ready:
                 if not self._read(fd):
                     poll.unregister(fd)
-        if self._launch.status is not None:
-            os.set_blocking(self._launch.status, False)
-            try:
-                while self._read(self._launch.status):
-                    pass
-            except BlockingIOError:
-                pass
 
     def _read(self, fd: int) -> bool:
         told = self._launch.told
         if told is not None and fd == told.fileno():
             return told.read()
         data = os.read(fd, 65536)
-        if fd == self._launch.status:
-            self._said = (self._said + data)[:65536]
-            return bool(data)
         stream = self._relayed[fd]
         if not data:
             del self._relayed[fd]
@@ -237,12 +225,7 @@ class _Attended:
     def _restore(self) -> None:
         for fd in self._relayed:
             os.close(fd)
-        if self._launch.status is not None:
-            os.close(self._launch.status)
-        if self._launch.told is not None:
-            self._launch.told.finish()
-        if self._launch.limited is not None:
-            self._launch.limited.close()
+        release(self._launch)
         if self._modes is not None:
             import termios
 
@@ -251,7 +234,7 @@ class _Attended:
 
 
 def as_spawned(group: int, actions: Sequence[tuple[int, int, int]]) -> Callable[[], None]:
-    """What a child does to be as posix_spawn would have made it; of its `actions` there are only DUP2.
+    """A function that makes a forked child as posix_spawn would have made it; `actions` are DUP2 only.
 
     Signals are left as they are here, held back: one that comes early must not get lost.
     """

@@ -32,7 +32,7 @@ class Lifeline:
             os.close(null)
 
     def close(self) -> None:
-        """What we started has ended: end what is left of the group, the shell at least."""
+        """End what is left of the group after the launcher's end, the shell at least."""
         if self.group:
             os.close(self._held)
             try:

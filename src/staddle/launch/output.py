@@ -12,51 +12,6 @@ class Flooded(Exception):
     why = "it printed more than 1 GiB, most of which nobody kept (limits.output)"
 
 
-class HeadTail:
-    """Keeps the first and the last bytes of a stream within `limit`, and counts the rest.
-
-    Half of the limit is for the head, half for the tail, so that both the first error and
-    the last line survive. Nothing is dropped up to exactly `limit` bytes; None keeps all.
-    """
-
-    def __init__(self, limit: int | None) -> None:
-        self._head_size = None if limit is None else (limit + 1) // 2
-        self._tail_size = 0 if limit is None else limit // 2
-        self._head = bytearray()
-        self._tail = bytearray()
-        self.total = 0
-
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes of the stream."""
-        self.total += len(data)
-        if self._head_size is None:
-            self._head += data
-            return
-        room = self._head_size - len(self._head)
-        if room > 0:
-            self._head += data[:room]
-            data = data[room:]
-        if len(data) >= self._tail_size:
-            self._tail[:] = data[len(data) - self._tail_size :]
-        else:
-            self._tail += data
-            if len(self._tail) > 2 * self._tail_size:  # cut rarely: a cut moves the whole tail
-                del self._tail[: -self._tail_size]
-
-    @property
-    def dropped(self) -> int:
-        """How many bytes in the middle were not kept."""
-        return self.total - len(self._head) - min(len(self._tail), self._tail_size)
-
-    def value(self) -> bytes:
-        """What was kept: the head, then the tail."""
-        if not self._tail:
-            return bytes(self._head)
-        if self._tail_size and len(self._tail) > self._tail_size:
-            return bytes(self._head + self._tail[-self._tail_size :])
-        return bytes(self._head + self._tail)
-
-
 class Tail:
     """Keeps the last `limit` bytes of a stream, and counts what went before.
 
@@ -83,9 +38,45 @@ class Tail:
 
     @property
     def dropped(self) -> int:
-        """How many bytes at the beginning were not kept."""
+        """The number of bytes at the beginning that were not kept."""
         return 0 if self._limit is None else max(0, self.total - self._limit)
 
     def value(self) -> bytes:
-        """What was kept."""
+        """The kept bytes."""
         return bytes(self._kept[max(0, len(self._kept) - (self.total - self.dropped)) :])
+
+
+class HeadTail:
+    """Keeps the first and the last bytes of a stream within `limit`, and counts the rest.
+
+    Half of the limit is for the head, half for the tail, so that both the first error and
+    the last line survive. Nothing is dropped up to exactly `limit` bytes; None keeps all.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self._head_size = None if limit is None else (limit + 1) // 2
+        self._head = bytearray()
+        self._tail = Tail(0 if limit is None else limit // 2)
+        self.total = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
+        self.total += len(data)
+        if self._head_size is None:
+            self._head += data
+            return
+        room = self._head_size - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if data:
+            self._tail.feed(data)
+
+    @property
+    def dropped(self) -> int:
+        """The number of bytes in the middle that were not kept."""
+        return self._tail.dropped
+
+    def value(self) -> bytes:
+        """The kept bytes: the head, then the tail."""
+        return bytes(self._head) + self._tail.value() if self._tail.total else bytes(self._head)

@@ -58,7 +58,7 @@ class Redactor:
         return self._emit(data, len(data) - self._begun(data))
 
     def finish(self) -> bytes:
-        """What was held back."""
+        """The bytes that were held back."""
         return self._emit(self._held, len(self._held))
 
     def _emit(self, data: bytes, cut: int) -> bytes:
@@ -92,7 +92,7 @@ class Redactor:
         return found
 
     def _begun(self, data: bytes) -> int:
-        """How many bytes at the end could be the beginning of a value."""
+        """The number of bytes at the end that could begin a value."""
         most = 0
         for value in self._values:
             at = data.find(value[:1], max(0, len(data) - len(value) + 1))
@@ -128,7 +128,7 @@ class RedactedTail(Tail):
         super().feed(self._redactor.feed(data) if data else self._redactor.finish())
 
     def value(self) -> bytes:
-        """What was kept."""
+        """The kept bytes."""
         self.feed(b"")
         return super().value()
 

@@ -1,4 +1,4 @@
-"""Starting a prepared launch and seeing it through to its end. The only place that does."""
+"""Start a prepared launch and see it through to its end."""
 
 from __future__ import annotations
 
@@ -153,7 +153,6 @@ def complete(
         kwargs["stdout"] = kwargs["stderr"] = subprocess.PIPE
     if input is not None:
         kwargs["stdin"] = subprocess.PIPE
-    status = launch.status
     # A launcher that relays signals looks after its own end.
     lifeline = None if launch.relays else Lifeline()
     found, used, began = None, None, time.monotonic()
@@ -171,19 +170,14 @@ def complete(
         except BaseException:
             end(process)
             raise
-        failure = never_started(launch, status) if process.returncode > 0 else None
+        failure = never_started(launch) if process.returncode > 0 else None
         if launch.limited is not None:
             found = launch.limited.ran_into(process.returncode)
             used = launch.limited.usage(time.monotonic() - began)
     finally:
-        if status is not None:
-            os.close(status)
         if lifeline is not None:
             lifeline.close()
-        if launch.told is not None:
-            launch.told.finish()
-        if launch.limited is not None:
-            launch.limited.close()
+        release(launch)
     if failure and not ending:
         raise LaunchFailed("the command did not start", why=failure)
     if ending == "cancelled":
@@ -201,7 +195,7 @@ def complete(
 
 
 def within_lifetime(seconds: float | None, limits: Limits) -> float | None:
-    """How long a command may take whose sandbox lives only as long as itself."""
+    """The timeout of a command whose sandbox lives only as long as itself."""
     if limits.max_lifetime is None:
         return seconds
     return limits.max_lifetime if seconds is None else min(seconds, limits.max_lifetime)
@@ -297,18 +291,28 @@ def _send(file: Any, unsent: memoryview) -> memoryview:
         return unsent[len(unsent) :]
 
 
-def never_started(launch: Launch, status: int | None) -> str | None:
-    """The launcher's own word that the command never ran, if it said so."""
-    if status is None:
+def never_started(launch: Launch) -> str | None:
+    """The launcher's own word that the command never ran, if it said so. To be asked after its end."""
+    if launch.status is None:
         return None
-    os.set_blocking(status, False)
+    os.set_blocking(launch.status, False)
     said = b""
     try:
-        while len(said) < 65536 and (chunk := os.read(status, 65536)):
+        while len(said) < 65536 and (chunk := os.read(launch.status, 65536)):
             said += chunk
     except BlockingIOError:
         pass
     return launch.failure(said)
+
+
+def release(launch: Launch) -> None:
+    """Close what a launch that was started has left: its status, its gateway's log, its limits."""
+    if launch.status is not None:
+        os.close(launch.status)
+    if launch.told is not None:
+        launch.told.finish()
+    if launch.limited is not None:
+        launch.limited.close()
 
 
 def _encoded(data: bytes | str | None) -> bytes | None:

@@ -1,4 +1,4 @@
-"""What a command will find inside: programs on its PATH, and what appeared during a run."""
+"""Look at the view a command will have: find programs on its PATH, and protected names that appeared."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def find_program(plan: Plan, name: str) -> str:
 
 
 def _in_the_base(plan: Plan, path: str) -> str:
-    """What the host calls the file that is at `path` inside, through the base's own links; "" if none is."""
+    """The host's path of the file at `path` inside, through the base's own links; "" if there is none."""
     from ..policy.resolution import HostPaths
 
     found = HostPaths(plan.base).find(path)

@@ -1,9 +1,12 @@
 """bubblewrap: a fresh root with only what the plan names, in namespaces of its own.
 
-    probe      finds bwrap, checks it, and runs a harmless command in a real sandbox
-    version    which bwrap it is
-    staging    as root, or with very many mounts: the view built by us (see `mounts`)
-    launching  operations -> argv and descriptors
+    probe             finds bwrap, checks it, and runs a harmless command in a real sandbox
+    executable        which bwrap it is, and why one that is there does not confine
+    staged_view       as root, or with very many mounts: the view built by us (see `mounts`)
+    arguments         operations -> bwrap's arguments; rlimits: prlimit's
+    launching         argv and descriptors of the whole chain of programs
+    abstract_sockets  with an open network: Landlock's scope, put on before bwrap starts
+    description       the steps in words, and the gaps
 
 What it does not do, by nature: a UNIX socket that appears in a granted directory after the start can
 be connected to, read-only or not; a name of the policy's that appears on the host after the start is not
@@ -67,7 +70,7 @@ class Bwrap:
         return found if isinstance(found, Probe) else self._probed(found)
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
-        """What of `plan` bwrap does not hold on this host."""
+        """The gaps of `plan`: what bwrap does not hold on this host."""
         from .description import gaps
 
         return tuple(gaps(plan, layout_of(plan), self._starter()))

@@ -1,10 +1,10 @@
-"""With the network open, a way to keep the host's abstract UNIX sockets out of reach.
+"""With the network open, keep the host's abstract UNIX sockets out of reach.
 
 They belong to the network namespace, which is then the host's. Landlock can tell who made a
 socket (ABI 6, Linux 6.12): a process of the sandbox reaches its own and no other. A rule set
 that says only this leaves mounting alone, so it can be put on before bwrap starts:
 
-    python -I -S .../scoping.py -- nsenter ... bwrap ...
+    python -I -S .../abstract_sockets.py -- nsenter ... bwrap ...
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 
 def prefix() -> tuple[str, ...]:
-    """What to put before the launcher's command line; nothing when this host cannot hold it."""
+    """The words to put before the launcher's command line; none when this host cannot hold it."""
     from ..gaps import scopes_sockets
 
     if not sys.executable or not scopes_sockets():

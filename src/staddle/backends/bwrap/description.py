@@ -1,4 +1,4 @@
-"""What will be done, in words, for `staddle explain`."""
+"""The steps of a launch by bwrap in words, for `staddle explain`, and the gaps of a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bwrap this is, and what it is able to do."""
+"""The installed bwrap: its version and abilities, and why one that is there does not confine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _described: dict[tuple[int, ...], Bubblewrap] = {}
 
 
 class Bubblewrap(Value):
-    """What an installed bwrap is able to do, as far as its own text tells."""
+    """The version and the abilities of an installed bwrap, as far as its own text tells."""
 
     version: str
     mounts_descriptors: bool

@@ -153,7 +153,7 @@ class _Enter(Value):
 
 
 def _entering(starter: Starter, built: Built | None, give: Descriptors) -> _Enter:
-    """By nsenter, if there is anywhere to go, or anybody to become."""
+    """Enter by nsenter, where there is a staged view or an id to become."""
     before: list[str] = []
     first: list[str] = []
     if built is not None:
@@ -172,7 +172,7 @@ def _entering(starter: Starter, built: Built | None, give: Descriptors) -> _Ente
 def _connecting(
     starter: Starter, plan: Plan, built: Built | None, give: Descriptors, line: tuple[int, ...]
 ) -> _Enter:
-    """By our own step, which makes a network first. `line` is where it tells, and the gateway's line."""
+    """Enter by our own step, which makes a network first. `line`: status descriptor, gateway's ends."""
     from ...inside import bwrap_prelude
     from ...launch import helper
 
@@ -191,7 +191,7 @@ def _connecting(
 
 
 def failure(said: bytes) -> str | None:
-    """What bwrap's status means when the command did not start; None when it did.
+    """The reason why the command did not start, by bwrap's status; None when it did.
 
     bwrap writes the exit status of a command that it executed, and of nothing else. It is
     silent, too, when it was killed before that: ask only after it ended by itself.

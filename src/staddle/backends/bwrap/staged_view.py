@@ -1,8 +1,8 @@
-"""Building the view ourselves, in a mount namespace that only this launch ever sees.
+"""Build the view ourselves, in a mount namespace that only this launch ever sees.
 
 bwrap then starts in that namespace and takes the finished tree as its root. Done in two
 cases. Run by root, what is granted must be shown through mounts that translate its owner to
-the id nobody has that the sandbox runs as, which only root can make. And with very many
+the unused id that the sandbox runs as, which only root can make. And with very many
 mounts bwrap takes seconds: it reads the whole mount table again for each.
 
 Nothing can be left behind: the namespace lives in a descriptor, and goes with the last one.

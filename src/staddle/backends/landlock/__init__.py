@@ -2,7 +2,7 @@
 
 Landlock decides about files, signals and abstract sockets, the system call filter about
 everything else, and a supervisor makes the connections to UNIX sockets that the policy
-allows. Run by root, the command becomes a user that nobody is, in a mount namespace that
+allows. Run by root, the command becomes a user with an unused id, in a mount namespace that
 gives it its files.
 
 What this backend cannot do is in `gaps`; docs/backends.md has the reasons.
@@ -51,11 +51,11 @@ class Landlock:
         return self._found
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
-        """What Landlock has no means for, what this kernel lacks, and what of `plan` cannot be held."""
+        """The gaps: what Landlock has no means for, what this kernel lacks, what of `plan` cannot be held."""
         return description.gaps(plan, self._findings())
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
-        """What the helper will do, in its order."""
+        """The steps of the helper, in its order."""
         return description.steps(*self._arrange(plan, ["command"]))
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:

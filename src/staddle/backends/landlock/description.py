@@ -1,4 +1,7 @@
-"""What the helper will do, line by line, for `staddle explain`."""
+"""The steps of the helper in words, for `staddle explain`, and the gaps of a plan.
+
+Documented gaps are Landlock's own; the others are this plan's or this host's.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What of a plan's network the warden can hold: connections over TCP to addresses. Pure.
+"""The part of a plan's network that the supervisor can hold: connections over TCP to addresses. Pure.
 
 It makes every connection in the command's place, and knows the address it connects to. It knows
-no names, because nobody inside can ask for one: a datagram socket would send anywhere. And there
+no names, because a command cannot ask for one: a datagram socket would send anywhere. And there
 is no loopback but the host's.
 """
 
@@ -61,7 +61,7 @@ def ports(plan: Plan, rights: frozenset[str]) -> tuple[tuple[tuple[int, int], ..
 
 
 def gaps(plan: Plan, abi: int) -> Iterator[Gap]:
-    """What of the network does not hold, each in its words. More than the policy says is never reached."""
+    """The gaps of the network, each in its words. More than the policy says is never reached."""
     if not is_some(plan):
         return
     yield Gap(

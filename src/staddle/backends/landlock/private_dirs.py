@@ -1,4 +1,4 @@
-"""Where a plan's private directories are when nothing can be mounted, and who must be told.
+"""The places of a plan's private directories where nothing can be mounted.
 
 Without a mount namespace /tmp and the home cannot be replaced. They are not granted; a
 private directory stands in for each, and variables and the working directory that point
@@ -48,7 +48,7 @@ class PrivateDirs:
         return cls(top, moved, granted)
 
     def directories(self) -> tuple[str, ...]:
-        """What has to be made, in order; the first holds the others and is removed at the end."""
+        """The directories to make, in order; the first holds the others and is removed at the end."""
         return (self.top, *self.moved.values()) if self.moved else ()
 
     def place(self, path: str) -> str:
@@ -75,7 +75,7 @@ class PrivateDirs:
 
 
 def parent_for_private(candidates: Iterable[str]) -> str:
-    """The first of these directories in which we can make one that nobody else can replace."""
+    """The first of these directories in which we can make one that no other user can replace."""
     for directory in candidates:
         real = os.path.realpath(directory) if directory.startswith("/") else ""
         if real and os.path.isdir(real) and os.access(real, os.W_OK | os.X_OK):

@@ -1,4 +1,4 @@
-"""Whether Landlock can confine here, found out by confining a shell and letting it try."""
+"""Find out whether Landlock can confine here, by confining a shell and letting it try."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _FIXES = {
 
 
 class Findings(Value):
-    """What was found out. `uid` is who root's command will be, -1 for everybody else."""
+    """The result of the probe. `uid` is the id of root's command, -1 for an ordinary user."""
 
     probe: Probe
     abi: int = 0
@@ -100,7 +100,7 @@ def _unprivileged_uid() -> tuple[int, str]:
 
 
 def uid_for_run(uid: int) -> int:
-    """An id for one run, where there are many: two runs at a time are strangers to each other."""
+    """An id for one run, where there are many: two runs at a time have different users."""
     from ...linux.idmaps import FIRST_UNUSED
 
     return uid if uid < FIRST_UNUSED else FIRST_UNUSED + int.from_bytes(os.urandom(3), "little")

@@ -28,7 +28,7 @@ _SMALL = 16 << 20
 
 
 class RootView(Value):
-    """What `inside.root_view` builds; the rows are those of the instructions, as text."""
+    """The rows that `inside.root_view` builds: those of the instructions, as text."""
 
     trees: tuple[tuple[str, int, int, bool], ...]
     empty: tuple[tuple[str, int, int], ...]
@@ -82,7 +82,7 @@ def _is_directory(path: str) -> bool:
 def _obstacle(
     path: str, trees: dict[str, tuple[int, int, bool]], empty: dict[str, tuple[int, int]]
 ) -> str | None:
-    """The outermost directory on the way to `path` that a stranger may not pass."""
+    """The outermost directory on the way to `path` that an unprivileged user may not pass."""
     for directory in reversed(list(above(path))):
         if directory in empty or directory == "/":
             continue

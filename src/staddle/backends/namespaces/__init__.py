@@ -1,11 +1,10 @@
 """Namespaces of our own: a fresh root with only what the plan names, made by our helper.
 
-    orders        plan -> what the helper is to make around the command, and its launch
-    shortfalls    what it does not hold
-    description   what it does, in words
+    launching     plan -> what the helper makes around the command, and its launch
+    description   the steps in words, and the gaps
 
 No program but the interpreter is needed, and no right: an ordinary user gets a user namespace,
-and root becomes an id that nobody has. The helper does every step itself and starts nothing
+and root becomes an id that no account has. The helper does every step itself and starts nothing
 when one fails.
 
 What it does not do, by nature: a UNIX socket that appears in a granted directory after the start can
@@ -73,7 +72,7 @@ class Namespaces:
             return False
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
-        """What of `plan` is not held here."""
+        """The gaps of `plan` here."""
         from ...mounts.layouts import layout_of
         from .description import gaps
 
@@ -136,7 +135,7 @@ class Namespaces:
 
 
 def _who() -> int | None:
-    """Who root's sandbox is; None for an ordinary user."""
+    """The id of root's sandbox; None for an ordinary user."""
     found = unprivileged_uid()
     if isinstance(found, Obstacle):
         raise BackendUnavailable("namespaces cannot confine anything here", why=found.why, fix=found.fix)

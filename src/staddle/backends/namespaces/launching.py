@@ -1,4 +1,4 @@
-"""What the helper is told to make around the command, and the launch that starts it."""
+"""The namespace specification for the helper, and the launch that starts it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _view(plan: Plan, layout: Layout) -> list[Operation]:
 
 
 def _limited(plan: Plan) -> CommandLimits | None:
-    """What holds limits on the sandbox as a whole, where there are some; on its first process as well."""
+    """The limits on the sandbox as a whole, where there are some; its first process is under them as well."""
     limits = plan.limits
     if limits.memory is None and limits.cpu is None and limits.processes is None:
         return None
@@ -129,7 +129,7 @@ def spec(
     gateway: tuple[int, ...] = (),
     limited: CommandLimits | None = None,
 ) -> namespace_spec.Surroundings:
-    """Everything that the helper needs to know."""
+    """The namespace specification: everything that the helper needs to know."""
     who = plan.identity
     return namespace_spec.Surroundings(
         status=status,
@@ -167,6 +167,6 @@ def namespaces(plan: Plan) -> tuple[str, ...]:
 
 
 def scopes(plan: Plan) -> tuple[str, ...]:
-    """What Landlock keeps within the sandbox: abstract sockets, which belong to a network namespace."""
+    """Landlock's scopes: abstract sockets, which belong to a network namespace, where that is shared."""
     shared = plan.network.mode == "open" and scopes_sockets()
     return ("abstract_unix_socket",) if shared else ()

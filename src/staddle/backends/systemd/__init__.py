@@ -1,15 +1,17 @@
 """systemd: the command in a transient unit of the user's or the system's service manager.
 
-    manager      which manager there is to talk to, or why there is none
-    unit         plan -> the unit's properties and systemd-run's command line (pure)
-    orders       plan -> what the process inside the unit is to do
+    unit          plan -> the unit's properties and systemd-run's command line (pure)
+    launching     plan -> what the process inside the unit does, and the launch
+    description   the steps in words, and the gaps
+
+Which manager there is to talk to is in linux/systemd_manager.py.
 
 The manager gives the unit its own network, IPC and keys, a control group and an end; our
 process inside it checks that this is so and does the rest: a fresh root with only what the
 plan names, its own processes, Landlock and the filter. The unit ends with the process that
 stands for it outside, however that ends.
 
-Run by root it is the system's manager, and the command runs as an id that nobody has.
+Run by root it is the system's manager, and the command runs as an id that no account has.
 
 What it does not do, by nature: a UNIX socket that appears in a granted directory after the start can
 be connected to; a name of the policy's that appears on the host after the start is not seen; the mount table
@@ -53,7 +55,7 @@ class Systemd:
         return self._probe
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
-        """What of `plan` is not held here."""
+        """The gaps of `plan` here."""
         from ...mounts.layouts import layout_of
         from .description import gaps
 
@@ -95,7 +97,7 @@ class Systemd:
         return Probe(self.name, usable=True, version=str(version))
 
     def _canary(self) -> str:
-        """What is wrong with a real unit of ours, empty when all is well."""
+        """Run the self-test in a real unit; the problem in words, empty when all is well."""
         from ...launch.running import complete
         from .. import canary
 

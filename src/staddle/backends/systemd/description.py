@@ -1,4 +1,4 @@
-"""What will be done, in words, for `staddle explain`."""
+"""The steps of a systemd unit in words, for `staddle explain`, and the gaps of a plan."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def gaps(plan: Plan, layout: Layout, found: Manager) -> Iterator[Gap]:
 
 
 def scopes() -> frozenset[str]:
-    """What Landlock keeps within the sandbox here."""
+    """Landlock's scopes in the sandbox here."""
     return landlock.weaken(landlock.SCOPES, landlock.abi())[0]
 
 

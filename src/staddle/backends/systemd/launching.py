@@ -1,4 +1,4 @@
-"""What the process inside the unit is told to do, and the launch that brings it there."""
+"""The specification for the process inside the unit, and the launch that brings it there."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def spec(
     status: int,
     gateway: tuple[int, ...] = (),
 ) -> systemd_spec.Orders:
-    """Everything for both ends of the line."""
+    """The specification for both ends of the socket."""
     name = f"staddle-{os.urandom(8).hex()}"
     starter = unit.command_line(
         found, name, tuple(unit.properties(plan, found.scope)), helper.command("systemd-unit")
