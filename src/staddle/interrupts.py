@@ -64,7 +64,7 @@ def _put_back(handlers: dict[int, Callable[[int, object], object]]) -> BaseExcep
             raised = error
 
 
-def to_its_end(method: Callable[P, T]) -> Callable[P, T]:
+def uninterruptible(method: Callable[P, T]) -> Callable[P, T]:
     """A method that is uninterrupted whenever it is called."""
 
     @wraps(method)
@@ -84,7 +84,7 @@ def free_within(seconds: float, lock: _thread.LockType) -> bool:
     return True
 
 
-def holding(locks: Sequence[AbstractContextManager[object]], work: Callable[[], T]) -> T:
+def with_all(locks: Sequence[AbstractContextManager[object]], work: Callable[[], T]) -> T:
     """What `work` returns, done while all of these are held.
 
     A `with` of a lock is the one way to hold it that nothing can come between.
@@ -92,4 +92,4 @@ def holding(locks: Sequence[AbstractContextManager[object]], work: Callable[[], 
     if not locks:
         return work()
     with locks[0]:
-        return holding(locks[1:], work)
+        return with_all(locks[1:], work)

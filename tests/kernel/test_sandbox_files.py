@@ -322,12 +322,12 @@ def test_nothing_of_the_process_that_does_it_is_shown(place: Place) -> None:
 def test_it_is_confined_exactly_as_a_command(tmp_path: Path) -> None:
     with opened("namespaces", tmp_path) as sandbox:
         sandbox.files.write("a", "x")
-        clerk = sandbox._inside.clerk._process
-        assert clerk is not None
+        file_client = sandbox._inside.file_client._process
+        assert file_client is not None
         command = sandbox.start("exec sleep 60")
         found = {_inner(pid): pid for pid in children()}
         assert until(lambda: _status(found[command.pid], "Name") == ["sleep"])
-        one, other = found[clerk.pid], found[command.pid]
+        one, other = found[file_client.pid], found[command.pid]
         for name in (
             "Uid",
             "Gid",
@@ -350,7 +350,7 @@ def test_it_is_confined_exactly_as_a_command(tmp_path: Path) -> None:
             assert held[:3] == ["/dev/null"] * 3
             assert [name.partition(":")[0] for name in held[3:]] == ["socket"]
         # Nothing inside can look into it, though it is of the same user.
-        assert sandbox.run(f"cat /proc/{clerk.pid}/maps").exit_code != 0
+        assert sandbox.run(f"cat /proc/{file_client.pid}/maps").exit_code != 0
 
 
 def _status(pid: int, name: str) -> list[str]:

@@ -55,7 +55,7 @@ def test_late_output_has_its_own_place(tried: TriedShell) -> None:
     done = tried.run("(sleep 0.2; echo late; echo worse >&2) & echo now")
     assert done.out == b"now\n"
     assert tried.run("echo next").out == b"next\n"
-    (late,) = tried.shell.late_output()
+    (late,) = tried.shell.background_output()
     assert late.job == done.outcome.newest_job
     assert until(lambda: not late.open)
     assert late.texts() == (b"late\n", b"worse\n")
@@ -65,7 +65,7 @@ def test_late_output_has_its_own_place(tried: TriedShell) -> None:
 @pytest.mark.same_for_everyone
 def test_late_output_stays_bounded_and_its_job_lives(tried: TriedShell) -> None:
     tried.run("yes & echo $! >p")
-    (late,) = tried.shell.late_output()
+    (late,) = tried.shell.background_output()
     assert until(lambda: late.stdout.total > 3_000_000)
     assert len(late.texts()[0]) <= 256 << 10
     assert tried.run("kill -0 $(cat p) && echo alive; kill $(cat p)").out == b"alive\n"
@@ -363,7 +363,7 @@ def test_only_the_shells_used_last_keep_their_files(
 def test_runs_leave_no_descriptor(tried: TriedShell) -> None:
     tried.run("sleep 0.01 & exit")
     tried.run("true")
-    until(lambda: not any(late.open for late in tried.shell.late_output()))
+    until(lambda: not any(late.open for late in tried.shell.background_output()))
     before = open_descriptors()
     for _ in range(5):
         tried.run("cat", stdin=b"x")

@@ -160,7 +160,7 @@ def test_a_session_answers_as_bash_does(snippets: list[str]) -> None:
             out, err, outcome = tried.run(snippet)
             wanted_out, wanted_err, wanted_status = expected[number]
             # The one name that differs: where the text is read from.
-            err = err.replace(tried.shell._state.bash.files.places.text, b"TEXT")
+            err = err.replace(tried.shell._state.bash.files.paths.text, b"TEXT")
             wanted_err = wanted_err.replace(f"{directory}/t{number}".encode(), b"TEXT")
             assert (out, err, outcome.exit_code) == (wanted_out, wanted_err, wanted_status), snippet
             assert outcome.shell_exited == (number == len(expected) - 1 and len(expected) <= len(snippets))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from staddle import Sandbox
 from staddle.inside.agent import standalone
-from staddle.ipc.agent_client import AgentLink
+from staddle.ipc.agent_client import AgentClient
 from staddle.shell.command import CommandSpec, Outcome
 from staddle.shell.shell import Shell
 
@@ -31,7 +31,7 @@ class Done(NamedTuple):
 class TriedShell:
     """A shell and the directory that it starts in."""
 
-    def __init__(self, backend: str, link: AgentLink, shell: Shell, directory: str) -> None:
+    def __init__(self, backend: str, link: AgentClient, shell: Shell, directory: str) -> None:
         self.backend, self.link, self.shell, self.directory = backend, link, shell, directory
 
     def run(self, text: str | bytes, **kwargs: object) -> Done:
@@ -58,7 +58,7 @@ def native() -> Iterator[TriedShell]:
         )
         theirs.close()
         standalone.send_code(ours)
-        link = AgentLink(ours.detach(), lambda: agent.wait(10) and None)
+        link = AgentClient(ours.detach(), lambda: agent.wait(10) and None)
         shell = Shell(link, link.shell({}, ""))
         try:
             yield TriedShell("native", link, shell, os.path.realpath(directory))

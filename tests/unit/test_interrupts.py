@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from staddle.interrupts import holding, uninterrupted
+from staddle.interrupts import uninterrupted, with_all
 
 
 class Rung(Exception):
@@ -101,7 +101,7 @@ def test_every_handler_is_called_once_and_is_there_again() -> None:
 
 def test_locks_are_held_and_let_go_of() -> None:
     locks = [threading.Lock(), threading.Lock()]
-    assert holding(locks, lambda: [lock.locked() for lock in locks]) == [True, True]
+    assert with_all(locks, lambda: [lock.locked() for lock in locks]) == [True, True]
     with pytest.raises(ZeroDivisionError):
-        holding(locks, lambda: 1 // 0)
+        with_all(locks, lambda: 1 // 0)
     assert not any(lock.locked() for lock in locks)

@@ -41,10 +41,10 @@ def run(parsed: Parsed) -> int:
             violations = (*result.violations, *sandbox.violations())
             return print_report(result.as_dict(), sandbox.enforced, violations)
         seconds = sandbox.policy.limits.timeout
-        account = sandbox._now().account()
-        account.begin()
+        meter = sandbox._now().meter()
+        meter.begin()
         status = _attended(sandbox, argv, seconds)
-        if why := account.why(status):
+        if why := meter.why(status):
             say(why)
         if status == 124 and seconds is not None:
             say(f"ended after {seconds:g} s; --timeout gives it more")

@@ -37,7 +37,7 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 _KINDS = (stat.S_ISREG, stat.S_ISREG, stat.S_ISFIFO, stat.S_ISREG, stat.S_ISFIFO, stat.S_ISFIFO)
 
 
-class Places(Value):
+class ShellPaths(Value):
     """Where the shell finds its files."""
 
     text: bytes
@@ -46,10 +46,10 @@ class Places(Value):
     input: bytes
     output: bytes
     errors: bytes
-    nowhere: bytes
+    missing_dir: bytes
 
 
-class ShellFiles(Value):
+class OpenShellFiles(Value):
     """The files between us and a shell, and where the shell finds them."""
 
     text: int
@@ -58,7 +58,7 @@ class ShellFiles(Value):
     input: int
     output: int
     errors: int
-    places: Places
+    paths: ShellPaths
 
     def descriptors(self) -> tuple[int, ...]:
         """All of them."""
@@ -71,7 +71,7 @@ class OpenedShell(Value):
     pid: int
     line: int
     control: int
-    files: ShellFiles
+    files: OpenShellFiles
     #: Its number on the host, 0 when that is not known.
     outside: int = 0
 
@@ -80,7 +80,7 @@ class OpenedShell(Value):
         close_all((self.line, self.control, *self.files.descriptors()))
 
 
-class AgentLink:
+class AgentClient:
     """Requests to one agent. Thread-safe."""
 
     def __init__(
@@ -130,7 +130,7 @@ class AgentLink:
         terminal: tuple[int, int] | None = None,
         whole: bool = False,
         root: bool = False,
-    ) -> Spawned:
+    ) -> SpawnedProcess:
         """Start a program on these descriptors, which stay the caller's, or on a terminal (rows, columns).
 
         With `whole`, what it leaves behind is ended with it. With `root`, it is the sandbox's root.
@@ -149,14 +149,14 @@ class AgentLink:
         if message.kind != agent_messages.STARTED:
             raise _refused(message, f"{argv[0]!r} could not be started")
         line, *master = message.descriptors
-        return Spawned(message.fields[0], line, master[0] if master else -1)
+        return SpawnedProcess(message.fields[0], line, master[0] if master else -1)
 
-    def start_file_server(self, line: int, code: int) -> Spawned:
+    def start_file_server(self, line: int, code: int) -> SpawnedProcess:
         """Start a file server on `line`, made of the memory file `code`; both stay the caller's."""
         message = self._ask(agent_messages.encode(agent_messages.FILE_SERVER), (line, code))
         if message.kind != agent_messages.STARTED or len(message.descriptors) != 1:
             raise _refused(message, "the sandbox's files cannot be reached")
-        return Spawned(message.fields[0], message.descriptors[0])
+        return SpawnedProcess(message.fields[0], message.descriptors[0])
 
     @property
     def alive(self) -> bool:
@@ -307,10 +307,10 @@ class AgentLink:
         """Let go of the answer to somebody who was interrupted while they waited for it, if there is one."""
         self._serial += 1
         self._is_behind = False
-        self._say(agent_messages.encode(agent_messages.POKE, self._serial))
+        self._say(agent_messages.encode(agent_messages.PING, self._serial))
         while True:
             message = self._heard(patience)
-            if (message.kind, message.fields) == (agent_messages.POKED, (self._serial,)):
+            if (message.kind, message.fields) == (agent_messages.PONG, (self._serial,)):
                 break
             message.close()
         self._is_behind = False
@@ -339,7 +339,7 @@ class AgentLink:
         return message
 
 
-class Spawned:
+class SpawnedProcess:
     """A process that the agent started, with its own line. Thread-safe."""
 
     def __init__(self, pid: int, line: int, master: int = -1) -> None:
@@ -428,7 +428,7 @@ def lost(why: str = "") -> SandboxLost:
 
 def shell_files(
     message: agent_messages.Message, places: tuple[bytes, ...], descriptors: list[int]
-) -> ShellFiles:
+) -> OpenShellFiles:
     """The files of a shell out of a message, looked at first."""
     plain = len(places) == 7 and all(place and _PLAIN.issuperset(place) for place in places)
     if not plain or not all(kind(os.fstat(fd).st_mode) for kind, fd in zip(_KINDS, descriptors, strict=True)):
@@ -437,7 +437,7 @@ def shell_files(
     for fd in descriptors:
         os.set_blocking(fd, False)
     text, status, done, stdin, output, errors = descriptors
-    return ShellFiles(text, status, done, stdin, output, errors, Places(*places))
+    return OpenShellFiles(text, status, done, stdin, output, errors, ShellPaths(*places))
 
 
 def opened_shell(message: agent_messages.Message, what: str = "a shell could not be started") -> OpenedShell:

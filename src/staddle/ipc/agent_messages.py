@@ -41,7 +41,7 @@ ATTACH = b"a"  # the files of a shell, once more
 RENEW = b"n"  # new pipes for what a shell prints
 AGAIN = b"A"  # another shell like this one, which has ended or will
 END_RUN = b"e"  # step, since when (clock ticks), the newest job before the run
-POKE = b"i"  # serial; comes back at once, to wake up whoever waits on the line
+PING = b"i"  # serial; comes back at once, to wake up whoever waits on the line
 # From the agent, on the main line, and after AGAIN on that of the shell.
 OPENED = b"s"  # process, places; the line, the control pipe, the files, and if there is one a pidfd
 # From the agent, on the main line.
@@ -57,7 +57,7 @@ BUSY = b"b"  # who is in the way
 # From the agent, on the line of a process.
 FILES = b"F"  # places; the files
 ENDED = b"x"  # status as waitpid gives it, why it was not started; what it used, as usage.Count has it
-POKED = b"I"  # serial
+PONG = b"I"  # serial
 
 _SPENT = (int,) * 6
 
@@ -72,13 +72,13 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     RENEW: ((), (0,)),
     AGAIN: ((), (0,)),
     END_RUN: ((int, int, int), (0,)),
-    POKE: ((int,), (0,)),
+    PING: ((int,), (0,)),
     OPENED: ((int, [bytes]), (8, 9)),
     STARTED: ((int,), (1, 2)),
     REFUSED: ((bytes,), (0,)),
     FILES: (([bytes],), (6,)),
     ENDED: ((int, bytes, _SPENT), (0,)),
-    POKED: ((int,), (0,)),
+    PONG: ((int,), (0,)),
     SWAP: ((int, [bytes]), (1,)),
     SWAPPED: ((), (0,)),
     FILE_SERVER: ((), (2,)),

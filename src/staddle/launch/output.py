@@ -6,7 +6,7 @@ from __future__ import annotations
 FLOOD = 1 << 30
 
 
-class Flooded(Exception):
+class OutputFlood(Exception):
     """A sink raises this when a command has printed more than FLOOD. It ends the command (`output_limit`)."""
 
     why = "it printed more than 1 GiB, most of which nobody kept (limits.output)"

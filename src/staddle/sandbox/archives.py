@@ -1,6 +1,6 @@
 """Directories of a sandbox as tar, in and out, piece by piece: nothing is ever whole in memory.
 
-The clerk inside packs and unpacks, with the sandbox's rights. What it sends out is read here
+The file_client inside packs and unpacks, with the sandbox's rights. What it sends out is read here
 by the strict reader and written anew: whoever gets it gets a tar, with names that do not lead
 out, and no devices, whatever was sent.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import IO
 
-    from .files import AnyPath, Owner, Source
+    from .files import AnyPath, ByteSource, Owner
 
 _CHUNK = 1 << 20
 _GZIP = b"\x1f\x8b"
@@ -28,7 +28,7 @@ _GZIP = b"\x1f\x8b"
 _MOST_ENTRIES = 2_000_000
 
 
-def upload(sandbox: Owner, file: Source, path: AnyPath) -> None:
+def upload(sandbox: Owner, file: ByteSource, path: AnyPath) -> None:
     """Unpack `file` at `path`, which is made if it is not there."""
     if isinstance(file, str | bytes | os.PathLike) or not hasattr(file, "read"):
         raise InvalidCall(f"the tar is {file!r}", why="it is not a file", fix='give open("x.tar", "rb")')
@@ -37,8 +37,8 @@ def upload(sandbox: Owner, file: Source, path: AnyPath) -> None:
     source = _unzipped(_Again(first, file)) if first.startswith(_GZIP) else _Again(first, file)
     files.mkdir(path, parents=True)
     inside, name = files._at(path)
-    with inside.clerk.turn:
-        sending = inside.clerk.send(file_messages.UNPACK, name)
+    with inside.file_client.turn:
+        sending = inside.file_client.send(file_messages.UNPACK, name)
         try:
             while data := source.read(_CHUNK):
                 sending.write(data)
@@ -53,15 +53,15 @@ def download(sandbox: Owner, file: IO[bytes], path: AnyPath, limit: int | None) 
     if not hasattr(file, "write"):
         raise InvalidCall(f"the tar is {file!r}", why="it is not a file", fix='give open("x.tar", "wb")')
     inside, name = Files(sandbox)._at(path)
-    with inside.clerk.turn:
-        receiving = inside.clerk.receive(file_messages.PACK, name)
+    with inside.file_client.turn:
+        receiving = inside.file_client.receive(file_messages.PACK, name)
         try:
             relay(receiving, _bounded(file.write, limit))
         finally:
             receiving.close()
 
 
-def relay(source: Source, write_out: Callable[[bytes], object]) -> None:
+def relay(source: ByteSource, write_out: Callable[[bytes], object]) -> None:
     """Read a tar and write it anew, member by member. ArchiveRefused when it is not such as we make them."""
     for count, (member, content) in enumerate(members(source)):
         if count >= _MOST_ENTRIES:
@@ -102,7 +102,7 @@ def _bounded(write_out: Callable[[bytes], object], limit: int | None) -> Callabl
 class _Again:
     """A file whose beginning has been read."""
 
-    def __init__(self, first: bytes, file: Source) -> None:
+    def __init__(self, first: bytes, file: ByteSource) -> None:
         self._first, self._file = first, file
 
     def read(self, size: int, /) -> bytes:
@@ -113,7 +113,7 @@ class _Again:
 
 
 class _Unzipped:
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteSource) -> None:
         import gzip
 
         self._file = gzip.GzipFile(fileobj=source, mode="rb")  # type: ignore[call-overload]
@@ -128,11 +128,11 @@ class _Unzipped:
         return data
 
 
-def _unzipped(source: Source) -> Source:
+def _unzipped(source: ByteSource) -> ByteSource:
     return _Unzipped(source)
 
 
-def _piece(file: Source, size: int) -> bytes:
+def _piece(file: ByteSource, size: int) -> bytes:
     data = file.read(size)
     if not isinstance(data, bytes):
         raise InvalidCall("the tar is a text file", fix='open it with "rb"')

@@ -6,7 +6,7 @@ import codecs
 import os
 
 from ..errors import InvalidCall
-from ..launch.output import FLOOD, Flooded, HeadTail
+from ..launch.output import FLOOD, HeadTail, OutputFlood
 from ..limits.usage import Usage
 from ..shell.command import CommandSpec
 from . import arguments
@@ -55,7 +55,7 @@ class Capture:
             self._spill.write(data)
         kept.feed(data)
         if kept.total > self._most:
-            raise Flooded
+            raise OutputFlood
 
     def finish(self) -> tuple[bytes, int, str | None]:
         """What was kept, how much was not, and the file with all of the stream, if there is one."""

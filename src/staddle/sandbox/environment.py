@@ -1,6 +1,6 @@
 """An agent's file and command tools in a sandbox: the same calls as on this machine, another place.
 
-Files are reached by the sandbox's clerk, beneath the working directory and through no link, with
+Files are reached by the sandbox's file_client, beneath the working directory and through no link, with
 the rights of the sandbox's user. Commands are programs of the sandbox.
 """
 
@@ -88,7 +88,7 @@ class SandboxEnvironment(EnvironmentBase):
         super().__init__(sandbox.policy, writable_paths, on_unavailable, rules, secrets)
         self._sandbox = sandbox
         inside, name = sandbox.files._at(path)
-        (row,) = inside.clerk.ask(file_messages.REAL, name).rows
+        (row,) = inside.file_client.ask(file_messages.REAL, name).rows
         self._path = os.fsdecode(row[0])
         self._reverter = (
             None if self._globs is None else WriteReverter(sandbox, self._modified, self._path, self._globs)
@@ -118,7 +118,7 @@ class SandboxEnvironment(EnvironmentBase):
         """The content of a file. Bytes that are not UTF-8 survive a read and a write (surrogateescape)."""
         name = relative(path)
         with files.named(name):
-            fd = self._inside().clerk.open(file_messages.OPEN_BENEATH, *self._words(name))
+            fd = self._inside().file_client.open(file_messages.OPEN_BENEATH, *self._words(name))
             with open(fd, "rb") as file:
                 return files.within(file, limit, name).decode("utf-8", "surrogateescape")
 
@@ -134,13 +134,13 @@ class SandboxEnvironment(EnvironmentBase):
         name = relative(path)
         self._refuse_unwritable(name)
         with files.named(name):
-            self._inside().clerk.ask(file_messages.REMOVE_BENEATH, *self._words(name))
+            self._inside().file_client.ask(file_messages.REMOVE_BENEATH, *self._words(name))
 
     def glob(self, pattern: str) -> list[str]:
         """The files and directories that `pattern` names, sorted. The grammar is that of writable_paths."""
         Glob(pattern)
         with files.named(pattern):
-            rows = self._inside().clerk.ask(file_messages.GLOB_BENEATH, *self._words(pattern)).rows
+            rows = self._inside().file_client.ask(file_messages.GLOB_BENEATH, *self._words(pattern)).rows
         return files.checked_names(rows)
 
     # ------------------------------------------------------------ commands
@@ -188,7 +188,7 @@ class SandboxEnvironment(EnvironmentBase):
             uid=inside.opened.uid,
             known=inside.executions,
             whole=True,
-            account=inside.account(),
+            meter=inside.meter(),
         )
         outcome = drive(running, bounds.cancel)
         if running.failure:

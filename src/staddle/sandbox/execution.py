@@ -9,11 +9,11 @@ import threading
 import time
 
 from ..errors import StaddleError
-from ..launch.output import Flooded
+from ..launch.output import OutputFlood
 from ..launch.running import give_pipes
 from ..launch.signals import SIGINT, SIGKILL, SIGTERM
 from ..limits.usage import of_process
-from ..shell.background_output import LateOutput
+from ..shell.background_output import BackgroundOutput
 from ..shell.command import Outcome
 from .result import signal_in
 
@@ -21,9 +21,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..ipc.agent_client import AgentLink, Spawned
+    from ..ipc.agent_client import AgentClient, SpawnedProcess
     from ..shell.command import CommandSpec
-    from ..shell.usage_meter import Account
+    from ..shell.usage_meter import UsageMeter
 
 #: What one step reads at most, so that nobody waits for a program that prints without end.
 _AT_ONCE = 256 << 10
@@ -97,7 +97,7 @@ class Execution:
 
     def __init__(
         self,
-        link: AgentLink,
+        link: AgentClient,
         spec: CommandSpec,
         argv: Sequence[str],
         environment: Mapping[str, str],
@@ -107,16 +107,16 @@ class Execution:
         known: set[Execution],
         whole: bool = False,
         root: bool = False,
-        account: Account | None = None,
+        meter: UsageMeter | None = None,
     ) -> None:
         """With `whole`, what it leaves behind is ended with it; with `root`, it is the sandbox's root.
 
-        `account` is for what it uses. It is in `known` from before it starts to its end: whoever
+        `meter` is for what it uses. It is in `known` from before it starts to its end: whoever
         sees something of it can interrupt it.
         """
-        self._link, self._account = link, account
-        if account is not None:
-            account.begin()
+        self._link, self._meter = link, meter
+        if meter is not None:
+            meter.begin()
         self._known, self._directory, self._err = known, directory, spec.err
         self._unsent = memoryview(spec.stdin or b"")
         self._began = time.monotonic()
@@ -132,7 +132,7 @@ class Execution:
         try:
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._known.add(self)
-            self._spawned: Spawned = link.spawn(
+            self._spawned: SpawnedProcess = link.spawn(
                 argv, environment, directory, stdio=self._streams.theirs, whole=whole, root=root
             )
             self._streams.started()
@@ -222,16 +222,16 @@ class Execution:
         """Something that it left behind has them: a pipe that is closed would kill that."""
         if self._sinks and self._reason != "closed":
             held = [self._streams.give_away(fd) for fd in self._sinks]
-            LateOutput(None, b"").follow(held[0], held[1] if len(held) > 1 else -1)
+            BackgroundOutput(None, b"").follow(held[0], held[1] if len(held) > 1 else -1)
 
     def _outcome(self, code: int, signal: int | None, duration: float) -> Outcome:
         reason = self._reason or ("signalled" if signal else "exited")
         used = self._spawned.used
         usage = None if used is None else of_process(used, duration)
-        why = Flooded.why if reason == "output_limit" else ""
+        why = OutputFlood.why if reason == "output_limit" else ""
         outcome = Outcome(code, signal, reason, False, duration, self._directory, None, usage, why)
-        if self._account is not None:
-            self._account.end(outcome)
+        if self._meter is not None:
+            self._meter.end(outcome)
         return outcome
 
     def _end(self, reason: str, first: int) -> None:
@@ -280,7 +280,7 @@ class Execution:
             try:
                 if self._error is None:
                     self._sinks[fd](data)
-            except Flooded:
+            except OutputFlood:
                 self._end("output_limit", SIGTERM)
             except BaseException as error:
                 self._error = error

@@ -1,4 +1,4 @@
-"""The host program's end of the line to a sandbox's clerk, the process inside that looks after files.
+"""The client of a sandbox's file server, the process inside that opens, lists and writes files.
 
 It is started when it is first needed, and again when something inside has killed it. Nothing
 that it says is believed: answers are checked and bounded, a descriptor that it hands out is
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from ..ipc.agent_client import AgentLink, Spawned
+    from ..ipc.agent_client import AgentClient, SpawnedProcess
 
 #: As many names as anybody can want at once, and as much room as they may take.
 MOST_ROWS, MOST_BYTES = 1_000_000, 256 << 20
@@ -38,7 +38,7 @@ _SIGCONT = 18
 _code: list[bytes] = []
 
 
-class Answer:
+class FileAnswer:
     """Rows of (name, mode, size, modified), and a file (-1: none), which is the taker's to close."""
 
     def __init__(self) -> None:
@@ -46,20 +46,20 @@ class Answer:
         self.file = -1
 
 
-class Clerk:
-    """Asks the clerk of one sandbox. Thread-safe: one question at a time."""
+class FileClient:
+    """Sends requests to the file server of one sandbox. Thread-safe: one request at a time."""
 
-    def __init__(self, link: AgentLink) -> None:
+    def __init__(self, link: AgentClient) -> None:
         self._link = link
         #: Whoever has it knows that nothing is being done to files by us.
         self.turn = threading.RLock()
         self._line: _socket.socket | None = None
-        self._process: Spawned | None = None
+        self._process: SpawnedProcess | None = None
         self._closed = False
 
     # ------------------------------------------------------------ questions
 
-    def ask(self, operation: bytes, *words: bytes, numbers: tuple[int, ...] = ()) -> Answer:
+    def ask(self, operation: bytes, *words: bytes, numbers: tuple[int, ...] = ()) -> FileAnswer:
         """Ask, and wait for the whole answer. OSError as the kernel said it inside."""
         with self.turn:
             for _ in range(2):
@@ -144,9 +144,9 @@ class Clerk:
             pass  # it has ended; what it said before is still there
         self._answer()
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> FileAnswer:
         """All of an answer."""
-        answer, room = Answer(), MOST_BYTES
+        answer, room = FileAnswer(), MOST_BYTES
         for said in self._messages():
             if said.letter == file_messages.ERROR:
                 raise file_messages.error_of(said)
@@ -301,20 +301,20 @@ class _Killed(SessionError):
 class Sending:
     """Content on its way inside: `write` it, then `finish`; or `drop` it."""
 
-    def __init__(self, clerk: Clerk, pipe: int) -> None:
-        self._clerk, self._pipe = clerk, pipe
+    def __init__(self, client: FileClient, pipe: int) -> None:
+        self._client, self._pipe = client, pipe
 
     def write(self, data: bytes | memoryview) -> None:
         """Send all of it."""
         left = memoryview(data).cast("B")
         poll = select.poll()
         poll.register(self._pipe, select.POLLOUT)
-        poll.register(self._clerk.line, select.POLLIN)
+        poll.register(self._client.line, select.POLLIN)
         while left:
-            ready = dict(self._clerk.wait(poll, PATIENCE))
+            ready = dict(self._client.wait(poll, PATIENCE))
             if not ready:
-                raise self._clerk._lost("it does not take what it asked for")
-            if self._clerk.line in ready:
+                raise self._client._lost("it does not take what it asked for")
+            if self._client.line in ready:
                 self._early()
                 continue
             try:
@@ -326,21 +326,21 @@ class Sending:
 
     def _early(self) -> None:
         """It says something before all was sent: that it goes on, or why it does not."""
-        said = self._clerk.heard(PATIENCE)
+        said = self._client.heard(PATIENCE)
         if said is None:
-            raise self._clerk._lost("it has let go of its pipe")
+            raise self._client._lost("it has let go of its pipe")
         said.close()
         if said.letter == file_messages.MORE:
             return
         self._close()
         if said.letter == file_messages.ERROR:
             raise file_messages.error_of(said)
-        raise self._clerk._lost("it is done before it has everything")
+        raise self._client._lost("it is done before it has everything")
 
     def finish(self) -> None:
         """That was all: wait until it is done."""
         self._close()
-        self._clerk._conclude(file_messages.ALL)
+        self._client._conclude(file_messages.ALL)
 
     def drop(self) -> None:
         """It is not to be. After an error of its own, nothing more to do."""
@@ -348,7 +348,7 @@ class Sending:
             return
         self._close()
         try:
-            self._clerk._conclude(file_messages.DROP)
+            self._client._conclude(file_messages.DROP)
         except (OSError, errors.StaddleError):
             pass
 
@@ -361,8 +361,8 @@ class Sending:
 class Receiving:
     """A stream from inside, to be read."""
 
-    def __init__(self, clerk: Clerk, pipe: int) -> None:
-        self._clerk, self._pipe = clerk, pipe
+    def __init__(self, client: FileClient, pipe: int) -> None:
+        self._client, self._pipe = client, pipe
         self._ended = False
 
     def read(self, size: int, /) -> bytes:
@@ -372,22 +372,22 @@ class Receiving:
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         while True:
-            if not self._clerk.wait(poll, PATIENCE):
-                raise self._clerk._lost("it sends nothing")
+            if not self._client.wait(poll, PATIENCE):
+                raise self._client._lost("it sends nothing")
             try:
                 data = os.read(self._pipe, min(size, _PIPE_SIZE))
             except BlockingIOError:
                 continue
             if not data:
                 self._ended = True
-                self._clerk._answer()
+                self._client._answer()
             return data
 
     def close(self) -> None:
         """Done; what was not read is not wanted."""
         os.close(self._pipe)
         if not self._ended:
-            self._clerk._let_go()
+            self._client._let_go()
 
 
 def _widen(pipe: int) -> None:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
     Kind = Literal["file", "directory", "symlink", "other"]
 
-    class Source(Protocol):
+    class ByteSource(Protocol):
         """A binary file that is read from."""
 
         def read(self, size: int, /) -> bytes: ...
 
-    Content = str | bytes | bytearray | memoryview | Source
+    Content = str | bytes | bytearray | memoryview | ByteSource
     Names = list[str]
 
     class Owner(Protocol):
@@ -86,7 +86,7 @@ class Files:
         """The file, to be read piece by piece, however large it is. Pipes and devices are refused."""
         inside, name = self._at(path)
         with named(path):
-            return open(inside.clerk.open(file_messages.OPEN, name), "rb")
+            return open(inside.file_client.open(file_messages.OPEN, name), "rb")
 
     def write(self, path: AnyPath, content: Content, *, parents: bool = False) -> None:
         """Put `content` (text, bytes, or a binary file that is read to its end) at `path`.
@@ -107,7 +107,7 @@ class Files:
         """What is in a directory, sorted by name. Links are listed as links."""
         inside, name = self._at(path)
         with named(path):
-            rows = inside.clerk.ask(file_messages.LIST, name).rows
+            rows = inside.file_client.ask(file_messages.LIST, name).rows
         found = [_info(row) for row in rows if row[0] and b"/" not in row[0] and row[0] not in (b".", b"..")]
         return sorted(found, key=lambda each: each.name)
 
@@ -127,7 +127,7 @@ class Files:
         """What is known about a file."""
         inside, name = self._at(path)
         with named(path):
-            rows = inside.clerk.ask(file_messages.STATUS, name, numbers=(int(follow_symlinks),)).rows
+            rows = inside.file_client.ask(file_messages.STATUS, name, numbers=(int(follow_symlinks),)).rows
         if len(rows) != 1:
             raise OSError(errno.EIO, os.strerror(errno.EIO), os.fsdecode(path))
         return _info((os.path.basename(name.rstrip(b"/")) or b"/", *rows[0][1:]))
@@ -143,7 +143,9 @@ class Files:
         absolute = pattern.startswith("/")
         inside, directory = self._at("/" if absolute else ".")
         with named(pattern):
-            rows = inside.clerk.ask(file_messages.GLOB, directory, os.fsencode(pattern.lstrip("/"))).rows
+            rows = inside.file_client.ask(
+                file_messages.GLOB, directory, os.fsencode(pattern.lstrip("/"))
+            ).rows
         return checked_names(rows, "/" if absolute else "")
 
     # ------------------------------------------------------------ changes
@@ -152,7 +154,7 @@ class Files:
         """Make a directory; with `parents` also those above, and it may be there already."""
         inside, name = self._at(path)
         with named(path):
-            inside.clerk.ask(file_messages.MAKE, name, numbers=(int(parents),))
+            inside.file_client.ask(file_messages.MAKE, name, numbers=(int(parents),))
         inside.pass_over()
 
     def rename(self, old: AnyPath, new: AnyPath, *, replace: bool = False) -> None:
@@ -160,14 +162,14 @@ class Files:
         inside, name = self._at(old)
         _, other = self._at(new)
         with named(old):
-            inside.clerk.ask(file_messages.RENAME, name, other, numbers=(int(replace),))
+            inside.file_client.ask(file_messages.RENAME, name, other, numbers=(int(replace),))
         inside.pass_over()
 
     def remove(self, path: AnyPath, *, recursive: bool = False) -> None:
         """Remove a file, or a link itself; with `recursive` also a directory with all that is in it."""
         inside, name = self._at(path)
         with named(path):
-            inside.clerk.ask(file_messages.REMOVE, name, numbers=(int(recursive),))
+            inside.file_client.ask(file_messages.REMOVE, name, numbers=(int(recursive),))
         inside.pass_over()
 
     def __repr__(self) -> str:
@@ -214,7 +216,7 @@ def put(
     *words: bytes,
     numbers: tuple[int, ...] = (0,),
 ) -> None:
-    """Have the clerk write `content`: in the question itself when it is short, else by a pipe."""
+    """Have the file_client write `content`: in the question itself when it is short, else by a pipe."""
     if isinstance(content, str):
         try:
             content = content.encode("utf-8", "surrogateescape")
@@ -228,15 +230,15 @@ def put(
                 f"the content is {type(content).__name__}", why="it is neither text, bytes nor a binary file"
             ) from None
         if whole.nbytes <= file_messages.INLINE:
-            inside.clerk.ask(operation, *words, whole.tobytes(), numbers=numbers)
+            inside.file_client.ask(operation, *words, whole.tobytes(), numbers=numbers)
             return
         pieces: Iterator[bytes | memoryview] = (
             whole[at : at + _CHUNK] for at in range(0, whole.nbytes, _CHUNK)
         )
     else:
         pieces = _pieces(content)
-    with inside.clerk.turn:
-        sending = inside.clerk.send(operation, *words, numbers=numbers)
+    with inside.file_client.turn:
+        sending = inside.file_client.send(operation, *words, numbers=numbers)
         try:
             for piece in pieces:
                 sending.write(piece)
@@ -245,7 +247,7 @@ def put(
             sending.drop()
 
 
-def _pieces(source: Source) -> Iterator[bytes | memoryview]:
+def _pieces(source: ByteSource) -> Iterator[bytes | memoryview]:
     while data := source.read(_CHUNK):
         if isinstance(data, str):
             raise InvalidCall("the content is a text file", fix='open it with "rb"')

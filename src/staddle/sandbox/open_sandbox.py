@@ -6,10 +6,10 @@ import os
 from weakref import WeakSet
 
 from ..shell.shell import Shell
-from ..shell.usage_meter import Accounts
-from .file_client import Clerk
+from ..shell.usage_meter import SandboxMeter
+from .file_client import FileClient
 from .open import open as opening
-from .processes import Processes
+from .processes import ProcessList
 from .session import Session
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..events import Event
     from ..layers.changes import Change
     from ..limits.usage import Usage
-    from ..shell.usage_meter import Account
+    from ..shell.usage_meter import UsageMeter
     from .execution import Execution
     from .open.settings import SandboxSettings
     from .terminal import Terminal
@@ -34,7 +34,7 @@ _EVERY: WeakSet[OpenSandbox] = WeakSet()
 def _after_fork() -> None:
     for inside in list(_EVERY):
         inside.opened.link.forsake()
-        inside.clerk.forsake()
+        inside.file_client.forsake()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -46,11 +46,9 @@ class OpenSandbox:
     def __init__(self, settings: SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self.limits = settings.policy.limits
         self.opened = opened = opening.open_agent(settings, snapshot.new_workspace() if snapshot else None)
-        self._accounts = Accounts(opened.link, opened.limits)
+        self._meter = SandboxMeter(opened.link, opened.limits)
         try:
-            shell = Shell(
-                opened.link, opened.shell, directory=opened.directory or None, account=self.account()
-            )
+            shell = Shell(opened.link, opened.shell, directory=opened.directory or None, meter=self.meter())
         except BaseException:
             opened.link.close()
             raise
@@ -58,8 +56,8 @@ class OpenSandbox:
         self.named: dict[str, Session] = {}
         self.executions: set[Execution] = set()
         self.terminals: list[Terminal] = []
-        self.processes = Processes()
-        self.clerk = Clerk(opened.link)
+        self.processes = ProcessList()
+        self.file_client = FileClient(opened.link)
         _EVERY.add(self)
         if snapshot is not None:
             for name in snapshot.sessions:
@@ -71,7 +69,7 @@ class OpenSandbox:
         if found is None:
             opened = self.opened
             started = opened.link.shell(opened.environment, opened.directory, opened.bash)
-            shell = Shell(opened.link, started, account=self.account())
+            shell = Shell(opened.link, started, meter=self.meter())
             found = self.named[name] = Session(name, shell, self.limits, self._forget, self.side_effects)
         return found
 
@@ -102,7 +100,7 @@ class OpenSandbox:
             or bool(self.executions)
             or self.processes.running
             or any(not terminal.closed for terminal in self.terminals)
-            or self.clerk.busy
+            or self.file_client.busy
         )
 
     def pause(self) -> None:
@@ -121,11 +119,11 @@ class OpenSandbox:
 
     def usage(self) -> Usage:
         """What was used until now."""
-        return self._accounts.total()
+        return self._meter.total()
 
-    def account(self) -> Account:
+    def meter(self) -> UsageMeter:
         """For what a shell or a program uses."""
-        return self._accounts.account()
+        return self._meter.meter()
 
     def every_session(self) -> list[Session]:
         """The main one first."""
@@ -139,7 +137,7 @@ class OpenSandbox:
             self.opened.link.close()
         for execution in list(self.executions):
             execution.close()
-        self.clerk.close()
+        self.file_client.close()
         try:
             for session in self.every_session():
                 session.close()

@@ -8,7 +8,7 @@ import threading
 
 from ..errors import InvalidCall
 from ..launch.signals import SIGKILL
-from ..shell.background_output import LateOutput
+from ..shell.background_output import BackgroundOutput
 from .arguments import input_bytes, patience
 
 TYPE_CHECKING = False
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Self
 
-    from ..ipc.agent_client import Spawned
+    from ..ipc.agent_client import SpawnedProcess
     from .execution import Streams
     from .session import Session
 
@@ -44,7 +44,7 @@ class Output(str):
     stdout_bytes_dropped: int
     stderr_bytes_dropped: int
 
-    def __new__(cls, *logs: LateOutput) -> Self:
+    def __new__(cls, *logs: BackgroundOutput) -> Self:
         for log in logs:
             log.catch_up()
         texts = [log.texts() for log in logs]
@@ -70,14 +70,14 @@ class Process:
     """A program in the background of a sandbox. It ends with the sandbox, if not before."""
 
     def __init__(
-        self, command: str | tuple[str, ...], spawned: Spawned, streams: Streams, limit: int | None
+        self, command: str | tuple[str, ...], spawned: SpawnedProcess, streams: Streams, limit: int | None
     ) -> None:
         self.command = command
         self.pid = spawned.pid  # as the sandbox counts
         self._spawned = spawned
         self._streams = streams
         self._stdin = threading.Lock()
-        self._log = LateOutput(spawned.pid, b"", limit)
+        self._log = BackgroundOutput(spawned.pid, b"", limit)
         self._log.follow(streams.give_away(streams.stdout), streams.give_away(streams.stderr))
 
     @property
@@ -155,7 +155,7 @@ class Job:
     How it ended only its shell knows: ask that with `wait PID`.
     """
 
-    def __init__(self, pid: int, command: str, late: list[LateOutput], tell: Tell) -> None:
+    def __init__(self, pid: int, command: str, late: list[BackgroundOutput], tell: Tell) -> None:
         self.pid, self.command = pid, command
         self._late, self._tell = late, tell
         self.running = True  # as of the moment it was listed
@@ -177,7 +177,7 @@ class Job:
         return f"<Job {self.pid}: {'running' if self.running else 'ended'}>"
 
 
-class Processes:
+class ProcessList:
     """All of a sandbox's, in the order they were started."""
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ class Processes:
         """Those that were started, and the jobs of these sessions."""
         jobs: list[Job] = []
         for session in sessions:
-            late = session._shell.late_output()
+            late = session._shell.background_output()
             for pid, command in list(session.jobs.items()):
                 jobs.append(Job(pid, command, [item for item in late if item.job == pid], tell))
         alive = tell([job.pid for job in jobs], 0) if jobs else set()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ..policy.plan import Plan
     from .arguments import RunOptions, StreamOptions
     from .environment import SandboxEnvironment
-    from .files import AnyPath, Source
+    from .files import AnyPath, ByteSource
     from .open.network import SandboxNetwork
     from .open.open import SandboxHandle
     from .processes import Job
@@ -194,7 +194,7 @@ class Sandbox(WorkspaceMethods):
         """The files inside, as the sandbox's own user sees them."""
         return Files(self)
 
-    def upload_tar(self, f: Source, path: AnyPath = ".") -> None:
+    def upload_tar(self, f: ByteSource, path: AnyPath = ".") -> None:
         """Unpack the tar (also with gzip) that is read from `f` into the directory `path`, which is made.
 
         All of it or nothing: ArchiveRefused for names and links that lead out, devices, an entry

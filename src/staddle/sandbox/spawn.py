@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..ipc.agent_client import Spawned
+    from ..ipc.agent_client import SpawnedProcess
     from .capture import CapturedCommand
     from .open_sandbox import OpenSandbox
     from .session import SessionState
@@ -48,7 +48,7 @@ def execution(
         uid=inside.opened.uid,
         known=inside.executions,
         root=spec.as_root,
-        account=inside.account(),
+        meter=inside.meter(),
     )
 
 
@@ -106,7 +106,7 @@ def open_terminal(
     return made
 
 
-def spawn(inside: OpenSandbox, argv: Sequence[str], stdio: tuple[int, int, int]) -> Spawned:
+def spawn(inside: OpenSandbox, argv: Sequence[str], stdio: tuple[int, int, int]) -> SpawnedProcess:
     """Start a program on these descriptors of ours, where the main session is."""
     context = inside.main._exec_context
     return inside.opened.link.spawn(arguments.arguments(argv), context.env, context.cwd, stdio=stdio)

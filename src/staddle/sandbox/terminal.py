@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-    from ..ipc.agent_client import Spawned
+    from ..ipc.agent_client import SpawnedProcess
 
 _LARGEST = 65535
 #: How long a program may take to end when its terminal is taken away.
@@ -28,7 +28,7 @@ class Terminal:
     Everything a program on it prints, its echo and its control sequences, comes out as it is.
     """
 
-    def __init__(self, spawned: Spawned, rows: int, cols: int) -> None:
+    def __init__(self, spawned: SpawnedProcess, rows: int, cols: int) -> None:
         self.pid = spawned.pid  # of the program on it, as the sandbox counts
         self.rows, self.cols = rows, cols
         self._spawned = spawned

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..errors import InvalidCall, LayerError
-from ..interrupts import holding
+from ..interrupts import with_all
 from ..policy.paths import WORKSPACE_PATH
 from .workspace import snapshots
 from .workspace.snapshot import history, loaded
@@ -194,9 +194,9 @@ class WorkspaceMethods:
         sessions = inside.every_session()
         turns: list[AbstractContextManager[object]] = [
             *(session._shell.held() for session in sessions),
-            inside.clerk.turn,
+            inside.file_client.turn,
         ]
-        return holding(turns, partial(work, _workspace(inside.opened), sessions))
+        return with_all(turns, partial(work, _workspace(inside.opened), sessions))
 
 
 def _workspace(opened: SandboxHandle) -> SandboxWorkspace:

@@ -19,7 +19,7 @@ _AT_ONCE = 1 << 16
 _PIECES = 17  # of that size: more than the largest pipe that an ordinary user can make
 
 
-class LateOutput:
+class BackgroundOutput:
     """What the jobs that one command left behind print.
 
     `job` is the newest of them, as `$!` said after the command. `open` says that somebody may
@@ -83,16 +83,16 @@ class LateOutput:
             _READER.drop(fd, self)
 
 
-class _Reader:
+class _PipeReader:
     """The thread that reads them all, started by the first one."""
 
     def __init__(self) -> None:
         self._epoll: select.epoll | None = None
-        self._late: dict[int, LateOutput] = {}
+        self._late: dict[int, BackgroundOutput] = {}
         self._turn = _thread.allocate_lock()
         self._process = 0
 
-    def add(self, fd: int, late: LateOutput) -> None:
+    def add(self, fd: int, late: BackgroundOutput) -> None:
         """Read from `fd` until nobody else has it open."""
         with self._turn:
             if self._epoll is None or self._process != os.getpid():  # a forked child has no thread of it
@@ -102,7 +102,7 @@ class _Reader:
             self._late[fd] = late
             self._epoll.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
 
-    def drop(self, fd: int, late: LateOutput) -> None:
+    def drop(self, fd: int, late: BackgroundOutput) -> None:
         """Read no more from `fd`, and close it."""
         with self._turn:
             if self._late.get(fd) is not late:
@@ -135,4 +135,4 @@ class _Reader:
                     continue  # closed with its sandbox meanwhile
 
 
-_READER = _Reader()
+_READER = _PipeReader()

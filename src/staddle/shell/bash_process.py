@@ -11,7 +11,7 @@ import time
 
 from ..errors import LaunchFailed
 from ..ipc import agent_messages
-from ..ipc.agent_client import ShellFiles, lost, opened_shell, shell_files
+from ..ipc.agent_client import OpenShellFiles, lost, opened_shell, shell_files
 from ..ipc.wire import Malformed
 from .protocol import ASK_AGAIN, question
 
@@ -64,7 +64,7 @@ class BashProcess:
         self._line = _socket.socket(fileno=opened.line)
         self._line.setblocking(False)
         self._control = opened.control
-        self._files: ShellFiles | None = None
+        self._files: OpenShellFiles | None = None
         self._length = 0
         self._left: set[int] = set()
         #: Whether its pipes are not for the next run: they were left, or somebody may read its input.
@@ -76,7 +76,7 @@ class BashProcess:
     # ---------------------------------------------------------------- files
 
     @property
-    def files(self) -> ShellFiles:
+    def files(self) -> OpenShellFiles:
         """Its files, asked for again when they were given back."""
         return self._files or self._use(self._ask_files(agent_messages.ATTACH))
 
@@ -85,7 +85,7 @@ class BashProcess:
         """Whether its files were given back."""
         return self._files is None
 
-    def _use(self, files: ShellFiles) -> ShellFiles:
+    def _use(self, files: OpenShellFiles) -> OpenShellFiles:
         self._files = files
         self._length = _LONGEST_DUMP  # nobody knows what is in it
         self._epoll = select.epoll()
@@ -162,7 +162,7 @@ class BashProcess:
     def ask_step(self, step: int, began: float, newest_job: int) -> None:
         """Take a step of ending the run that began then."""
         if step == ASK_AGAIN:
-            self.more(question(self.files.places, self._run.nonce))
+            self.more(question(self.files.paths, self._run.nonce))
             return
         age = time.monotonic() - began
         since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - age) * _TICKS)
@@ -177,14 +177,14 @@ class BashProcess:
 
     def settle(self) -> None:
         """Wait until the agent has done all that it was asked: a late step would hit the next run."""
-        self._ask(agent_messages.POKE, agent_messages.POKED, 0, patience=_LAST_PATIENCE)
+        self._ask(agent_messages.PING, agent_messages.PONG, 0, patience=_LAST_PATIENCE)
 
     def again(self) -> BashProcess:
         """Another shell, started as this one was."""
         message = self._ask(agent_messages.AGAIN, agent_messages.OPENED)
         return BashProcess(opened_shell(message))
 
-    def _ask_files(self, kind: bytes) -> ShellFiles:
+    def _ask_files(self, kind: bytes) -> OpenShellFiles:
         message = self._ask(kind, agent_messages.FILES)
         return shell_files(message, message.fields[0], message.descriptors)
 
@@ -382,7 +382,7 @@ class BashProcess:
         files, run = self.files, self._run
         for fd, _ in ready:
             if fd == files.done:
-                run.heard(self._said(), files.places)
+                run.heard(self._said(), files.paths)
             elif fd == files.output:
                 self._readable[fd] = self._out
             elif fd == files.errors:
@@ -400,7 +400,7 @@ class BashProcess:
             if message.kind == agent_messages.ENDED:
                 # It may have answered with its last breath.
                 while said := self._said():
-                    run.heard(said, files.places)
+                    run.heard(said, files.paths)
                 run.shell_ended(message.fields[0])
             else:
                 message.close()

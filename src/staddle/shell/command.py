@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..errors import InvalidCall
-from ..launch.output import Flooded
+from ..launch.output import OutputFlood
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def shell_outcome(run: Run, code: int, duration: float, cwd: bytes, newest_job: 
     reason = run.reason or ("shell_exited" if run.answer is None else "signalled" if signal else "exited")
     if reason == "timeout":
         code, signal = 124, None
-    why = Flooded.why if reason == "output_limit" else ""
+    why = OutputFlood.why if reason == "output_limit" else ""
     return Outcome(
         code, signal, reason, run.answer is None, duration, os.fsdecode(cwd), newest_job or None, None, why
     )

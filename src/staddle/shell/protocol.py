@@ -2,9 +2,9 @@ r"""What is said to a shell, and what it answers: a run as a state machine. No I
 
     \. STATUS && \:                                   only when `$?` has to be something for the text
     [NAME=value ...] \. TEXT <INPUT >OUTPUT 2>ERRORS
-    ((0)) 2>DONE >"NOWHERE/NONCE.$?.$-.${!-}..." || _=
+    ((0)) 2>DONE >"MISSING/NONCE.$?.$-.${!-}..." || _=
 
-The last line is how a shell says that a command is over. NOWHERE does not exist, so the
+The last line is how a shell says that a command is over. MISSING does not exist, so the
 redirection fails, and bash's message, with the path in it, goes to the DONE pipe. It needs no
 builtin that a function or an alias may hide, no descriptor that a command may have closed, and no
 DEBUG trap can veto it; `set -e` and ERR traps do not see it; it creates no file. An answer
@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..ipc.agent_client import Places
+    from ..ipc.agent_client import ShellPaths
 
 #: A step of ours among those that the agent takes: a shell that is interrupted while it reads forgets
 #: the line, which may have been the question.
@@ -42,7 +42,7 @@ _LAST_STEPS = next(number for number, (step, _) in enumerate(LADDER) if step == 
 _LONGEST_NOISE = 64 << 10
 
 
-class Answer:
+class ShellAnswer:
     """What the shell says when a command is over."""
 
     __slots__ = ("cwd", "flags", "newest_job", "oldpwd", "status")
@@ -91,7 +91,7 @@ def builtin_access(functions: frozenset[bytes], disabled: frozenset[bytes]) -> B
 
 
 def lines(
-    places: Places,
+    paths: ShellPaths,
     nonce: bytes,
     access: BuiltinAccess,
     *,
@@ -104,34 +104,34 @@ def lines(
     """What is written to the control pipe to run the text. `before` are whole lines of our own."""
     source = b"%b %b <%b >%b 2>%b" % (
         access.source,
-        places.text,
-        places.input if has_input else b"/dev/null",
-        places.output,
-        places.errors,
+        paths.text,
+        paths.input if has_input else b"/dev/null",
+        paths.output,
+        paths.errors,
     )
     if env:
         # `command`: in POSIX mode the variables of a special builtin would stay.
         assignments = b" ".join(name.encode() + b"=" + quoted(_bytes(value)) for name, value in env.items())
         special = access.source[1:]
         source = b"%b \\command %b%b" % (assignments, special, source[len(access.source) :])
-    restore = b"%b %b" % (access.source, places.status)
+    restore = b"%b %b" % (access.source, paths.status)
     if cwd is not None:
         inner = b"%b || %b" % (restore, source) if status else source
-        source = b"\\builtin cd -- %b 2>%b && { %b; }" % (quoted(cwd), places.errors, inner)
+        source = b"\\builtin cd -- %b 2>%b && { %b; }" % (quoted(cwd), paths.errors, inner)
     elif status:
         source = b"%b && \\:\n%b" % (restore, source)
-    return b"%b%b\n%b" % (before, source, question(places, nonce))
+    return b"%b%b\n%b" % (before, source, question(paths, nonce))
 
 
-def question(places: Places, nonce: bytes) -> bytes:
+def question(paths: ShellPaths, nonce: bytes) -> bytes:
     """The line that has the shell answer."""
     return b'((0)) 2>%b >"%b/%b.$?.$-.${!-}.${PWD-}/%b.${OLDPWD-}/%b" || _=\n' % (
-        *(places.done, places.nowhere),
+        *(paths.done, paths.missing_dir),
         *(nonce,) * 3,
     )
 
 
-def answer(nonce: bytes, noise: bytes) -> Answer | None:
+def answer(nonce: bytes, noise: bytes) -> ShellAnswer | None:
     """The answer with this nonce, if it is in there. Everything in it comes from inside."""
     parts = noise.split(b"/" + nonce)
     for number in range(1, len(parts) - 2):  # `set -v` has the question itself in there, before the answer
@@ -142,7 +142,7 @@ def answer(nonce: bytes, noise: bytes) -> Answer | None:
         is_job = not job or (job.isdigit() and len(job) <= 9)
         if not nothing and status.isdigit() and len(status) <= 3 and is_job:
             oldpwd = parts[number + 1][1:4097]
-            return Answer(int(status), flags[:64], int(job or 0), cwd[:4096], oldpwd)
+            return ShellAnswer(int(status), flags[:64], int(job or 0), cwd[:4096], oldpwd)
     return None
 
 
@@ -169,7 +169,7 @@ class Run:
         self.unwritten = memoryview(unwritten)
         self.began = now
         self.deadline = None if timeout is None else now + timeout
-        self.answer: Answer | None = None
+        self.answer: ShellAnswer | None = None
         self.lost = False
         self.refused = False
         self.ended: int | None = None
@@ -197,7 +197,7 @@ class Run:
         """So many bytes went into the control pipe."""
         self.unwritten = self.unwritten[count:]
 
-    def heard(self, data: bytes, places: Places) -> None:
+    def heard(self, data: bytes, paths: ShellPaths) -> None:
         """The shell said this on its done pipe."""
         self._noise = noise = (self._noise + data)[-_LONGEST_NOISE:]
         self.answer = answer(self.nonce, noise)
@@ -206,11 +206,11 @@ class Run:
             # descriptor left for them.
             self.refused = self.answer.status == 1 and (
                 b": redirection error: " in noise
-                or any(place + b": " in noise for place in (places.output, places.errors, places.input))
+                or any(place + b": " in noise for place in (paths.output, paths.errors, paths.input))
             )
         else:
             # Nor for its answer; or it may not redirect.
-            self.lost = places.done + b": " in noise
+            self.lost = paths.done + b": " in noise
 
     def shell_ended(self, status: int) -> None:
         """The process of the shell is gone; `status` is what waitpid says."""

@@ -39,7 +39,7 @@ class Unreadable(ValueError):
     """This is not how bash quotes."""
 
 
-class Reader:
+class WordReader:
     """Reads words from what bash printed."""
 
     def __init__(self, data: bytes) -> None:
@@ -132,7 +132,7 @@ class Reader:
 
 def statements(data: bytes) -> Iterator[bytes]:
     """What bash printed, a statement at a time, each as it is printed: newlines in quotes do not end one."""
-    reader = Reader(data)
+    reader = WordReader(data)
     while reader.at < len(data):
         start = reader.at
         end = data.find(b"\n", start)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from ..ipc import agent_messages
-from ..launch.output import Flooded
+from ..launch.output import OutputFlood
 from . import protocol
-from .background_output import LateOutput
+from .background_output import BackgroundOutput
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class RunningCommand:
         self.failure: BaseException | None = None
         #: The sandbox was lost with it: there is no agent to ask how it ended.
         self.is_lost = False
-        self.late: LateOutput | None = None
+        self.late: BackgroundOutput | None = None
 
     @property
     def is_given(self) -> bool:
@@ -124,7 +124,7 @@ class RunningCommand:
             self._pass_on(spec.err, _without_complaints(self._held_back))
         if held:
             job = run.answer.newest_job if run.answer else 0
-            self.late = LateOutput(job or None, spec.text[:4096])
+            self.late = BackgroundOutput(job or None, spec.text[:4096])
             self.late.follow(bash.leave("output"), bash.leave("errors"))
         elif spec.stdin is not None and run.answer and run.answer.newest_job != self._state.newest_job:
             bash.stale = True  # a job that was started may read on
@@ -156,7 +156,7 @@ class RunningCommand:
 
     def fail(self, error: BaseException) -> None:
         """End it because of `error`."""
-        if isinstance(error, Flooded):
+        if isinstance(error, OutputFlood):
             self.run.interrupt("output_limit", time.monotonic())
             return
         if self.failure is None:

@@ -14,11 +14,11 @@ from .shell_state import ShellState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..ipc.agent_client import AgentLink, OpenedShell
-    from .background_output import LateOutput
+    from ..ipc.agent_client import AgentClient, OpenedShell
+    from .background_output import BackgroundOutput
     from .command import CommandSpec, Outcome
     from .state import SavedShell, State
-    from .usage_meter import Account
+    from .usage_meter import UsageMeter
 
 
 #: How many logs of background output are kept after their jobs have ended.
@@ -41,23 +41,23 @@ class Shell:
 
     def __init__(
         self,
-        link: AgentLink,
+        link: AgentClient,
         opened: OpenedShell,
         *,
         directory: str | None = None,
-        account: Account | None = None,
+        meter: UsageMeter | None = None,
     ) -> None:
-        """Take over `opened`. `account` measures what commands use.
+        """Take over `opened`. `meter` measures what commands use.
 
         `directory` is where the shell is, when another one like it would not be started there.
         """
         self._link = link
-        self._state = ShellState(BashProcess(opened), directory, account)
+        self._state = ShellState(BashProcess(opened), directory, meter)
         self._turn = _thread.allocate_lock()
         self._runner = 0
         self._current: RunningCommand | None = None
         self._closed = False
-        self._late: list[LateOutput] = []
+        self._late: list[BackgroundOutput] = []
         OPEN_SHELLS.use(self)  # it has its files open from the beginning
 
     @property
@@ -254,11 +254,11 @@ class Shell:
         """While a command runs: the state as it was told before that, without waiting; None else."""
         return None if self._current is None else self._state.told()
 
-    def late_output(self) -> list[LateOutput]:
+    def background_output(self) -> list[BackgroundOutput]:
         """What background jobs printed after the run that started them."""
         return list(self._late)
 
-    def _keep(self, late: LateOutput) -> None:
+    def _keep(self, late: BackgroundOutput) -> None:
         ended = [log for log in self._late if not log.open]
         forgotten = ended[: max(0, len(ended) - _MOST_LOGS)]
         self._late = [*(log for log in self._late if log not in forgotten), late]

@@ -12,7 +12,7 @@ import time
 from functools import partial
 
 from ..errors import LaunchFailed
-from ..interrupts import to_its_end, uninterrupted
+from ..interrupts import uninterrupted, uninterruptible
 from ..ipc.agent_client import exit_code
 from ..ipc.agent_messages import BRAKE, BRAKE_TRAP, KILL_SHELL
 from ..launch.signals import SIGKILL
@@ -26,9 +26,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..ipc.agent_client import Places
+    from ..ipc.agent_client import ShellPaths
     from .command import BegunCommand, CommandSpec, Outcome
-    from .usage_meter import Account as UsageMeter
+    from .usage_meter import UsageMeter
 
 #: Our own texts take a moment; a shell that needs longer is not usable.
 _PATIENCE = 10.0
@@ -57,7 +57,7 @@ class ShellState:
         #: How long it took, last time, to ask for the state.
         self.cost = 0.0
         self._is_compared = False  # with what it was
-        self._lines: tuple[Places | None, protocol.BuiltinAccess | None, bytes] = None, None, b""
+        self._lines: tuple[ShellPaths | None, protocol.BuiltinAccess | None, bytes] = None, None, b""
         self._forget()
         self.pending_setup = b""
 
@@ -156,7 +156,7 @@ class ShellState:
         traced = b"x" in self._flags or b"v" in self._flags or hazards.traces(text)
         leaves = hazards.may_leave(text) or self._tainted or _ERREXIT in self._flags
         if leaves and not trapped and not traced:
-            asked = state.question(self._secret, self.bash.files.places.done, self._prefix)
+            asked = state.question(self._secret, self.bash.files.paths.done, self._prefix)
             self.pending_setup += b"%btrap -- %b EXIT\n" % (self._prefix, quoted(asked))
             self._guarded = True
 
@@ -186,10 +186,10 @@ class ShellState:
     ) -> protocol.Run:
         self._serial += 1
         nonce = b"%b%d" % (self._secret, self._serial)
-        places, before, self.pending_setup = self.bash.files.places, self.pending_setup, b""
+        paths, before, self.pending_setup = self.bash.files.paths, self.pending_setup, b""
         if status or env or cwd is not None or has_input or before:
             said = protocol.lines(
-                places,
+                paths,
                 nonce,
                 self.access,
                 status=status,
@@ -199,8 +199,8 @@ class ShellState:
                 before=before,
             )
         else:  # as mostly: the same lines for these files and this access, but for the nonce
-            if self._lines[:2] != (places, self.access):
-                self._lines = places, self.access, protocol.lines(places, b"%b", self.access)
+            if self._lines[:2] != (paths, self.access):
+                self._lines = paths, self.access, protocol.lines(paths, b"%b", self.access)
             said = self._lines[2] % (nonce, nonce, nonce)
         return protocol.Run(nonce, said, time.monotonic(), timeout)
 
@@ -257,7 +257,7 @@ class ShellState:
         self.cwd, self._oldpwd = run.answer.cwd, run.answer.oldpwd
         return bash.said or b""
 
-    @to_its_end
+    @uninterruptible
     def learn(self) -> None:
         """Ask for the state, and how the shell is to be talked to; another shell if that ends it."""
         began = time.monotonic()
@@ -276,7 +276,7 @@ class ShellState:
             self.access = access
             self._serial += 1
             nonce = b"%bd%d" % (self._secret, self._serial)
-            place = self.bash.files.places.done
+            place = self.bash.files.paths.done
             self.pending_setup += state.debug_question(nonce, place, prefix)
             found = state.Dump.found(nonce, self._do(state.question(nonce, place, prefix)))
             if found is not None:
@@ -354,7 +354,7 @@ class ShellState:
         if not self.pending_setup.endswith(said):
             self.pending_setup += said
 
-    @to_its_end
+    @uninterruptible
     def flush_setup(self) -> None:
         """Say what waits for the next text."""
         if self.pending_setup:
@@ -413,11 +413,11 @@ class ShellState:
         `pending_setup` is what would have been said before.
         """
         if not self.bash.say_instead(
-            run, pending_setup + protocol.question(self.bash.files.places, run.nonce)
+            run, pending_setup + protocol.question(self.bash.files.paths, run.nonce)
         ):
             self.abandon(run)
 
-    @to_its_end
+    @uninterruptible
     def become(self, remembered: SavedShell | None) -> None:
         """Be in the state that was remembered, in another bash if need be; without one, begin anew."""
         if remembered is not None and remembered.dump is not None and self.bash.idle():
@@ -456,14 +456,14 @@ class ShellState:
         self.status = remembered.status
         return True
 
-    @to_its_end
+    @uninterruptible
     def restart(self) -> None:
         """Another bash, as at the beginning."""
         old, self.bash = self.bash, self.bash.again()
         old.close()
         self._forget()
 
-    @to_its_end
+    @uninterruptible
     def replace(self) -> None:
         """Another bash in place of the one that has ended, with the state that is known."""
         if not self._checked and self.bash.why:

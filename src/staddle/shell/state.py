@@ -8,7 +8,7 @@ to be replaced.
 from __future__ import annotations
 
 from .._value import Value
-from .quoting import Reader, Unreadable, quoted, statements
+from .quoting import Unreadable, WordReader, quoted, statements
 
 #: The sections, in order, and the commands that print them. Each command has its own redirection:
 #: what a DEBUG trap prints meanwhile goes elsewhere.
@@ -310,7 +310,7 @@ class Dump:
 
 def _variable(statement: bytes) -> tuple[str, str, str | dict[int, str] | dict[str, str] | None]:
     """The name, attributes and value in a line of `declare -p`."""
-    reader = Reader(statement)
+    reader = WordReader(statement)
     if not reader.skip(b"declare -"):
         return "", "", None
     attributes = reader.word(b" ").decode()
@@ -326,7 +326,7 @@ def _variable(statement: bytes) -> tuple[str, str, str | dict[int, str] | dict[s
         return name, attributes, None
 
 
-def _array(reader: Reader, associative: bool) -> dict[int, str] | dict[str, str]:
+def _array(reader: WordReader, associative: bool) -> dict[int, str] | dict[str, str]:
     found: dict[str, str] = {}
     reader.skip(b"'")  # bash 4.4 and older quote it once more when it is empty
     reader.skip(b"(")
@@ -340,7 +340,7 @@ def _array(reader: Reader, associative: bool) -> dict[int, str] | dict[str, str]
 
 
 def _words(statement: bytes) -> list[bytes]:
-    reader, found = Reader(statement), []
+    reader, found = WordReader(statement), []
     while reader.at < len(statement):
         if not reader.skip(b" ") and not reader.skip(b"\n"):
             found.append(reader.word(b" \n"))

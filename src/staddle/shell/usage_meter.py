@@ -33,10 +33,10 @@ if TYPE_CHECKING:
         def seen(self) -> int | None: ...
         def note(self, memory: int | None) -> None: ...
         def total(self, wall: float) -> Usage: ...
-        def make_room(self, link: AgentLink) -> None: ...
+        def make_room(self, link: AgentClient) -> None: ...
         def take_room_back(self) -> None: ...
 
-    from ..ipc.agent_client import AgentLink
+    from ..ipc.agent_client import AgentClient
 
 #: A command that was ended on purpose, or whose end nobody saw, has its reason.
 _BY_ITSELF = ("exited", "signalled", "shell_exited")
@@ -44,18 +44,18 @@ _BY_ITSELF = ("exited", "signalled", "shell_exited")
 _A_MOMENT, _TOO_SHORT = 0.005, 0.00015
 
 
-class Accounts:
+class SandboxMeter:
     """Of one sandbox. Thread-safe."""
 
-    def __init__(self, link: AgentLink, limiting: MeteredLimits | None) -> None:
+    def __init__(self, link: AgentClient, limiting: MeteredLimits | None) -> None:
         self._link, self._limiting = link, limiting
         self._began = time.monotonic()
         #: How many processes there were when somebody last asked.
         self.counted = 0
 
-    def account(self) -> Account:
+    def meter(self) -> UsageMeter:
         """Of one shell, or one program."""
-        return Account(self, self._link, self._limiting)
+        return UsageMeter(self, self._link, self._limiting)
 
     def started(self) -> int | None:
         """How many processes and threads were started since this was last asked; None when nobody knows."""
@@ -80,10 +80,10 @@ class Accounts:
         return counted.replace(read=used.read, written=used.written, processes=used.processes)
 
 
-class Account:
+class UsageMeter:
     """Of the commands of one shell, or of one program. One thread at a time."""
 
-    def __init__(self, all_: Accounts, link: AgentLink, limiting: MeteredLimits | None) -> None:
+    def __init__(self, all_: SandboxMeter, link: AgentClient, limiting: MeteredLimits | None) -> None:
         self._all, self._link, self._limiting = all_, link, limiting
         self._group = None if limiting is None else limiting.meter()
         self._shell = ProcessMeter(0)

@@ -9,15 +9,15 @@ import pytest
 
 from staddle.errors import LaunchFailed
 from staddle.ipc import agent_messages
-from staddle.ipc.agent_client import AgentLink
+from staddle.ipc.agent_client import AgentClient
 
 
-def refusing(why: bytes) -> AgentLink:
+def refusing(why: bytes) -> AgentClient:
     """A link whose agent has said only that."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     agent_messages.say(theirs, agent_messages.encode(agent_messages.REFUSED, why))
     theirs.close()
-    return AgentLink(ours.detach())
+    return AgentClient(ours.detach())
 
 
 def test_a_sandbox_that_could_not_be_made_is_not_told_as_a_matter_of_its_shell() -> None:
@@ -30,14 +30,14 @@ def test_a_sandbox_that_could_not_be_made_is_not_told_as_a_matter_of_its_shell()
 
 def test_an_answer_to_somebody_who_was_interrupted_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    link = AgentLink(ours.detach())
+    link = AgentClient(ours.detach())
     read, write = os.pipe()
 
     def interrupt(line: _socket.socket) -> agent_messages.Message:
         monkeypatch.undo()
         agent_messages.say(theirs, agent_messages.encode(agent_messages.STARTED, 7), (write,))
         os.close(write)
-        agent_messages.say(theirs, agent_messages.encode(agent_messages.POKED, 1))
+        agent_messages.say(theirs, agent_messages.encode(agent_messages.PONG, 1))
         agent_messages.say(theirs, agent_messages.encode(agent_messages.COUNTED, (0, 0, 0, 0, 0, 42)))
         raise KeyboardInterrupt
 

@@ -48,8 +48,8 @@ def test_a_wrong_number_of_descriptors_is_refused(kind: bytes) -> None:
         b"",
         b"?",
         b"S",
-        agent_messages.encode(agent_messages.POKE, 1)[:-1],
-        agent_messages.encode(agent_messages.POKE, 1) + b"x",
+        agent_messages.encode(agent_messages.PING, 1)[:-1],
+        agent_messages.encode(agent_messages.PING, 1) + b"x",
         b"i" + agent_messages.encode(agent_messages.SIGNAL, 1, 2)[1:],
         b"k" + agent_messages.encode(agent_messages.REFUSED, b"x")[1:],
     ],
@@ -88,7 +88,7 @@ def test_descriptors_arrive_and_are_closed_when_they_do_not_belong() -> None:
     ours, theirs = pair()
     read, write = os.pipe()
     before = len(os.listdir("/proc/self/fd"))
-    agent_messages.say(ours, agent_messages.encode(agent_messages.POKE, 1), (read,))
+    agent_messages.say(ours, agent_messages.encode(agent_messages.PING, 1), (read,))
     with pytest.raises(Malformed):
         agent_messages.hear(theirs)
     assert len(os.listdir("/proc/self/fd")) <= before

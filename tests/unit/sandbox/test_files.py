@@ -1,4 +1,4 @@
-"""What the host program makes of a clerk's answers: nothing that comes from inside is believed."""
+"""What the host program makes of a file_client's answers: nothing that comes from inside is believed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from staddle.inside.agent.tar import plain_name
 from staddle.ipc import file_messages
 from staddle.ipc.wire import Malformed
 from staddle.sandbox import archives, file_client, files
-from staddle.sandbox.file_client import Clerk
+from staddle.sandbox.file_client import FileClient
 
 Answers = Callable[[_socket.socket, file_messages.Said], None]
 
@@ -70,9 +70,9 @@ class Link:
 
 
 @contextmanager
-def clerk_that(answers: Answers) -> Iterator[Clerk]:
+def client_of(answers: Answers) -> Iterator[FileClient]:
     link = Link(answers)
-    made = Clerk(link)  # type: ignore[arg-type]
+    made = FileClient(link)  # type: ignore[arg-type]
     try:
         yield made
     finally:
@@ -91,7 +91,7 @@ def test_an_answer_comes_in_as_many_messages_as_it_takes() -> None:
         file_messages.say(line, file_messages.MORE, ())
         file_messages.say(line, file_messages.LAST, (row(b"c"),))
 
-    with clerk_that(answers) as made:
+    with client_of(answers) as made:
         assert [name for name, *_ in made.ask(file_messages.LIST, b"/").rows] == [b"a", b"b", b"c"]
         assert [name for name, *_ in made.ask(file_messages.LIST, b"/").rows] == [b"a", b"b", b"c"]
 
@@ -105,12 +105,12 @@ def test_only_a_regular_file_is_taken(tmp_path: Path) -> None:
             file_messages.say(line, file_messages.LAST, (), descriptors=(fd,))
 
         try:
-            with clerk_that(answers) as made, pytest.raises(SessionError, match="something else than a file"):
+            with client_of(answers) as made, pytest.raises(SessionError, match="something else than a file"):
                 made.open(file_messages.OPEN, b"/x")
         finally:
             os.close(fd)
     nothing: Answers = lambda line, said: file_messages.say(line, file_messages.LAST, ())  # noqa: E731
-    with clerk_that(nothing) as made, pytest.raises(SessionError, match="none came"):
+    with client_of(nothing) as made, pytest.raises(SessionError, match="none came"):
         made.open(file_messages.OPEN, b"/x")
 
 
@@ -124,7 +124,7 @@ def test_no_descriptor_is_left_open() -> None:
         )
 
     before = len(os.listdir("/proc/self/fd"))
-    with clerk_that(answers) as made:
+    with client_of(answers) as made:
         for _ in range(3):
             with pytest.raises(FileNotFoundError):
                 made.ask(file_messages.LIST, b"/")
@@ -144,7 +144,7 @@ def test_no_descriptor_is_left_open() -> None:
     ],
 )
 def test_what_is_no_answer_ends_it(data: bytes) -> None:
-    with clerk_that(lambda line, said: line.sendall(data)) as made:
+    with client_of(lambda line, said: line.sendall(data)) as made:
         with pytest.raises(SessionError):
             made.ask(file_messages.LIST, b"/")
         with pytest.raises(SessionError):  # another one was started, which is no better
@@ -155,7 +155,7 @@ def test_a_question_for_an_answer_ends_it() -> None:
     def answers(line: _socket.socket, said: file_messages.Said) -> None:
         file_messages.say(line, file_messages.QUESTION, file_messages.LIST, (b"/",), ())
 
-    with clerk_that(answers) as made, pytest.raises(SessionError, match="asks instead"):
+    with client_of(answers) as made, pytest.raises(SessionError, match="asks instead"):
         made.ask(file_messages.LIST, b"/")
 
 
@@ -166,7 +166,7 @@ def test_no_answer_is_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
         while True:
             file_messages.say(line, file_messages.MORE, tuple(row(b"x") for _ in range(100)))
 
-    with clerk_that(answers) as made, pytest.raises(OSError, match="more than 1,000 names"):
+    with client_of(answers) as made, pytest.raises(OSError, match="more than 1,000 names"):
         made.ask(file_messages.LIST, b"/")
 
 
@@ -179,7 +179,7 @@ def test_silence_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
             pipes.append(said.descriptor)
             said.descriptor = -1
 
-    with clerk_that(answers) as made:
+    with client_of(answers) as made:
         with pytest.raises(SessionError, match="nothing for"):
             made.ask(file_messages.LIST, b"/")
         with made.turn:
@@ -204,7 +204,7 @@ def test_one_that_was_killed_while_it_waited_is_replaced() -> None:
         if len(calls) == 1:
             raise OSError  # it ends
 
-    with clerk_that(answers) as made:
+    with client_of(answers) as made:
         made.ask(file_messages.LIST, b"/")
         made._link.threads[0].join(5)  # type: ignore[attr-defined]
         made._process.close()  # type: ignore[union-attr]
@@ -235,7 +235,7 @@ def test_what_can_have_been_done_is_not_asked_twice(operation: bytes, reads: boo
             line.close()
 
     link = Dying(lambda line, said: None)
-    made = Clerk(link)  # type: ignore[arg-type]
+    made = FileClient(link)  # type: ignore[arg-type]
     try:
         with pytest.raises(SessionError, match="is gone"):
             made.ask(operation, b"/x")
@@ -248,7 +248,7 @@ def test_what_can_have_been_done_is_not_asked_twice(operation: bytes, reads: boo
 
 def test_errors_are_built_here() -> None:
     said: list[tuple[bytes, int, bytes, bytes, bytes]] = []
-    with clerk_that(lambda line, _: file_messages.say(line, file_messages.ERROR, *said[0])) as made:
+    with client_of(lambda line, _: file_messages.say(line, file_messages.ERROR, *said[0])) as made:
         for error, kind in (
             ((file_messages.OF_KERNEL, 13, b"/x", b"", b""), PermissionError),
             ((file_messages.OF_KERNEL, 21, b"", b"why", b""), IsADirectoryError),
@@ -277,8 +277,8 @@ def test_a_file_is_read_within_its_limit() -> None:
 
 
 def test_content_is_text_bytes_or_a_binary_file() -> None:
-    with clerk_that(lambda line, said: file_messages.say(line, file_messages.LAST, ())) as made:
-        inside = type("Inside", (), {"clerk": made})()
+    with client_of(lambda line, said: file_messages.say(line, file_messages.LAST, ())) as made:
+        inside = type("Inside", (), {"file_client": made})()
         for content in ("text", b"bytes", bytearray(b"x")):
             files.put(inside, content, file_messages.WRITE, b"/x")
         for content in (5, None, ["a"], "\ud800"):

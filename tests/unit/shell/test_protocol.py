@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from staddle.ipc.agent_client import Places
+from staddle.ipc.agent_client import ShellPaths
 from staddle.ipc.agent_messages import BRAKE, INTERRUPT, KILL, KILL_SHELL, TERMINATE
 from staddle.shell.protocol import ASK_AGAIN, LADDER, BuiltinAccess, Run, answer, builtin_access, lines
 
-PLACES = Places(b"/s/text", b"/s/status", b"/s/done", b"/s/input", b"/s/output", b"/s/errors", b"/s/x")
+PLACES = ShellPaths(b"/s/text", b"/s/status", b"/s/done", b"/s/input", b"/s/output", b"/s/errors", b"/s/x")
 
 
 def said(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.shell.quoting import Reader, Unreadable, quoted, statements
+from staddle.shell.quoting import Unreadable, WordReader, quoted, statements
 from staddle.shell.state import Dump, State, debug_question, question
 
 SECTIONS = {
@@ -97,7 +97,7 @@ def test_the_questions_name_builtins_in_the_way_that_works() -> None:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.binary().map(lambda data: data.replace(b"\0", b"")))
 def test_a_quoted_word_is_one_word_and_the_same(word: bytes) -> None:
-    assert Reader(quoted(word) + b" rest").word(b" ") == word
+    assert WordReader(quoted(word) + b" rest").word(b" ") == word
     assert list(statements(quoted(word) + b"\nnext")) == [quoted(word), b"next"]
 
 

@@ -236,8 +236,8 @@ class Agent:
         elif message.kind == agent_messages.LOOK and self.watch is not None:
             self.watch.look(gone=1)  # the command that failed
             self._main.send(agent_messages.encode(agent_messages.LOOKED))
-        elif message.kind == agent_messages.POKE:
-            self._main.send(agent_messages.encode(agent_messages.POKED, *message.fields))
+        elif message.kind == agent_messages.PING:
+            self._main.send(agent_messages.encode(agent_messages.PONG, *message.fields))
         elif message.kind == agent_messages.COUNT:
             spent = self._count.whole() if message.fields[0] else (0, 0, 0, 0, 0, self._count.started())
             self._main.send(agent_messages.encode(agent_messages.COUNTED, spent))
@@ -336,8 +336,8 @@ class Agent:
     def _ask_child(self, child: Child, message: agent_messages.Message) -> None:
         """Serve a request of a process's socket."""
         kind, fields = message.kind, message.fields
-        if kind == agent_messages.POKE:
-            child.socket.send(agent_messages.encode(agent_messages.POKED, *fields))
+        if kind == agent_messages.PING:
+            child.socket.send(agent_messages.encode(agent_messages.PONG, *fields))
         elif kind == agent_messages.SIGNAL:
             number, everything = fields
             if not 0 <= number <= process.LAST_SIGNAL:

@@ -16,7 +16,7 @@ from ...limits import disk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...ipc.agent_client import AgentLink
+    from ...ipc.agent_client import AgentClient
     from ..workspace.workspace import SandboxWorkspace
 
 #: Between two looks, in seconds; longer while nothing changes. Counting may take this part of the time.
@@ -28,7 +28,7 @@ class DiskQuota:
 
     def __init__(self, workspace: SandboxWorkspace, most: int) -> None:
         self._workspace, self._most = workspace, most
-        self._link: AgentLink | None = None
+        self._link: AgentClient | None = None
         self._used: tuple[int, int] | None = None  # of the file system, when it was last counted
         self._taken = disk.Occupied(0, 0)
         self._not_before = 0.0
@@ -36,7 +36,7 @@ class DiskQuota:
         #: How often everything was ended for it.
         self.ended = 0
 
-    def attach(self, link: AgentLink) -> None:
+    def attach(self, link: AgentClient) -> None:
         """The sandbox is there."""
         self._link = link
         self._not_before = time.monotonic() + _OFTEN  # its first command is not to wait for a first count

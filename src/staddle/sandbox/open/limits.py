@@ -18,7 +18,7 @@ from ...limits.usage import Events, GroupMeter, Usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...ipc.agent_client import AgentLink
+    from ...ipc.agent_client import AgentClient
     from ...limits.sandbox_cgroups import SandboxCgroups
     from ...policy.limits import Limits
     from ..workspace.workspace import SandboxWorkspace
@@ -57,7 +57,7 @@ class SandboxLimits:
         if too_little := self.too_little():  # for the shell that is there
             raise LaunchFailed("a shell could not be started", why=too_little, fix="give limits.memory more")
 
-    def attach(self, link: AgentLink) -> None:
+    def attach(self, link: AgentClient) -> None:
         """The sandbox is there, at the other end of `link`."""
         if self._disk_quota is not None:
             self._disk_quota.attach(link)
@@ -108,7 +108,7 @@ class SandboxLimits:
         found = reasons.ran_into(self.limits, 1, Events(), Events(ended, 0))
         return "" if found is None else found.sentence
 
-    def make_room(self, link: AgentLink) -> None:
+    def make_room(self, link: AgentClient) -> None:
         """Memory was used up. If it still is, that is by files, which no process takes along when it ends.
 
         So the processes that could write more are ended, and a command that removes files gets some memory.

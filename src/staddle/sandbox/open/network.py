@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...events import Event
-    from ...ipc.agent_client import AgentLink
+    from ...ipc.agent_client import AgentClient
     from ...ipc.gateway_messages import ConnectQuestion
     from ...network.host.approval_calls import ApprovalCalls, OnConnect
     from ...policy.plan import Plan
@@ -61,18 +61,18 @@ class SandboxNetwork:
         if self._deciding is not None:
             self._attend()
 
-    def attach(self, link: AgentLink) -> None:
+    def attach(self, link: AgentClient) -> None:
         """Give the gateway the sockets that it is to serve; nothing goes out before."""
         if self._gateway is not None and not self._given:
             with self._lock:
                 self._attached(link, self._gateway)
 
-    def connect(self, link: AgentLink, port: int) -> int:
+    def connect(self, link: AgentClient, port: int) -> int:
         """The descriptor of a connection to a server inside, at `port` of its 127.0.0.1."""
         with self._lock:
             return forward.connect(self._attached(link, self._gateway).fileno(), port)
 
-    def expose(self, link: AgentLink, port: int, host_port: int) -> int:
+    def expose(self, link: AgentClient, port: int, host_port: int) -> int:
         """A port of our 127.0.0.1 that leads to `port` inside, until the sandbox is closed."""
         with self._lock:
             if self._gateway is None:
@@ -119,7 +119,7 @@ class SandboxNetwork:
         if line is not None:
             line.close()
 
-    def _attached(self, link: AgentLink, gateway: gateway_process.GatewayProcess | None) -> _socket.socket:
+    def _attached(self, link: AgentClient, gateway: gateway_process.GatewayProcess | None) -> _socket.socket:
         if self._line is None:
             self._line = _socket.socket(fileno=link.network())
             self._line.setblocking(False)

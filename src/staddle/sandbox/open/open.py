@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...ipc.agent_client import AgentLink, OpenedShell
+    from ...ipc.agent_client import AgentClient, OpenedShell
     from ...network.host.approval_calls import OnConnect
     from ...policy.limits import Limits
     from ..workspace.workspace import SandboxWorkspace
@@ -35,7 +35,7 @@ class SandboxHandle(Value):
     do not go to the host.
     """
 
-    link: AgentLink
+    link: AgentClient
     shell: OpenedShell
     decided: Decision
     bash: str
@@ -105,7 +105,7 @@ def _spawn(
 ) -> SandboxHandle:
     """A sandbox of the fork server."""
     from ...forkserver import client
-    from ...ipc.agent_client import AgentLink
+    from ...ipc.agent_client import AgentClient
     from ...shell.bash_process import wake
     from ..workspace.mounted_trees import MountedTrees
     from ..workspace.overlay import OverlayWorkspace
@@ -152,7 +152,7 @@ def _spawn(
 
     # Nothing may write to persistent layers when another process may go on with them.
     stays = layers is not None and layers.stack.store.stays
-    link = AgentLink(taken.agent_socket, ended, kill=kill, stop_first=stays)
+    link = AgentClient(taken.agent_socket, ended, kill=kill, stop_first=stays)
     shell = None
     try:
         try:

@@ -14,7 +14,7 @@ import threading
 
 from ...errors import LaunchFailed, StaddleError
 from ...inside.agent import standalone
-from ...ipc.agent_client import AgentLink
+from ...ipc.agent_client import AgentClient
 from ...launch import running
 from ...launch.lifeline import Lifeline
 from ...linux import tree
@@ -44,7 +44,7 @@ def launch_agent(
     bash: str,
     on_connect: OnConnect | None = None,
     after: Callable[[], None] | None = None,
-) -> tuple[AgentLink, OpenedShell, int | None, SandboxNetwork | None]:
+) -> tuple[AgentClient, OpenedShell, int | None, SandboxNetwork | None]:
     """An agent in a new sandbox of `backend`, and a shell in it.
 
     Then the id that its processes have on the host, if that is not ours, and what it reaches, if
@@ -68,11 +68,11 @@ def launch_agent(
     finally:
         theirs.close()
         os.close(saying)
-    link: AgentLink | None = None
+    link: AgentClient | None = None
     try:
         standalone.send_code(ours)
         network = _network(backend, launch, plan, on_connect)
-        link = AgentLink(ours.detach(), lambda: _end(started, network, after), kill=started.kill)
+        link = AgentClient(ours.detach(), lambda: _end(started, network, after), kill=started.kill)
         # As the agent was started: only the backend knows where home and /tmp ended up.
         return link, link.shell({}, "", bash), launch.uid, network
     except BaseException as error:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ...forkserver.requests import OverlayDirs
-    from ...ipc.agent_client import AgentLink
+    from ...ipc.agent_client import AgentClient
 
 
 class MountedTrees:
@@ -24,7 +24,7 @@ class MountedTrees:
     """
 
     def __init__(
-        self, agent: AgentLink, make: Callable[[Mapping[str, OverlayDirs], int], None] | None = None
+        self, agent: AgentClient, make: Callable[[Mapping[str, OverlayDirs], int], None] | None = None
     ) -> None:
         self._agent, self._make = agent, make
 

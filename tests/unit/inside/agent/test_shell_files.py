@@ -23,7 +23,7 @@ def channel(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Channel]
 
 
 def place(files: ShellFiles, name: str) -> bytes:
-    return files.places()[NAMES.index(name)]
+    return files.paths()[NAMES.index(name)]
 
 
 def test_both_ends_are_the_same_file(channel: Channel) -> None:
@@ -43,7 +43,7 @@ def test_both_ends_are_the_same_file(channel: Channel) -> None:
 def test_the_place_that_is_nowhere_is_not_there(channel: Channel) -> None:
     files = ShellFiles(channel, 0)
     with pytest.raises(FileNotFoundError):
-        os.open(files.places()[-1] + b"/nonce", os.O_WRONLY | os.O_CREAT)
+        os.open(files.paths()[-1] + b"/nonce", os.O_WRONLY | os.O_CREAT)
     files.close()
 
 
