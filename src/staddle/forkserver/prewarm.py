@@ -16,7 +16,7 @@ import os
 from ..inside.agent import verify
 from ..inside.agent.greeting import greeting
 from ..inside.agent.processes import QueuedSocket
-from ..inside.agent.shell_files import InDirectory, ShellFiles
+from ..inside.agent.shell_files import ChannelFiles, InDirectory
 from ..ipc import agent_messages
 from ..ipc.descriptors import receive, send
 from ..ipc.forkserver_messages import LONGEST, SandboxRequest, decode_request, encode
@@ -64,7 +64,7 @@ def _look(config: ForkServerConfig, outside: verify.Outside) -> None:
 
 def _say(channel: InDirectory) -> None:
     """Encode and send the announcement of a shell."""
-    files = ShellFiles(channel, 0)
+    files = ChannelFiles(channel, 0)
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     try:
         files.pipes()

@@ -11,7 +11,7 @@ import os
 import select
 
 from ..inside.agent import as_root, own_view, verify
-from ..inside.agent.agent import Agent
+from ..inside.agent.agent import SandboxAgent
 from ..inside.agent.confinement import ProcessConfinement
 from ..inside.agent.mount_swap import TreeMounts
 from ..inside.agent.network import AgentNetwork
@@ -70,7 +70,7 @@ class SandboxTemplate:
             # A root has rights where it has something to itself: in layers, not in the host's directories.
             rights=as_root.RIGHTS if config.uid == 0 and config.places else 0,
         )
-        self.agent = Agent(
+        self.agent = SandboxAgent(
             confinement.become,
             user=config.whose,
             swap=self.trees.swap,
@@ -138,7 +138,7 @@ def _live(
     live(work, failed)
 
 
-def _supervisor(config: ForkServerConfig, agent: Agent) -> Supervisor:
+def _supervisor(config: ForkServerConfig, agent: SandboxAgent) -> Supervisor:
     """The supervisor that holds in the agent's loop those limits that the kernel does not."""
     in_memory = [item.path for item in decoded(config.own) if isinstance(item, Empty)]
     return Supervisor(

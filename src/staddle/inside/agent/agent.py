@@ -28,7 +28,7 @@ from ...linux import process
 from . import process_tree, spawn, usage
 from .greeting import SHELL_OPTIONS, greeting
 from .processes import Child, QueuedSocket, available, terminal
-from .shell_files import ShellFiles
+from .shell_files import ChannelFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _IDLE = 100
 
 
-class Agent:
+class SandboxAgent:
     """Serves one host program, from `begin` on, before anything is confined."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Agent:
 
         All of these but its files are to be closed: its socket, the pipe of its commands and a handle of it.
         """
-        files = ShellFiles(self._channel, self._shells)
+        files = ChannelFiles(self._channel, self._shells)
         self._shells += 1
         control, commands = os.pipe2(os.O_CLOEXEC)
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -365,13 +365,13 @@ class Agent:
     # ---------------------------------------------------------------- children
 
     def _start(
-        self, spec: spawn.SpawnSpec, files: ShellFiles | None, become: Become
+        self, spec: spawn.SpawnSpec, files: ChannelFiles | None, become: Become
     ) -> tuple[Child, _socket.socket]:
         """Start a child; (it, the host program's end of its socket)."""
         return self._add(lambda: spawn.start(spec, become), files)
 
     def _add(
-        self, start: Callable[[], tuple[int, int]], files: ShellFiles | None
+        self, start: Callable[[], tuple[int, int]], files: ChannelFiles | None
     ) -> tuple[Child, _socket.socket]:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .shell_files import ShellFiles
+    from .shell_files import ChannelFiles
 
 #: Signals that are meant to end a process.
 _ENDING = (process.SIGINT, process.SIGTERM, process.SIGKILL)
@@ -25,7 +25,7 @@ _TIOCSPTLCK, _TIOCGPTN, _TIOCSWINSZ = 0x40045431, 0x80045430, 0x5414
 class Child:
     """A process that the host program has asked for."""
 
-    def __init__(self, pid: int, socket: QueuedSocket, files: ShellFiles | None) -> None:
+    def __init__(self, pid: int, socket: QueuedSocket, files: ChannelFiles | None) -> None:
         self.pid, self.socket, self.files = pid, socket, files
         self.ending = process_tree.Ending(pid)
         self.again: tuple[bytes, tuple[bytes, ...], bytes] = (b"", (), b"")

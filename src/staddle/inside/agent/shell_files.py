@@ -98,7 +98,7 @@ class Nameless:
         return b"/proc/%d/fd/x" % os.getpid()
 
 
-class ShellFiles:
+class ChannelFiles:
     """The files of one shell."""
 
     def __init__(self, channel: Channel, shell: int) -> None:

@@ -111,7 +111,7 @@ def serve(socket: _socket.socket) -> NoReturn:
     """Be the agent. Called by the loader, in the sandbox."""
     from ...linux import process
     from ...network.namespace.socket_handoff import ForwardSockets
-    from .agent import Agent
+    from .agent import SandboxAgent
     from .shell_files import Nameless
     from .spawn import execute
 
@@ -124,6 +124,6 @@ def serve(socket: _socket.socket) -> NoReturn:
 
     process.subreaper()  # all that we start, and what that leaves behind, stays below us
     # A file server is as confined as we are.
-    agent = Agent(become, confine=lambda: os.chdir("/"))
+    agent = SandboxAgent(become, confine=lambda: os.chdir("/"))
     agent.begin(socket, Nameless(), ForwardSockets())
     agent.serve()

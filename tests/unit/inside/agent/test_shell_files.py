@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.inside.agent.shell_files import NAMES, Channel, InDirectory, Nameless, ShellFiles
+from staddle.inside.agent.shell_files import NAMES, Channel, ChannelFiles, InDirectory, Nameless
 
 
 @pytest.fixture(params=["directory", "nameless"])
@@ -22,12 +22,12 @@ def channel(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Channel]
     assert list(tmp_path.iterdir()) == []
 
 
-def place(files: ShellFiles, name: str) -> bytes:
+def place(files: ChannelFiles, name: str) -> bytes:
     return files.paths()[NAMES.index(name)]
 
 
 def test_both_ends_are_the_same_file(channel: Channel) -> None:
-    files = ShellFiles(channel, 0)
+    files = ChannelFiles(channel, 0)
     os.pwrite(files.descriptor("text"), b"echo", 0)
     with open(place(files, "text"), "rb") as shown:
         assert shown.read() == b"echo"
@@ -41,14 +41,14 @@ def test_both_ends_are_the_same_file(channel: Channel) -> None:
 
 
 def test_the_place_that_is_nowhere_is_not_there(channel: Channel) -> None:
-    files = ShellFiles(channel, 0)
+    files = ChannelFiles(channel, 0)
     with pytest.raises(FileNotFoundError):
         os.open(files.paths()[-1] + b"/nonce", os.O_WRONLY | os.O_CREAT)
     files.close()
 
 
 def test_renewed_pipes_leave_the_old_ones_to_whoever_holds_them(channel: Channel) -> None:
-    files = ShellFiles(channel, 0)
+    files = ChannelFiles(channel, 0)
     reader = os.dup(files.descriptor("output"))
     writer = os.open(place(files, "output"), os.O_WRONLY)
     old = files.pipes()
@@ -66,7 +66,7 @@ def test_renewed_pipes_leave_the_old_ones_to_whoever_holds_them(channel: Channel
 
 
 def test_shells_share_a_channel(channel: Channel) -> None:
-    first, second = ShellFiles(channel, 0), ShellFiles(channel, 1)
+    first, second = ChannelFiles(channel, 0), ChannelFiles(channel, 1)
     assert not set(first.places()[:-1]) & set(second.places()[:-1])
     first.close()
     second.close()
@@ -74,7 +74,7 @@ def test_shells_share_a_channel(channel: Channel) -> None:
 
 def test_nothing_stays_open(channel: Channel) -> None:
     before = os.listdir("/proc/self/fd")
-    files = ShellFiles(channel, 0)
+    files = ChannelFiles(channel, 0)
     for _ in range(3):
         files.renew()
     files.close()
