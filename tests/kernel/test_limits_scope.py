@@ -42,7 +42,7 @@ with Sandbox(policy=policy) as sb:
     seen['seen inside'] = sb.run('cat /proc/self/cgroup').stdout.splitlines()[-1]
     busy = sb.run("python3 -c 'import time\\nwhile time.process_time() < 0.2: pass'").usage
     seen['measured'] = busy.user + busy.system > 0.15
-    group = sb._inside.opened.limits._group
+    group = sb._inside.enforced_limits._group
     seen['in it'] = group.at('')[1].startswith(place) and bool(group.members())
     counter = sb.start('while :; do echo; sleep 0.01; done')
     within(lambda: counter.output().stdout)
@@ -51,7 +51,7 @@ with Sandbox(policy=policy) as sb:
         before = counter.output().stdout
         time.sleep(0.1)
         return counter.output().stdout == before
-    seen['frozen'] = within(still) and sb._inside.opened.limits.freeze()
+    seen['frozen'] = within(still) and sb._inside.enforced_limits.freeze()
     before = counter.output().stdout
     sb.resume()
     seen['goes on'] = within(lambda: counter.output().stdout != before)
@@ -100,10 +100,10 @@ from staddle.limits import host_cgroups
 means = host_cgroups.support()
 seen = {{'scope': means.scope, 'places': [place.base.startswith(own) for place in means.places]}}
 with Sandbox(policy=Policy.agent().with_limits(memory='256M')) as sb:
-    group = sb._inside.opened.limits._group
+    group = sb._inside.enforced_limits._group
     seen['in it'] = group.at('')[1].startswith(own + '/') and bool(group.members())
     seen['ran'] = sb.run('cat /proc/self/cgroup | tail -1').stdout
-    seen['frozen'] = sb._inside.opened.limits.freeze()
+    seen['frozen'] = sb._inside.enforced_limits.freeze()
 host_cgroups.close()
 seen['left'] = sorted(name for name in os.listdir(own) if os.path.isdir(f'{{own}}/{{name}}'))
 print(json.dumps(seen))

@@ -332,7 +332,7 @@ sandbox.run("for i in $(seq 200); do echo x > $i; done; mkdir -p a/b; chmod 000 
 kept = sandbox.snapshot()
 fork = sandbox.fork()[0]
 fork.run("echo x > y")
-print(sandbox._inside.opened.workspace.stack.store.path)
+print(sandbox._inside.workspace.stack.store.path)
 if "closed" in sys.argv:
     fork.close()
     sandbox.close()
@@ -378,7 +378,7 @@ def test_a_result_tells_what_its_command_changed(sandbox: Sandbox) -> None:
 
 def test_a_change_long_after_the_last_look_is_told(sandbox: Sandbox, project: Path) -> None:
     sandbox.run("true")
-    made = os.stat(sandbox._inside.opened.workspace.stack.top.upper).st_ctime_ns  # type: ignore[union-attr]
+    made = os.stat(sandbox._inside.workspace.stack.top.upper).st_ctime_ns  # type: ignore[union-attr]
     assert until(lambda: time.time_ns() - made > 200_000_000)
     for _ in range(2):
         assert sandbox.run("true").changes == ()

@@ -56,7 +56,7 @@ def sandbox(bases: dict[str, list[str]]) -> Iterator[Sandbox]:
 
 
 def extend(sandbox: Sandbox, bases: dict[str, list[str]]) -> None:
-    snapshots.extend(sandbox._now().opened.workspace, bases)
+    snapshots.extend(sandbox._now().workspace, bases)
 
 
 def paths(sandbox: Sandbox) -> list[str]:
@@ -183,7 +183,7 @@ def test_what_cannot_be_changes_nothing(sandbox: Sandbox, place: Path) -> None:
     with pytest.raises(LaunchFailed):
         extend(sandbox, {"/home/user/deeper": [str(place / "opt")], "/nowhere": [str(place / "opt")]})
     assert sandbox.run(READ).stdout == "11111"
-    assert "/nowhere" not in sandbox._now().opened.workspace.trees  # type: ignore[union-attr]
+    assert "/nowhere" not in sandbox._now().workspace.trees  # type: ignore[union-attr]
 
 
 def test_it_is_kept(place: Path, bases: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,7 +262,7 @@ def test_nothing_is_left_of_it(project: Path) -> None:
 
 def layers(sandbox: Sandbox) -> set[str]:
     """Those that are worked on, and those below them."""
-    found = sandbox._inside.opened.workspace
+    found = sandbox._inside.workspace
     assert found is not None
     return {os.path.dirname(path) for path in found.written()}
 

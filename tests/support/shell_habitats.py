@@ -73,7 +73,7 @@ def of(backend: str) -> Iterator[TriedShell]:
     """A sandbox of this backend, without a workspace of the host."""
     with Sandbox(backend=backend, best_effort=True) as sandbox:
         shell = sandbox._now().main._shell
-        tried = TriedShell(backend, sandbox._inside.opened.link, shell, "")
+        tried = TriedShell(backend, sandbox._inside.link, shell, "")
         tried.directory = tried.run("pwd").out.decode().strip()
         yield tried
 

@@ -90,12 +90,12 @@ def _opened(parsed: Parsed) -> Sandbox:
 
 def _piped(sandbox: Sandbox, seconds: float | None) -> int:
     """A shell that has our own standard streams, as any command of `staddle run`."""
-    return passed_through(sandbox, [sandbox._now().opened.bash], seconds)
+    return passed_through(sandbox, [sandbox._now().bash], seconds)
 
 
 def passed_through(sandbox: Sandbox, argv: Sequence[str], seconds: float | None) -> int:
     """Run a program on our own standard streams; its exit status, 124 when its time was up."""
-    give_pipes(sandbox._now().opened.uid, (0, 1, 2))
+    give_pipes(sandbox._now().uid, (0, 1, 2))
     deadline = None if seconds is None else time.monotonic() + seconds
     with waiting_among_threads((SIGHUP, SIGINT, SIGQUIT, SIGTERM)) as signals:
         shell = spawn(sandbox._now(), argv, (0, 1, 2))

@@ -107,7 +107,7 @@ class SandboxEnvironment(EnvironmentBase):
         """Where commands may write more than `writable_paths` names. The file tools may not."""
         if self._reverter is None or self._sandbox._settings.mode == "readonly":
             return ()
-        if self._sandbox._now().opened.workspace is not None and _covers(WORKSPACE_PATH, self._path):
+        if self._sandbox._now().workspace is not None and _covers(WORKSPACE_PATH, self._path):
             return ()
         why = "its changes are made directly: what a command wrote cannot be put back"
         return (Gap("write", why, "open the sandbox with mode='overlay' on the namespaces backend"),)
@@ -180,12 +180,12 @@ class SandboxEnvironment(EnvironmentBase):
         inside = self._sandbox._now()
         out, err = commands.tail(bounds, secrets), commands.tail(bounds, secrets)
         running = Execution(
-            inside.opened.link,
+            inside.link,
             CommandSpec(b"", timeout=bounds.timeout, out=out.feed, err=err.feed),
             argv,
             {**inside.main._exec_context.env, **added},
             self._path,
-            uid=inside.opened.uid,
+            uid=inside.uid,
             known=inside.executions,
             whole=True,
             meter=inside.meter(),

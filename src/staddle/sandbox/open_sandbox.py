@@ -8,7 +8,7 @@ from weakref import WeakSet
 from ..shell.shell import Shell
 from ..shell.usage_meter import SandboxMeter
 from .file_client import FileClient
-from .open import open as opening
+from .open.open import open_agent
 from .processes import ProcessList
 from .session import Session
 
@@ -33,7 +33,7 @@ _EVERY: WeakSet[OpenSandbox] = WeakSet()
 
 def _after_fork() -> None:
     for inside in list(_EVERY):
-        inside.opened.link.forsake()
+        inside.link.forsake()
         inside.file_client.forsake()
 
 
@@ -41,35 +41,43 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class OpenSandbox:
-    """One sandbox that is open, and everything of it that we hold."""
+    """One sandbox that is open, and everything of it that we hold.
+
+    `link` is the client of its agent, `decided` its backend and plan. `uid` is that of its processes on the
+    host, if it is not ours. `workspace` takes its changes, if they do not go to the host.
+    """
 
     def __init__(self, settings: SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self.limits = settings.policy.limits
-        self.opened = opened = opening.open_agent(settings, snapshot.new_workspace() if snapshot else None)
-        self._meter = SandboxMeter(opened.link, opened.limits)
+        opened = open_agent(settings, snapshot.new_workspace() if snapshot else None)
+        self.link, self.first_shell, self.decided = opened.link, opened.shell, opened.decided
+        self.bash, self.uid = opened.bash, opened.uid
+        self._environment, self._directory = opened.environment, opened.directory
+        self.workspace, self.network, self.enforced_limits = opened.workspace, opened.network, opened.limits
+        self._meter = SandboxMeter(self.link, self.enforced_limits)
         try:
-            shell = Shell(opened.link, opened.shell, directory=opened.directory or None, meter=self.meter())
+            directory = self._directory or None
+            shell = Shell(self.link, self.first_shell, directory=directory, meter=self.meter())
         except BaseException:
-            opened.link.close()
+            self.link.close()
             raise
         self.main = Session(MAIN, shell, self.limits, side_effects=self.side_effects)
         self.named: dict[str, Session] = {}
         self.executions: set[Execution] = set()
         self.terminals: list[Terminal] = []
         self.processes = ProcessList()
-        self.file_client = FileClient(opened.link)
+        self.file_client = FileClient(self.link)
         _EVERY.add(self)
         if snapshot is not None:
             for name in snapshot.sessions:
-                snapshot.continue_in(self.main if name == MAIN else self.session(name), opened.workspace)
+                snapshot.continue_in(self.main if name == MAIN else self.session(name), self.workspace)
 
     def session(self, name: str) -> Session:
         """The named session, made if need be."""
         found = self.named.get(name)
         if found is None:
-            opened = self.opened
-            started = opened.link.shell(opened.environment, opened.directory, opened.bash)
-            shell = Shell(opened.link, started, meter=self.meter())
+            started = self.link.shell(self._environment, self._directory, self.bash)
+            shell = Shell(self.link, started, meter=self.meter())
             found = self.named[name] = Session(name, shell, self.limits, self._forget, self.side_effects)
         return found
 
@@ -83,12 +91,12 @@ class OpenSandbox:
 
         `who` tells whose doing that is.
         """
-        workspace, reach = self.opened.workspace, self.opened.network
-        return workspace.changes() if workspace else (), reach.refused(who) if reach else ()
+        workspace, network = self.workspace, self.network
+        return workspace.changes() if workspace else (), network.refused(who) if network else ()
 
     def pass_over(self) -> None:
         """What we have changed just now is no command's doing. While one runs nobody can tell."""
-        workspace = self.opened.workspace
+        workspace = self.workspace
         if workspace and not self.executions and not any(one._shell.busy for one in self.every_session()):
             workspace.changes()
 
@@ -105,17 +113,17 @@ class OpenSandbox:
 
     def pause(self) -> None:
         """Stop everything: by the groups it is in, else by signals."""
-        limiting = self.opened.limits
-        self.opened.link.is_paused = True
-        if limiting is None or not limiting.freeze():
-            self.opened.link.pause()
+        limits = self.enforced_limits
+        self.link.is_paused = True
+        if limits is None or not limits.freeze():
+            self.link.pause()
 
     def resume(self) -> None:
         """Let it go on, whichever way it was stopped."""
-        if self.opened.limits is not None:
-            self.opened.limits.thaw()
-        self.opened.link.resume()
-        self.opened.link.is_paused = False
+        if self.enforced_limits is not None:
+            self.enforced_limits.thaw()
+        self.link.resume()
+        self.link.is_paused = False
 
     def usage(self) -> Usage:
         """What was used until now."""
@@ -131,10 +139,10 @@ class OpenSandbox:
 
     def close(self) -> None:
         """End it. What runs at this moment finds out by itself."""
-        self.opened.link.is_paused = False  # it will not be resumed
+        self.link.is_paused = False  # it will not be resumed
         if not self.in_use:
             # All at once. An agent that hears of its shell's end first tidies up after that, for nobody.
-            self.opened.link.close()
+            self.link.close()
         for execution in list(self.executions):
             execution.close()
         self.file_client.close()
@@ -142,7 +150,7 @@ class OpenSandbox:
             for session in self.every_session():
                 session.close()
         finally:
-            self.opened.link.close()
+            self.link.close()
         self.processes.close()
         for terminal in self.terminals:
             terminal.close()

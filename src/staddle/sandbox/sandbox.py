@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from .environment import SandboxEnvironment
     from .files import AnyPath, ByteSource
     from .open.network import SandboxNetwork
-    from .open.open import SandboxHandle
     from .processes import Job
     from .result import Result
     from .session import Session, SessionState
@@ -121,7 +120,7 @@ class Sandbox(WorkspaceMethods):
         if user is None or not spawn.is_root(inside, user):
             return inside.main.run(command, **options)
         command_bytes(command)
-        return self._executed(command, (inside.opened.bash, "-c", command), options, root=True)
+        return self._executed(command, (inside.bash, "-c", command), options, root=True)
 
     def stream(self, command: str, **options: Unpack[StreamOptions]) -> Stream:
         """Run `command` in the sandbox's own session, and read what it prints as it comes."""
@@ -244,17 +243,17 @@ class Sandbox(WorkspaceMethods):
         """A connection to a server in the sandbox, at `port` of its 127.0.0.1."""
         from socket import socket
 
-        opened = self._now().opened
-        return socket(fileno=_reach(opened).connect(opened.link, port))
+        inside = self._now()
+        return socket(fileno=_reach(inside).connect(inside.link, port))
 
     def expose(self, port: int, host_port: int = 0) -> int:
         """A port of the host's 127.0.0.1 that leads to `port` inside; which one, if none was named."""
-        opened = self._now().opened
-        return _reach(opened).expose(opened.link, port, host_port)
+        inside = self._now()
+        return _reach(inside).expose(inside.link, port, host_port)
 
     def events(self) -> tuple[Event, ...]:
         """What was tried on the network since the last call: allowed, refused, failed."""
-        reach = self._now().opened.network
+        reach = self._now().network
         return () if reach is None else reach.events()
 
     # ------------------------------------------------------------ the whole
@@ -312,7 +311,7 @@ class Sandbox(WorkspaceMethods):
     @property
     def enforced(self) -> Enforcement:
         """What is really in force, and every gap."""
-        return self._inside.opened.decided.enforced
+        return self._inside.decided.enforced
 
     @property
     def policy(self) -> Policy:
@@ -322,18 +321,18 @@ class Sandbox(WorkspaceMethods):
     @property
     def plan(self) -> Plan:
         """What the policy means on this host."""
-        return self._inside.opened.decided.plan
+        return self._inside.decided.plan
 
     @property
     def alive(self) -> bool:
         """Whether commands can be run in it: it is open, and nothing has killed it."""
-        return not self._closed and self._inside.opened.link.alive
+        return not self._closed and self._inside.link.alive
 
     def violations(self) -> tuple[Event, ...]:
         """Protected names that appeared in what may be written on the host since it was opened."""
         from ..launch.view import appeared
 
-        workspace = self._inside.opened.decided.workspace
+        workspace = self._inside.decided.workspace
         return (*appeared(self.plan), *(() if workspace is None else appeared(workspace)))
 
     def refusals(self) -> tuple[Event, ...]:
@@ -382,9 +381,7 @@ class Sandbox(WorkspaceMethods):
         """Send processes of the sandbox a signal, 0 for none; which of them are there."""
         # As any program of the sandbox would: it can reach no other process than its own.
         script = 'for pid; do kill -s "$0" "$pid" 2>/dev/null && echo "$pid"; done'
-        done = self.exec(
-            [self._inside.opened.bash, "-c", script, str(signal), *map(str, pids)], timeout=10, cwd="/"
-        )
+        done = self.exec([self._inside.bash, "-c", script, str(signal), *map(str, pids)], timeout=10, cwd="/")
         return {int(line) for line in done.stdout_bytes.split() if line.isdigit()} & set(pids)
 
     def _now(self) -> OpenSandbox:
@@ -404,18 +401,18 @@ def _drop(_: bytes) -> None:
     pass
 
 
-def _reach(opened: SandboxHandle) -> SandboxNetwork:
-    backend = opened.decided.enforced.backend
-    if opened.decided.plan.network.mode == "open":
+def _reach(inside: OpenSandbox) -> SandboxNetwork:
+    backend = inside.decided.enforced.backend
+    if inside.decided.plan.network.mode == "open":
         raise InvalidCall(
             "nothing has to lead into this sandbox",
             why="its network is the host's",
             fix="connect to the port itself",
         )
-    if opened.network is None:
+    if inside.network is None:
         raise InvalidCall(
             "nothing leads into this sandbox",
             why=f"{backend} has no way into its network",
             fix="use the namespaces, bwrap or systemd backend",
         )
-    return opened.network
+    return inside.network

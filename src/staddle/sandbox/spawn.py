@@ -29,8 +29,7 @@ _PROMPT = r"\u@\h:\w\$ "
 
 def is_root(inside: OpenSandbox, user: object) -> bool:
     """Whether `user` is the sandbox's root, and not the user of its session; it has its system then."""
-    opened = inside.opened
-    return user is not None and as_root.asked_for(user, opened.decided, opened.workspace)
+    return user is not None and as_root.asked_for(user, inside.decided, inside.workspace)
 
 
 def execution(
@@ -40,12 +39,12 @@ def execution(
     spec.side_effects = inside.side_effects
     variables = as_root.variables(context.env) if spec.as_root else context.env
     return Execution(
-        inside.opened.link,
+        inside.link,
         spec,
         argv,
         {**variables, **(spec.env or {})},
         _directory(context, spec.cwd),
-        uid=inside.opened.uid,
+        uid=inside.uid,
         known=inside.executions,
         root=spec.as_root,
         meter=inside.meter(),
@@ -58,13 +57,13 @@ def background(
     """Start a program, or a text for a shell of its own, in the background."""
     if isinstance(command, str):
         command_bytes(command)
-        argv: tuple[str, ...] = (inside.opened.bash, "-c", command)
+        argv: tuple[str, ...] = (inside.bash, "-c", command)
         shown: str | tuple[str, ...] = command
     else:
         argv = shown = arguments.arguments(command)
-    streams = Streams(inside.opened.uid, with_stdin=True)
+    streams = Streams(inside.uid, with_stdin=True)
     try:
-        spawned = inside.opened.link.spawn(
+        spawned = inside.link.spawn(
             argv,
             {**context.env, **({} if env is None else arguments.variables(env))},
             _directory(context, None if cwd is None else arguments.directory(cwd)),
@@ -92,10 +91,10 @@ def open_terminal(
 ) -> Terminal:
     """Start a program, or an interactive shell, on a new PTY."""
     size(high, wide)
-    words = (inside.opened.bash, "-i") if argv is None else arguments.arguments(argv)
+    words = (inside.bash, "-i") if argv is None else arguments.arguments(argv)
     variables = arguments.variables({"TERM": term, **({} if env is None else dict(env))})  # type: ignore[call-overload]
     prompt = {"PS1": _PROMPT} if argv is None else {}
-    spawned = inside.opened.link.spawn(
+    spawned = inside.link.spawn(
         words,
         {**prompt, **context.env, **variables},
         _directory(context, None if cwd is None else arguments.directory(cwd)),
@@ -109,7 +108,7 @@ def open_terminal(
 def spawn(inside: OpenSandbox, argv: Sequence[str], stdio: tuple[int, int, int]) -> SpawnedProcess:
     """Start a program on these descriptors of ours, where the main session is."""
     context = inside.main._exec_context
-    return inside.opened.link.spawn(arguments.arguments(argv), context.env, context.cwd, stdio=stdio)
+    return inside.link.spawn(arguments.arguments(argv), context.env, context.cwd, stdio=stdio)
 
 
 def _directory(context: SessionState, cwd: str | None) -> str:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ..layers.commit import Committed
     from ..layers.review import OnConflict
     from ..packages.installed import Package
-    from .open.open import SandboxHandle
     from .open.settings import SandboxSettings
     from .open_sandbox import OpenSandbox
     from .session import Session
@@ -70,16 +69,16 @@ class WorkspaceMethods:
         """
         from ..packages.downloads import KEPT, keep
 
-        home = self._now().opened.decided.plan.identity.home
+        home = self._now().decided.plan.identity.home
         return keep(self.diff([f"{home}/{path.rstrip('/')}" for path in KEPT]), home)
 
     def use_downloads(self) -> None:
         """Have downloads that were kept under its own caches from now on; it cannot change them."""
         from ..packages.downloads import PLACES, trees
 
-        opened = self._now().opened
-        workspace = _workspace(opened)
-        home, store = opened.decided.plan.identity.home, workspace.stack.store
+        inside = self._now()
+        workspace = _workspace(inside)
+        home, store = inside.decided.plan.identity.home, workspace.stack.store
         for name in PLACES:
             self.files.mkdir(f"{home}/{name}", parents=True)  # type: ignore[attr-defined]
         found = trees(home, store.path, store.owner[0] if store.owner else None)
@@ -134,7 +133,7 @@ class WorkspaceMethods:
 
         `close()` deletes one.
         """
-        return history(_workspace(self._now().opened)).listed()
+        return history(_workspace(self._now())).listed()
 
     def restore(self, snapshot: Snapshot) -> None:
         """Be as at that snapshot, of this sandbox or of one that it was forked from or to.
@@ -196,18 +195,18 @@ class WorkspaceMethods:
             *(session._shell.held() for session in sessions),
             inside.file_client.turn,
         ]
-        return with_all(turns, partial(work, _workspace(inside.opened), sessions))
+        return with_all(turns, partial(work, _workspace(inside), sessions))
 
 
-def _workspace(opened: SandboxHandle) -> SandboxWorkspace:
+def _workspace(inside: OpenSandbox) -> SandboxWorkspace:
     """The layers of a sandbox, or LayerError when it has none."""
-    if opened.workspace is None:
+    if inside.workspace is None:
         raise LayerError(
             "this sandbox keeps no changes apart",
             why="it has no workspace, or writes to it directly",
             fix="give it a workspace, with mode='overlay'",
         )
-    return opened.workspace
+    return inside.workspace
 
 
 def _by_tree(

@@ -147,7 +147,7 @@ class AsyncSandbox:
         if user is None or not await in_thread(spawn.is_root, self._inside, user):
             return await main.run(command, **options)
         command_bytes(command)
-        return await self._executed(command, (self._inside.opened.bash, "-c", command), options, root=True)
+        return await self._executed(command, (self._inside.bash, "-c", command), options, root=True)
 
     def stream(self, command: str, **options: Unpack[StreamOptions]) -> AsyncStream:
         """Run `command`, when the iteration begins, and iterate over what it prints as it comes."""
