@@ -10,7 +10,7 @@ from statistics import median
 
 from measure import Claim, interleaved, ms, spawn, timed
 from staddle import Policy, wrap
-from staddle.ipc.exec_spec import Instructions
+from staddle.ipc.exec_spec import ExecSpec
 from staddle.launch.helper import launch
 from staddle.launch.running import start
 from staddle.linux.landlock import FILES, READ, bits
@@ -47,10 +47,10 @@ def one_command() -> list[Claim]:
     ]
 
 
-def _plain_instructions() -> Instructions:
+def _plain_instructions() -> ExecSpec:
     """Landlock and the filter on one process, then exec: the smallest confinement there is."""
     fs = bits(FILES, "fs")
-    return Instructions(
+    return ExecSpec(
         argv=(b"/bin/true",),
         environment=(b"PATH=/usr/bin:/bin",),
         directory=b"/",

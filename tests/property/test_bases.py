@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from staddle.bases.importing import import_image
 from staddle.errors import ArchiveRefused
-from staddle.files.unpack import Bounds
+from staddle.files.unpack import UnpackBounds
 from staddle.policy import base_store
 from tests.unit.bases.images import directory, docker_save, file, layer, link, oci, plain, symlink
 
-SMALL = Bounds(bytes=1 << 16, entries=64, depth=8)
+SMALL = UnpackBounds(bytes=1 << 16, entries=64, depth=8)
 
 names = st.sampled_from(
     ["a", "a/b", "a/b/c", "l", "l/x", "../x", "/etc/x", "./a/../b", ".wh.a", "a/.wh.b", "a/.wh..wh..opq", "."]

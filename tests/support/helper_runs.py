@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from staddle.ipc.exec_spec import Instructions
+from staddle.ipc.exec_spec import ExecSpec
 from staddle.launch import helper
 from staddle.linux import landlock, seccomp
 from staddle.linux.idmaps import FIRST_UNUSED
@@ -19,8 +19,8 @@ READ, WRITE = landlock.bits(landlock.READ, "fs"), landlock.bits(landlock.WRITE, 
 SYSTEM = tuple(path for path in ("/usr", "/opt", "/etc", "/proc") if os.path.isdir(path))
 
 
-def order(*argv: str, work: Path | str | None = None, **changes: Any) -> Instructions:
-    """Instructions for a fully confined command that may write `work`."""
+def order(*argv: str, work: Path | str | None = None, **changes: Any) -> ExecSpec:
+    """ExecSpec for a fully confined command that may write `work`."""
     kept, _ = landlock.weaken(landlock.EVERYTHING, landlock.abi())
     rules = [(os.fsencode(path), READ, 0) for path in SYSTEM]
     rules += [(b"/dev/null", READ | WRITE, 0), (b"/dev/urandom", READ, 0)]
@@ -34,7 +34,7 @@ def order(*argv: str, work: Path | str | None = None, **changes: Any) -> Instruc
         fields["empty"] = ((b"/tmp", 0o1777, 0),)
         if work is not None:
             fields["trees"] = ((os.fsencode(work), 0, 0, 0),)
-    return Instructions(
+    return ExecSpec(
         argv=tuple(os.fsencode(word) for word in argv),
         environment=(b"PATH=/usr/bin:/bin", b"LANG=C.UTF-8"),
         directory=b"/" if work is None else os.fsencode(work),
@@ -53,7 +53,7 @@ def order(*argv: str, work: Path | str | None = None, **changes: Any) -> Instruc
 class Started:
     """A helper that was started. `said` is why the command did not start, when it did not."""
 
-    def __init__(self, instructions: Instructions, **kwargs: Any) -> None:
+    def __init__(self, instructions: ExecSpec, **kwargs: Any) -> None:
         launch = helper.launch(instructions)
         kwargs = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | kwargs
         try:
@@ -76,7 +76,7 @@ class Started:
         return next(pid for pid, parent in processes() if parent == self.process.pid)
 
 
-def run(instructions: Instructions, **kwargs: Any) -> tuple[int, str, str]:
+def run(instructions: ExecSpec, **kwargs: Any) -> tuple[int, str, str]:
     """Start it and wait for its end. The command must have started."""
     started = Started(instructions, **kwargs)
     ended = started.end()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..ipc.exec_spec import Instructions
+from ..ipc.exec_spec import ExecSpec
 from ..linux import landlock, process
 from ..linux.seccomp import program
 
@@ -23,9 +23,9 @@ def instructions(
     command: Sequence[str],
     scopes: Iterable[str] = (),
     more: Iterable[tuple[str, int, int]] = (),
-) -> Instructions:
+) -> ExecSpec:
     """Limits, and `more` of them as `rlimits` has them; Landlock's `scopes`, the filter, exec."""
-    return Instructions(
+    return ExecSpec(
         argv=tuple(os.fsencode(word) for word in command),
         environment=tuple(os.fsencode(f"{name}={value}") for name, value in plan.environment().items()),
         directory=os.fsencode(plan.cwd),

@@ -12,7 +12,7 @@ import os
 import time
 
 from ..errors import BaseError
-from ..files.unpack import Bounds
+from ..files.unpack import UnpackBounds
 from ..policy import base_store
 from . import store
 from .image import Archive, refused
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import IO
 
     from .store import Imported
-    from .zstd import Reads
+    from .zstd import ClosableReader
 
 _CHUNK = 1 << 18
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -36,7 +36,7 @@ def import_image(
     archive: str,
     name: str | None = None,
     *,
-    bounds: Bounds | None = None,
+    bounds: UnpackBounds | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Imported:
     """Make a base of the image in the file `archive`, called `name` or as the file is.
@@ -54,7 +54,7 @@ def import_image(
     lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _unpack(archive, place, bounds or Bounds(), progress)
+        _unpack(archive, place, bounds or UnpackBounds(), progress)
         try:
             os.rename(place, f"{here}/{name}")
         except OSError:
@@ -102,7 +102,7 @@ def _name_of(archive: str) -> str:
     return stem
 
 
-def _unpack(archive: str, place: str, bounds: Bounds, progress: Callable[[str], object] | None) -> None:
+def _unpack(archive: str, place: str, bounds: UnpackBounds, progress: Callable[[str], object] | None) -> None:
     import json
 
     root = f"{place}/root"
@@ -115,7 +115,7 @@ def _unpack(archive: str, place: str, bounds: Bounds, progress: Callable[[str], 
             for number, (blob, content) in enumerate(zip(image.layers, image.contents, strict=True), 1):
                 if progress is not None:
                     progress(f"layer {number} of {len(image.layers)}")
-                _apply(layers, _Layer(opened.read(blob), blob.digest, content, bounds))
+                _apply(layers, _ImageLayer(opened.read(blob), blob.digest, content, bounds))
         finally:
             layers.close()
     about = {
@@ -128,7 +128,7 @@ def _unpack(archive: str, place: str, bounds: Bounds, progress: Callable[[str], 
         json.dump(about, record)
 
 
-def _apply(layers: Layers, layer: _Layer) -> None:
+def _apply(layers: Layers, layer: _ImageLayer) -> None:
     try:
         layers.apply(layer)
         layer.finish()
@@ -138,7 +138,7 @@ def _apply(layers: Layers, layer: _Layer) -> None:
         layer.close()
 
 
-def _opened(archive: str, place: str, bounds: Bounds) -> IO[bytes]:
+def _opened(archive: str, place: str, bounds: UnpackBounds) -> IO[bytes]:
     """The archive as a file that can be read by place; a compressed one is unpacked beside the base."""
     try:
         file = open(archive, "rb")  # noqa: SIM115 - the caller closes it
@@ -173,15 +173,15 @@ def _opened(archive: str, place: str, bounds: Bounds) -> IO[bytes]:
     return plain
 
 
-class _Layer:
+class _ImageLayer:
     """The bytes of a layer, uncompressed; both digests are held against what they should be at the end."""
 
-    def __init__(self, blob: Reads, digest: str, content: str, bounds: Bounds) -> None:
-        self._compressed = _Counted(blob, digest)
+    def __init__(self, blob: ClosableReader, digest: str, content: str, bounds: UnpackBounds) -> None:
+        self._compressed = _DigestReader(blob, digest)
         self._content, self._expected = hashlib.sha256(), content
         self._left = bounds.bytes + bounds.entries * _PER_ENTRY
         head = self._compressed.peek(4)
-        self._source: Reads = self._compressed
+        self._source: ClosableReader = self._compressed
         if head.startswith((_GZIP, _ZSTD)):
             self._source = _decompressing(self._compressed, head)
 
@@ -207,10 +207,10 @@ class _Layer:
             self._source.close()
 
 
-class _Counted:
+class _DigestReader:
     """Bytes that pass by, with their digest."""
 
-    def __init__(self, source: Reads, digest: str) -> None:
+    def __init__(self, source: ClosableReader, digest: str) -> None:
         self._source, self._digest = source, digest
         self._hash, self._ahead = hashlib.sha256(), b""
 
@@ -239,11 +239,11 @@ class _Counted:
         """It is somebody else's."""
 
 
-def _decompressing(source: Reads, head: bytes) -> Reads:
+def _decompressing(source: ClosableReader, head: bytes) -> ClosableReader:
     if head.startswith(_GZIP):
         import gzip
 
-        opened: Reads = gzip.GzipFile(fileobj=source, mode="rb")  # type: ignore[call-overload]
+        opened: ClosableReader = gzip.GzipFile(fileobj=source, mode="rb")  # type: ignore[call-overload]
         return opened
     from .zstd import decompressing
 

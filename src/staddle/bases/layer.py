@@ -14,13 +14,13 @@ import stat
 
 from ..files.remove_tree import remove
 from ..files.tar import members
-from ..files.unpack import Bounds
+from ..files.unpack import UnpackBounds
 from ..linux.openat2 import open_in_root
 from .image import refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..files.tar import Content, Member, Reads
+    from ..files.tar import ByteReader, Content, Member
 
 #: A name with this in front takes the rest of it away; the second one everything that was in its directory.
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
@@ -32,7 +32,7 @@ _CHUNK = 1 << 18
 class Layers:
     """Applies layers, the lowest first, to the empty directory `root`. What is written is counted."""
 
-    def __init__(self, root: str, bounds: Bounds) -> None:
+    def __init__(self, root: str, bounds: UnpackBounds) -> None:
         self._path = root
         self._root = os.open(root, _DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._bounds = bounds
@@ -40,7 +40,7 @@ class Layers:
         self._made: set[str] = set()  # by the layer that is being applied
         self._serial = 0
 
-    def apply(self, source: Reads) -> None:
+    def apply(self, source: ByteReader) -> None:
         """One layer, a tar that is not compressed any more."""
         self._made = set()
         for member, content in members(source, devices=True):

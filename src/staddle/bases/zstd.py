@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
-    class Reads(Protocol):
+    class ClosableReader(Protocol):
         """A file to read from."""
 
         def read(self, size: int = -1, /) -> bytes: ...
@@ -24,13 +24,13 @@ _PROGRAMS = ("/usr/bin/zstd", "/bin/zstd", "/usr/local/bin/zstd", "/opt/homebrew
 _CHUNK = 1 << 18
 
 
-def decompressing(source: Reads) -> Reads:
+def decompressing(source: ClosableReader) -> ClosableReader:
     """The bytes of `source`, decompressed. To be closed, if it has a `close`."""
     from ..layers.archive import zstd_module
 
     module = zstd_module()
     if module is not None:
-        opened: Reads = module.open(source, "rb")  # type: ignore[attr-defined]
+        opened: ClosableReader = module.open(source, "rb")  # type: ignore[attr-defined]
         return opened
     program = next((path for path in _PROGRAMS if os.access(path, os.X_OK)), None)
     if program is None:
@@ -45,7 +45,7 @@ def decompressing(source: Reads) -> Reads:
 class Decompressing:
     """The program at work: a thread feeds it, and whoever reads decides how fast it goes."""
 
-    def __init__(self, program: str, source: Reads) -> None:
+    def __init__(self, program: str, source: ClosableReader) -> None:
         import subprocess
 
         self._process = subprocess.Popen(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Kind = Literal["file", "directory", "symlink", "link", "whiteout", "device"]
 
-    class Reads(Protocol):
+    class ByteReader(Protocol):
         """A file to read from."""
 
         def read(self, size: int, /) -> bytes: ...
@@ -58,7 +58,7 @@ class Member(Value):
 class Content:
     """The content of the member that was read last. What is not read is passed over."""
 
-    def __init__(self, source: Reads, size: int) -> None:
+    def __init__(self, source: ByteReader, size: int) -> None:
         self._source, self._left, self._padding = source, size, -size % BLOCK
 
     def read(self, size: int) -> bytes:
@@ -75,7 +75,7 @@ class Content:
         self._padding = 0
 
 
-def members(source: Reads, *, devices: bool = False) -> Iterator[tuple[Member, Content]]:
+def members(source: ByteReader, *, devices: bool = False) -> Iterator[tuple[Member, Content]]:
     """Each member in turn. ArchiveRefused for what is no tar, or none of this kind, or ends early.
 
     With `devices`, those are members, too, of that kind; without, only a whiteout is one.
@@ -155,7 +155,7 @@ def _header(kind: bytes, path: bytes, size: int, *, mode: int, mtime: int, targe
     return block[:148] + b"%06o\0 " % sum(block) + block[156:]
 
 
-def _extension(header: bytes, source: Reads) -> bytes:
+def _extension(header: bytes, source: ByteReader) -> bytes:
     _checked(header)
     size = _number(header[124:136])
     if size > MOST_RECORD_BYTES:
@@ -260,7 +260,7 @@ def _record(name: bytes, value: bytes) -> bytes:
     return b"%d %s=%s\n" % (length, name, value)
 
 
-def _exactly(source: Reads, size: int) -> bytes:
+def _exactly(source: ByteReader, size: int) -> bytes:
     if not size:
         return b""
     parts, left = [], size

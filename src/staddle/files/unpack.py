@@ -23,7 +23,7 @@ _CHUNK = 1 << 18
 _IMPOSSIBLE = (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EISDIR, errno.ENOTDIR)
 
 
-class Bounds(Value):
+class UnpackBounds(Value):
     """How much an archive may become: bytes in all its files, entries, and parts of one path."""
 
     bytes: int = 16 << 30
@@ -35,7 +35,12 @@ class Unpacking:
     """Makes members below `destination`, an empty directory of ours. `owner` gets them, when we are root."""
 
     def __init__(
-        self, destination: str, bounds: Bounds, *, owner: tuple[int, int] | None = None, layer: bool = True
+        self,
+        destination: str,
+        bounds: UnpackBounds,
+        *,
+        owner: tuple[int, int] | None = None,
+        layer: bool = True,
     ) -> None:
         self._root = os.open(destination, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._bounds, self._owner = bounds, owner

@@ -14,6 +14,7 @@ import os
 
 from .._value import Value
 from ..ipc import wire
+from ..ipc.network_spec import NETWORK_ROW_SHAPE
 from ..ipc.status import ARGUMENTS, EXEC, NotStarted, not_started, tell
 from ..linux import process, userns
 from ..linux.syscalls import call
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ..ipc.network_spec import NetworkRow
-    from ..ipc.wire import Shape
 
 MAGIC = b"staddle-before-bwrap-1\n"
 
@@ -38,7 +38,7 @@ class PreludeSpec(Value):
     launcher: int
     #: What is made in the network namespace, and the gateway's line: its own end and the other.
     network: tuple[NetworkRow, ...]
-    gateway: tuple[int, ...]
+    gateway: tuple[int, int]
     #: Descriptors of the namespaces that hold the staged view, -1 where there are none.
     user_namespace: int
     mount_namespace: int
@@ -46,28 +46,17 @@ class PreludeSpec(Value):
     unprivileged_uid: int
 
 
-_SHAPES: dict[str, Shape] = {
-    "status": int,
-    "launcher": int,
-    "network": [(bytes, bytes, int, bytes)],
-    "gateway": (int, int),
-    "user_namespace": int,
-    "mount_namespace": int,
-    "unprivileged_uid": int,
-}
+_SHAPES = wire.shapes(PreludeSpec, NetworkRow=NETWORK_ROW_SHAPE)
 
 
 def encode(orders: PreludeSpec) -> bytes:
     """The bytes for the memory file."""
-    wire.check(orders, _SHAPES)
-    return wire.encode(MAGIC, tuple(getattr(orders, name) for name in _SHAPES))
+    return wire.pack(MAGIC, orders, _SHAPES)
 
 
 def decode(data: bytes) -> PreludeSpec:
     """The orders in `data`, or Malformed."""
-    orders = PreludeSpec(*wire.decode(MAGIC, data, len(_SHAPES)))
-    wire.check(orders, _SHAPES)
-    return orders
+    return wire.unpack(MAGIC, data, PreludeSpec, _SHAPES)
 
 
 def main(words: list[str]) -> NoReturn:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-    from ..ipc.exec_spec import Instructions
+    from ..ipc.exec_spec import ExecSpec
 
 
-def build_ruleset(instructions: Instructions) -> Ruleset | None:
+def build_ruleset(instructions: ExecSpec) -> Ruleset | None:
     """The Landlock rules, on descriptors, made while we may still open everything that is granted."""
     if not (instructions.handled_fs or instructions.handled_net or instructions.scoped):
         return None
@@ -78,7 +78,7 @@ def _allow(ruleset: Ruleset, path: str, rights: int, optional: bool) -> None:
 
 
 def become_command(
-    instructions: Instructions,
+    instructions: ExecSpec,
     ruleset: Ruleset | None,
     status: int,
     guardian: int,
@@ -99,7 +99,7 @@ def become_command(
 
 
 def confine(
-    instructions: Instructions, ruleset: Ruleset | None, guardian: int, broker: int = -1, *, kept: int = 0
+    instructions: ExecSpec, ruleset: Ruleset | None, guardian: int, broker: int = -1, *, kept: int = 0
 ) -> tuple[int, int] | None:
     """Confine this process, all but for how many files it may open: that is returned, for who can set it.
 
@@ -148,7 +148,7 @@ def _leave_session() -> None:
             ) from None
 
 
-def _load_filter(instructions: Instructions) -> int:
+def _load_filter(instructions: ExecSpec) -> int:
     flags = NEW_LISTENER | WAIT_KILLABLE if instructions.brokered else 0
     try:
         try:

@@ -7,7 +7,7 @@ import fcntl
 import os
 
 from ..files import remove_tree
-from ..ipc.exec_spec import Instructions, decode
+from ..ipc.exec_spec import ExecSpec, decode
 from ..ipc.status import ARGUMENTS, CONFINEMENT, NotStarted, tell
 from ..linux import process
 from . import confine
@@ -36,7 +36,7 @@ def jail_exec(words: list[str]) -> NoReturn:
         os._exit(CONFINEMENT)
 
 
-def _start(instructions: Instructions, status: int) -> NoReturn:
+def _start(instructions: ExecSpec, status: int) -> NoReturn:
     """With the caller's rights, until `_become`: whatever is opened here was named by the plan."""
     process.close_from(3, keep=(status,))
     os.umask(0o022)
@@ -64,7 +64,7 @@ def _start(instructions: Instructions, status: int) -> NoReturn:
         raise
 
 
-def _become(instructions: Instructions) -> None:
+def _become(instructions: ExecSpec) -> None:
     if instructions.uid >= 0:
         process.empty_bounding_set()
         process.become(instructions.uid, instructions.gid)
@@ -78,13 +78,13 @@ def _become(instructions: Instructions) -> None:
     process.dumpable(False)
 
 
-def _die_with(parent: int, instructions: Instructions, status: int) -> None:
+def _die_with(parent: int, instructions: ExecSpec, status: int) -> None:
     if instructions.launcher:
         number = supervise.ORPHANED if instructions.supervise else process.SIGKILL
         parent_process.die_with(parent, instructions.launcher, status, number)
 
 
-def _read(where: str) -> Instructions:
+def _read(where: str) -> ExecSpec:
     try:
         if where.startswith("/"):
             fd = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

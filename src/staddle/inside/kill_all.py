@@ -19,7 +19,7 @@ from ..linux.landlock import RIGHTS, Ruleset
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..ipc.exec_spec import Instructions
+    from ..ipc.exec_spec import ExecSpec
 
 _SIGNAL, _REFER = RIGHTS["scope"]["signal"][0], RIGHTS["fs"]["refer"][0]
 #: A process that does not die of SIGKILL for this long is held by the kernel, not by us.
@@ -58,7 +58,7 @@ class Descendants:
             time.sleep(0.002)
 
 
-def share_scope(instructions: Instructions) -> Descendants:
+def share_scope(instructions: ExecSpec) -> Descendants:
     """Enter the domain that the command's own will be nested in. The caller is the warden.
 
     Files are not restricted in it: the warden removes the private directories. Ports are the

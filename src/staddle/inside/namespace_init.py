@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn
 
-    from ..ipc.exec_spec import Instructions
-    from ..ipc.namespace_spec import Surroundings
+    from ..ipc.exec_spec import ExecSpec
+    from ..ipc.namespace_spec import NamespaceSpec
     from ..limits.limit_tally import LimitTally
     from ..linux.landlock import Ruleset
     from ..mounts.operations import Operation
@@ -42,7 +42,7 @@ _RLIMIT_NPROC, _CAP_SYS_PTRACE = 6, 19
 
 
 def start(
-    asked: Surroundings, stdio: Sequence[int], gateway: CommandGateway | None = None
+    asked: NamespaceSpec, stdio: Sequence[int], gateway: CommandGateway | None = None
 ) -> tuple[int, int]:
     """Start the sandbox and give up every right. HANDLED signals are blocked already.
 
@@ -78,7 +78,7 @@ def start(
 
 
 def start_here(
-    asked: Surroundings, prepare: Callable[[], None], gateway: CommandGateway | None = None
+    asked: NamespaceSpec, prepare: Callable[[], None], gateway: CommandGateway | None = None
 ) -> int:
     """Start the sandbox as a child of this process, which goes on as it was. Returns its first process.
 
@@ -125,7 +125,7 @@ def open_streams() -> None:
 class _Work:
     """The first process's task, and the descriptors that only a process outside can make for it."""
 
-    def __init__(self, asked: Surroundings, gateway: CommandGateway | None) -> None:
+    def __init__(self, asked: NamespaceSpec, gateway: CommandGateway | None) -> None:
         self.asked = asked
         self.gateway = gateway
         self.operations = asked.operations()
@@ -146,7 +146,7 @@ class _Work:
         return (*gateway, *self.tally)
 
 
-def _watch(asked: Surroundings, operations: Sequence[Operation]) -> LimitTally | None:
+def _watch(asked: NamespaceSpec, operations: Sequence[Operation]) -> LimitTally | None:
     """The supervisor that holds in the first process's loop those limits that no cgroup does."""
     if not asked.memory and not asked.processes:
         return None
@@ -158,7 +158,7 @@ def _watch(asked: Surroundings, operations: Sequence[Operation]) -> LimitTally |
     return LimitTally(Supervisor(asked.memory or None, asked.processes or None, in_memory), asked.tally)
 
 
-def _be_somebody_else(asked: Surroundings, namespaces: int = 0) -> None:
+def _be_somebody_else(asked: NamespaceSpec, namespaces: int = 0) -> None:
     """Enter a user namespace as the plan's user: every capability, over nothing but this namespace."""
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", userns.CLONE_NEWUSER | namespaces)
@@ -233,7 +233,7 @@ def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -
 
 
 def _command(
-    command: Instructions,
+    command: ExecSpec,
     ruleset: Ruleset | None,
     stdio: Sequence[int],
     telling: int,

@@ -39,7 +39,7 @@ def main(words: list[str]) -> NoReturn:
     os._exit(code)
 
 
-def _asked(words: list[str]) -> namespace_spec.Surroundings:
+def _asked(words: list[str]) -> namespace_spec.NamespaceSpec:
     if len(words) != 1 or not words[0].isdecimal():
         raise NotStarted(ARGUMENTS, "usage: namespaces DESCRIPTOR")
     try:
@@ -48,7 +48,7 @@ def _asked(words: list[str]) -> namespace_spec.Surroundings:
         raise NotStarted(ARGUMENTS, f"nothing is asked for in descriptor {words[0]}: {error}") from None
 
 
-def _launch(asked: namespace_spec.Surroundings) -> int:
+def _launch(asked: namespace_spec.NamespaceSpec) -> int:
     given = (asked.status, *asked.gateway, *asked.cgroup_fds, *(() if asked.tally < 0 else (asked.tally,)))
     process.close_from(3, keep=given)
     for fd in given:
@@ -67,7 +67,7 @@ def _launch(asked: namespace_spec.Surroundings) -> int:
             gateway.end()
 
 
-def _gateway(asked: namespace_spec.Surroundings) -> CommandGateway | None:
+def _gateway(asked: namespace_spec.NamespaceSpec) -> CommandGateway | None:
     """Started in the host's network, while we are there."""
     if not asked.gateway:
         return None

@@ -17,14 +17,14 @@ from ..linux.openat2 import open_without_symlinks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..ipc.exec_spec import Instructions
+    from ..ipc.exec_spec import ExecSpec
 
 _QUIET = mounts.MS_NOSUID | mounts.MS_NODEV
 #: What a new /proc still tells about the whole machine, and who needs it is not confined.
 _MACHINE_WIDE = ("keys", "key-users", "timer_list", "kallsyms", "cmdline", "sched_debug", "kcore", "kmsg")
 
 
-def build(instructions: Instructions) -> None:
+def build(instructions: ExecSpec) -> None:
     """Carry out `trees`, `empty`, `texts`, `links` and `processes_hidden`; nothing when none is asked for."""
     if not (instructions.trees or instructions.empty or instructions.processes_hidden):
         return
@@ -39,7 +39,7 @@ def build(instructions: Instructions) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _build(instructions: Instructions) -> None:
+def _build(instructions: ExecSpec) -> None:
     step = "a mount namespace cannot be had"
     try:
         mounts.private_namespace()

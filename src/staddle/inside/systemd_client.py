@@ -62,7 +62,7 @@ def main(words: list[str]) -> NoReturn:
     os._exit(code)
 
 
-def _run(orders: systemd_spec.Orders, file: int) -> int:
+def _run(orders: systemd_spec.SystemdSpec, file: int) -> int:
     if not orders.gateway:
         return _Client(orders, file).run()
     from .gateway import CommandGateway  # only for a policy that names something to reach
@@ -81,7 +81,7 @@ def _descriptor(words: list[str]) -> int:
     return int(words[0])
 
 
-def _orders(file: int) -> systemd_spec.Orders:
+def _orders(file: int) -> systemd_spec.SystemdSpec:
     try:
         return systemd_spec.decode(parent_process.contents(os.dup(file)))
     except (OSError, ValueError) as error:
@@ -91,7 +91,7 @@ def _orders(file: int) -> systemd_spec.Orders:
 class _Client:
     """One unit, from its start to its end."""
 
-    def __init__(self, orders: systemd_spec.Orders, file: int, gateway: tuple[int, ...] = ()) -> None:
+    def __init__(self, orders: systemd_spec.SystemdSpec, file: int, gateway: tuple[int, ...] = ()) -> None:
         """`gateway` are the descriptors that lead to the network gateway, if there is one."""
         self._orders = orders
         self._said = b""

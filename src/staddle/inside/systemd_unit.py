@@ -60,7 +60,9 @@ def _unit(control: _socket.socket) -> int:
     return _attend(control, first, told)
 
 
-def _receive(control: _socket.socket) -> tuple[tuple[int, ...], systemd_spec.Orders, CommandGateway | None]:
+def _receive(
+    control: _socket.socket,
+) -> tuple[tuple[int, ...], systemd_spec.SystemdSpec, CommandGateway | None]:
     """The command's descriptors, the orders, and the gateway. Only the client holds the other end."""
     message, extra, flags, _ = control.recvmsg(16, _socket.CMSG_SPACE(6 * 4))
     if message != ORDERS or len(extra) != 1 or flags & _socket.MSG_CTRUNC:
@@ -80,7 +82,7 @@ def _receive(control: _socket.socket) -> tuple[tuple[int, ...], systemd_spec.Ord
     return tuple(stdio), orders, CommandGateway.elsewhere(*outward)
 
 
-def _check_unit(orders: systemd_spec.Orders) -> None:
+def _check_unit(orders: systemd_spec.SystemdSpec) -> None:
     """See that the properties did what they say: some mean nothing in some managers."""
     if b"\nNoNewPrivs:\t1\n" not in _contents("/proc/self/status"):
         raise NotStarted(CONFINEMENT, "systemd ignored NoNewPrivileges=yes")

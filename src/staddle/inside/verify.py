@@ -16,10 +16,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..ipc.namespace_spec import Surroundings
+    from ..ipc.namespace_spec import NamespaceSpec
 
 
-def around(asked: Surroundings, kept: int = 0) -> None:
+def around(asked: NamespaceSpec, kept: int = 0) -> None:
     """NotStarted when anything is missing; the capabilities in `kept` are still there, on purpose."""
     missing = wrong(
         asked, {name: whole(f"/proc/self/{name}") for name in ("status", "uid_map", "mountinfo")}, kept
@@ -30,7 +30,7 @@ def around(asked: Surroundings, kept: int = 0) -> None:
     refuse_without(missing)
 
 
-def wrong(asked: Surroundings, seen: dict[str, bytes], kept: int = 0) -> list[str]:
+def wrong(asked: NamespaceSpec, seen: dict[str, bytes], kept: int = 0) -> list[str]:
     """The missing protections, by the files of /proc/self. Pure."""
     id_map = seen["uid_map"].split()
     found = {

@@ -20,16 +20,12 @@ from .._value import Value
 from . import wire
 from .wire import Malformed
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .wire import Shape
+__all__ = ["MAGIC", "ExecSpec", "Malformed", "decode", "encode"]
 
-__all__ = ["MAGIC", "Instructions", "Malformed", "decode", "encode"]
-
-MAGIC = b"staddle-instructions-1\n"
+MAGIC = b"staddle-exec-spec-1\n"
 
 
-class Instructions(Value):
+class ExecSpec(Value):
     """One confined start. Only the first three have to be given."""
 
     #: The command. A name without a slash is looked up on the PATH of `environment`.
@@ -83,85 +79,59 @@ class Instructions(Value):
     destinations: tuple[tuple[bytes, int, int, int], ...] = ()
 
 
-_SHAPES: dict[str, Shape] = {
-    "argv": [bytes],
-    "environment": [bytes],
-    "directory": bytes,
-    "status": bytes,
-    "launcher": int,
-    "supervise": int,
-    "uid": int,
-    "gid": int,
-    "trees": [(bytes, int, int, int)],
-    "empty": [(bytes, int, int)],
-    "texts": [(bytes, bytes)],
-    "links": [(bytes, bytes)],
-    "processes_hidden": int,
-    "scratch": [bytes],
-    "rlimits": [(int, int, int)],
-    "handled_fs": int,
-    "handled_net": int,
-    "scoped": int,
-    "rules": [(bytes, int, int)],
-    "ports": [(int, int)],
-    "filter": bytes,
-    "brokered": int,
-    "sockets": [(bytes, bytes)],
-    "internet": int,
-    "destinations": [(bytes, int, int, int)],
-}
+_SHAPES = wire.shapes(ExecSpec)
 
 
-def encode(instructions: Instructions) -> bytes:
+def encode(spec: ExecSpec) -> bytes:
     """The bytes for the descriptor. Raises Malformed for what decode would refuse."""
-    _check(instructions)
-    return wire.encode(MAGIC, tuple(getattr(instructions, name) for name in _SHAPES))
+    data = wire.pack(MAGIC, spec, _SHAPES)
+    _check(spec)
+    return data
 
 
-def decode(data: bytes) -> Instructions:
-    """The instructions in `data`, or Malformed. Never a guess."""
-    instructions = Instructions(*wire.decode(MAGIC, data, len(_SHAPES)))
-    _check(instructions)
-    return instructions
+def decode(data: bytes) -> ExecSpec:
+    """The specification in `data`, or Malformed."""
+    spec = wire.unpack(MAGIC, data, ExecSpec, _SHAPES)
+    _check(spec)
+    return spec
 
 
-def _check(instructions: Instructions) -> None:
-    wire.check(instructions, _SHAPES)
-    if not instructions.argv:
+def _check(spec: ExecSpec) -> None:
+    if not spec.argv:
         raise Malformed("there is no command")
     for name in ("argv", "environment"):
-        if any(b"\0" in item for item in getattr(instructions, name)):
+        if any(b"\0" in item for item in getattr(spec, name)):
             raise Malformed(f"{name} has a NUL in it")
-    if any(item.find(b"=") < 1 for item in instructions.environment):
+    if any(item.find(b"=") < 1 for item in spec.environment):
         raise Malformed("a variable has no name")
-    for path in _paths(instructions):
+    for path in _paths(spec):
         if not path.startswith(b"/") or b"\0" in path:
             raise Malformed(f"{path!r} is not an absolute path")
-    if any(kind not in (b"beneath", b"exactly", b"never") for kind, _ in instructions.sockets):
+    if any(kind not in (b"beneath", b"exactly", b"never") for kind, _ in spec.sockets):
         raise Malformed("sockets has a rule of an unknown kind")
-    if instructions.brokered and not (instructions.supervise and instructions.filter):
+    if spec.brokered and not (spec.supervise and spec.filter):
         raise Malformed("connections can only be brokered by a supervisor and a filter")
     if any(
         len(network) not in (4, 16) or not 0 <= prefix <= len(network) * 8 or not 0 <= port <= 65535
-        for network, prefix, port, _ in instructions.destinations
+        for network, prefix, port, _ in spec.destinations
     ):
         raise Malformed("a destination is not a network and a port")
-    if instructions.scratch and not instructions.supervise:
+    if spec.scratch and not spec.supervise:
         raise Malformed("private directories need a supervisor that removes them")
-    if (instructions.uid < 0) != (instructions.gid < 0):
+    if (spec.uid < 0) != (spec.gid < 0):
         raise Malformed("uid and gid come together")
-    if len(instructions.filter) % 8:
+    if len(spec.filter) % 8:
         raise Malformed("the filter is not a whole number of instructions")
 
 
-def _paths(instructions: Instructions) -> list[bytes]:
+def _paths(spec: ExecSpec) -> list[bytes]:
     return [
-        instructions.directory,
-        *instructions.scratch,
-        *(row[0] for row in instructions.trees),
-        *(row[0] for row in instructions.empty),
-        *(row[0] for row in instructions.texts),
-        *(row[0] for row in instructions.links),
-        *(row[0] for row in instructions.rules),
-        *(row[1] for row in instructions.sockets),
+        spec.directory,
+        *spec.scratch,
+        *(row[0] for row in spec.trees),
+        *(row[0] for row in spec.empty),
+        *(row[0] for row in spec.texts),
+        *(row[0] for row in spec.links),
+        *(row[0] for row in spec.rules),
+        *(row[1] for row in spec.sockets),
     ]

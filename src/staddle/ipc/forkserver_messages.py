@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._value import Value
-from ..mounts.rows import decoded
+from ..mounts.rows import ROW_SHAPE, decoded
 from . import wire
 from .wire import Malformed
 
@@ -11,7 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..mounts.operations import Operation
     from ..mounts.rows import Row
-    from .wire import Shape
 
 #: Replies of a fork server.
 #: It can be asked.
@@ -38,8 +37,6 @@ LONGEST, MOST_DESCRIPTORS = 1 << 18, 64
 #: Of root's ids that nobody has, which one is the sandbox's user, whatever number it has inside: layers
 #: that are kept belong to it.
 OWNER = 1000
-
-_ROW = (bytes, bytes, int, int, int, bytes)
 
 
 class ForkServerConfig(Value):
@@ -134,59 +131,17 @@ class SandboxRequest(Value):
 
 
 _MAGIC = {ForkServerConfig: b"staddle-forkserver-1\n", SandboxRequest: b"staddle-request-1\n"}
-_SHAPES: dict[type, dict[str, Shape]] = {
-    ForkServerConfig: {
-        "template": [_ROW],
-        "own": [_ROW],
-        "uid": int,
-        "gid": int,
-        "host": bytes,
-        "base": int,
-        "count": int,
-        "network": int,
-        "reach": [(bytes, bytes, int, bytes)],
-        "scoped": int,
-        "rlimits": [(int, int, int)],
-        "filter": bytes,
-        "bash": bytes,
-        "environment": [bytes],
-        "directory": bytes,
-        "spares": int,
-        "memory": int,
-        "processes": int,
-        "processors": int,
-        "cgroup_fds": int,
-        "places": [bytes],
-        "skeleton": bytes,
-    },
-    SandboxRequest: {
-        "workspace": bytes,
-        "device": int,
-        "inode": int,
-        "upper": bytes,
-        "work": bytes,
-        "lowers": [bytes],
-        "view": [_ROW],
-        "extra_fds": int,
-        "trees": [(bytes, bytes, bytes, bytes)],
-        "alone": int,
-        "fingerprint": bytes,
-        "ahead": int,
-    },
-}
+_SHAPES = {kind: wire.shapes(kind, Row=ROW_SHAPE) for kind in (ForkServerConfig, SandboxRequest)}
 
 
 def encode(record: ForkServerConfig | SandboxRequest) -> bytes:
     """The bytes of a record. Malformed for what decode would refuse."""
-    shapes = _SHAPES[type(record)]
-    wire.check(record, shapes)
-    return wire.encode(_MAGIC[type(record)], tuple(getattr(record, name) for name in shapes))
+    return wire.pack(_MAGIC[type(record)], record, _SHAPES[type(record)])
 
 
 def decode_config(data: bytes) -> ForkServerConfig:
     """The configuration in `data`, or Malformed."""
-    record = ForkServerConfig(*wire.decode(_MAGIC[ForkServerConfig], data, len(_SHAPES[ForkServerConfig])))
-    wire.check(record, _SHAPES[ForkServerConfig])
+    record = wire.unpack(_MAGIC[ForkServerConfig], data, ForkServerConfig, _SHAPES[ForkServerConfig])
     _operations(record.template)
     _operations(record.own)
     return record
@@ -194,8 +149,7 @@ def decode_config(data: bytes) -> ForkServerConfig:
 
 def decode_request(data: bytes) -> SandboxRequest:
     """The request in `data`, or Malformed; not so far as `operations` tells it."""
-    record = SandboxRequest(*wire.decode(_MAGIC[SandboxRequest], data, len(_SHAPES[SandboxRequest])))
-    wire.check(record, _SHAPES[SandboxRequest])
+    record = wire.unpack(_MAGIC[SandboxRequest], data, SandboxRequest, _SHAPES[SandboxRequest])
     if not 0 <= record.extra_fds <= MOST_DESCRIPTORS:
         raise Malformed("so many descriptors cannot come along")
     return record

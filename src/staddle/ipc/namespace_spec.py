@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 
 from .._value import Value
-from ..mounts.rows import decoded
+from ..mounts.rows import ROW_SHAPE, decoded
 from . import wire
+from .network_spec import NETWORK_ROW_SHAPE
 from .wire import Malformed
 
 TYPE_CHECKING = False
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
     from ..mounts.operations import Operation
     from ..mounts.rows import Row
     from .network_spec import NetworkRow
-    from .wire import Shape
 
-MAGIC = b"staddle-surroundings-1\n"
+MAGIC = b"staddle-namespace-spec-1\n"
+#: The rows in its fields, by the names that their annotations have.
+ROWS = {"Row": ROW_SHAPE, "NetworkRow": NETWORK_ROW_SHAPE}
 
 
-class Surroundings(Value):
+class NamespaceSpec(Value):
     """One sandbox that is made by our own processes."""
 
     #: The descriptor on which a failure is told, and the process that asked for all this.
@@ -44,7 +46,7 @@ class Surroundings(Value):
     unprivileged_uid: int
     #: (name, inode) of the namespaces outside, which the sandbox must not be in.
     foreign: tuple[tuple[bytes, int], ...]
-    #: `Instructions`, encoded.
+    #: An `ExecSpec`, encoded.
     command: bytes
     #: What of the network is made inside, as `network_spec` has it, and the descriptors of the
     #: gateway's line: its own end and the other. Neither where nothing outside can be reached.
@@ -65,38 +67,21 @@ class Surroundings(Value):
         return decoded(self.view)
 
 
-SHAPES: dict[str, Shape] = {
-    "status": int,
-    "launcher": int,
-    "view": [(bytes, bytes, int, int, int, bytes)],
-    "namespaces": int,
-    "uid": int,
-    "gid": int,
-    "host": bytes,
-    "unprivileged_uid": int,
-    "foreign": [(bytes, int)],
-    "command": bytes,
-    "network": [(bytes, bytes, int, bytes)],
-    "gateway": [int],
-    "cgroup_fds": [int],
-    "processors": int,
-    "memory": int,
-    "processes": int,
-    "tally": int,
-}
+_SHAPES = wire.shapes(NamespaceSpec, **ROWS)
 
 
-def encode(surroundings: Surroundings) -> bytes:
+def encode(spec: NamespaceSpec) -> bytes:
     """The bytes for the memory file. Raises Malformed for what decode would refuse."""
-    check(surroundings, SHAPES)
-    return wire.encode(MAGIC, tuple(getattr(surroundings, name) for name in SHAPES))
+    data = wire.pack(MAGIC, spec, _SHAPES)
+    check(spec)
+    return data
 
 
-def decode(data: bytes) -> Surroundings:
-    """The surroundings in `data`, or Malformed."""
-    surroundings = Surroundings(*wire.decode(MAGIC, data, len(SHAPES)))
-    check(surroundings, SHAPES)
-    return surroundings
+def decode(data: bytes) -> NamespaceSpec:
+    """The specification in `data`, or Malformed."""
+    spec = wire.unpack(MAGIC, data, NamespaceSpec, _SHAPES)
+    check(spec)
+    return spec
 
 
 def foreign(kinds: Iterable[str]) -> tuple[tuple[bytes, int], ...]:
@@ -104,14 +89,13 @@ def foreign(kinds: Iterable[str]) -> tuple[tuple[bytes, int], ...]:
     return tuple((os.fsencode(kind), os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in kinds)
 
 
-def check(surroundings: Surroundings, shapes: dict[str, Shape]) -> None:
+def check(spec: NamespaceSpec) -> None:
     """Malformed for what cannot be meant."""
-    wire.check(surroundings, shapes)
-    if surroundings.uid < 0 or surroundings.gid < 0 or surroundings.unprivileged_uid == 0:
+    if spec.uid < 0 or spec.gid < 0 or spec.unprivileged_uid == 0:
         raise Malformed("nobody in a sandbox is the host's root")
-    if len(surroundings.gateway) not in (0, 2):
+    if len(spec.gateway) not in (0, 2):
         raise Malformed("a line has two ends")
     try:
-        surroundings.operations()
+        spec.operations()
     except ValueError as error:
         raise Malformed(str(error)) from None

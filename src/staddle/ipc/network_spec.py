@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     #: (kind, address, number, ports): one part of a network specification.
     NetworkRow = tuple[bytes, bytes, int, bytes]
 
+#: The shape of a row, as `wire` checks it.
+NETWORK_ROW_SHAPE = (bytes, bytes, int, bytes)
 #: Stands for every address of the sandbox.
 ANYWHERE = b""
 _RESOLVER, _GATE, _FORWARD, _DATAGRAM, _LISTENER = b"resolver", b"gate", b"forward", b"datagram", b"listener"

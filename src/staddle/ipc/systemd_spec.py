@@ -8,17 +8,13 @@ of the policy is ever in a unit property or on a command line.
 from __future__ import annotations
 
 from . import namespace_spec, wire
-from .namespace_spec import Surroundings
+from .namespace_spec import NamespaceSpec
 from .wire import Malformed
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .wire import Shape
-
-MAGIC = b"staddle-unit-orders-1\n"
+MAGIC = b"staddle-systemd-spec-1\n"
 
 
-class Orders(Surroundings):
+class SystemdSpec(NamespaceSpec):
     """One confined start by way of a service manager."""
 
     #: The systemd-run command, whole; and the variables it needs to find the manager.
@@ -28,28 +24,24 @@ class Orders(Surroundings):
     bounds: tuple[tuple[bytes, int], ...] = ()
 
 
-_SHAPES: dict[str, Shape] = {
-    **namespace_spec.SHAPES,
-    "starter": [bytes],
-    "starter_environment": [bytes],
-    "bounds": [(bytes, int)],
-}
+_SHAPES = wire.shapes(SystemdSpec, **namespace_spec.ROWS)
 
 
-def encode(orders: Orders) -> bytes:
+def encode(spec: SystemdSpec) -> bytes:
     """The bytes for the memory file. Raises Malformed for what decode would refuse."""
-    _check(orders)
-    return wire.encode(MAGIC, tuple(getattr(orders, name) for name in _SHAPES))
+    data = wire.pack(MAGIC, spec, _SHAPES)
+    _check(spec)
+    return data
 
 
-def decode(data: bytes) -> Orders:
-    """The orders in `data`, or Malformed."""
-    orders = Orders(*wire.decode(MAGIC, data, len(_SHAPES)))
-    _check(orders)
-    return orders
+def decode(data: bytes) -> SystemdSpec:
+    """The specification in `data`, or Malformed."""
+    spec = wire.unpack(MAGIC, data, SystemdSpec, _SHAPES)
+    _check(spec)
+    return spec
 
 
-def _check(orders: Orders) -> None:
-    namespace_spec.check(orders, _SHAPES)
-    if not orders.starter or not orders.starter[0].startswith(b"/"):
+def _check(spec: SystemdSpec) -> None:
+    namespace_spec.check(spec)
+    if not spec.starter or not spec.starter[0].startswith(b"/"):
         raise Malformed("there is nothing to start the unit with")

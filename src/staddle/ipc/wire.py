@@ -11,8 +11,12 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any, TypeAlias
+    from collections.abc import Callable, Mapping
+    from typing import Any, TypeAlias, TypeVar
+
+    from .._value import Value
+
+    Record = TypeVar("Record")
 
     #: What a field must look like: a type, a list of one shape, or a row of shapes.
     Shape: TypeAlias = Any
@@ -42,6 +46,41 @@ def decode(magic: bytes, data: bytes, count: int) -> tuple[Any, ...]:
     if not isinstance(fields, tuple) or len(fields) != count:
         raise Malformed("they have too few or too many fields")
     return fields
+
+
+def shapes(kind: type[Value], **rows: Shape) -> dict[str, Shape]:
+    """The shape of each field of a record, from its annotations.
+
+    An annotation is `int`, `bytes`, the name of one of `rows`, a tuple of these, or `tuple[..., ...]`
+    around one of them.
+    """
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        texts.update(base.__dict__.get("__annotations__", {}))  # noqa: RUF063 - inspect is heavy
+    known = {"int": int, "bytes": bytes, **rows}
+    return {name: _shape(texts[name], known) for name in kind._fields}
+
+
+def _shape(text: str, known: Mapping[str, Shape]) -> Shape:
+    if text in known:
+        return known[text]
+    inner = text[len("tuple[") : -1]
+    if inner.endswith(", ..."):
+        return [_shape(inner[: -len(", ...")], known)]
+    return tuple(known[word] for word in inner.split(", "))
+
+
+def pack(magic: bytes, record: object, shapes: Mapping[str, Shape]) -> bytes:
+    """The bytes of a record. Malformed for one that `unpack` would refuse."""
+    check(record, shapes)
+    return encode(magic, tuple(getattr(record, name) for name in shapes))
+
+
+def unpack(magic: bytes, data: bytes, kind: Callable[..., Record], shapes: Mapping[str, Shape]) -> Record:
+    """The record in `data`, each field with its shape, or Malformed."""
+    record = kind(*decode(magic, data, len(shapes)))
+    check(record, shapes)
+    return record
 
 
 def check(record: object, shapes: Mapping[str, Shape]) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 
 from ..errors import LaunchFailed
-from ..ipc.exec_spec import Instructions, encode
+from ..ipc.exec_spec import ExecSpec, encode
 from ..ipc.status import sentence
 from .contract import Launch
 
@@ -32,7 +32,7 @@ def python(program: str, *words: str) -> tuple[str, ...]:
     return (os.path.realpath(sys.executable), "-I", "-S", os.path.join(package, program), *words)
 
 
-def launch(instructions: Instructions, *, relays: bool = True) -> Launch:
+def launch(instructions: ExecSpec, *, relays: bool = True) -> Launch:
     """The helper, ready to be started once with these instructions; `status` and `launcher` are set here."""
     read, write = os.pipe2(os.O_CLOEXEC)
     file = os.memfd_create("staddle", os.MFD_CLOEXEC)

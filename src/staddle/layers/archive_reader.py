@@ -6,7 +6,7 @@ import os
 
 from ..errors import ArchiveRefused
 from ..files.tar import Content, Member, members
-from ..files.unpack import Bounds, Unpacking
+from ..files.unpack import UnpackBounds, Unpacking
 from .archive import END_MARK, FORMAT, MANIFEST, zstd_module
 from .merge import prune
 
@@ -27,7 +27,7 @@ def load(
     store: Store,
     *,
     bases: Sequence[str] = (),
-    bounds: Bounds | None = None,
+    bounds: UnpackBounds | None = None,
     owner: tuple[int, int] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> tuple[dict[str, Layer], dict[str, object]]:
@@ -41,7 +41,7 @@ def load(
     made: dict[str, Layer] = {}
     try:
         with open(path, "rb") as raw, _decompressing(_told(raw, progress)) as source:
-            facts = _read(source, store, made, bounds or Bounds(), owner)
+            facts = _read(source, store, made, bounds or UnpackBounds(), owner)
         for layer in made.values() if bases else ():
             prune(layer.upper, bases)
         return made, facts
@@ -55,7 +55,7 @@ def _read(
     source: IO[bytes],
     store: Store,
     made: dict[str, Layer],
-    bounds: Bounds,
+    bounds: UnpackBounds,
     owner: tuple[int, int] | None,
 ) -> dict[str, object]:
     import json
@@ -126,7 +126,7 @@ def _fill(
 class _BoundedReader:
     """The uncompressed bytes of an archive: counted against the bounds, and summed up."""
 
-    def __init__(self, source: IO[bytes], bounds: Bounds) -> None:
+    def __init__(self, source: IO[bytes], bounds: UnpackBounds) -> None:
         from hashlib import sha256
 
         self._source = source

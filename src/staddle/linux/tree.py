@@ -83,7 +83,7 @@ class Children:
                 os.close(fd)
 
 
-class Process:
+class ProcessIdentity:
     """A process by its number and the time it was started: no other one that is given the number is meant."""
 
     def __init__(self, pid: int) -> None:

@@ -29,7 +29,7 @@ _STAGES: tuple[Stage, ...] = ("", "namespace", "map", "mount", "proc")
 _LANDLOCK = "choose backend='landlock', which needs no namespaces"
 
 
-class Facts(Value):
+class UsernsFacts(Value):
     """What was seen. `stage` is the step that failed, empty when all succeeded."""
 
     stage: Stage
@@ -48,7 +48,7 @@ class Obstacle(Value):
     fix: str
 
 
-def obstacle(facts: Facts) -> Obstacle | None:
+def obstacle(facts: UsernsFacts) -> Obstacle | None:
     """The true cause, or None when nothing stood in the way."""
     if not facts.stage:
         return None
@@ -98,10 +98,10 @@ def obstacle(facts: Facts) -> Obstacle | None:
     return Obstacle(f"{what}: {os.strerror(facts.error)}", _LANDLOCK)
 
 
-def observe(identity: int | None = None) -> Facts:
+def observe(identity: int | None = None) -> UsernsFacts:
     """Try it in a child that changes nothing outside itself, as uid and gid `identity` if given."""
     stage, error = _attempt(identity)
-    return Facts(
+    return UsernsFacts(
         stage,
         error,
         seccomp=b"\nSeccomp:\t2" in _read("/proc/self/status"),

@@ -22,7 +22,7 @@ from ..errors import LaunchFailed
 from ..linux import mounts
 from ..linux.openat2 import open_beneath
 from .host import open_named
-from .operations import Bind, Devices, Directory, Empty, File, Mask, Overlay, Processes, Seal, Symlink
+from .operations import Bind, Devices, Directory, Empty, File, Mask, Overlay, ProcMount, Seal, Symlink
 from .owners import needs_translation, translate, unwritable
 from .sizes import tmpfs_options
 
@@ -115,7 +115,7 @@ def _show_as_ours(tree: int, operation: Bind, translation: Callable[[], int | No
 
 def mount_processes(target: str) -> None:
     """Mount a /proc of the pid namespace we are in, at a path without links."""
-    # Processes that may not be looked into, ourselves first of all, do not exist here.
+    # ProcMount that may not be looked into, ourselves first of all, do not exist here.
     mounts.mount("proc", target, "proc", flags=_PLAIN | mounts.MS_NOEXEC, options="hidepid=2")
 
 
@@ -211,7 +211,7 @@ class Builder:
             os.symlink(operation.target, name, dir_fd=parent)
         elif isinstance(operation, Devices):
             self._devices(operation.path)
-        elif isinstance(operation, Processes):
+        elif isinstance(operation, ProcMount):
             self._processes(operation.path)
         elif isinstance(operation, Seal):
             mounts.set_attributes(self._existing(operation.path), _RDONLY, recursive=False)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from .._value import Value
 from ..errors import PolicyNotEnforceable
 from ..policy.plan import Closed, Grant, Guard, Hidden, Layered, Link, Plan, Scratch, Socket, Text
-from .operations import Bind, Devices, Directory, Empty, File, Mask, Overlay, Processes, Seal, Symlink
+from .operations import Bind, Devices, Directory, Empty, File, Mask, Overlay, ProcMount, Seal, Symlink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,14 +89,14 @@ _ORDER = {
     kind: place
     for place, kind in enumerate(
         (
-            *(Hidden, Closed, Scratch, Devices, Processes, Layered, Grant),
+            *(Hidden, Closed, Scratch, Devices, ProcMount, Layered, Grant),
             *(_Kept, _Rebuilt, Guard, Socket, Text, Link),
         )
     )
 }
 if TYPE_CHECKING:
     _Shown: TypeAlias = Layered | Grant | _Kept | _Rebuilt | Guard | Socket | Text | Link
-    _Item: TypeAlias = Hidden | Closed | Scratch | Devices | Processes | _Shown
+    _Item: TypeAlias = Hidden | Closed | Scratch | Devices | ProcMount | _Shown
 
 
 def lay_out(plan: Plan, view: View) -> Layout:
@@ -131,7 +131,7 @@ def _items(plan: Plan) -> list[_Item]:
         *plan.texts,
         *plan.links,
         Devices("/dev", _OURS),
-        Processes("/proc", _OURS),
+        ProcMount("/proc", _OURS),
     ]
     if all(scratch.path != "/dev/shm" for scratch in plan.scratch):
         items.append(Scratch("/dev/shm", 0o1777, _SHM_SIZE, _OURS))
@@ -164,7 +164,7 @@ def _opens(item: _Item, around: RegionKind) -> RegionKind | None:
         return "hidden"
     if isinstance(item, Scratch | Devices):
         return "own"
-    if isinstance(item, Processes):
+    if isinstance(item, ProcMount):
         return "processes"
     if isinstance(item, Layered):
         return "layer"
@@ -283,7 +283,7 @@ class _Writer:
         self.add(operation)
         if isinstance(item, Layered):
             self.add(Overlay(item.path, item.upper, item.work, item.origin))
-        if isinstance(item, Processes):
+        if isinstance(item, ProcMount):
             self._mask_processes()
 
     def _operation(self, item: _Item, around: RegionKind) -> Operation | None:
@@ -298,7 +298,7 @@ class _Writer:
             return Mask(item.path, item.origin, optional=True, which=item.which) if seen else None
         if isinstance(item, Scratch):
             return Empty(item.path, item.mode, item.size, item.origin, below)
-        if isinstance(item, Devices | Processes):
+        if isinstance(item, Devices | ProcMount):
             return item
         if isinstance(item, Layered):
             # As if it could be written, so that its owner is shown as the sandbox's user.

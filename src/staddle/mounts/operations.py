@@ -139,7 +139,7 @@ class Devices(Value):
         return f"device directory {shown(self.path)}: null, zero, full, random, urandom, tty, private pts"
 
 
-class Processes(Value):
+class ProcMount(Value):
     """A /proc that knows the sandbox's own processes only."""
 
     path: str
@@ -161,5 +161,5 @@ class Seal(Value):
 
 if TYPE_CHECKING:
     Operation: TypeAlias = (
-        Bind | Overlay | Empty | Directory | Mask | File | Symlink | Devices | Processes | Seal
+        Bind | Overlay | Empty | Directory | Mask | File | Symlink | Devices | ProcMount | Seal
     )

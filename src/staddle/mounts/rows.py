@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from .operations import Bind, Devices, Directory, Empty, File, Mask, Overlay, Processes, Seal, Symlink
+from .operations import Bind, Devices, Directory, Empty, File, Mask, Overlay, ProcMount, Seal, Symlink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,12 +26,14 @@ BIND, OVERLAY, EMPTY, DIRECTORY, MASK, FILE, LINK, DEVICES, PROCESSES, SEAL = (
 WRITABLE, BELOW, AGAIN, OPTIONAL = 1, 2, 4, 8
 
 #: Those of which there is nothing to say but where.
-_BARE: dict[bytes, type[Devices | Processes | Seal]] = {
+_BARE: dict[bytes, type[Devices | ProcMount | Seal]] = {
     DEVICES: Devices,
-    PROCESSES: Processes,
+    PROCESSES: ProcMount,
     SEAL: Seal,
 }
 _BARE_KINDS = {operation: kind for kind, operation in _BARE.items()}
+#: The shape of a row, as `ipc.wire` checks it.
+ROW_SHAPE = (bytes, bytes, int, int, int, bytes)
 
 
 def encoded(operations: Iterable[Operation]) -> tuple[Row, ...]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from .._value import Value
 from ..policy.paths import ROOT_HOME, WORKSPACE_PATH, covers
-from .operations import Bind, Directory, Empty, File, Mask, Processes, Symlink
+from .operations import Bind, Directory, Empty, File, Mask, ProcMount, Symlink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ def share(operations: Sequence[Operation], layered: Collection[str] = ()) -> Sha
                 own.append(_kept_aside(left, template))
         elif any(covers(root, path) for root in roots):
             own.append(_kept_aside(operation, template))
-        elif isinstance(operation, Processes) or (isinstance(operation, Empty) and operation.mode):
+        elif isinstance(operation, ProcMount) or (isinstance(operation, Empty) and operation.mode):
             roots.append(path)
-            if isinstance(operation, Processes) or not operation.below:
+            if isinstance(operation, ProcMount) or not operation.below:
                 template.append(Directory(path, 0o755, _OURS))
             if isinstance(operation, Empty):  # /proc comes before anything else can be done
                 own.append(operation.replace(below=True))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .resolution import ResolvedPath
 
-    class Files(Protocol):
+    class HostDisk(Protocol):
         """The disk, as far as it is asked about."""
 
         def find(self, path: str) -> ResolvedPath:
@@ -50,7 +50,7 @@ class Toolchain(Value):
     why: str
 
 
-class Found(Value):
+class Toolchains(Value):
     """What makes the toolchains work inside.
 
     `links` are (where, to), as the host has them; `before` and `after` are what the PATH has before
@@ -71,13 +71,13 @@ class Found(Value):
 def find(
     path: str,
     home: str,
-    files: Files,
+    files: HostDisk,
     *,
     hidden: Callable[[str], bool],
     denied: Iterable[str],
     env: Mapping[str, str],
     workspace: str | None = None,
-) -> Found:
+) -> Toolchains:
     """What the directories of `path` lead to, and a virtual environment in `workspace`.
 
     `hidden` says whether a real path cannot be seen inside anyway; `denied` are paths that no root
@@ -101,7 +101,7 @@ class _Finder:
     def __init__(  # noqa: PLR0917 - as `find` has them
         self,
         home: str,
-        files: Files,
+        files: HostDisk,
         hidden: Callable[[str], bool],
         denied: tuple[str, ...],
         env: Mapping[str, str],
@@ -116,7 +116,7 @@ class _Finder:
         self._links: dict[str, str] = {}
         self._left_out: list[str] = []
 
-    def found(self) -> Found:
+    def found(self) -> Toolchains:
         roots = self._toolchains
         needed = {
             root: one
@@ -124,7 +124,7 @@ class _Finder:
             if not any(other != root and covers(other, root) for other in roots)
         }
         inside = [f"{root}/{name}" for root in needed for name in layouts.SECRETS]
-        return Found(
+        return Toolchains(
             toolchains=tuple(needed.values()),
             links=tuple(self._links.items()),
             before=tuple(dict.fromkeys(self.before)),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .resolution import PathContext, ResolvedPath
-    from .toolchains import Found
+    from .toolchains import Toolchains
 
 _ORIGIN = "toolchains"
 
@@ -31,7 +31,7 @@ VARIABLES = (
 )
 #: Seconds for which an answer is good, should something further down have changed; how many are kept.
 _FRESH, _MOST_KNOWN = 30.0, 16
-_known: dict[object, tuple[float, Found]] = {}
+_known: dict[object, tuple[float, Toolchains]] = {}
 
 
 class Disk:
@@ -131,7 +131,7 @@ def _environments(workspace: str | None) -> list[str]:
 
 def _found(
     path: str, places: Iterable[str], context: PathContext, around: tuple[list[str], str, str | None]
-) -> Found:
+) -> Toolchains:
     """What `path` leads to; the same as before while nothing has changed in `places`.
 
     `around` is what can be seen, the home inside, in which that is not so, and the workspace.

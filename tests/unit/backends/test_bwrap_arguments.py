@@ -11,7 +11,7 @@ from staddle.backends.bwrap import arguments, rlimits
 from staddle.backends.bwrap.launching import failure
 from staddle.backends.descriptors import Descriptors
 from staddle.errors import LaunchFailed, PolicyNotEnforceable
-from staddle.mounts.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
+from staddle.mounts.operations import Bind, Devices, Directory, Empty, File, Mask, ProcMount, Seal, Symlink
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Variable
@@ -66,7 +66,7 @@ def test_operations_in_their_order(tmp_path: Path) -> None:
         Empty("/", 0o755, 9, WHY),
         Devices("/dev", WHY),
         Symlink("/etc/a/l", "x", WHY),
-        Processes("/proc", WHY),
+        ProcMount("/proc", WHY),
         Empty("/proc/1", 0, 4096, WHY),
         Bind(at, True, WHY),
         Empty(at, 0, 0, WHY, below=True),

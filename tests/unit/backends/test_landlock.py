@@ -14,7 +14,7 @@ from staddle.backends.landlock.probe import uid_for_run
 from staddle.backends.landlock.root_view import as_user, view
 from staddle.enforcement import PROTECTIONS
 from staddle.errors import BackendUnavailable, PolicyNotEnforceable
-from staddle.ipc.exec_spec import Instructions, decode
+from staddle.ipc.exec_spec import ExecSpec, decode
 from staddle.linux import landlock as kernel
 from staddle.linux import seccomp
 from staddle.linux.idmaps import FIRST_UNUSED
@@ -28,7 +28,7 @@ PASSWD = Text(
 GROUP = Text("/etc/group", b"root:x:0:\nuser:x:1000:\n", "made up")
 
 
-def made(plan: Plan, command: tuple[str, ...] = ("true",), **findings: Any) -> Instructions:
+def made(plan: Plan, command: tuple[str, ...] = ("true",), **findings: Any) -> ExecSpec:
     """The instructions for `plan`, as the helper reads them."""
     backend = Landlock()
     backend._found = found(**findings)
@@ -245,7 +245,7 @@ def test_two_runs_are_strangers_to_each_other() -> None:
     assert all(FIRST_UNUSED <= uid_for_run(FIRST_UNUSED) < 0x7FFFFFFF for _ in range(50))
 
 
-# Instructions.
+# ExecSpec.
 
 
 def test_the_instructions_ask_for_everything_the_kernel_has() -> None:

@@ -16,7 +16,7 @@ from staddle.ipc.network_spec import decoded
 from staddle.limits import cgroup_layout, host_cgroups
 from staddle.linux.landlock import RIGHTS
 from staddle.linux.seccomp import program
-from staddle.linux.userns import Facts
+from staddle.linux.userns import UsernsFacts
 from staddle.mounts.from_plan import lay_out
 from staddle.network.namespace.from_policy import network_spec
 from staddle.policy.limits import Limits
@@ -30,7 +30,7 @@ ODD = '/w/a b:c"d\\e%h$HOME\n'
 
 def asked(
     made: Plan, unprivileged_uid: int | None = None, command: tuple[str, ...] = ("true",)
-) -> namespace_spec.Surroundings:
+) -> namespace_spec.NamespaceSpec:
     return launching.spec(made, lay_out(made, DictHost()), unprivileged_uid, command, status=9)
 
 
@@ -241,7 +241,7 @@ def test_a_canary_that_ran_unconfined_is_our_own_bug() -> None:
 def test_the_true_cause_is_named_before_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     from staddle.linux import userns
 
-    monkeypatch.setattr(userns, "observe", lambda identity: Facts("namespace", 28, maximum="0"))
+    monkeypatch.setattr(userns, "observe", lambda identity: UsernsFacts("namespace", 28, maximum="0"))
     assert "max_user_namespaces" in Namespaces()._judged("the command did not run", "unshare: ...").why
-    monkeypatch.setattr(userns, "observe", lambda identity: Facts(""))
+    monkeypatch.setattr(userns, "observe", lambda identity: UsernsFacts(""))
     assert "unshare: ..." in Namespaces()._judged("the command did not run", "unshare: ...").why

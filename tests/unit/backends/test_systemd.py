@@ -86,7 +86,9 @@ def test_dollars_in_the_helpers_path_are_not_expanded_by_the_manager() -> None:
 # The orders.
 
 
-def asked(made: Plan, found: Manager = USER, command: tuple[str, ...] = ("true",)) -> systemd_spec.Orders:
+def asked(
+    made: Plan, found: Manager = USER, command: tuple[str, ...] = ("true",)
+) -> systemd_spec.SystemdSpec:
     return launching.spec(made, lay_out(made, DictHost()), found, command, status=9)
 
 

@@ -13,7 +13,7 @@ import pytest
 from staddle.bases import store
 from staddle.bases.importing import import_image
 from staddle.errors import ArchiveRefused, BaseError
-from staddle.files.unpack import Bounds
+from staddle.files.unpack import UnpackBounds
 from staddle.policy import base_store
 from tests.unit.bases.images import (
     archive,
@@ -209,8 +209,8 @@ def test_links_lead_nowhere_while_it_is_unpacked(tmp_path: Path) -> None:
     assert list(outside.iterdir()) == []
 
 
-@pytest.mark.parametrize("bounds", [Bounds(bytes=1000), Bounds(entries=3), Bounds(depth=2)])
-def test_what_becomes_too_much_is_refused(tmp_path: Path, bases: Path, bounds: Bounds) -> None:
+@pytest.mark.parametrize("bounds", [UnpackBounds(bytes=1000), UnpackBounds(entries=3), UnpackBounds(depth=2)])
+def test_what_becomes_too_much_is_refused(tmp_path: Path, bases: Path, bounds: UnpackBounds) -> None:
     data = layer(file("zeros", bytes(2000)), file("a/b/c/d", b"x"), file("e"), file("f"))
     with pytest.raises(ArchiveRefused, match=r"more than|deeper than"):
         import_image(str(oci(tmp_path / "i.tar", [data])), bounds=bounds)
@@ -220,7 +220,7 @@ def test_what_becomes_too_much_is_refused(tmp_path: Path, bases: Path, bounds: B
 def test_a_layer_of_nothing_but_air_is_refused(tmp_path: Path, bases: Path) -> None:
     air = layer(file("x")) + bytes(64 << 20)
     with pytest.raises(ArchiveRefused, match="does not end"):
-        import_image(str(oci(tmp_path / "i.tar", [air])), bounds=Bounds(bytes=1 << 20, entries=16))
+        import_image(str(oci(tmp_path / "i.tar", [air])), bounds=UnpackBounds(bytes=1 << 20, entries=16))
     assert os.listdir(bases) == []
 
 

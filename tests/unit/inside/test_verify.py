@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from staddle.inside import verify
-from staddle.ipc.namespace_spec import Surroundings
+from staddle.ipc.namespace_spec import NamespaceSpec
 
-ASKED = Surroundings(5, 1, (), 0, 1000, 1000, b"sandbox", -1, (), b"", (), (), ())
+ASKED = NamespaceSpec(5, 1, (), 0, 1000, 1000, b"sandbox", -1, (), b"", (), (), ())
 NONE = b"".join(b"Cap%s:\t%016x\n" % (name, 0) for name in (b"Inh", b"Prm", b"Eff", b"Bnd", b"Amb"))
 GOOD = {
     "status": b"Name:\tx\nPid:\t1\nNoNewPrivs:\t1\n" + NONE,

@@ -1,4 +1,4 @@
-"""Instructions survive the way to the helper unchanged, and anything else is refused."""
+"""ExecSpec survive the way to the helper unchanged, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle.ipc import wire
-from staddle.ipc.exec_spec import _SHAPES, MAGIC, Instructions, Malformed, decode, encode
+from staddle.ipc.exec_spec import _SHAPES, MAGIC, ExecSpec, Malformed, decode, encode
 
 PATH = st.binary(max_size=40).map(lambda tail: b"/" + tail.replace(b"\0", b""))
 WORD = st.binary(max_size=40).map(lambda word: word.replace(b"\0", b""))
 NUMBER = st.integers(-1, 2**63 - 1)
 COMPLETE = st.builds(
-    Instructions,
+    ExecSpec,
     argv=st.lists(WORD, min_size=1, max_size=4).map(tuple),
     environment=st.lists(WORD.map(lambda value: b"N=" + value), max_size=4).map(tuple),
     directory=PATH,
@@ -37,11 +37,11 @@ COMPLETE = st.builds(
         tuple
     ),
 )
-SMALL = Instructions(argv=(b"true",), environment=(b"A=1",), directory=b"/")
+SMALL = ExecSpec(argv=(b"true",), environment=(b"A=1",), directory=b"/")
 
 
 @given(COMPLETE)
-def test_they_arrive_as_they_were_sent(sent: Instructions) -> None:
+def test_they_arrive_as_they_were_sent(sent: ExecSpec) -> None:
     assert decode(encode(sent)) == sent
 
 
@@ -50,7 +50,7 @@ def test_truth_is_a_number_on_the_way() -> None:
 
 
 @given(COMPLETE, st.data())
-def test_no_part_of_them_is_accepted(sent: Instructions, data: st.DataObject) -> None:
+def test_no_part_of_them_is_accepted(sent: ExecSpec, data: st.DataObject) -> None:
     whole = encode(sent)
     cut = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(Malformed):

@@ -1,4 +1,4 @@
-"""Orders are understood exactly, or not at all."""
+"""SystemdSpec are understood exactly, or not at all."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 
 from staddle.inside.systemd_client import _Client
 from staddle.inside.systemd_unit import _is_bounded
-from staddle.ipc.systemd_spec import MAGIC, Orders, decode, encode
+from staddle.ipc.systemd_spec import MAGIC, SystemdSpec, decode, encode
 from staddle.ipc.wire import Malformed
 from staddle.mounts.rows import BIND
 
 
-def orders(**fields: Any) -> Orders:
+def orders(**fields: Any) -> SystemdSpec:
     defaults = {
         "starter": (b"/usr/bin/systemd-run", b"--user"),
         "starter_environment": (b"A=b",),
@@ -32,7 +32,7 @@ def orders(**fields: Any) -> Orders:
         "gateway": (),
         "cgroup_fds": (),
     }
-    return Orders(**{**defaults, **fields})
+    return SystemdSpec(**{**defaults, **fields})
 
 
 def test_what_was_said_is_what_is_heard() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import LaunchFailed
-from staddle.ipc.exec_spec import Instructions, Malformed, decode
+from staddle.ipc.exec_spec import ExecSpec, Malformed, decode
 from staddle.launch import helper
 
 SRC = Path(helper.__file__).parents[2]
-SMALL = Instructions(argv=(b"true",), environment=(b"SECRET=hush",), directory=b"/")
+SMALL = ExecSpec(argv=(b"true",), environment=(b"SECRET=hush",), directory=b"/")
 #: Each costs a good part of a bare interpreter's start, or runs code from site-packages.
 SLOW = {
     *("re", "enum", "typing", "dataclasses", "subprocess", "argparse", "json", "pathlib", "socket", "signal"),

@@ -17,7 +17,7 @@ import pytest
 from staddle.errors import ArchiveRefused
 from staddle.files import tar
 from staddle.files.tar import Member
-from staddle.files.unpack import Bounds
+from staddle.files.unpack import UnpackBounds
 from staddle.layers import archive, store, trash
 from staddle.layers.archive import save
 from staddle.layers.archive_reader import load
@@ -324,12 +324,12 @@ class TestHostile:
 
     def test_more_than_was_allowed(self, room: Store, tmp_path: Path) -> None:
         zeros = [file("layers/w/f", bytes(1 << 20))]
-        for bounds in (Bounds(bytes=1000), Bounds(entries=0)):
+        for bounds in (UnpackBounds(bytes=1000), UnpackBounds(entries=0)):
             with pytest.raises(ArchiveRefused, match="more than"):
                 load(archive_of(zeros, tmp_path), room, bounds=bounds)
         deep = [of_kind("directory", "layers/w/" + "/".join("d" * count)) for count in range(1, 6)]
         with pytest.raises(ArchiveRefused, match="deeper"):
-            load(archive_of(deep, tmp_path), room, bounds=Bounds(depth=4))
+            load(archive_of(deep, tmp_path), room, bounds=UnpackBounds(depth=4))
 
     def test_a_bomb_is_stopped_by_what_it_becomes(self, room: Store, tmp_path: Path) -> None:
         out = gzip.compress(bytes(1 << 26), 9)  # 64 MiB of zeros in 64 KiB: an early end of a tar

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from staddle.linux import syscalls
-from staddle.linux.seccomp.language import Check, Rule
+from staddle.linux.seccomp.language import Check, SyscallRule
 
 HIGH = 1 << 32
 Arguments = tuple[int, int, int, int, int, int]
@@ -36,12 +36,12 @@ def edges(check: Check) -> set[int]:
     return values
 
 
-def chain(rules: tuple[Rule, ...], call: str) -> list[Rule]:
+def chain(rules: tuple[SyscallRule, ...], call: str) -> list[SyscallRule]:
     """The rules that speak of `call`, in order."""
     return [rule for rule in rules if call in rule.calls]
 
 
-def inputs(rules: tuple[Rule, ...], call: str) -> Iterator[Arguments]:
+def inputs(rules: tuple[SyscallRule, ...], call: str) -> Iterator[Arguments]:
     """Every combination of edges of the arguments that the rules for `call` look at."""
     values: list[set[int]] = [{0} for _ in range(6)]
     for rule in chain(rules, call):
@@ -53,7 +53,7 @@ def inputs(rules: tuple[Rule, ...], call: str) -> Iterator[Arguments]:
         yield tuple(argument | (count % 5 + at) * HIGH for at, argument in enumerate(arguments))
 
 
-def witnesses(rules: tuple[Rule, ...], rule: Rule, call: str) -> list[Arguments]:
+def witnesses(rules: tuple[SyscallRule, ...], rule: SyscallRule, call: str) -> list[Arguments]:
     """Arguments with which `rule`, and no rule before it, answers `call`: one for each value it names."""
     relevant = chain(rules, call)
     earlier = relevant[: relevant.index(rule)]
@@ -80,7 +80,7 @@ def witnesses(rules: tuple[Rule, ...], rule: Rule, call: str) -> list[Arguments]
     return found
 
 
-def _answers(rule: Rule, arguments: Arguments) -> bool:
+def _answers(rule: SyscallRule, arguments: Arguments) -> bool:
     return all(holds(check, arguments) for check in rule.checks)
 
 
@@ -89,7 +89,7 @@ def _plausible(value: int) -> tuple[bool, bool, int]:
     return value > 0xFFFF, value not in (17, 3), value
 
 
-def calls_of(rules: tuple[Rule, ...], machine: str) -> list[str]:
+def calls_of(rules: tuple[SyscallRule, ...], machine: str) -> list[str]:
     """All calls the rules speak of that this machine has, once each."""
     names = dict.fromkeys(name for rule in rules for name in rule.calls)
     return [name for name in names if syscalls.number(name, machine) is not None]

@@ -9,7 +9,7 @@ import pytest
 from staddle.linux import syscalls
 from staddle.linux.seccomp import PROFILES
 from staddle.linux.seccomp.compiler import compile_filter
-from staddle.linux.seccomp.language import ALLOW, Check, Rule, one_of, refuse
+from staddle.linux.seccomp.language import ALLOW, Check, SyscallRule, one_of, refuse
 from staddle.linux.seccomp.rules import RULES
 from tests.unit.linux.seccomp_inputs import calls_of, chain, inputs, witnesses
 from tests.unit.linux.seccomp_model import ARCHITECTURE, expected
@@ -63,7 +63,9 @@ def test_every_answer_is_the_models_and_every_branch_is_taken(machine: str, prof
     assert simulator.unseen() == []
 
 
-def differs(rules: list[Rule], original: tuple[Rule, ...], call: str, machine: str, profile: str) -> bool:
+def differs(
+    rules: list[SyscallRule], original: tuple[SyscallRule, ...], call: str, machine: str, profile: str
+) -> bool:
     """Whether the model notices that `rules` are used in place of `original` for `call`."""
     simulator, native = Simulator(compile_filter(rules, machine)), ARCHITECTURE[machine]
     number = syscalls.number(call, machine)
@@ -109,7 +111,7 @@ def test_no_call_value_test_or_answer_can_be_changed_unnoticed(machine: str, pro
                 assert noticed, f"{call}: nothing notices {what}"
 
 
-def mutants(rule: Rule) -> list[tuple[str, list[Rule]]]:
+def mutants(rule: SyscallRule) -> list[tuple[str, list[SyscallRule]]]:
     """The rule gone, with another answer, without one of its checks, and with each check changed."""
     other = refuse("EPERM") if rule.answer != refuse("EPERM") else ALLOW
     found = [("its loss", []), ("another answer", [rule.replace(answer=other)])]
@@ -139,21 +141,24 @@ def changed_checks(check: Check) -> list[tuple[str, Check]]:
 
 
 def test_a_rule_behind_one_that_always_applies_is_an_error() -> None:
-    always = Rule(("mount",), refuse("EPERM"), "always")
-    late = Rule(("mount",), refuse("ENOSYS"), "never", (one_of(0, "source", nothing=0),))
+    always = SyscallRule(("mount",), refuse("EPERM"), "always")
+    late = SyscallRule(("mount",), refuse("ENOSYS"), "never", (one_of(0, "source", nothing=0),))
     with pytest.raises(ValueError, match="can never apply"):
         compile_filter((always, late), "x86_64")
 
 
 def test_values_of_64_bits_cannot_be_compared_by_mistake() -> None:
-    rule = Rule(("ioctl",), refuse("EPERM"), "", (one_of(1, "request", mask=2**64 - 1, TIOCSTI=0x5412),))
+    rule = SyscallRule(
+        ("ioctl",), refuse("EPERM"), "", (one_of(1, "request", mask=2**64 - 1, TIOCSTI=0x5412),)
+    )
     with pytest.raises(ValueError, match="low 32 bits"):
         compile_filter((rule,), "x86_64")
 
 
 def test_a_filter_longer_than_the_kernel_takes_is_an_error() -> None:
     rules = [
-        Rule(("ioctl",), refuse("EPERM"), "", (one_of(1, "request", it=number),)) for number in range(1400)
+        SyscallRule(("ioctl",), refuse("EPERM"), "", (one_of(1, "request", it=number),))
+        for number in range(1400)
     ]
     with pytest.raises(ValueError, match="4096"):
         compile_filter(rules, "x86_64")
@@ -163,9 +168,10 @@ def test_a_filter_longer_than_the_kernel_takes_is_an_error() -> None:
 def test_far_jumps_are_right(machine: str) -> None:
     # Many checks on an early call push the right half of the tree out of reach of a short jump.
     many = [
-        Rule(("ioctl",), refuse("ENOSYS"), "", (one_of(1, "request", it=number),)) for number in range(200)
+        SyscallRule(("ioctl",), refuse("ENOSYS"), "", (one_of(1, "request", it=number),))
+        for number in range(200)
     ]
-    simulator = Simulator(compile_filter([*many, Rule(("clone3",), refuse("EPERM"), "")], machine))
+    simulator = Simulator(compile_filter([*many, SyscallRule(("clone3",), refuse("EPERM"), "")], machine))
     ioctl = syscalls.number("ioctl", machine)
     assert simulator.run(ARCHITECTURE[machine], ioctl, (0, 199, 0, 0, 0, 0)) == refuse("ENOSYS").code
     assert simulator.run(ARCHITECTURE[machine], ioctl, (0, 200, 0, 0, 0, 0)) == ALLOW.code

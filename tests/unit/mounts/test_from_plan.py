@@ -9,7 +9,7 @@ import pytest
 
 from staddle.errors import PolicyNotEnforceable
 from staddle.mounts.from_plan import Layout, lay_out
-from staddle.mounts.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
+from staddle.mounts.operations import Bind, Devices, Directory, Empty, File, Mask, ProcMount, Seal, Symlink
 from staddle.policy.plan import Link, Plan, Socket, Text
 from tests.unit.mounts.plans import WHY, DictHost, guard, hidden, plan, read, scratch, write
 
@@ -25,7 +25,7 @@ def of_plan(layout: Layout) -> list[object]:
 
 def test_a_sandbox_of_nothing_has_a_root_devices_and_processes() -> None:
     kinds = [type(op) for op in laid_out().operations]
-    assert kinds == [Empty, Devices, Empty, Processes, Empty, Seal, Seal]
+    assert kinds == [Empty, Devices, Empty, ProcMount, Empty, Seal, Seal]
     first, *_, last = laid_out().operations
     assert (first.path, last.path) == ("/", "/")
 

@@ -13,7 +13,7 @@ from staddle.mounts.operations import (
     File,
     Mask,
     Overlay,
-    Processes,
+    ProcMount,
     Seal,
     Symlink,
 )
@@ -33,7 +33,7 @@ EVERY = (
     File("/home/user/.bashrc", b"x", "", mode=0o644),
     Symlink("/bin", "usr/bin\udcff", ""),
     Devices("/dev", ""),
-    Processes("/proc", ""),
+    ProcMount("/proc", ""),
     Seal("/", ""),
 )
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from staddle.mounts.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
+from staddle.mounts.operations import Bind, Devices, Directory, Empty, File, Mask, ProcMount, Seal, Symlink
 from staddle.mounts.shared_view import ASIDE, OLD_ROOT, carried, share
 from staddle.policy.paths import WORKSPACE_PATH
 
 ROOT = Empty("/", 0o755, 4096, "")
 USR = Bind("/usr", False, "")
 TMP = Empty("/tmp", 0o1777, 4096, "")
-PROC = Processes("/proc", "")
+PROC = ProcMount("/proc", "")
 
 
 def test_what_shows_the_host_is_shared() -> None:
@@ -68,7 +68,7 @@ def test_processes_are_each_ones_own_with_what_is_masked_in_them() -> None:
     shared = share([ROOT, PROC, mask, Empty("/proc/1", 0, 4096, "")])
     assert shared.own == (mask,)
     assert Directory("/proc", 0o755, "sandbox") in shared.template
-    assert not any(isinstance(op, Processes) for op in shared.template)
+    assert not any(isinstance(op, ProcMount) for op in shared.template)
 
 
 def test_shared_memory_is_each_ones_own_and_the_devices_are_shared() -> None:

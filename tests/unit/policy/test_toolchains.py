@@ -13,11 +13,11 @@ from staddle.policy import Policy
 from staddle.policy.compiler import compile
 from staddle.policy.paths import absolute, covers
 from staddle.policy.presets import denied
-from staddle.policy.toolchains import Found, find
+from staddle.policy.toolchains import Toolchains, find
 from staddle.policy.tools import Disk
 from tests.unit.policy.tree import make
 
-Look = Callable[..., Found]
+Look = Callable[..., Toolchains]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def home(tmp_path: Path) -> Path:
 def look(home: Path, tmp_path: Path) -> Look:
     """What is found for a PATH, with `~` for the home; nothing below the temporary directory can be seen."""
 
-    def looked(*path: str, workspace: Path | None = None, **env: str) -> Found:
+    def looked(*path: str, workspace: Path | None = None, **env: str) -> Toolchains:
         found = find(
             ":".join(place.replace("~", str(home)) for place in path),
             str(home),
@@ -68,11 +68,11 @@ def plant(root: Path, *names: str, text: str = "") -> None:
     make(root, *names, text=text, mode=0o755)
 
 
-def roots(found: Found, home: Path) -> set[str]:
+def roots(found: Toolchains, home: Path) -> set[str]:
     return {os.path.relpath(one.root, home) for one in found.toolchains}
 
 
-def search(found: Found, home: Path) -> list[str]:
+def search(found: Toolchains, home: Path) -> list[str]:
     return [os.path.relpath(place, home) for place in found.before]
 
 

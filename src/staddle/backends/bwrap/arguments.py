@@ -6,7 +6,7 @@ import os
 
 from ...errors import LaunchFailed, PolicyNotEnforceable
 from ...mounts.host import check_place
-from ...mounts.operations import Bind, Devices, Directory, Empty, File, Mask, Processes, Seal, Symlink
+from ...mounts.operations import Bind, Devices, Directory, Empty, File, Mask, ProcMount, Seal, Symlink
 from ..gateways import reaches_out
 
 TYPE_CHECKING = False
@@ -86,7 +86,7 @@ def filesystem(operations: Iterable[Operation], give: Descriptors, *, by_descrip
             yield from ("--symlink", operation.target, operation.path)
         elif isinstance(operation, Devices):
             yield from ("--dev", operation.path)
-        elif isinstance(operation, Processes):
+        elif isinstance(operation, ProcMount):
             yield from ("--proc", operation.path)
         elif isinstance(operation, Seal):
             yield from ("--remount-ro", operation.path)

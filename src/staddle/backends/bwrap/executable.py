@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..._value import Value
-from ...linux.userns import Facts, observe, obstacle
+from ...linux.userns import UsernsFacts, observe, obstacle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def diagnose(found: Starter, problem: str, message: str) -> tuple[str, str]:
     return judge(found.bwrap, problem, message, observe(found.unprivileged_uid))
 
 
-def judge(bwrap: str, problem: str, message: str, facts: Facts) -> tuple[str, str]:
+def judge(bwrap: str, problem: str, message: str, facts: UsernsFacts) -> tuple[str, str]:
     """The same from facts: what the self-test found wrong, bwrap's message, what the kernel allows us."""
     if problem != "the command did not run":
         return f"{bwrap} ran its self-test without confining it: {problem}", _REINSTALL

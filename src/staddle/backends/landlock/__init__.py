@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ...enforcement import Gap, Probe
-    from ...ipc.exec_spec import Instructions
+    from ...ipc.exec_spec import ExecSpec
     from ...policy.plan import Plan
     from .root_view import RootView
 
@@ -67,8 +67,8 @@ class Landlock:
 
     def _arrange(
         self, plan: Plan, command: Sequence[str]
-    ) -> tuple[Plan, list[rules.LandlockRule], RootView | None, Instructions]:
-        from ...ipc.exec_spec import Instructions
+    ) -> tuple[Plan, list[rules.LandlockRule], RootView | None, ExecSpec]:
+        from ...ipc.exec_spec import ExecSpec
 
         found = self._findings()
         uid = uid_for_run(found.uid)
@@ -77,7 +77,7 @@ class Landlock:
         granted = self._rules(plan, layout, mounted, can_mount=seen is not None)
         kept, _ = kernel.weaken(kernel.EVERYTHING, found.abi)
         ports, net = destinations.ports(plan, kept)
-        instructions = Instructions(
+        instructions = ExecSpec(
             argv=tuple(os.fsencode(word) for word in command),
             environment=tuple(
                 os.fsencode(f"{name}={value}")

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ...ipc.exec_spec import Instructions
+    from ...ipc.exec_spec import ExecSpec
     from ...policy.plan import Plan
     from .probe import Findings
     from .root_view import RootView
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def steps(
-    plan: Plan, granted: list[LandlockRule], seen: RootView | None, order: Instructions
+    plan: Plan, granted: list[LandlockRule], seen: RootView | None, order: ExecSpec
 ) -> tuple[Step, ...]:
     """The instructions in words, in the order in which they are carried out."""
     found: list[Step] = []
@@ -65,7 +65,7 @@ def steps(
     return (*found, Step(f"start the command in {where} with only the plan's variables", "landlock"))
 
 
-def _mounts(plan: Plan, seen: RootView, order: Instructions) -> list[Step]:
+def _mounts(plan: Plan, seen: RootView, order: ExecSpec) -> list[Step]:
     origins = {text.path: text.origin for text in plan.texts}
     origins |= {item.path: item.origin for item in plan.scratch}
     origins |= {socket.path: socket.origin for socket in plan.sockets}
@@ -84,7 +84,7 @@ def _mounts(plan: Plan, seen: RootView, order: Instructions) -> list[Step]:
     return found
 
 
-def _handles(order: Instructions, name: str) -> bool:
+def _handles(order: ExecSpec, name: str) -> bool:
     handled = {"fs": order.handled_fs, "net": order.handled_net, "scope": order.scoped}
     return any(bool(rows.get(name, (0,))[0] & handled[kind]) for kind, rows in kernel.RIGHTS.items())
 

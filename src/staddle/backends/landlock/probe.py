@@ -17,7 +17,7 @@ from . import rules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...ipc.exec_spec import Instructions
+    from ...ipc.exec_spec import ExecSpec
     from ...launch.contract import Launch
 
 #: What the shell says when something is possible that must not be, or has not been done.
@@ -126,15 +126,15 @@ def _attempt(abi: int, uid: int, hides: bool) -> str:
     return "; ".join(line for line in lines if line != "tried") or "a confined shell did not run"
 
 
-def _instructions(abi: int, uid: int, hides: bool) -> Instructions:
-    from ...ipc.exec_spec import Instructions
+def _instructions(abi: int, uid: int, hides: bool) -> ExecSpec:
+    from ...ipc.exec_spec import ExecSpec
 
     kept, _ = kernel.weaken(kernel.EVERYTHING, abi)
     readable = {os.path.realpath(path) for path in _SYSTEM if os.path.exists(path)}
     rows = [(path, kernel.READ) for path in sorted(readable)]
     rows += [("/proc", rules.PROC), ("/dev/null", rules.DEVICES["/dev/null"])]
     scoped = "scoped" if "signal" in kept else ""
-    return Instructions(
+    return ExecSpec(
         argv=(b"/bin/sh", b"-c", _TRY.encode(), b"sh", os.fsencode(__file__), scoped.encode()),
         environment=(b"PATH=/usr/bin:/bin",),
         directory=b"/",

@@ -99,7 +99,7 @@ def _limited(plan: Plan) -> CommandLimits | None:
 
 
 def _start_here(
-    asked: namespace_spec.Surroundings, prepare: Callable[[], None], told: GatewayLog | None
+    asked: namespace_spec.NamespaceSpec, prepare: Callable[[], None], told: GatewayLog | None
 ) -> int:
     from ...inside.namespace_init import start_here
 
@@ -128,10 +128,10 @@ def spec(
     status: int,
     gateway: tuple[int, ...] = (),
     limited: CommandLimits | None = None,
-) -> namespace_spec.Surroundings:
+) -> namespace_spec.NamespaceSpec:
     """The namespace specification: everything that the helper needs to know."""
     who = plan.identity
-    return namespace_spec.Surroundings(
+    return namespace_spec.NamespaceSpec(
         status=status,
         launcher=os.getpid(),
         view=rows.encoded(_view(plan, layout)),

@@ -63,7 +63,7 @@ def spec(
     *,
     status: int,
     gateway: tuple[int, ...] = (),
-) -> systemd_spec.Orders:
+) -> systemd_spec.SystemdSpec:
     """The specification for both ends of the socket."""
     name = f"staddle-{os.urandom(8).hex()}"
     starter = unit.command_line(
@@ -79,7 +79,7 @@ def spec(
             fix="install them elsewhere",
         ) from None
     who = plan.identity
-    return systemd_spec.Orders(
+    return systemd_spec.SystemdSpec(
         starter=encoded,
         starter_environment=tuple(os.fsencode(f"{key}={value}") for key, value in environment.items()),
         status=status,

@@ -10,7 +10,7 @@ import _socket
 import errno
 import os
 
-from ...ipc.exec_spec import Instructions
+from ...ipc.exec_spec import ExecSpec
 from ...limits import oom_score
 from ...linux import cgroups, process, userns
 from ...linux.syscalls import call
@@ -155,8 +155,8 @@ class ProcessConfinement:
 
     def _instructions(
         self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes
-    ) -> Instructions:
-        return Instructions(argv, environment, directory, rlimits=self._rlimits, filter=self._filter)
+    ) -> ExecSpec:
+        return ExecSpec(argv, environment, directory, rlimits=self._rlimits, filter=self._filter)
 
     def _maps(self) -> tuple[tuple[str, bytes], ...]:
         if self._whose:  # everybody is who they are, but for the sandbox's user

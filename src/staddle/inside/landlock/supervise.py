@@ -29,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from ...ipc.exec_spec import Instructions
+    from ...ipc.exec_spec import ExecSpec
     from ...linux.landlock import Ruleset
     from .unix_sockets import Broker
 
@@ -40,7 +40,7 @@ HANDLED = (*ATTENDED, ORPHANED)
 _BUSY = 20
 
 
-def launch(instructions: Instructions, ruleset: Ruleset | None, status: int, parent: int) -> NoReturn:
+def launch(instructions: ExecSpec, ruleset: Ruleset | None, status: int, parent: int) -> NoReturn:
     """Be the launcher: start the warden, pass signals on to it, end as it ends."""
     process.subreaper()
     lifeline, ours = os.pipe2(os.O_CLOEXEC)
@@ -71,7 +71,7 @@ def launch(instructions: Instructions, ruleset: Ruleset | None, status: int, par
     os._exit(exit_status(status))
 
 
-def _watch(instructions: Instructions, ruleset: Ruleset | None, status: int, lifeline: int) -> int:
+def _watch(instructions: ExecSpec, ruleset: Ruleset | None, status: int, lifeline: int) -> int:
     """Be the warden. Returns the command's exit status when nothing of it is left."""
     os.setsid()  # whoever kills the launcher's process group does not kill us
     process.subreaper()
@@ -85,7 +85,7 @@ def _watch(instructions: Instructions, ruleset: Ruleset | None, status: int, lif
         remove_tree.remove(instructions.scratch)
 
 
-def _start(instructions: Instructions, ruleset: Ruleset | None, status: int) -> tuple[int, Broker | None]:
+def _start(instructions: ExecSpec, ruleset: Ruleset | None, status: int) -> tuple[int, Broker | None]:
     ours, theirs = process.descriptor_channel() if instructions.brokered else (-1, -1)
     warden = os.getpid()
     command = os.fork()

@@ -26,7 +26,7 @@ from .destinations import Destinations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...ipc.exec_spec import Instructions
+    from ...ipc.exec_spec import ExecSpec
 
 AF_UNSPEC, AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 0, 1, 2, 10, 16
 
@@ -74,7 +74,7 @@ class Broker:
     then is our process, which stays, the peer that the server sees.
     """
 
-    def __init__(self, listener: int, instructions: Instructions) -> None:
+    def __init__(self, listener: int, instructions: ExecSpec) -> None:
         self.listener = listener
         self._rules = Rules(instructions.sockets)
         self._internet = bool(instructions.internet)

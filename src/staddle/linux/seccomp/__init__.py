@@ -21,7 +21,7 @@ from .. import syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .language import Row
+    from .language import RuleRow
 
 #: For whom each is: bwrap and our own namespaces; systemd units; Landlock without a network, with
 #: connections over TCP that are decided one by one, and with all of it. "-nosuid" goes with plans
@@ -85,7 +85,7 @@ def load(program: bytes, flags: int = 0) -> int:
     return result
 
 
-def describe(profile: str, machine: str | None = None) -> tuple[Row, ...]:
+def describe(profile: str, machine: str | None = None) -> tuple[RuleRow, ...]:
     """The rules of `profile` in words: calls, condition, answer, why."""
     from .description import rows
 

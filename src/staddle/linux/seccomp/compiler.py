@@ -19,11 +19,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .language import Check, Rule
+    from .language import Check, SyscallRule
 
     Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
     Code = list[Instruction]
-    Span = tuple[int, tuple[Rule, ...]]  # the first number, and the rules up to the next span
+    Span = tuple[int, tuple[SyscallRule, ...]]  # the first number, and the rules up to the next span
 
 # Instruction codes (linux/bpf_common.h) and where `struct seccomp_data` has what we look at.
 LOAD, AND, RETURN, JUMP, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_ANY_BIT = 0x20, 0x54, 0x06, 0x05, 0x15, 0x35, 0x45
@@ -32,7 +32,7 @@ FARTHEST = 255  # conditional jumps have one byte
 LONGEST = 4096  # BPF_MAXINSNS
 
 
-def compile_filter(rules: Iterable[Rule], machine: str) -> bytes:
+def compile_filter(rules: Iterable[SyscallRule], machine: str) -> bytes:
     """The filter for `rules` on `machine`, as the kernel takes it (struct sock_filter, packed)."""
     code: Code = [
         (LOAD, 0, 0, ARCHITECTURE_AT),
@@ -46,9 +46,9 @@ def compile_filter(rules: Iterable[Rule], machine: str) -> bytes:
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
 
 
-def _spans(rules: Iterable[Rule], machine: str) -> list[Span]:
+def _spans(rules: Iterable[SyscallRule], machine: str) -> list[Span]:
     """All call numbers, cut where the rules that apply change."""
-    chains: dict[int, tuple[Rule, ...]] = {}
+    chains: dict[int, tuple[SyscallRule, ...]] = {}
     for rule in rules:
         for name in rule.calls:
             number = syscalls.number(name, machine)
@@ -78,7 +78,7 @@ def _tree(spans: list[Span]) -> Code:
     return [(JUMP_AT_LEAST, 0, 1, first_right), (JUMP, 0, 0, len(left)), *left, *right]
 
 
-def _chain(rules: tuple[Rule, ...]) -> Code:
+def _chain(rules: tuple[SyscallRule, ...]) -> Code:
     """Try the rules of one call in order; what none of them answers is allowed."""
     code: Code = [(RETURN, 0, 0, ALLOW.code)]
     for rule in reversed(rules):

@@ -1,6 +1,6 @@
 """The words a rule is written in: checks on arguments, answers, rules.
 
-    Rule(("socket",), refuse("EAFNOSUPPORT"), "why", (none_of(0, "family", AF_UNIX=1),))
+    SyscallRule(("socket",), refuse("EAFNOSUPPORT"), "why", (none_of(0, "family", AF_UNIX=1),))
 
 reads: a `socket` call whose argument 0, the family, is none of AF_UNIX fails with
 EAFNOSUPPORT. All checks of a rule must hold; of the rules for a call the first that holds
@@ -35,22 +35,22 @@ ERRNO = {
 }
 
 
-class Answer(Value):
+class Action(Value):
     """What the kernel does with the call: a SECCOMP_RET_* code, and its name for people."""
 
     text: str
     code: int
 
 
-ALLOW = Answer("allowed", 0x7FFF_0000)
-KILL = Answer("the process is killed", 0x8000_0000)
-NOTIFY = Answer("asked of the supervisor", 0x7FC0_0000)
-PRETEND = Answer("success, but nothing is done", 0x0005_0000)
+ALLOW = Action("allowed", 0x7FFF_0000)
+KILL = Action("the process is killed", 0x8000_0000)
+NOTIFY = Action("asked of the supervisor", 0x7FC0_0000)
+PRETEND = Action("success, but nothing is done", 0x0005_0000)
 
 
-def refuse(name: str) -> Answer:
+def refuse(name: str) -> Action:
     """The call fails with this error."""
-    return Answer(name, 0x0005_0000 | ERRNO[name])
+    return Action(name, 0x0005_0000 | ERRNO[name])
 
 
 class Check(Value):
@@ -117,16 +117,16 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-class Rule(Value):
+class SyscallRule(Value):
     """These calls, when all checks hold, get this answer."""
 
     calls: tuple[str, ...]
-    answer: Answer
+    answer: Action
     why: str
     checks: tuple[Check, ...] = ()
 
 
-class Row(Value):
+class RuleRow(Value):
     """One rule as a person reads it."""
 
     calls: tuple[str, ...]

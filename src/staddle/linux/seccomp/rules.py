@@ -17,7 +17,19 @@ of AddressSanitizer fail; the kernel runs the filter after a tracer changed the 
 from __future__ import annotations
 
 from .. import syscalls
-from .language import BOTH, NOTIFY, PRETEND, Rule, any_bit, given, names, none_of, one_of, other_bit, refuse
+from .language import (
+    BOTH,
+    NOTIFY,
+    PRETEND,
+    SyscallRule,
+    any_bit,
+    given,
+    names,
+    none_of,
+    one_of,
+    other_bit,
+    refuse,
+)
 
 EPERM, ENOSYS = refuse("EPERM"), refuse("ENOSYS")
 
@@ -32,7 +44,7 @@ HOLES = {
     "x86_64": (range(337, 424),),
 }
 
-UNKNOWN = Rule(
+UNKNOWN = SyscallRule(
     (), ENOSYS, "a call nobody has judged yet, or an x32 number, which would dodge every other rule"
 )
 
@@ -44,7 +56,7 @@ def unknown_numbers(machine: str) -> frozenset[int]:
 
 
 MOUNTS_AND_NAMESPACES = (
-    Rule(
+    SyscallRule(
         names(
             "mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig "
             "fsmount fspick mount_setattr setns"
@@ -52,8 +64,10 @@ MOUNTS_AND_NAMESPACES = (
         EPERM,
         "mount calls, old and new, could uncover what is masked; setns joins other namespaces",
     ),
-    Rule(("statmount", "listmount"), ENOSYS, "a second way to read the mount table; libmount falls back"),
-    Rule(
+    SyscallRule(
+        ("statmount", "listmount"), ENOSYS, "a second way to read the mount table; libmount falls back"
+    ),
+    SyscallRule(
         ("unshare",),
         EPERM,
         "a new namespace hands out capabilities and their kernel surface; an unknown flag may be one",
@@ -71,7 +85,7 @@ MOUNTS_AND_NAMESPACES = (
             ),
         ),
     ),
-    Rule(
+    SyscallRule(
         ("clone",),
         EPERM,
         # CLONE_NEWTIME (0x80) is part of the exit signal here, and clone() does not honour it.
@@ -91,20 +105,20 @@ MOUNTS_AND_NAMESPACES = (
             ),
         ),
     ),
-    Rule(("clone3",), ENOSYS, "its flags are behind a pointer; glibc, Go and Rust fall back to clone"),
+    SyscallRule(("clone3",), ENOSYS, "its flags are behind a pointer; glibc, Go and Rust fall back to clone"),
 )
 
 _DEVICES = "devices; character device 0:0 needs no capability, and to overlayfs it deletes a file below"
 _DEVICE = {"a character device": 0o020000, "a block device": 0o060000}
 DEVICES_AND_WHITEOUTS = (
-    Rule(
+    SyscallRule(
         ("mknod",),
         EPERM,
         _DEVICES,
         (one_of(1, "mode", mask=0o170000, **_DEVICE),),
     ),
-    Rule(("mknodat",), EPERM, _DEVICES, (one_of(2, "mode", mask=0o170000, **_DEVICE),)),
-    Rule(
+    SyscallRule(("mknodat",), EPERM, _DEVICES, (one_of(2, "mode", mask=0o170000, **_DEVICE),)),
+    SyscallRule(
         ("renameat2",),
         EPERM,
         "leaves an overlay whiteout (character device 0:0) behind, without mknod",
@@ -113,7 +127,7 @@ DEVICES_AND_WHITEOUTS = (
 )
 
 KERNEL_SURFACE = (
-    Rule(
+    SyscallRule(
         names(
             "kexec_load kexec_file_load init_module finit_module delete_module reboot acct swapon "
             "swapoff quotactl quotactl_fd syslog vhangup settimeofday adjtimex clock_settime "
@@ -122,32 +136,32 @@ KERNEL_SURFACE = (
         EPERM,
         "administration of the machine: a second line behind having no capability",
     ),
-    Rule(
+    SyscallRule(
         names("modify_ldt uselib ustat sysfs _sysctl create_module get_kernel_syms query_module"),
         ENOSYS,
         "dead calls, and old x86 ones with a history of bugs",
     ),
-    Rule(
+    SyscallRule(
         ("fanotify_init", "fanotify_mark", "name_to_handle_at", "open_by_handle_at"),
         EPERM,
         "file handles open things past every path rule, some without a capability; inotify stays",
     ),
-    Rule(
+    SyscallRule(
         ("bpf", "perf_event_open", "userfaultfd"),
         EPERM,
         "large kernel surface; the sysctls that switch these off give the same error",
     ),
-    Rule(
+    SyscallRule(
         ("io_uring_setup", "io_uring_enter", "io_uring_register"),
         ENOSYS,
         "does the work of other calls without passing this filter; its users fall back",
     ),
-    Rule(
+    SyscallRule(
         ("keyctl", "add_key", "request_key"),
         ENOSYS,
         "keyrings are shared with whoever started the sandbox, whatever namespaces it has",
     ),
-    Rule(
+    SyscallRule(
         names(
             "memfd_secret cachestat file_getattr file_setattr lsm_get_self_attr lsm_set_self_attr "
             "lsm_list_modules"
@@ -155,7 +169,7 @@ KERNEL_SURFACE = (
         ENOSYS,
         "memory nobody else can see, a page cache side channel, and calls no program needs yet",
     ),
-    Rule(
+    SyscallRule(
         ("mbind", "set_mempolicy", "set_mempolicy_home_node", "move_pages", "migrate_pages"),
         EPERM,
         "NUMA placement has a history of kernel bugs; only numactl insists on it, get_mempolicy stays",
@@ -163,8 +177,8 @@ KERNEL_SURFACE = (
 )
 
 OTHER_PROCESSES = (
-    Rule(("pidfd_getfd",), EPERM, "takes descriptors out of other processes"),
-    Rule(
+    SyscallRule(("pidfd_getfd",), EPERM, "takes descriptors out of other processes"),
+    SyscallRule(
         ("kcmp", "process_madvise", "process_mrelease"),
         ENOSYS,
         "act on or compare other processes; allocators and drivers fall back",
@@ -173,7 +187,7 @@ OTHER_PROCESSES = (
 
 _FIRST = "PID 1 of the sandbox, or of the container it runs in, is not the command's to touch"
 PID_1 = (
-    Rule(
+    SyscallRule(
         names(
             "kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open process_vm_readv "
             "process_vm_writev"
@@ -182,20 +196,22 @@ PID_1 = (
         _FIRST,
         (one_of(0, "pid", **{"1": 1}),),
     ),
-    Rule(("ptrace",), EPERM, _FIRST, (one_of(1, "pid", **{"1": 1}),)),
+    SyscallRule(("ptrace",), EPERM, _FIRST, (one_of(1, "pid", **{"1": 1}),)),
 )
-PID_1_LIMITS = (Rule(("prlimit64",), EPERM, _FIRST, (one_of(0, "pid", **{"1": 1}),)),)
+PID_1_LIMITS = (SyscallRule(("prlimit64",), EPERM, _FIRST, (one_of(0, "pid", **{"1": 1}),)),)
 
 # Without a pid namespace the user's other processes are within reach of these.
 HOST_PROCESSES = (
-    Rule(
+    SyscallRule(
         ("prlimit64",),
         EPERM,
         "a CPU limit put on another process of the same user kills it",
         (none_of(0, "pid", **{"0 (itself)": 0}),),
     ),
-    Rule(("setpriority",), EPERM, "slows down every process of the user", (one_of(0, "which", PRIO_USER=2),)),
-    Rule(
+    SyscallRule(
+        ("setpriority",), EPERM, "slows down every process of the user", (one_of(0, "which", PRIO_USER=2),)
+    ),
+    SyscallRule(
         ("ioprio_set",),
         EPERM,
         "starves every process of the user of input and output",
@@ -204,7 +220,7 @@ HOST_PROCESSES = (
 )
 
 SELF_MODIFICATION = (
-    Rule(
+    SyscallRule(
         ("personality",),
         EPERM,
         "READ_IMPLIES_EXEC, MMAP_PAGE_ZERO and foreign systems; gdb, setarch and sanitizers have theirs",
@@ -213,31 +229,31 @@ SELF_MODIFICATION = (
             other_bit(0, "persona", ADDR_NO_RANDOMIZE=0x4_0000, UNAME26=0x2_0000, PER_LINUX32=8),
         ),
     ),
-    Rule(
+    SyscallRule(
         ("prctl",),
         EPERM,
         "forges a command line for the host's tools; core scheduling of others; a memory side channel",
         (one_of(0, "option", PR_SET_MM=35, PR_SCHED_CORE=62, PR_SET_MEMORY_MERGE=67),),
     ),
-    Rule(
+    SyscallRule(
         ("seccomp",),
         EPERM,
         "of two listeners the newer is asked: it could answer in place of ours",
         (one_of(0, "operation", SET_MODE_FILTER=1), any_bit(1, "flags", NEW_LISTENER=8)),
     ),
-    Rule(
+    SyscallRule(
         ("setrlimit",),
         PRETEND,
         "RLIMIT_CORE stays at one byte: only that also stops a core_pattern that runs a root program",
         (one_of(0, "resource", RLIMIT_CORE=4),),
     ),
-    Rule(
+    SyscallRule(
         ("prlimit64",),
         EPERM,
         "as setrlimit, but a filter cannot fill in the old limit, so it cannot pretend",
         (one_of(1, "resource", RLIMIT_CORE=4), given(2, "a new limit"), given(3, "room for the old one")),
     ),
-    Rule(
+    SyscallRule(
         ("prlimit64",),
         PRETEND,
         "as setrlimit; `ulimit -c 0` and ssh-agent go on because it succeeds",
@@ -246,7 +262,7 @@ SELF_MODIFICATION = (
 )
 
 TERMINAL = (
-    Rule(
+    SyscallRule(
         ("ioctl",),
         EPERM,
         "typing into a terminal, pasting, taking the console, loading a line discipline",
@@ -259,8 +275,8 @@ _INET = {"AF_INET": 2, "AF_INET6": 10}
 _NETLINK = {"AF_NETLINK": 16}
 
 
-def _families(**families: int) -> Rule:
-    return Rule(
+def _families(**families: int) -> SyscallRule:
+    return SyscallRule(
         ("socket",),
         refuse("EAFNOSUPPORT"),
         "other families are kernel surface, and AF_VSOCK leaves every network namespace",
@@ -268,7 +284,7 @@ def _families(**families: int) -> Rule:
     )
 
 
-_NO_ULP = Rule(
+_NO_ULP = SyscallRule(
     ("setsockopt",),
     refuse("ENOPROTOOPT"),
     "loads kernel TLS and SMC modules; its users fall back",
@@ -276,19 +292,19 @@ _NO_ULP = Rule(
 )
 ALL_SOCKETS = (
     _families(**_UNIX, **_INET, **_NETLINK),
-    Rule(
+    SyscallRule(
         ("socket",),
         refuse("EPROTONOSUPPORT"),
         "of netlink only what lists interfaces; netfilter, xfrm, audit and generic are kernel surface",
         (one_of(0, "family", **_NETLINK), none_of(2, "protocol", NETLINK_ROUTE=0)),
     ),
-    Rule(
+    SyscallRule(
         ("socket",),
         refuse("ESOCKTNOSUPPORT"),
         "raw and packet sockets, DCCP, SCTP",
         (one_of(0, "family", **_INET), none_of(1, "type", mask=15, SOCK_STREAM=1, SOCK_DGRAM=2)),
     ),
-    Rule(
+    SyscallRule(
         ("socket",),
         refuse("EPROTONOSUPPORT"),
         "ICMP, SCTP, UDP-Lite, and MPTCP, which Landlock's TCP rules do not see; Go falls back",
@@ -304,25 +320,27 @@ _FAST_OPEN = {"MSG_FASTOPEN": 0x2000_0000}
 _CONNECTS = "connects without connect(); its users fall back"
 TCP_SOCKETS = (
     _families(**_UNIX, **_INET),
-    Rule(
+    SyscallRule(
         ("socket",),
         refuse("ESOCKTNOSUPPORT"),
         "a datagram socket sends to any address without connect(); raw and packet sockets, DCCP, SCTP",
         (one_of(0, "family", **_INET), none_of(1, "type", mask=15, SOCK_STREAM=1)),
     ),
-    Rule(
+    SyscallRule(
         ("socket",),
         refuse("EPROTONOSUPPORT"),
         "SCTP, and MPTCP, which Landlock's TCP rules do not see; Go falls back",
         (one_of(0, "family", **_INET), none_of(2, "protocol", **{"the default": 0, "IPPROTO_TCP": 6})),
     ),
     _NO_ULP,
-    Rule(("sendto", "sendmmsg"), refuse("EOPNOTSUPP"), _CONNECTS, (any_bit(3, "flags", **_FAST_OPEN),)),
-    Rule(("sendmsg",), refuse("EOPNOTSUPP"), _CONNECTS, (any_bit(2, "flags", **_FAST_OPEN),)),
+    SyscallRule(
+        ("sendto", "sendmmsg"), refuse("EOPNOTSUPP"), _CONNECTS, (any_bit(3, "flags", **_FAST_OPEN),)
+    ),
+    SyscallRule(("sendmsg",), refuse("EOPNOTSUPP"), _CONNECTS, (any_bit(2, "flags", **_FAST_OPEN),)),
 )
 NO_NETWORK_SOCKETS = (_families(**_UNIX),)
 PAIRS = (
-    Rule(
+    SyscallRule(
         ("socketpair",),
         refuse("EAFNOSUPPORT"),
         "no other family has a use for it",
@@ -337,19 +355,19 @@ PAIRS = (
 # pair, can be aimed anew with every sendto or sendmsg, whose address no filter can read.
 _CONNECTED = {"SOCK_STREAM": 1, "SOCK_SEQPACKET": 5}
 SUPERVISED_UNIX_SOCKETS = (
-    Rule(
+    SyscallRule(
         ("socket",),
         EPERM,
         "a datagram socket sends to any path without connect()",
         (one_of(0, "family", **_UNIX), none_of(1, "type", mask=15, **_CONNECTED)),
     ),
-    Rule(
+    SyscallRule(
         ("socketpair",),
         EPERM,
         "either end of a datagram pair can be aimed at any path",
         (none_of(1, "type", mask=15, **_CONNECTED),),
     ),
-    Rule(
+    SyscallRule(
         ("connect",),
         NOTIFY,
         # Both the address and the descriptor are the caller's to change until the kernel looks
@@ -363,7 +381,7 @@ SUPERVISED_UNIX_SOCKETS = (
 
 # Without an ipc namespace these are the host's.
 NO_SYSTEM_V = (
-    Rule(
+    SyscallRule(
         names(
             "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink"
         ),
@@ -378,11 +396,15 @@ _CREATES = {"O_CREAT": 0o100, "O_TMPFILE": 0o20000000}
 _NO_SETUID = "a set-user-ID file in a host directory makes whoever runs it its owner"
 # mkdir and mkdirat are not here: the kernel drops these bits from their mode.
 NO_SETUID_FILES = (
-    Rule(("chmod", "fchmod", "creat", "mknod"), EPERM, _NO_SETUID, (any_bit(1, "mode", **_SETUID),)),
-    Rule(("fchmodat", "fchmodat2", "mknodat"), EPERM, _NO_SETUID, (any_bit(2, "mode", **_SETUID),)),
-    Rule(("open",), EPERM, _NO_SETUID, (any_bit(1, "flags", **_CREATES), any_bit(2, "mode", **_SETUID))),
-    Rule(("openat",), EPERM, _NO_SETUID, (any_bit(2, "flags", **_CREATES), any_bit(3, "mode", **_SETUID))),
-    Rule(
+    SyscallRule(("chmod", "fchmod", "creat", "mknod"), EPERM, _NO_SETUID, (any_bit(1, "mode", **_SETUID),)),
+    SyscallRule(("fchmodat", "fchmodat2", "mknodat"), EPERM, _NO_SETUID, (any_bit(2, "mode", **_SETUID),)),
+    SyscallRule(
+        ("open",), EPERM, _NO_SETUID, (any_bit(1, "flags", **_CREATES), any_bit(2, "mode", **_SETUID))
+    ),
+    SyscallRule(
+        ("openat",), EPERM, _NO_SETUID, (any_bit(2, "flags", **_CREATES), any_bit(3, "mode", **_SETUID))
+    ),
+    SyscallRule(
         ("openat2",),
         ENOSYS,
         "could make a set-user-ID file: its mode is behind a pointer; callers fall back",
@@ -405,7 +427,7 @@ _KINDS = {
 }
 
 #: Profile by name. "-nosuid" is for plans that let the command write to a host directory.
-RULES: dict[str, tuple[Rule, ...]] = {
+RULES: dict[str, tuple[SyscallRule, ...]] = {
     name + suffix: kind + extra
     for name, kind in _KINDS.items()
     for suffix, extra in (("", ()), ("-nosuid", NO_SETUID_FILES))

@@ -135,7 +135,7 @@ def _spawn(
             limits.close()
         raise
 
-    first: list[tree.Process] = []
+    first: list[tree.ProcessIdentity] = []
 
     def kill() -> None:
         for process in first:
@@ -159,7 +159,7 @@ def _spawn(
             shell = link.announced()
             wake(shell.control)
             if agent := tree.parent_of(shell.outside):
-                first.append(tree.Process(agent))
+                first.append(tree.ProcessIdentity(agent))
         finally:
             if layers:  # not sooner: it may have been in the making
                 layers.adopt(taken)

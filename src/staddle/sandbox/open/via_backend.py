@@ -140,7 +140,7 @@ class _LaunchedAgent:
 
         On native nothing but the agent ties what it started to its end.
         """
-        started = [tree.Process(pid) for pid in tree.descendants(self.process.pid)]
+        started = [tree.ProcessIdentity(pid) for pid in tree.descendants(self.process.pid)]
         running.end(self.process)
         for process in started:
             process.kill()
