@@ -1,4 +1,4 @@
-"""Cache of layouts on this host, by identity of the plan; the last few.
+"""The layout of a plan on this host, cached: see policy.plan_cache.
 
 One plan is asked about several times while a sandbox is opened: for its gaps, for the fork server's
 configuration, for the layers of the system. A caller that opens many sandboxes uses one plan.
@@ -6,6 +6,7 @@ configuration, for the layers of the system. A caller that opens many sandboxes 
 
 from __future__ import annotations
 
+from ..policy import plan_cache
 from .from_plan import lay_out
 from .host import Host
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from ..policy.plan import Plan
     from .from_plan import Layout
 
-_MOST = 8
+_KEY = "layout"
 #: Parts of a plan that a layout is made of, where it is made without a look at the host.
 _PARTS = ("grants", "outside", "links", "texts", "scratch", "sockets", "closed", "layers", "identity")
 
@@ -22,27 +23,21 @@ _PARTS = ("grants", "outside", "links", "texts", "scratch", "sockets", "closed",
 class PlanLayout:
     """The layout of one plan, and values that others have derived from it, by a key of their own."""
 
-    __slots__ = ("derived", "layout", "plan")
+    __slots__ = ("derived", "layout")
 
-    def __init__(self, plan: Plan, layout: Layout) -> None:
-        self.plan, self.layout = plan, layout
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
         self.derived: dict[object, object] = {}
-
-
-#: Every thread has the same: decide on a copy.
-_recent: list[PlanLayout] = []
 
 
 def entry_of(plan: Plan) -> PlanLayout:
     """The entry of this plan, made if there is none."""
-    entries = tuple(_recent)
-    for entry in entries:
-        if entry.plan is plan:
-            return entry
-    alike = next((entry for entry in entries if _are_alike(entry.plan, plan)), None)
-    made = PlanLayout(plan, lay_out(plan, Host()) if alike is None else alike.layout)
-    _recent.insert(0, made)
-    del _recent[_MOST:]
+    known: PlanLayout | None = plan_cache.get(plan, _KEY)
+    if known is not None:
+        return known
+    alike = next((entry for other, entry in plan_cache.every(_KEY) if _are_alike(other, plan)), None)
+    made = PlanLayout(lay_out(plan, Host()) if alike is None else alike.layout)
+    plan_cache.put(plan, _KEY, made)
     return made
 
 
@@ -54,7 +49,7 @@ def layout_of(plan: Plan) -> Layout:
 def forget(plan: Plan) -> None:
     """A command is started with it. If the layout depends on the host, the next start looks there anew."""
     if plan.hidden or plan.guards:
-        _recent[:] = [entry for entry in tuple(_recent) if entry.plan is not plan]
+        plan_cache.forget(plan, _KEY)
 
 
 def _are_alike(one: Plan, other: Plan) -> bool:

@@ -14,11 +14,10 @@ from ..._value import Value
 from ...backends.gaps import NEED_MORE
 from ...enforcement import Gap
 from ...errors import PolicyNotEnforceable
-from ...policy import Policy
+from ...policy import Policy, plan_cache
 from ...policy.host_sockets import mask_host_sockets
 from ...policy.paths import WORKSPACE_PATH
 from ...policy.workspace import compile_session
-from . import plan_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from ..._value import Value
 from ...errors import LaunchFailed, StaddleError
 from ...launch.view import find_program
 from ...linux import tree
-from . import as_root, plan_cache
+from ...policy import plan_cache
+from . import as_root
 from .decide import decide, has_limits, workspace_kind
 
 TYPE_CHECKING = False

@@ -1,10 +1,10 @@
-"""What was found out about a plan holds for that very plan."""
+"""A value that was derived from a plan is cached for that very plan."""
 
 from __future__ import annotations
 
 from staddle import Policy
+from staddle.policy import plan_cache
 from staddle.policy.compiler import compile
-from staddle.sandbox.open import plan_cache
 
 
 def test_an_answer_is_known_for_the_same_plan_and_question() -> None:
