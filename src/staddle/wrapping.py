@@ -57,13 +57,13 @@ class WrappedCommand:
 
         launch = self.launch()
         if launch.status is not None:
-            os.close(launch.status)  # nobody will read it; run() does
+            os.close(launch.status)  # not read here; run() reads it
         process = start(launch, **kwargs)
-        if launch.told is not None:
+        if launch.gateway_log is not None:
             if self.plan.asks:
-                launch.told.attend()  # somebody is asked, and what was refused can be told afterwards
+                launch.gateway_log.attend()  # on_connect is asked, and refusals can be listed afterwards
             else:
-                launch.told.close()
+                launch.gateway_log.close()
         return process
 
     def run(self, **kwargs: Any) -> Completed:
@@ -84,13 +84,13 @@ class WrappedCommand:
         """
         from .launch.view import appeared
 
-        told = self._launch.told
-        return appeared(self.plan) if told is None else (*appeared(self.plan), *told.events())
+        gateway_log = self._launch.gateway_log
+        return appeared(self.plan) if gateway_log is None else (*appeared(self.plan), *gateway_log.events())
 
     def decide_with(self, deciding: ApprovalCalls) -> None:
         """Have what its network gateway asks answered, if the backend has one."""
-        if self._launch.told is not None:
-            self._launch.told.decide_with(deciding)
+        if self._launch.gateway_log is not None:
+            self._launch.gateway_log.decide_with(deciding)
 
     def close(self) -> None:
         """Release the descriptors of a command that will not be started."""
@@ -99,8 +99,8 @@ class WrappedCommand:
             launch.close()
             if launch.status is not None:
                 os.close(launch.status)
-            if launch.told is not None:
-                launch.told.close()
+            if launch.gateway_log is not None:
+                launch.gateway_log.close()
             if launch.limited is not None:
                 launch.limited.close()
 

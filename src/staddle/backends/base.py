@@ -7,7 +7,7 @@ A backend answers four questions and does one thing:
     steps(plan)        what will it do, line by line? (printed by `staddle explain`)
     prepare(plan, ..)  the command that, once started, is confined or does not run
 
-`prepare` starts nothing. Whoever starts `Launch.argv` with exactly `Launch.env` and
+`prepare` starts nothing. A caller that starts `Launch.argv` with exactly `Launch.env` and
 `Launch.pass_fds` gets the confined command; any failure on the way ends in a non-zero
 exit before the command's first instruction.
 """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SANDBOX_EXEC = "/usr/bin/sandbox-exec"
 LAUNCHER = os.path.join(os.path.dirname(__file__), "seatbelt_launcher.py")
 PROXY = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "network", "gateway", "http_proxy.py"))
-#: What fits into a pipe before anybody reads it; and what stands for a port that is chosen at the start.
+#: What fits into a pipe before it is read; and what stands for a port that is chosen at the start.
 _LONGEST_SETTINGS, _EXAMPLE_PORT = 8192, 1
 #: A command line may hold a mebibyte on macOS, the environment included.
 PROFILE_LIMIT = 768 * 1024

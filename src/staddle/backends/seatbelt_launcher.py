@@ -67,7 +67,7 @@ def _run(status: int, command: list[str], limits: tuple[str, str], parent: int) 
             return os.WEXITSTATUS(how) if os.WIFEXITED(how) else 128 + os.WTERMSIG(how)
         if os.getppid() != parent:
             _signal_group(child, signal.SIGKILL)
-        # Twice a second is often enough to notice that whoever started us is gone.
+        # Twice a second is often enough to notice that our starter is gone.
         if select.select([woken], [], [], 0.5)[0]:
             os.read(woken, 512)
 
@@ -83,7 +83,7 @@ def _start_proxy(listener: str, settings: str, program: str) -> None:
             os.setsid()  # Ctrl-C is for the command, not for its network
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             null = os.open(os.devnull, os.O_RDWR)
-            for stream in range(3):  # they are the command's: whoever reads them waits for its end only
+            for stream in range(3):  # they are the command's: their readers wait for its end only
                 os.dup2(null, stream)
             for fd in given:
                 os.set_inheritable(fd, True)
@@ -140,7 +140,7 @@ def _remove_at(parent: int, name: str) -> None:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     except OSError:
-        os.unlink(name, dir_fd=parent)  # not a directory, or one that nobody may open
+        os.unlink(name, dir_fd=parent)  # not a directory, or one that cannot be opened
         return
     try:
         os.fchmod(fd, 0o700)  # a directory left read-only (Go's module cache) is ours to open

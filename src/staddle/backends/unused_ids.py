@@ -7,7 +7,7 @@ import sys
 
 from ..linux.userns import Obstacle
 
-#: What it takes to become somebody else, and to show that one the files that are granted.
+#: Needed to become another user, and to show that user the files that are granted.
 _CAPABILITIES = {"CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_ADMIN": 21}
 
 

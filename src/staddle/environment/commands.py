@@ -91,7 +91,7 @@ def run(
                 lambda: tail(bounds, secrets),
                 cancelled=cancel.is_set if cancel is not None else lambda: False,
                 look_every=0.25 if cancel is None else _LOOK_EVERY,
-                told=launch.told,
+                gateway_log=launch.gateway_log,
             )
         except BaseException:
             end(process)
@@ -105,8 +105,8 @@ def run(
     finally:
         if launch.status is not None:
             os.close(launch.status)
-        if launch.told is not None:
-            launch.told.finish()
+        if launch.gateway_log is not None:
+            launch.gateway_log.finish()
         if launch.limited is not None:
             launch.limited.close()
     status = process.returncode if process.returncode >= 0 else 128 - process.returncode

@@ -42,7 +42,7 @@ class PreludeSpec(Value):
     #: Descriptors of the namespaces that hold the staged view, -1 where there are none.
     user_namespace: int
     mount_namespace: int
-    #: An id that nobody has, to become in the place of root; -1 where we are nobody special anyway.
+    #: An id that no account has, to become in the place of root; -1 for an ordinary user.
     unprivileged_uid: int
 
 

@@ -1,7 +1,7 @@
-"""The view of a command: a fresh root with what the plan names, made by the sandbox's first process.
+"""The view of a command: a fresh root with only what the plan names. Run by the sandbox's first process.
 
-It runs in a copy of the host's mounts that nobody else sees, with the right to mount there: as
-root, or as an ordinary user in a user namespace.
+It runs in a private copy of the host's mounts, with the right to mount there: as root, or as an
+ordinary user in a user namespace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def translations(operations: Sequence[Operation], unprivileged_uid: int) -> dict[tuple[int, int], int]:
-    """As root: user namespaces that show the owners of granted trees as the stranger we become."""
+    """As root: user namespaces that show the owners of granted trees as the unused id we become."""
     from ..linux import idmaps
 
     made: dict[tuple[int, int], int] = {}
@@ -45,8 +45,7 @@ def translations(operations: Sequence[Operation], unprivileged_uid: int) -> dict
 def enter(operations: Sequence[Operation], owner: int, translated: Mapping[tuple[int, int], int]) -> None:
     """Make the new root and move into it; nothing of the old one can be reached afterwards.
 
-    `owner` has the empty directories (-1: whoever we are), and is whom `translated` show, by
-    owner and group.
+    `owner` owns the empty directories (-1: our own id), and is whom `translated` show, by owner and group.
     """
     try:
         place = place_for(operations)

@@ -40,7 +40,7 @@ def _start(instructions: ExecSpec, status: int) -> NoReturn:
     """With the caller's rights, until `_become`: whatever is opened here was named by the plan."""
     process.close_from(3, keep=(status,))
     os.umask(0o022)
-    # Held back from here on: whoever is in charge later takes them from a descriptor.
+    # Held back from here on: launcher and supervisor read them from a descriptor later.
     process.block_signals(supervise.HANDLED)
     parent = os.getppid()
     _die_with(parent, instructions, status)

@@ -55,14 +55,14 @@ def start(
         call("unshare", userns.CLONE_NEWPID)
     else:
         _be_somebody_else(asked, userns.CLONE_NEWPID)
-    told, telling = os.pipe2(os.O_CLOEXEC)
+    report, report_to = os.pipe2(os.O_CLOEXEC)
     awaited, ready = os.pipe2(os.O_CLOEXEC)
     first = os.fork()
     if first == 0:
-        os.close(told)
+        os.close(report)
         os.close(ready)
-        live(lambda: _first(work, stdio, telling, awaited), lambda error: _report(telling, error))
-    for fd in (telling, awaited, *asked.cgroup_fds, *work.tally, *work.translated.values()):
+        live(lambda: _first(work, stdio, report_to, awaited), lambda error: _report(report_to, error))
+    for fd in (report_to, awaited, *asked.cgroup_fds, *work.tally, *work.translated.values()):
         os.close(fd)
     if asked.unprivileged_uid >= 0:
         process.become(asked.unprivileged_uid, asked.unprivileged_uid)  # as `first` will be: we may signal it
@@ -74,7 +74,7 @@ def start(
     except BrokenPipeError:
         pass  # it has failed already, and says why
     os.close(ready)
-    return first, told
+    return first, report
 
 
 def start_here(
@@ -168,14 +168,14 @@ def _be_somebody_else(asked: NamespaceSpec, namespaces: int = 0) -> None:
 # ---------------------------------------------------------------- inside
 
 
-def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -> int:
+def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1) -> int:
     """Be PID 1 of the sandbox. Returns the command's exit status.
 
-    On `telling` it reports to its launcher that there is no command. From `awaited` it reads that the
+    On `report_to` it reports to its launcher that there is no command. From `awaited` it reads that the
     launcher has given up its rights: nothing is exec'd before.
     """
     asked = work.asked
-    _die_with_the_launcher(telling)
+    _die_with_the_launcher(report_to)
     if asked.cgroup_fds:  # before there is a namespace of groups: from inside, ours have no names
         cgroups.enter(asked.cgroup_fds)
     if asked.processors:
@@ -194,10 +194,10 @@ def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -
         process.become(asked.unprivileged_uid, asked.unprivileged_uid)
         process.dumpable(True)  # changing ids took /proc/self away from us
         _be_somebody_else(asked)
-        _die_with_the_launcher(telling)  # and the death signal
+        _die_with_the_launcher(report_to)  # and the death signal
     process.no_new_privs()
     process.empty_bounding_set()
-    # Whoever watches has to see those, too, that nobody may look into. The command has none of this.
+    # Measuring memory takes a look into processes that are not dumpable. The command has none of this.
     kept = 0 if work.watch is None else 1 << _CAP_SYS_PTRACE
     process.clear_capabilities(kept)
     # Nothing of the sandbox looks into us: that hides us in its /proc, too.
@@ -219,16 +219,16 @@ def _first(work: _Work, stdio: Sequence[int], telling: int, awaited: int = -1) -
         if work.go_first is not None:
             work.go_first()  # before us
         live(
-            lambda: _command(command, ruleset, stdio, telling, processes=most, waiting=waiting),
-            lambda error: _report(telling, error),
+            lambda: _command(command, ruleset, stdio, report_to, processes=most, waiting=waiting),
+            lambda error: _report(report_to, error),
         )
     null = os.open("/dev/null", os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
-    process.close_from(3, keep=(go, telling, *work.tally))
+    process.close_from(3, keep=(go, report_to, *work.tally))
     os.write(go, b"!")  # all that we do besides is done: nothing can fail any more
     os.close(go)
-    os.close(telling)
+    os.close(report_to)
     return _attend(pid, work.watch)
 
 
@@ -236,7 +236,7 @@ def _command(
     command: ExecSpec,
     ruleset: Ruleset | None,
     stdio: Sequence[int],
-    telling: int,
+    report_to: int,
     *,
     processes: int,
     waiting: int,
@@ -252,15 +252,15 @@ def _command(
         process.set_rlimits({_RLIMIT_NPROC: (processes, processes)})
     for number, fd in enumerate(stdio):
         os.dup2(fd, number)
-    process.close_from(3, keep=(telling, *((ruleset.fd,) if ruleset else ())))
-    confine.become_command(command, ruleset, telling, guardian=1)
+    process.close_from(3, keep=(report_to, *((ruleset.fd,) if ruleset else ())))
+    confine.become_command(command, ruleset, report_to, guardian=1)
 
 
-def _die_with_the_launcher(telling: int) -> None:
+def _die_with_the_launcher(report_to: int) -> None:
     process.death_signal(process.SIGKILL)
     poll = select.poll()
-    poll.register(telling, 0)
-    if poll.poll(0):  # nobody reads it any more
+    poll.register(report_to, 0)
+    if poll.poll(0):  # the launcher, its reader, has ended
         os._exit(CONFINEMENT)
 
 
@@ -280,11 +280,11 @@ def _pass_on(number: int) -> None:
         pass
 
 
-def _report(telling: int, error: BaseException) -> int:
-    """Write why there is no command to `telling`; the exit code of a process that has failed so."""
+def _report(report_to: int, error: BaseException) -> int:
+    """Write why there is no command to `report_to`; the exit code of a process that has failed so."""
     failure = not_started(error)
     try:
-        os.write(telling, written(failure.code, str(failure)))
+        os.write(report_to, written(failure.code, str(failure)))
     except OSError:
         pass
     return failure.code

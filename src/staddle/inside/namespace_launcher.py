@@ -59,9 +59,9 @@ def _launch(asked: namespace_spec.NamespaceSpec) -> int:
     parent_process.die_with(parent, asked.launcher, asked.status)
     gateway = _gateway(asked)
     try:
-        first, told = namespace_init.start(asked, range(3), gateway)
+        first, report = namespace_init.start(asked, range(3), gateway)
         parent_process.die_with(parent, asked.launcher, asked.status)  # a change of identity has cleared it
-        return _attend(first, told)
+        return _attend(first, report)
     finally:
         if gateway is not None:
             gateway.end()
@@ -78,15 +78,15 @@ def _gateway(asked: namespace_spec.NamespaceSpec) -> CommandGateway | None:
     return gateway
 
 
-def _attend(first: int, told: int) -> int:
+def _attend(first: int, report: int) -> int:
     """Pass signals on until `first` has ended. Returns the command's exit status, or raises NotStarted."""
-    words: list[bytes] = []  # the message on `told`: empty when the command was exec'd
+    words: list[bytes] = []  # the message on `report`: empty when the command was exec'd
     early: list[int] = []  # signals that came before that
     attendant = Attendant(first)
 
     def read(_: int) -> None:
-        words.append(os.read(told, _LONGEST))
-        attendant.leave(told)
+        words.append(os.read(report, _LONGEST))
+        attendant.leave(report)
         if not words[0]:
             release_streams()
 
@@ -98,11 +98,11 @@ def _attend(first: int, told: int) -> int:
             early.append(number)
             attendant.stop()
 
-    attendant.serve(told, read)
+    attendant.serve(report, read)
     status = attendant.run(pass_on)
     if status is None:
         return 128 + early[0]
-    said = words[0] if words else os.read(told, _LONGEST)  # no process is left that could write more
+    said = words[0] if words else os.read(report, _LONGEST)  # no process is left that could write more
     if said:
         _, _, why = said.decode("utf-8", "replace").partition(" ")
         raise NotStarted(exit_status(status), why)

@@ -1,8 +1,12 @@
-"""Run by root: a mount namespace in which the sandbox's user, who owns nothing, finds what it is granted.
+"""Run by root, for Landlock: a mount namespace in which an unprivileged user finds what it is granted.
 
-Everything here happens with root's rights, before the identity is given up, in a namespace
-that nobody else is in. Nothing is left when its last process ends. Whatever lies on the
-host is opened by descriptor and through no link.
+Everything here happens with root's rights, before the identity is given up, in a namespace with no
+other process in it. Nothing is left when its last process ends. Whatever lies on the host is opened by
+descriptor and through no link.
+
+This does not use `mounts.building.Builder`. That builds a fresh root, of which every directory is its own;
+here the host's root stays, trees are covered in place by clones of themselves, and nothing may be made
+but in the empty directories that were mounted over the host's.
 """
 
 from __future__ import annotations
@@ -106,7 +110,7 @@ def _clone(path: bytes, owner: int, group: int, unprivileged_uid: int, read_only
         try:
             mounts.map_ids(tree, translation(owner, group, unprivileged_uid))
         except OSError as error:
-            # Some file systems cannot. Then the user sees what anybody sees: less, never more.
+            # Some file systems cannot. Then the user sees what every other user sees: less, never more.
             if error.errno != errno.EINVAL or not read_only:
                 raise
     return tree
@@ -116,7 +120,7 @@ def _mount_empty(path: bytes, mode: int, size: int, unprivileged_uid: int) -> No
     fd = open_without_symlinks(os.fsdecode(path), os.O_PATH | os.O_DIRECTORY)
     try:
         options = f"mode={mode:o}" + (f",size={size}" if size > 0 else "")
-        if not mode & 0o005:  # nobody but its owner may enter it, as a home: that must be who works there
+        if not mode & 0o005:  # only its owner may enter it, as a home: the sandbox's user
             options += f",uid={unprivileged_uid},gid={unprivileged_uid}"
         mounts.mount("tmpfs", mounts.path_of(fd), "tmpfs", flags=_QUIET, options=options)
     finally:

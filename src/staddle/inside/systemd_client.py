@@ -3,8 +3,8 @@
 It starts systemd-run, hands the orders and its own three descriptors to the process inside
 the unit over a socket pair, passes signals on, and ends as the command did. The pair is the
 unit's standard input to begin with: it has no name, so there is nothing on disk that could be
-found or left behind, and nobody else can be at its other end. However this process ends, the
-line goes down with it, and the unit ends itself.
+found or left behind, and no other process can be at its other end. However this process ends, the
+socket is closed with it, and the unit ends itself.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class _Client:
         if self._code is not None:
             return self._code
         if self._started:
-            return 128 + process.SIGKILL  # somebody stopped the unit, and with it the command
+            return 128 + process.SIGKILL  # the unit was stopped, and with it the command
         if status is None:
             _, status = os.waitpid(self._starter, 0)
         raise NotStarted(CONFINEMENT, self._why_not(os.waitstatus_to_exitcode(status)))

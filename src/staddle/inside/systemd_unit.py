@@ -54,10 +54,10 @@ def _unit(control: _socket.socket) -> int:
     stdio, orders, gateway = _receive(control)
     process.block_signals(HANDLED)
     _check_unit(orders)
-    first, told = namespace_init.start(orders, stdio, gateway)
+    first, report = namespace_init.start(orders, stdio, gateway)
     for fd in (*stdio, *((gateway.socket, gateway.ready) if gateway else ())):
         os.close(fd)
-    return _attend(control, first, told)
+    return _attend(control, first, report)
 
 
 def _receive(
@@ -107,15 +107,15 @@ def _is_bounded(text: bytes, most: int) -> bool:
     return int(words[0]) <= (most * int(words[1]) // 1000 if len(words) > 1 else most)
 
 
-def _attend(control: _socket.socket, first: int, told: int) -> int:
+def _attend(control: _socket.socket, first: int, report: int) -> int:
     """Pass signals on and report to the client, until `first` or the client has ended; our exit status."""
-    words: list[bytes] = []  # the message on `told`: empty when the command was exec'd
+    words: list[bytes] = []  # the message on `report`: empty when the command was exec'd
     instead: list[int] = []  # our exit status where it is not the command's
     attendant = Attendant(first)
 
     def read(_: int = 0) -> None:
-        words.append(os.read(told, LONGEST))
-        attendant.leave(told)
+        words.append(os.read(report, LONGEST))
+        attendant.leave(report)
         _say(control, FAILED + words[0] if words[0] else STARTED)
 
     def serve_client(_: int) -> None:
@@ -135,7 +135,7 @@ def _attend(control: _socket.socket, first: int, told: int) -> int:
             instead.append(128 + number)  # nothing runs yet that could answer it; our end takes all along
             attendant.stop()
 
-    attendant.serve(told, read)
+    attendant.serve(report, read)
     attendant.serve(control.fileno(), serve_client)
     status = attendant.run(pass_on)
     if status is None:

@@ -100,7 +100,7 @@ class PtyLaunch:
         self._leader = -1
         if self._launch.status is not None:
             os.close(self._launch.status)
-        if self._launch.told is not None:
-            self._launch.told.finish()
+        if self._launch.gateway_log is not None:
+            self._launch.gateway_log.finish()
         if self._lifeline is not None:
             self._lifeline.close()

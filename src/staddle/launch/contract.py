@@ -21,10 +21,10 @@ class Launch(Value):
     to everything it started. `close` releases our copies of `pass_fds` and whatever else was
     kept for the start: call it once the process is started, or will not be. It never raises.
     `uid` is who the command will be on the host where that is not the caller (root's sandbox
-    is nobody): a pipe made for its streams must belong to it, or it cannot open /dev/stdout.
+    has an unused id): a pipe made for its streams must belong to it, or it cannot open /dev/stdout.
     `here`, where there is one, starts the same as a child of this process instead of `argv`:
     for a small program of ours with a single thread. It calls its argument in the child
-    before anything else, and returns the child's pid. `told`, where there is a network gateway,
+    before anything else, and returns the child's pid. `gateway_log`, where there is a network gateway,
     is what it tells: to be read while the command runs, and finished at the end. `limited` is what
     holds its limits where those take more than its own process: to be closed at the end.
     """
@@ -39,5 +39,5 @@ class Launch(Value):
     close: Callable[[], None] = lambda: None
     uid: int | None = None
     here: Callable[[Callable[[], None]], int] | None = None
-    told: GatewayLog | None = None
+    gateway_log: GatewayLog | None = None
     limited: CommandLimits | None = None

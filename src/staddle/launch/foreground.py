@@ -150,7 +150,7 @@ class _Attended:
 
     def _wait(self) -> int:
         poll = select.poll()
-        heard = None if self._launch.told is None else self._launch.told.fileno()
+        heard = None if self._launch.gateway_log is None else self._launch.gateway_log.fileno()
         for fd in (self._signals.descriptor, heard, *self._relayed):
             if fd is not None:
                 poll.register(fd, select.POLLIN)
@@ -177,9 +177,9 @@ class _Attended:
                     poll.unregister(fd)
 
     def _read(self, fd: int) -> bool:
-        told = self._launch.told
-        if told is not None and fd == told.fileno():
-            return told.read()
+        gateway_log = self._launch.gateway_log
+        if gateway_log is not None and fd == gateway_log.fileno():
+            return gateway_log.read()
         data = os.read(fd, 65536)
         stream = self._relayed[fd]
         if not data:

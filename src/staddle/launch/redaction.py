@@ -1,6 +1,6 @@
 """Values that must not be seen, taken out of output, events and errors.
 
-Against accidents: a program that prints its settings, a traceback with a token in it. Whoever
+Against accidents: a program that prints its settings, a traceback with a token in it. A program that
 may read a value can print it in another spelling, which nothing here recognises.
 """
 

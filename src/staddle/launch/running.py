@@ -72,7 +72,7 @@ def start(launch: Launch, *, group: int | None = None, **kwargs: Any) -> subproc
 def give_pipes(uid: int | None, descriptors: Iterable[int]) -> None:
     """Let `uid` open these pipes anew, as `echo > /dev/stderr` does.
 
-    A pipe belongs to who made it. Root's sandbox is somebody else, and could otherwise use its
+    A pipe belongs to its maker. Root's sandbox has another id, and could otherwise use its
     streams but not open them by name. Files and terminals keep their owner.
     """
     if uid is None:
@@ -165,7 +165,7 @@ def complete(
                 seconds,
                 lambda: HeadTail(limits.output),
                 cancelled=cancelled,
-                told=launch.told,
+                gateway_log=launch.gateway_log,
             )
         except BaseException:
             end(process)
@@ -209,11 +209,11 @@ def see_through(
     *,
     cancelled: Callable[[], bool] = lambda: False,
     look_every: float = 0.25,
-    told: GatewayLog | None = None,
+    gateway_log: GatewayLog | None = None,
 ) -> tuple[Kept | None, Kept | None, Literal["", "timeout", "cancelled"]]:
     """Feed stdin, collect bounded output, wait. The last value says why it was ended, if it was.
 
-    `keep` makes the buffer of a stream; `cancelled` is asked every `look_every` seconds. `told` is
+    `keep` makes the buffer of a stream; `cancelled` is asked every `look_every` seconds. `gateway_log` is
     read as it comes.
     """
     import selectors
@@ -227,8 +227,8 @@ def see_through(
     with selectors.DefaultSelector() as selector:
         for stream in kept:
             selector.register(stream, selectors.EVENT_READ)
-        if told is not None:
-            selector.register(told, selectors.EVENT_READ)
+        if gateway_log is not None:
+            selector.register(gateway_log, selectors.EVENT_READ)
         if process.stdin is not None and data is not None:
             os.set_blocking(process.stdin.fileno(), False)
             selector.register(process.stdin, selectors.EVENT_WRITE)
@@ -251,9 +251,9 @@ def see_through(
             # the pipes is noticed by looking every quarter second.
             for key, _ in selector.select(look_every if left is None else min(left, look_every)):
                 file: Any = key.fileobj
-                if file is told:
-                    if not told.read():
-                        selector.unregister(told)
+                if file is gateway_log:
+                    if not gateway_log.read():
+                        selector.unregister(gateway_log)
                     continue
                 if file is process.stdin:
                     unsent = _send(file, unsent)
@@ -309,8 +309,8 @@ def release(launch: Launch) -> None:
     """Close what a launch that was started has left: its status, its gateway's log, its limits."""
     if launch.status is not None:
         os.close(launch.status)
-    if launch.told is not None:
-        launch.told.finish()
+    if launch.gateway_log is not None:
+        launch.gateway_log.finish()
     if launch.limited is not None:
         launch.limited.close()
 

@@ -186,7 +186,7 @@ SWITCHES: dict[str, Switch] = {
         edits=(
             Edit(
                 "inside/namespace_init.py",
-                "    process.close_from(3, keep=(telling, *((ruleset.fd,) if ruleset else ())))\n",
+                "    process.close_from(3, keep=(report_to, *((ruleset.fd,) if ruleset else ())))\n",
                 '    os.dup2(os.open("/", os.O_RDONLY), 30)\n',
             ),
         ),

@@ -161,7 +161,7 @@ def test_a_gateway_is_asked_for_only_where_something_can_be_reached() -> None:
     for network in (Network.deny(), Network.open(), Network.loopback()):
         made = plan(network=network)
         launch = launching.launch(made, lay_out(made, DictHost()), None, ["true"])
-        assert launch.told is None
+        assert launch.gateway_log is None
         assert len(launch.pass_fds) == 2
         launch.close()
         os.close(launch.status or -1)
@@ -183,11 +183,11 @@ def test_a_launch_with_a_gateway_can_be_given_up() -> None:
     before = set(os.listdir("/proc/self/fd"))
     made = plan(network=Network.allow("example.com"))
     launch = launching.launch(made, lay_out(made, DictHost()), None, ["true"])
-    assert launch.told is not None
+    assert launch.gateway_log is not None
     assert len(launch.pass_fds) == 4
     launch.close()
-    launch.told.finish()
-    assert launch.told.events() == ()
+    launch.gateway_log.finish()
+    assert launch.gateway_log.events() == ()
     os.close(launch.status or -1)
     assert set(os.listdir("/proc/self/fd")) <= before
 

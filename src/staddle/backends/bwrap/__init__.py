@@ -101,7 +101,7 @@ class Bwrap:
 
     def _probed(self, found: Starter) -> Probe:
         key = _key(found)
-        with _probing:  # whoever comes second waits for the answer of the first
+        with _probing:  # a second caller waits for the first one's answer
             self._begin(found)
             canary = _begun.pop(key, None)
             if canary is not None:

@@ -1,7 +1,7 @@
 """From operations to a command line: who starts whom, with which rights.
 
     python    (only with the network open) keeps abstract sockets of the host out of reach
-    nsenter   (as root, or with a staged view) enters the staged mounts, becomes nobody's id
+    nsenter   (as root, or with a staged view) enters the staged mounts, becomes an unused id
     python    (in its place, where something outside can be reached) starts the gateway, makes the
               network, and does what nsenter does
     prlimit   limits that hold for every sandbox
@@ -101,8 +101,8 @@ def _launch(
             built = staged_view.build_as_user(ours)
     # Not a pipe: a launcher that finds its reader gone must not die of it half-way.
     status = give.holding(b"")
-    told, ends = gateways.line(plan, give, command, lasting=True)
-    if told is None:
+    gateway_log, ends = gateways.line(plan, give, command, lasting=True)
+    if gateway_log is None:
         enter = _entering(starter, built, give)
     else:
         enter = _connecting(starter, plan, built, give, (status, *ends))
@@ -141,7 +141,7 @@ def _launch(
         failure=failure,
         close=give.close,
         uid=starter.unprivileged_uid,
-        told=told,
+        gateway_log=gateway_log,
     )
 
 

@@ -110,9 +110,9 @@ def for_system(plan: Plan, *, can_mount: bool) -> list[LandlockRule]:
         return [*rules, LandlockRule("/etc", frozenset({"read_file", "read_dir"}), "system")]
     for text in plan.texts:
         if text.mode & 0o200:
-            continue  # of the private home: on the host that name is somebody else's
+            continue  # of the private home: on the host that name is another directory
         if not can_mount and text.path == "/etc/machine-id":
-            continue  # which machine this is, is nobody's business
+            continue  # it would tell which machine this is
         # At its real place: a rule is made through no link.
         path = text.path if can_mount else os.path.realpath(text.path)
         rules.append(LandlockRule(path, frozenset({"read_file"}), text.origin, optional=True))

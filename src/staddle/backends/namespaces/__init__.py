@@ -57,7 +57,7 @@ class Namespaces:
     def probe(self) -> Probe:
         """Whether a real sandbox confines as it must: a harmless command in it tells. Tried once."""
         who = os.geteuid()
-        with _probing:  # whoever comes second waits for the answer of the first
+        with _probing:  # a second caller waits for the first one's answer
             if who not in _known:
                 _known[who] = self._try()
             return _known[who]

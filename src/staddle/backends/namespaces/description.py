@@ -72,7 +72,7 @@ def gaps(plan: Plan, layout: Layout, unprivileged_uid: int | None) -> Iterator[G
 
 def _limits(plan: Plan) -> Iterator[Gap]:
     if all(getattr(plan.limits, name) is None for name in common.NEED_MORE):
-        return  # nobody looks what this host has
+        return  # nothing is asked for: what this host has need not be looked up
     from ...limits.enforced import enforced_limits
     from ...limits.fallback import usable
 

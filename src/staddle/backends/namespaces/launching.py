@@ -45,7 +45,7 @@ def launch(plan: Plan, layout: Layout, unprivileged_uid: int | None, command: Se
     try:
         read, write = os.pipe2(os.O_CLOEXEC)
         status = give.keep(write)
-        told, ends = gateways.line(plan, give, command)
+        gateway_log, ends = gateways.line(plan, give, command)
         limited = _limited(plan)
         asked = spec(plan, layout, unprivileged_uid, command, status=status, gateway=ends, limited=limited)
         if limited is not None:
@@ -64,8 +64,8 @@ def launch(plan: Plan, layout: Layout, unprivileged_uid: int | None, command: Se
             relays=True,
             close=give.close,
             uid=unprivileged_uid,
-            here=lambda prepare: _start_here(asked, prepare, told),
-            told=told,
+            here=lambda prepare: _start_here(asked, prepare, gateway_log),
+            gateway_log=gateway_log,
             limited=limited,
         )
     except BaseException as error:
@@ -99,11 +99,11 @@ def _limited(plan: Plan) -> CommandLimits | None:
 
 
 def _start_here(
-    asked: namespace_spec.NamespaceSpec, prepare: Callable[[], None], told: GatewayLog | None
+    asked: namespace_spec.NamespaceSpec, prepare: Callable[[], None], gateway_log: GatewayLog | None
 ) -> int:
     from ...inside.namespace_init import start_here
 
-    if told is None:
+    if gateway_log is None:
         return start_here(asked, prepare)
     from ...inside.gateway import CommandGateway
     from ...ipc.status import NotStarted
@@ -112,7 +112,7 @@ def _start_here(
         gateway = CommandGateway(asked.gateway)
     except NotStarted as failure:
         raise LaunchFailed("the command did not start", why=str(failure)) from None
-    told.started_here(gateway.pid)
+    gateway_log.started_here(gateway.pid)
     try:
         return start_here(asked, prepare, gateway)
     finally:

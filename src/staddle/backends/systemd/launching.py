@@ -34,7 +34,7 @@ def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         status = give.keep(write)
-        told, ends = gateways.line(plan, give, command)
+        gateway_log, ends = gateways.line(plan, give, command)
         asked = spec(plan, layout, found, command, status=status, gateway=ends)
         file = give.holding(systemd_spec.encode(asked))
         return Launch(
@@ -47,7 +47,7 @@ def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -
             relays=True,
             close=give.close,
             uid=found.unprivileged_uid if found.unprivileged_uid >= 0 else None,
-            told=told,
+            gateway_log=gateway_log,
         )
     except BaseException:
         give.close()

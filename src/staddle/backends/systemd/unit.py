@@ -1,6 +1,6 @@
 """The unit: its properties, and the command line that asks for it. Pure.
 
-No path, variable or argument of the policy or the command is in here: whoever may list the
+No path, variable or argument of the policy or the command is in here: every user who may list the
 units may read them, and systemd expands `$` in a command from the manager's environment.
 All that is handed over by descriptor. Properties that mean nothing to a user's manager
 (ProtectProc=, ProcSubset=, IPAddressDeny=, DevicePolicy=, ...) are not used, and that those

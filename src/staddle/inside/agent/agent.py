@@ -76,7 +76,7 @@ class SandboxAgent:
         self.watch: LimitTally | None = None  # who holds limits that the kernel does not
         self._children: dict[int, Child] = {}
         self._sockets: dict[int, Child | None] = {}
-        self._telling: dict[int, Child] = {}
+        self._reports: dict[int, Child] = {}
 
     def begin(
         self, socket: _socket.socket, channel: Channel, network: AgentNetwork | ForwardSockets | None = None
@@ -135,11 +135,11 @@ class SandboxAgent:
 
     def confirm(self) -> None:
         """Wait until everything that was started runs its program. NotStarted when something does not."""
-        for told, child in list(self._telling.items()):
+        for report, child in list(self._reports.items()):
             poll = select.poll()
-            poll.register(told, select.POLLIN)
+            poll.register(report, select.POLLIN)
             poll.poll()  # between fork and exec nothing waits for anything
-            self._heard_start(told)
+            self._heard_start(report)
             if child.why:
                 raise NotStarted(CONFINEMENT, child.why.decode("utf-8", "replace"))
 
@@ -167,7 +167,7 @@ class SandboxAgent:
                 if fd == self._signals:
                     process.read_signals(fd)
                     self._reap()
-                elif fd in self._telling:
+                elif fd in self._reports:
                     self._heard_start(fd)
                 elif fd in self._wishes:
                     self._grant(self._wishes[fd])
@@ -243,9 +243,9 @@ class SandboxAgent:
             self._main.send(agent_messages.encode(agent_messages.COUNTED, spent))
         elif message.kind == agent_messages.END_ALL and os.getpid() == 1:
             try:
-                os.kill(-1, process.SIGKILL)  # all at once: nobody starts another in between
+                os.kill(-1, process.SIGKILL)  # all at once: none can start another in between
             except ProcessLookupError:
-                pass  # there is nobody
+                pass  # there is no process
             self._main.send(agent_messages.encode(agent_messages.ALL_ENDED))
         elif message.kind == agent_messages.PAUSE:
             if message.fields[0]:
@@ -375,24 +375,24 @@ class SandboxAgent:
     ) -> tuple[Child, _socket.socket]:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
-            pid, told = start()
+            pid, report = start()
         except BaseException:
             ours.close()
             theirs.close()
             raise
         child = Child(pid, QueuedSocket(ours), files)
-        self._children[pid] = self._telling[told] = self._sockets[ours.fileno()] = child
-        self._poll.register(told, select.POLLIN)
+        self._children[pid] = self._reports[report] = self._sockets[ours.fileno()] = child
+        self._poll.register(report, select.POLLIN)
         self._poll.register(ours.fileno(), select.POLLIN)
         self._started(pid)
         return child, theirs
 
-    def _heard_start(self, told: int) -> None:
+    def _heard_start(self, report: int) -> None:
         """Note that the program runs, or why it does not."""
-        self._telling[told].why += available(told)
-        self._poll.unregister(told)
-        del self._telling[told]
-        os.close(told)
+        self._reports[report].why += available(report)
+        self._poll.unregister(report)
+        del self._reports[report]
+        os.close(report)
 
     def _reap(self) -> None:
         while (ended := self._count.reap()) is not None:
@@ -400,8 +400,8 @@ class SandboxAgent:
             child = self._children.pop(pid, None)
             if child is None:
                 continue
-            for told in [fd for fd, whose in self._telling.items() if whose is child]:
-                self._heard_start(told)
+            for report in [fd for fd, whose in self._reports.items() if whose is child]:
+                self._heard_start(report)
             child.ended = True
             child.socket.send(agent_messages.encode(agent_messages.ENDED, status, child.why, spent))
             self._watch(child.socket)

@@ -22,7 +22,7 @@ def enter_alone() -> None:
     """Be in a new user namespace in which the one id that there is has the name 0.
 
     Called by a child of the agent. It can be looked into for a moment, as far as the kernel goes by
-    ids; but whoever is in another user namespace of the sandbox has no right to.
+    ids; but a process in another user namespace of the sandbox has no right to.
     """
     process.dumpable(True)  # else our own maps would be closed to us
     call("unshare", userns.CLONE_NEWUSER)

@@ -48,7 +48,7 @@ def serve(socket: _socket.socket) -> NoReturn:
         try:
             server.answer(said)
         except OSError:
-            os._exit(0)  # nobody listens
+            os._exit(0)  # the host program does not read any more
         finally:
             said.close()
 

@@ -79,7 +79,7 @@ class TreeMounts:
         They need not be there at first: `come` is called when all is ready for them. One whose root
         is a directory of the system is seen there from now on. With `alone`, EBUSY when a file in
         one is open for writing. The descriptors that are returned hold the old ones together, and
-        they are mounted where nobody sees them, until `tidy`.
+        they are mounted where nothing inside can see them, until `tidy`.
         """
         self.tidy()
         shown = {path: root for root in roots for path in self._shown_at(root)}

@@ -263,7 +263,7 @@ class Pause:
         processes = table()
         self._before = {pid for pid, entry in processes.items() if entry.stopped}
         if self._root == 1:
-            signal((-1,), SIGSTOP)  # all at once: nobody starts another in between
+            signal((-1,), SIGSTOP)  # all at once: none can start another in between
         for _ in range(100):
             running = [pid for pid in self._below(table()) if pid not in self._before]
             if not running:

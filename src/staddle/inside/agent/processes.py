@@ -54,7 +54,7 @@ class Child:
             process_tree.signal(
                 (*process_tree.below(self.pid, process_tree.table()), self.pid), process.SIGKILL
             )
-        process_tree.signal(self.doomed, process.SIGKILL, self.doomed)  # they may be nobody's by now
+        process_tree.signal(self.doomed, process.SIGKILL, self.doomed)  # maybe orphans by now
 
 
 class QueuedSocket:

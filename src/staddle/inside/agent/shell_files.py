@@ -4,7 +4,7 @@
     status   `return N`: how `$?` comes to be what it was
     done     a pipe on which the shell says that a command is over
     input    standard input of a command that has one
-    output   pipes of what a command prints; somebody else's once a background job holds them
+    output   pipes of what a command prints; replaced once a background job holds them
     errors
 
 The host program gets descriptors and never a path of its own; the shell opens by path each
@@ -56,7 +56,7 @@ class InDirectory:
             os.mkfifo(file, 0o600, dir_fd=self._directory)
         else:
             os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._directory))
-        # Whoever the commands are: they may be another user than the agent. Past our umask.
+        # The commands may run as another user than the agent. chmod, because of our umask.
         os.chmod(file, 0o622 if name in _PIPES else 0o644, dir_fd=self._directory)
         fd = os.open(file, _flags(name), dir_fd=self._directory)
         return fd, self._path + b"/" + file.encode()
@@ -159,6 +159,6 @@ def _file_name(name: str, shell: int, serial: int) -> str:
 
 
 def _flags(name: str) -> int:
-    if name in ("output", "errors"):  # the end of what is printed shows when nobody else has it open
+    if name in ("output", "errors"):  # read-only: else we would keep its end from being seen
         return os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     return os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC

@@ -89,26 +89,26 @@ def start(spec: SpawnSpec, become: Become) -> tuple[int, int]:
     Returns the process and a descriptor, which says nothing and closes when the program runs,
     or says why it does not.
     """
-    told, telling = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    report, report_to = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         pid = os.fork()
     except BaseException:
-        os.close(told)
-        os.close(telling)
+        os.close(report)
+        os.close(report_to)
         raise
     if pid == 0:
-        _live(spec, become, telling)
-    os.close(telling)
-    return pid, told
+        _live(spec, become, report_to)
+    os.close(report_to)
+    return pid, report
 
 
-def _live(spec: SpawnSpec, become: Become, telling: int) -> NoReturn:
-    """Be the child: take its streams and become the program, or report on `telling` why not."""
+def _live(spec: SpawnSpec, become: Become, report_to: int) -> NoReturn:
+    """Be the child: take its streams and become the program, or report on `report_to` why not."""
 
     def work() -> NoReturn:
-        nonlocal telling
+        nonlocal report_to
         os.setsid()
-        telling = fcntl.fcntl(telling, fcntl.F_DUPFD_CLOEXEC, _ASIDE)
+        report_to = fcntl.fcntl(report_to, fcntl.F_DUPFD_CLOEXEC, _ASIDE)
         aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ASIDE) for fd in spec.stdio]
         for number, fd in enumerate(aside):
             os.dup2(fd, number)
@@ -124,7 +124,7 @@ def _live(spec: SpawnSpec, become: Become, telling: int) -> NoReturn:
     def failed(error: BaseException) -> int:
         why = str(error) if isinstance(error, NotStarted | OSError) else f"{type(error).__name__}: {error}"
         try:
-            os.write(telling, why.encode("utf-8", "backslashreplace")[:2048])
+            os.write(report_to, why.encode("utf-8", "backslashreplace")[:2048])
         except OSError:
             pass
         return _code(error)

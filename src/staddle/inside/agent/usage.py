@@ -29,7 +29,7 @@ class Count:
         self._last = last_pid() if own_numbers else 0
         self._started = 0
         self._ended = (0, 0, 0, 0)
-        # Of ourselves, with all that we have waited for. Soon nobody may open it, but who has it may read.
+        # Our own usage, with that of all we have waited for. Soon it cannot be opened, but still be read.
         self._own = _opened("/proc/self/io")
 
     def reap(self) -> tuple[int, int, UsageCounts] | None:

@@ -73,7 +73,7 @@ def launch(instructions: ExecSpec, ruleset: Ruleset | None, status: int, parent:
 
 def _watch(instructions: ExecSpec, ruleset: Ruleset | None, status: int, lifeline: int) -> int:
     """Be the warden. Returns the command's exit status when nothing of it is left."""
-    os.setsid()  # whoever kills the launcher's process group does not kill us
+    os.setsid()  # a signal to the launcher's process group is not for us
     process.subreaper()
     descendants = Descendants()
     try:

@@ -97,7 +97,9 @@ def _network(
         return None
     from .network import SandboxNetwork
 
-    return SandboxNetwork(plan, on_connect, None if launch.told is None else launch.told.take_line())
+    return SandboxNetwork(
+        plan, on_connect, None if launch.gateway_log is None else launch.gateway_log.take_line()
+    )
 
 
 def _end(started: _LaunchedAgent, network: SandboxNetwork | None, after: Callable[[], None] | None) -> None:
