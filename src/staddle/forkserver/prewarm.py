@@ -68,9 +68,9 @@ def _say(channel: InDirectory) -> None:
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     try:
         files.pipes()
-        greeting(files.places())
+        greeting(files.paths())
         QueuedSocket(ours).send(
-            agent_messages.encode(agent_messages.OPENED, 2, files.places()), files.descriptors()
+            agent_messages.encode(agent_messages.OPENED, 2, files.paths()), files.descriptors()
         )
     finally:
         files.close()

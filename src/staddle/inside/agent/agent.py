@@ -115,11 +115,11 @@ class SandboxAgent:
         noise = os.open(f"/proc/self/fd/{files.descriptor('done')}", os.O_WRONLY | os.O_CLOEXEC)
         try:
             spec = spawn.SpawnSpec((program, *SHELL_OPTIONS), environment, directory, (control, null, noise))
-            os.write(commands, greeting(files.places()))
+            os.write(commands, greeting(files.paths()))
             self._count.leave_out_one()
             child, theirs = self._start(spec, files, self._become)
             child.again = (program, environment, directory)
-            said = agent_messages.encode(agent_messages.OPENED, child.pid, files.places())
+            said = agent_messages.encode(agent_messages.OPENED, child.pid, files.paths())
             return said, (theirs.detach(), commands, *files.descriptors(), *usage.handle(child.pid))
         except BaseException:
             files.close()
@@ -357,7 +357,7 @@ class SandboxAgent:
         elif kind in (agent_messages.ATTACH, agent_messages.RENEW):
             if kind == agent_messages.RENEW:
                 child.files.renew()
-            said = agent_messages.encode(agent_messages.FILES, child.files.places())
+            said = agent_messages.encode(agent_messages.FILES, child.files.paths())
             child.socket.send(said, child.files.descriptors())
         else:
             raise Malformed(f"{kind!r} is not for the line of a process")

@@ -16,13 +16,13 @@ trap '%(brake)b' SIGRTMAX
 """
 
 
-def greeting(places: tuple[bytes, ...]) -> bytes:
+def greeting(paths: tuple[bytes, ...]) -> bytes:
     """The first lines to a shell with its files in these places, in the order of shell_files.NAMES.
 
     Among them is a command that does nothing, given as all that follow will be: the first one costs
     three times as much as another, and no caller waits for it now. It is not read from the file for
     texts, which may contain the first command of a caller already.
     """
-    _, _, done, _, output, errors, nowhere = places
+    _, _, done, _, output, errors, nowhere = paths
     named = {b"done": done, b"output": output, b"errors": errors, b"nowhere": nowhere}
     return _FIRST_WORDS % {**named, b"brake": BRAKE_TRAP}

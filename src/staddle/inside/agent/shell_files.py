@@ -121,7 +121,7 @@ class ChannelFiles:
         """All of them, in order."""
         return [self._made[name][0] for name in NAMES]
 
-    def places(self) -> tuple[bytes, ...]:
+    def paths(self) -> tuple[bytes, ...]:
         """Where the shell finds them, and the place that does not exist."""
         return (*(self._made[name][1] for name in NAMES), self._channel.nowhere())
 
