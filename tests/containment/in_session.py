@@ -49,7 +49,7 @@ class Started:
                 given.append(theirs)
             else:
                 given.append(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
-        self._process = self.sandbox.link.spawn(
+        self._process = self.sandbox.agent.spawn(
             command,
             self.sandbox.environment,
             directory,
@@ -69,9 +69,9 @@ class Started:
         out, err = (stream.read() if stream is not None else b"" for stream in (self.stdout, self.stderr))
         self.returncode = self._process.wait(timeout)
         self._process.close()
-        for fd in (self.sandbox.shell.line, self.sandbox.shell.control):
+        for fd in (self.sandbox.shell.socket, self.sandbox.shell.control):
             os.close(fd)
         for fd in self.sandbox.shell.files.descriptors():
             os.close(fd)
-        self.sandbox.link.close()
+        self.sandbox.agent.close()
         return out, err

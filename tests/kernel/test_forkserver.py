@@ -129,7 +129,7 @@ def test_whatever_runs_in_a_sandbox_ends_with_it() -> None:
     null = os.open("/dev/null", os.O_RDWR)
     name = f"{3000 + os.getpid() % 1000}.{os.getpid()}"
     script = f"trap '' TERM INT HUP; setsid sleep {name} & setsid setsid sleep {name} & wait"
-    started = sandbox.link.spawn(["bash", "-c", script], sandbox.environment, "/", stdio=(null, null, null))
+    started = sandbox.agent.spawn(["bash", "-c", script], sandbox.environment, "/", stdio=(null, null, null))
     os.close(null)
 
     def running() -> int:

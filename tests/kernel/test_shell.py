@@ -125,7 +125,9 @@ def test_a_sink_cannot_run_a_command_in_its_own_session(tried: TriedShell) -> No
 def test_another_thread_interrupts(tried: TriedShell) -> None:
     out = bytearray()
     as_soon_as(lambda: out, tried.shell.interrupt)
-    outcome = tried.shell.run(b"x=1; echo a; sleep 20; echo no", timeout=20, out=out.extend, err=nowhere)
+    outcome = tried.shell.run(
+        CommandSpec(b"x=1; echo a; sleep 20; echo no", timeout=20, out=out.extend, err=nowhere)
+    )
     assert (out, outcome.reason) == (b"a\n", "cancelled")
     assert not outcome.shell_exited
     assert tried.run("echo $x").out == b"1\n"
@@ -348,7 +350,7 @@ def test_only_the_shells_used_last_keep_their_files(
     monkeypatch.setattr(fd_budget, "room", lambda _: 3)
     monkeypatch.setattr(fd_budget.OPEN_SHELLS, "_room", 3)
     before = open_descriptors()
-    shells = [Shell(unconfined.link, unconfined.link.shell({}, "")) for _ in range(8)]
+    shells = [Shell(unconfined.agent, unconfined.agent.shell({}, "")) for _ in range(8)]
     for number in range(3):
         for shell in shells:
             shell.run(CommandSpec(b"n=$((n+1))", out=nowhere, err=nowhere))
@@ -376,7 +378,7 @@ def test_runs_leave_no_descriptor(tried: TriedShell) -> None:
 def test_a_program_beside_the_shell(tried: TriedShell) -> None:
     read, write = os.pipe()
     null = os.open("/dev/null", os.O_RDWR)
-    spawned = tried.link.spawn(
+    spawned = tried.agent.spawn(
         ["sh", "-c", "echo $A; exit 7"], {"A": "b", "PATH": "/usr/bin:/bin"}, "/", stdio=(null, write, write)
     )
     os.close(write)
@@ -384,7 +386,7 @@ def test_a_program_beside_the_shell(tried: TriedShell) -> None:
     assert os.read(read, 99) == b"b\n"
     spawned.close()
     for name, code in (("nosuchprogram", 127), ("/etc/passwd", 126)):
-        failed = tried.link.spawn([name], {"PATH": "/usr/bin:/bin"}, "/", stdio=(null, null, null))
+        failed = tried.agent.spawn([name], {"PATH": "/usr/bin:/bin"}, "/", stdio=(null, null, null))
         assert failed.wait(5) == code
         assert name in failed.failure
         failed.close()
@@ -397,7 +399,7 @@ def test_a_large_argument_list(tried: TriedShell) -> None:
     read, write = os.pipe()
     null = os.open("/dev/null", os.O_RDWR)
     words = ["x" * 65536] * 16
-    spawned = tried.link.spawn(
+    spawned = tried.agent.spawn(
         ["sh", "-c", "echo ${#2}$#", *words], {"PATH": "/bin"}, "/", stdio=(null, write, null)
     )
     assert spawned.wait(5) == 0
@@ -411,7 +413,7 @@ def test_signals_reach_a_program_and_all_below_it(tried: TriedShell) -> None:
     null = os.open("/dev/null", os.O_RDWR)
     script = "trap '' TERM; sleep 77 & setsid sleep 77 & echo up >&2; wait"
     read, write = os.pipe()
-    spawned = tried.link.spawn(["sh", "-c", script], {"PATH": "/bin"}, "/", stdio=(null, null, write))
+    spawned = tried.agent.spawn(["sh", "-c", script], {"PATH": "/bin"}, "/", stdio=(null, null, write))
     assert os.read(read, 9) == b"up\n"
     spawned.signal(15)
     assert spawned.wait(0.1) is None
@@ -426,7 +428,7 @@ def test_signals_reach_a_program_and_all_below_it(tried: TriedShell) -> None:
 
 @pytest.mark.same_for_everyone
 def test_a_terminal(tried: TriedShell) -> None:
-    spawned = tried.link.spawn(
+    spawned = tried.agent.spawn(
         ["sh", "-c", "tty; stty size; read x; echo got $x"],
         {"PATH": "/usr/bin:/bin"},
         "/",
@@ -445,7 +447,7 @@ def test_a_terminal(tried: TriedShell) -> None:
 
 def test_everything_ends_with_the_line(tried: TriedShell) -> None:
     tried.run("(setsid sleep 4321 &) ; trap '' TERM; setsid setsid sleep 4321 & sleep 4321 &")
-    tried.link.close()
+    tried.agent.close()
     found = subprocess.run(["pgrep", "-f", "^sleep 4321$"], capture_output=True, check=False)
     assert found.stdout == b""
 
@@ -475,7 +477,7 @@ def test_input_that_is_larger_than_its_place_is_an_error(unconfined: TriedShell)
 
 @pytest.mark.same_for_everyone
 def test_a_shell_that_is_not_there_is_an_error_with_a_sentence(unconfined: TriedShell) -> None:
-    shell = Shell(unconfined.link, unconfined.link.shell({}, "", "/nosuch/bash"))
+    shell = Shell(unconfined.agent, unconfined.agent.shell({}, "", "/nosuch/bash"))
     with pytest.raises(LaunchFailed, match="/nosuch/bash"):
         shell.run(CommandSpec(b"true", out=nowhere, err=nowhere))
     shell.close()
@@ -483,7 +485,7 @@ def test_a_shell_that_is_not_there_is_an_error_with_a_sentence(unconfined: Tried
 
 @pytest.mark.same_for_everyone
 def test_an_old_bash_is_refused(unconfined: TriedShell) -> None:
-    shell = Shell(unconfined.link, unconfined.link.shell({}, ""))
+    shell = Shell(unconfined.agent, unconfined.agent.shell({}, ""))
     shell._state.bash.hello = b"3.2."
     with pytest.raises(BackendUnavailable, match=r"bash 3\.2 is too old"):
         shell.run(CommandSpec(b"true", out=nowhere, err=nowhere))

@@ -17,9 +17,9 @@ def opened(workspace: str | None = None, mode: str = "overlay", **more: object) 
 
 def close(sandbox: SandboxHandle) -> None:
     """Let it go, with all that was handed over."""
-    for fd in (sandbox.shell.line, sandbox.shell.control, *sandbox.shell.files.descriptors()):
+    for fd in (sandbox.shell.socket, sandbox.shell.control, *sandbox.shell.files.descriptors()):
         os.close(fd)
-    sandbox.link.close()
+    sandbox.agent.close()
 
 
 def output(
@@ -29,7 +29,7 @@ def output(
     reading, writing = os.pipe2(os.O_CLOEXEC)
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        started = sandbox.link.spawn(
+        started = sandbox.agent.spawn(
             argv, env or sandbox.environment, sandbox.directory, stdio=(null, writing, writing)
         )
     finally:

@@ -31,8 +31,8 @@ class Done(NamedTuple):
 class TriedShell:
     """A shell and the directory that it starts in."""
 
-    def __init__(self, backend: str, link: AgentClient, shell: Shell, directory: str) -> None:
-        self.backend, self.link, self.shell, self.directory = backend, link, shell, directory
+    def __init__(self, backend: str, agent: AgentClient, shell: Shell, directory: str) -> None:
+        self.backend, self.agent, self.shell, self.directory = backend, agent, shell, directory
 
     def run(self, text: str | bytes, **kwargs: object) -> Done:
         """Run it, with what it prints."""
@@ -49,7 +49,7 @@ def native() -> Iterator[TriedShell]:
     """No confinement: the agent as a child of the test."""
     with tempfile.TemporaryDirectory() as directory:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        agent = subprocess.Popen(
+        process = subprocess.Popen(
             standalone.command(),
             stdin=theirs.fileno(),
             env=ENVIRONMENT,
@@ -58,14 +58,14 @@ def native() -> Iterator[TriedShell]:
         )
         theirs.close()
         standalone.send_code(ours)
-        link = AgentClient(ours.detach(), lambda: agent.wait(10) and None)
-        shell = Shell(link, link.shell({}, ""))
+        agent = AgentClient(ours.detach(), lambda: process.wait(10) and None)
+        shell = Shell(agent, agent.shell({}, ""))
         try:
-            yield TriedShell("native", link, shell, os.path.realpath(directory))
+            yield TriedShell("native", agent, shell, os.path.realpath(directory))
         finally:
             shell.close()
-            link.close()
-        assert agent.returncode is not None
+            agent.close()
+        assert process.returncode is not None
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def of(backend: str) -> Iterator[TriedShell]:
     """A sandbox of this backend, without a workspace of the host."""
     with Sandbox(backend=backend, best_effort=True) as sandbox:
         shell = sandbox._now().main._shell
-        tried = TriedShell(backend, sandbox._inside.link, shell, "")
+        tried = TriedShell(backend, sandbox._inside.agent, shell, "")
         tried.directory = tried.run("pwd").out.decode().strip()
         yield tried
 

@@ -69,7 +69,7 @@ class OpenedShell(Value):
     """A shell that was just started, and all that belongs to it; the taker's to close."""
 
     pid: int
-    line: int
+    socket: int
     control: int
     files: OpenShellFiles
     #: Its number on the host, 0 when that is not known.
@@ -77,7 +77,7 @@ class OpenedShell(Value):
 
     def close(self) -> None:
         """It is for nobody: it ends."""
-        close_all((self.line, self.control, *self.files.descriptors()))
+        close_all((self.socket, self.control, *self.files.descriptors()))
 
 
 class AgentClient:
@@ -85,7 +85,7 @@ class AgentClient:
 
     def __init__(
         self,
-        main_line: int,
+        main_socket: int,
         close: Callable[[], None] = lambda: None,
         *,
         kill: Callable[[], None] = lambda: None,
@@ -97,28 +97,28 @@ class AgentClient:
         `stop_first` nothing in the sandbox runs any more when `close` is called.
         """
         self._stop_first, self._kill = stop_first, kill
-        self._line = _socket.socket(fileno=main_line)
-        self._line.settimeout(PATIENCE)
+        self._socket = _socket.socket(fileno=main_socket)
+        self._socket.settimeout(PATIENCE)
         self._turn = _thread.allocate_lock()
         self._close = close
         self._closed = False
         #: Whether everything in the sandbox, the agent as well, may be stopped because we want it so.
         self.is_paused = False
-        self._is_behind, self._serial = False, 0  # whether an answer may come that nobody waits for
+        self._is_out_of_step, self._serial = False, 0  # whether an answer may come that nobody waits for
 
     def announced(self) -> OpenedShell:
         """The shell that was started ahead: the first thing that an agent says."""
         with self._turn:
-            return opened_shell(self._hear(_STARTING_PATIENCE), "the sandbox could not be made")
+            return opened_shell(self._receive(_STARTING_PATIENCE), "the sandbox could not be made")
 
     def shell(
         self, environment: Mapping[str, str], directory: str, program: str = "/bin/bash"
     ) -> OpenedShell:
         """Start another shell."""
-        said = agent_messages.encode(
+        request = agent_messages.encode(
             agent_messages.SHELL, os.fsencode(program), _environment(environment), os.fsencode(directory)
         )
-        return opened_shell(self._ask(said, patience=_STARTING_PATIENCE))
+        return opened_shell(self._ask(request, patience=_STARTING_PATIENCE))
 
     def spawn(
         self,
@@ -137,7 +137,7 @@ class AgentClient:
         """
         rows, columns = terminal or (0, 0)
         kind = agent_messages.SPAWN_WHOLE if whole else agent_messages.SPAWN
-        said = agent_messages.encode(
+        request = agent_messages.encode(
             agent_messages.SPAWN_ROOT if root else kind,
             tuple(os.fsencode(word) for word in argv),
             _environment(environment),
@@ -145,15 +145,15 @@ class AgentClient:
             rows,
             columns,
         )
-        message = self._ask(said, stdio or ())
+        message = self._ask(request, stdio or ())
         if message.kind != agent_messages.STARTED:
             raise _refused(message, f"{argv[0]!r} could not be started")
-        line, *master = message.descriptors
-        return SpawnedProcess(message.fields[0], line, master[0] if master else -1)
+        socket, *master = message.descriptors
+        return SpawnedProcess(message.fields[0], socket, master[0] if master else -1)
 
-    def start_file_server(self, line: int, code: int) -> SpawnedProcess:
+    def start_file_server(self, socket: int, code: int) -> SpawnedProcess:
         """Start a file server on `line`, made of the memory file `code`; both stay the caller's."""
-        message = self._ask(agent_messages.encode(agent_messages.FILE_SERVER), (line, code))
+        message = self._ask(agent_messages.encode(agent_messages.FILE_SERVER), (socket, code))
         if message.kind != agent_messages.STARTED or len(message.descriptors) != 1:
             raise _refused(message, "the sandbox's files cannot be reached")
         return SpawnedProcess(message.fields[0], message.descriptors[0])
@@ -164,7 +164,7 @@ class AgentClient:
         if self._closed:
             return False
         poll = select.poll()
-        poll.register(self._line.fileno(), 0)
+        poll.register(self._socket.fileno(), 0)
         return not poll.poll(0)
 
     def network(self) -> int:
@@ -213,17 +213,17 @@ class AgentClient:
         `make` has them sent on a line, at the other end of which the agent has got ready for them
         meanwhile. With `alone` nobody but shells may be in the sandbox, and no file open for writing.
         """
-        said = agent_messages.encode(agent_messages.SWAP, int(alone), tuple(map(os.fsencode, roots)))
+        request = agent_messages.encode(agent_messages.SWAP, int(alone), tuple(map(os.fsencode, roots)))
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
             with self._turn:
-                self._say(said, (theirs.fileno(),))
+                self._send(request, (theirs.fileno(),))
                 theirs.close()
                 try:
                     make(ours.fileno())
                 finally:  # if nothing was sent, it says so, or why it does not wait
                     ours.close()
-                    message = self._hear(_STARTING_PATIENCE)
+                    message = self._receive(_STARTING_PATIENCE)
         finally:
             ours.close()
             theirs.close()
@@ -236,7 +236,7 @@ class AgentClient:
     def close(self) -> None:
         """End the sandbox and everything in it."""
         if not free_within(_LAST_PATIENCE, self._turn):
-            self._hang_up()  # it does not answer whoever has the turn, and will not answer us
+            self._shut_down()  # it does not answer whoever has the turn, and will not answer us
         elif self._stop_first and not self._closed:
             try:
                 self._pause(True, _LAST_PATIENCE)
@@ -246,7 +246,7 @@ class AgentClient:
             if self._closed:
                 return
             self._closed = True
-            self._line.close()
+            self._socket.close()
         self._close()
 
     def kill(self) -> None:
@@ -256,79 +256,79 @@ class AgentClient:
         """
         if not self.is_paused:
             self._kill()
-            self._hang_up()
+            self._shut_down()
 
     def confirm(self) -> None:
         """See that the agent answers; if it does not, the sandbox is killed, and that is the error."""
         with self._turn:
-            self._catch_up(_LAST_PATIENCE)
+            self._resynchronize(_LAST_PATIENCE)
 
-    def _hang_up(self) -> None:
+    def _shut_down(self) -> None:
         """Wake up who waits for an answer."""
         try:
-            self._line.shutdown(_socket.SHUT_RDWR)
+            self._socket.shutdown(_socket.SHUT_RDWR)
         except OSError:
             pass  # nobody is there any more
 
     def forsake(self) -> None:
         """In a fork of the program: the sandbox is its parent's, and must not outlive that because of us."""
         self._closed = True  # without the turn: a thread that had it is not here
-        self._line.close()
+        self._socket.close()
 
     def _ask(
-        self, said: bytes, descriptors: Sequence[int] = (), *, patience: float = PATIENCE
+        self, request: bytes, descriptors: Sequence[int] = (), *, patience: float = PATIENCE
     ) -> agent_messages.Message:
         with self._turn:
-            self._say(said, descriptors)
+            self._send(request, descriptors)
             try:
-                return self._hear(patience)
+                return self._receive(patience)
             except StaddleError:
                 raise
             except BaseException:  # of a signal's handler: what was asked for is for nobody
                 with suppress(StaddleError):
-                    self._catch_up()
+                    self._resynchronize()
                 raise
 
-    def _say(self, said: bytes, descriptors: Sequence[int] = ()) -> None:
+    def _send(self, request: bytes, descriptors: Sequence[int] = ()) -> None:
         if self._closed:
             raise SandboxClosed("the sandbox is closed", fix="open another one")
-        if self._is_behind:
-            self._catch_up()
-        self._is_behind = True  # from before it is said: whoever is interrupted now does not know
+        if self._is_out_of_step:
+            self._resynchronize()
+        self._is_out_of_step = True  # from before it is said: whoever is interrupted now does not know
         try:
-            agent_messages.say(self._line, said, descriptors)
+            agent_messages.say(self._socket, request, descriptors)
         except OSError as error:
             if error.errno == 7:  # E2BIG
-                self._is_behind = False
+                self._is_out_of_step = False
                 raise LaunchFailed("the program could not be started", why=str(error)) from None
             raise lost() from error
 
-    def _catch_up(self, patience: float = PATIENCE) -> None:
+    def _resynchronize(self, patience: float = PATIENCE) -> None:
         """Let go of the answer to somebody who was interrupted while they waited for it, if there is one."""
         self._serial += 1
-        self._is_behind = False
-        self._say(agent_messages.encode(agent_messages.PING, self._serial))
+        self._is_out_of_step = False
+        self._send(agent_messages.encode(agent_messages.PING, self._serial))
         while True:
-            message = self._heard(patience)
+            message = self._receive_any(patience)
             if (message.kind, message.fields) == (agent_messages.PONG, (self._serial,)):
                 break
             message.close()
-        self._is_behind = False
+        self._is_out_of_step = False
 
-    def _hear(self, patience: float = PATIENCE) -> agent_messages.Message:
-        message = self._heard(patience)
-        self._is_behind = False
+    def _receive(self, patience: float = PATIENCE) -> agent_messages.Message:
+        message = self._receive_any(patience)
+        self._is_out_of_step = False
         return message
 
-    def _heard(self, patience: float = PATIENCE) -> agent_messages.Message:
+    def _receive_any(self, patience: float = PATIENCE) -> agent_messages.Message:
         try:
             if patience != PATIENCE:
-                self._line.settimeout(patience)
+                self._socket.settimeout(patience)
             try:
-                message = agent_messages.hear(self._line)
+                message = agent_messages.hear(self._socket)
             finally:
                 if patience != PATIENCE:
-                    self._line.settimeout(PATIENCE)
+                    self._socket.settimeout(PATIENCE)
         except TimeoutError:
             self.kill()
             raise lost("its agent does not answer") from None
@@ -342,10 +342,10 @@ class AgentClient:
 class SpawnedProcess:
     """A process that the agent started, with its own line. Thread-safe."""
 
-    def __init__(self, pid: int, line: int, master: int = -1) -> None:
+    def __init__(self, pid: int, socket: int, master: int = -1) -> None:
         self.pid, self.master = pid, master
-        self._line = _socket.socket(fileno=line)
-        self._line.setblocking(False)
+        self._socket = _socket.socket(fileno=socket)
+        self._socket.setblocking(False)
         self._turn = _thread.allocate_lock()
         self._status: int | None = None
         self._closed = False
@@ -355,14 +355,14 @@ class SpawnedProcess:
 
     def fileno(self) -> int:
         """Readable when the process has ended, or the sandbox is gone."""
-        return self._line.fileno()
+        return self._socket.fileno()
 
     def poll(self) -> int | None:
         """Its exit status (128+N for signal N), or None while it runs. Never waits."""
         with self._turn:
             while self._status is None and not self._closed:
                 try:
-                    message = agent_messages.hear(self._line)
+                    message = agent_messages.hear(self._socket)
                 except BlockingIOError:
                     break
                 except (Malformed, OSError):
@@ -386,7 +386,7 @@ class SpawnedProcess:
             patience = 1.0 if left is None else min(left, 1.0)
             poll = select.poll()
             try:
-                poll.register(self._line.fileno(), select.POLLIN)
+                poll.register(self._socket.fileno(), select.POLLIN)
             except ValueError:  # closed
                 return self._status
             poll.poll(patience * 1000)
@@ -398,7 +398,7 @@ class SpawnedProcess:
             if self._status is None and not self._closed:
                 try:
                     agent_messages.say(
-                        self._line, agent_messages.encode(agent_messages.SIGNAL, number, int(everything))
+                        self._socket, agent_messages.encode(agent_messages.SIGNAL, number, int(everything))
                     )
                 except OSError:
                     pass  # it has ended; the next poll says so
@@ -408,7 +408,7 @@ class SpawnedProcess:
         with self._turn:
             if not self._closed:
                 self._closed = True
-                self._line.close()
+                self._socket.close()
 
 
 def exit_code(status: int) -> int:
@@ -446,22 +446,22 @@ def opened_shell(message: agent_messages.Message, what: str = "a shell could not
         raise _refused(message, what)
     try:
         pid, places = message.fields
-        line, control, *files = message.descriptors[:8]
-        if not stat.S_ISSOCK(os.fstat(line).st_mode) or not stat.S_ISFIFO(os.fstat(control).st_mode):
+        socket, control, *files = message.descriptors[:8]
+        if not stat.S_ISSOCK(os.fstat(socket).st_mode) or not stat.S_ISFIFO(os.fstat(control).st_mode):
             raise lost("its agent handed out something else than a line and a pipe")
         made = shell_files(message, places, files)
         os.set_blocking(control, False)
         outside = 0
         for handle in message.descriptors[8:]:
-            outside = _meant_by(handle)
+            outside = _pid_of(handle)
             os.close(message.descriptors.pop())
-        return OpenedShell(pid, line, control, made, outside)
+        return OpenedShell(pid, socket, control, made, outside)
     except BaseException:
         message.close()
         raise
 
 
-def _meant_by(handle: int) -> int:
+def _pid_of(handle: int) -> int:
     """The number here of the process that a pidfd means; 0 when it means none."""
     try:
         file = os.open(f"/proc/self/fdinfo/{handle}", os.O_RDONLY | os.O_CLOEXEC)

@@ -180,7 +180,7 @@ class SandboxEnvironment(EnvironmentBase):
         inside = self._sandbox._now()
         out, err = commands.tail(bounds, secrets), commands.tail(bounds, secrets)
         running = Execution(
-            inside.link,
+            inside.agent,
             CommandSpec(b"", timeout=bounds.timeout, out=out.feed, err=err.feed),
             argv,
             {**inside.main._exec_context.env, **added},

@@ -97,7 +97,7 @@ class Execution:
 
     def __init__(
         self,
-        link: AgentClient,
+        agent: AgentClient,
         spec: CommandSpec,
         argv: Sequence[str],
         environment: Mapping[str, str],
@@ -114,7 +114,7 @@ class Execution:
         `meter` is for what it uses. It is in `known` from before it starts to its end: whoever
         sees something of it can interrupt it.
         """
-        self._link, self._meter = link, meter
+        self._agent, self._meter = agent, meter
         if meter is not None:
             meter.begin()
         self._known, self._directory, self._err = known, directory, spec.err
@@ -132,7 +132,7 @@ class Execution:
         try:
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._known.add(self)
-            self._spawned: SpawnedProcess = link.spawn(
+            self._spawned: SpawnedProcess = agent.spawn(
                 argv, environment, directory, stdio=self._streams.theirs, whole=whole, root=root
             )
             self._streams.started()
@@ -249,7 +249,7 @@ class Execution:
             self.deadline = time.monotonic() + (_GRACE if self._ladder else _PATIENCE)
         else:
             try:
-                self._link.confirm()  # the kernel may take its time; but an agent must have heard of it
+                self._agent.confirm()  # the kernel may take its time; but an agent must have heard of it
             except StaddleError as error:
                 self._error = self._error or error
             return 128 + SIGKILL

@@ -49,11 +49,11 @@ class FileAnswer:
 class FileClient:
     """Sends requests to the file server of one sandbox. Thread-safe: one request at a time."""
 
-    def __init__(self, link: AgentClient) -> None:
-        self._link = link
+    def __init__(self, agent: AgentClient) -> None:
+        self._agent = agent
         #: Whoever has it knows that nothing is being done to files by us.
         self.turn = threading.RLock()
-        self._line: _socket.socket | None = None
+        self._socket: _socket.socket | None = None
         self._process: SpawnedProcess | None = None
         self._closed = False
 
@@ -116,7 +116,7 @@ class FileClient:
         self.turn.release()
         return False
 
-    # ------------------------------------------------------------ the line
+    # ------------------------------------------------------------ the socket
 
     def _say(
         self, operation: bytes, words: tuple[bytes, ...], numbers: tuple[int, ...], descriptor: int = -1
@@ -125,9 +125,11 @@ class FileClient:
         if sum(map(len, words)) > file_messages.LONGEST - 4096:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         for attempt in range(3):
-            line = self._line or self._started()
+            server = self._socket or self._started()
             try:
-                file_messages.say(line, file_messages.QUESTION, operation, words, numbers, descriptors=handed)
+                file_messages.say(
+                    server, file_messages.QUESTION, operation, words, numbers, descriptors=handed
+                )
                 return
             except OSError as error:
                 # It was killed since: another one can still be asked, for nothing has been done.
@@ -138,8 +140,8 @@ class FileClient:
     def _conclude(self, operation: bytes) -> None:
         """Say how it ended to the one that was asked, never to another, and wait for its answer."""
         try:
-            if self._line is not None:
-                file_messages.say(self._line, file_messages.QUESTION, operation, (), ())
+            if self._socket is not None:
+                file_messages.say(self._socket, file_messages.QUESTION, operation, (), ())
         except OSError:
             pass  # it has ended; what it said before is still there
         self._answer()
@@ -176,15 +178,15 @@ class FileClient:
 
     def heard(self, patience: float) -> file_messages.Said | None:
         """The next message, or None when none comes within so many seconds."""
-        line = self._line
-        if line is None:
+        server = self._socket
+        if server is None:
             raise self._lost("it has ended")
         poll = select.poll()
-        poll.register(line.fileno(), select.POLLIN)
+        poll.register(server.fileno(), select.POLLIN)
         if not self.wait(poll, patience):
             return None
         try:
-            said = file_messages.hear(line)
+            said = file_messages.hear(server)
         except ConnectionResetError:
             raise self._killed(unheard=True) from None
         except (Malformed, OSError) as error:
@@ -206,9 +208,9 @@ class FileClient:
         return ready
 
     @property
-    def line(self) -> int:
+    def descriptor(self) -> int:
         """Readable when it says something."""
-        return -1 if self._line is None else self._line.fileno()
+        return -1 if self._socket is None else self._socket.fileno()
 
     def _checked(self, fd: int) -> int:
         """A descriptor that was handed out is a regular file, or nothing."""
@@ -234,7 +236,7 @@ class FileClient:
             view = memoryview(_code[0])
             while view:
                 view = view[os.write(code, view) :]
-            self._process = self._link.start_file_server(theirs.fileno(), code)
+            self._process = self._agent.start_file_server(theirs.fileno(), code)
         except BaseException:
             ours.close()
             raise
@@ -242,14 +244,14 @@ class FileClient:
             os.close(code)
             theirs.close()
         ours.settimeout(PATIENCE)
-        self._line = ours
+        self._socket = ours
         return ours
 
     def _let_go(self) -> None:
         """End it: what comes from it now belongs to no question."""
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
         if self._process is not None:
             self._process.close()
             self._process = None
@@ -260,7 +262,7 @@ class FileClient:
         self._let_go()
         if self._closed:
             return SandboxClosed("the sandbox is closed", fix="open another one")
-        if not self._link.alive:
+        if not self._agent.alive:
             return lost()
         return SessionError(
             "the process in the sandbox that looks after files is gone",
@@ -288,8 +290,8 @@ class FileClient:
     def forsake(self) -> None:
         """In a fork of the program: it is its parent's."""
         self._closed = True
-        if self._line is not None:
-            self._line.close()
+        if self._socket is not None:
+            self._socket.close()
 
 
 class _Killed(SessionError):
@@ -309,12 +311,12 @@ class Sending:
         left = memoryview(data).cast("B")
         poll = select.poll()
         poll.register(self._pipe, select.POLLOUT)
-        poll.register(self._client.line, select.POLLIN)
+        poll.register(self._client.descriptor, select.POLLIN)
         while left:
             ready = dict(self._client.wait(poll, PATIENCE))
             if not ready:
                 raise self._client._lost("it does not take what it asked for")
-            if self._client.line in ready:
+            if self._client.descriptor in ready:
                 self._early()
                 continue
             try:

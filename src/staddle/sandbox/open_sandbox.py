@@ -33,7 +33,7 @@ _EVERY: WeakSet[OpenSandbox] = WeakSet()
 
 def _after_fork() -> None:
     for inside in list(_EVERY):
-        inside.link.forsake()
+        inside.agent.forsake()
         inside.file_client.forsake()
 
 
@@ -50,23 +50,23 @@ class OpenSandbox:
     def __init__(self, settings: SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self.limits = settings.policy.limits
         opened = open_agent(settings, snapshot.new_workspace() if snapshot else None)
-        self.link, self.first_shell, self.decided = opened.link, opened.shell, opened.decided
+        self.agent, self.first_shell, self.decided = opened.agent, opened.shell, opened.decided
         self.bash, self.uid = opened.bash, opened.uid
         self._environment, self._directory = opened.environment, opened.directory
         self.workspace, self.network, self.enforced_limits = opened.workspace, opened.network, opened.limits
-        self._meter = SandboxMeter(self.link, self.enforced_limits)
+        self._meter = SandboxMeter(self.agent, self.enforced_limits)
         try:
             directory = self._directory or None
-            shell = Shell(self.link, self.first_shell, directory=directory, meter=self.meter())
+            shell = Shell(self.agent, self.first_shell, directory=directory, meter=self.meter())
         except BaseException:
-            self.link.close()
+            self.agent.close()
             raise
         self.main = Session(MAIN, shell, self.limits, side_effects=self.side_effects)
         self.named: dict[str, Session] = {}
         self.executions: set[Execution] = set()
         self.terminals: list[Terminal] = []
         self.processes = ProcessList()
-        self.file_client = FileClient(self.link)
+        self.file_client = FileClient(self.agent)
         _EVERY.add(self)
         if snapshot is not None:
             for name in snapshot.sessions:
@@ -76,8 +76,8 @@ class OpenSandbox:
         """The named session, made if need be."""
         found = self.named.get(name)
         if found is None:
-            started = self.link.shell(self._environment, self._directory, self.bash)
-            shell = Shell(self.link, started, meter=self.meter())
+            started = self.agent.shell(self._environment, self._directory, self.bash)
+            shell = Shell(self.agent, started, meter=self.meter())
             found = self.named[name] = Session(name, shell, self.limits, self._forget, self.side_effects)
         return found
 
@@ -114,16 +114,16 @@ class OpenSandbox:
     def pause(self) -> None:
         """Stop everything: by the groups it is in, else by signals."""
         limits = self.enforced_limits
-        self.link.is_paused = True
+        self.agent.is_paused = True
         if limits is None or not limits.freeze():
-            self.link.pause()
+            self.agent.pause()
 
     def resume(self) -> None:
         """Let it go on, whichever way it was stopped."""
         if self.enforced_limits is not None:
             self.enforced_limits.thaw()
-        self.link.resume()
-        self.link.is_paused = False
+        self.agent.resume()
+        self.agent.is_paused = False
 
     def usage(self) -> Usage:
         """What was used until now."""
@@ -139,10 +139,10 @@ class OpenSandbox:
 
     def close(self) -> None:
         """End it. What runs at this moment finds out by itself."""
-        self.link.is_paused = False  # it will not be resumed
+        self.agent.is_paused = False  # it will not be resumed
         if not self.in_use:
             # All at once. An agent that hears of its shell's end first tidies up after that, for nobody.
-            self.link.close()
+            self.agent.close()
         for execution in list(self.executions):
             execution.close()
         self.file_client.close()
@@ -150,7 +150,7 @@ class OpenSandbox:
             for session in self.every_session():
                 session.close()
         finally:
-            self.link.close()
+            self.agent.close()
         self.processes.close()
         for terminal in self.terminals:
             terminal.close()

@@ -244,12 +244,12 @@ class Sandbox(WorkspaceMethods):
         from socket import socket
 
         inside = self._now()
-        return socket(fileno=_reach(inside).connect(inside.link, port))
+        return socket(fileno=_reach(inside).connect(inside.agent, port))
 
     def expose(self, port: int, host_port: int = 0) -> int:
         """A port of the host's 127.0.0.1 that leads to `port` inside; which one, if none was named."""
         inside = self._now()
-        return _reach(inside).expose(inside.link, port, host_port)
+        return _reach(inside).expose(inside.agent, port, host_port)
 
     def events(self) -> tuple[Event, ...]:
         """What was tried on the network since the last call: allowed, refused, failed."""
@@ -326,7 +326,7 @@ class Sandbox(WorkspaceMethods):
     @property
     def alive(self) -> bool:
         """Whether commands can be run in it: it is open, and nothing has killed it."""
-        return not self._closed and self._inside.link.alive
+        return not self._closed and self._inside.agent.alive
 
     def violations(self) -> tuple[Event, ...]:
         """Protected names that appeared in what may be written on the host since it was opened."""

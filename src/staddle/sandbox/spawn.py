@@ -39,7 +39,7 @@ def execution(
     spec.side_effects = inside.side_effects
     variables = as_root.variables(context.env) if spec.as_root else context.env
     return Execution(
-        inside.link,
+        inside.agent,
         spec,
         argv,
         {**variables, **(spec.env or {})},
@@ -63,7 +63,7 @@ def background(
         argv = shown = arguments.arguments(command)
     streams = Streams(inside.uid, with_stdin=True)
     try:
-        spawned = inside.link.spawn(
+        spawned = inside.agent.spawn(
             argv,
             {**context.env, **({} if env is None else arguments.variables(env))},
             _directory(context, None if cwd is None else arguments.directory(cwd)),
@@ -94,7 +94,7 @@ def open_terminal(
     words = (inside.bash, "-i") if argv is None else arguments.arguments(argv)
     variables = arguments.variables({"TERM": term, **({} if env is None else dict(env))})  # type: ignore[call-overload]
     prompt = {"PS1": _PROMPT} if argv is None else {}
-    spawned = inside.link.spawn(
+    spawned = inside.agent.spawn(
         words,
         {**prompt, **context.env, **variables},
         _directory(context, None if cwd is None else arguments.directory(cwd)),
@@ -108,7 +108,7 @@ def open_terminal(
 def spawn(inside: OpenSandbox, argv: Sequence[str], stdio: tuple[int, int, int]) -> SpawnedProcess:
     """Start a program on these descriptors of ours, where the main session is."""
     context = inside.main._exec_context
-    return inside.link.spawn(arguments.arguments(argv), context.env, context.cwd, stdio=stdio)
+    return inside.agent.spawn(arguments.arguments(argv), context.env, context.cwd, stdio=stdio)
 
 
 def _directory(context: SessionState, cwd: str | None) -> str:

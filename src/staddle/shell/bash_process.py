@@ -61,8 +61,8 @@ class BashProcess:
         self.used: tuple[int, int, int, int, int, int] | None = None  # in all, once it has ended
         self.why = ""
         self.hello = b""
-        self._line = _socket.socket(fileno=opened.line)
-        self._line.setblocking(False)
+        self._socket = _socket.socket(fileno=opened.socket)
+        self._socket.setblocking(False)
         self._control = opened.control
         self._files: OpenShellFiles | None = None
         self._length = 0
@@ -91,7 +91,7 @@ class BashProcess:
         self._epoll = select.epoll()
         self._bell = _bell()
         self._quick = select.poll()
-        for fd in (files.done, self._line.fileno()):
+        for fd in (files.done, self._socket.fileno()):
             self._epoll.register(fd, select.EPOLLIN)
             self._quick.register(fd, select.POLLIN)
         for fd in (files.output, files.errors):
@@ -131,7 +131,7 @@ class BashProcess:
     def close(self) -> None:
         """Let go of the process, which ends with everything below it if it still runs."""
         self._drop_files()
-        self._line.close()
+        self._socket.close()
         if self._control >= 0:
             os.close(self._control)
             self._control = -1
@@ -155,7 +155,7 @@ class BashProcess:
         The descriptors stay open: another thread may be using them.
         """
         try:
-            self._line.shutdown(_socket.SHUT_RDWR)
+            self._socket.shutdown(_socket.SHUT_RDWR)
         except OSError:
             pass  # it is closed, or the agent is gone
 
@@ -168,7 +168,7 @@ class BashProcess:
         since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - age) * _TICKS)
         try:
             agent_messages.say(
-                self._line, agent_messages.encode(agent_messages.END_RUN, step, since, newest_job)
+                self._socket, agent_messages.encode(agent_messages.END_RUN, step, since, newest_job)
             )
         except BlockingIOError:
             pass  # it will be asked again
@@ -192,11 +192,11 @@ class BashProcess:
         self, kind: bytes, expected: bytes, *fields: int, patience: float = _PATIENCE
     ) -> agent_messages.Message:
         try:
-            agent_messages.say(self._line, agent_messages.encode(kind, *fields))
+            agent_messages.say(self._socket, agent_messages.encode(kind, *fields))
         except OSError:
             raise lost() from None
         poll = select.poll()
-        poll.register(self._line.fileno(), select.POLLIN)
+        poll.register(self._socket.fileno(), select.POLLIN)
         end = time.monotonic() + patience
         while (left := end - time.monotonic()) > 0:
             poll.poll(left * 1000 + 1)
@@ -213,7 +213,7 @@ class BashProcess:
         found: list[agent_messages.Message] = []
         while True:
             try:
-                message = agent_messages.hear(self._line)
+                message = agent_messages.hear(self._socket)
             except BlockingIOError:
                 return found
             except (Malformed, OSError) as error:
@@ -302,11 +302,11 @@ class BashProcess:
         """Whether something of this run may have been said to the shell."""
         return self._run is run
 
-    def say_instead(self, run: Run, line: bytes) -> bool:
+    def say_instead(self, run: Run, lines: bytes) -> bool:
         """Say this to the shell, which has all lines of `run`, or none; False if it may have a part."""
         if len(run.unwritten) > select.PIPE_BUF:
             return False
-        run.unwritten = memoryview(line)
+        run.unwritten = memoryview(lines)
         self._write()
         return True
 

@@ -41,7 +41,7 @@ class Shell:
 
     def __init__(
         self,
-        link: AgentClient,
+        agent: AgentClient,
         opened: OpenedShell,
         *,
         directory: str | None = None,
@@ -51,7 +51,7 @@ class Shell:
 
         `directory` is where the shell is, when another one like it would not be started there.
         """
-        self._link = link
+        self._agent = agent
         self._state = ShellState(BashProcess(opened), directory, meter)
         self._turn = _thread.allocate_lock()
         self._runner = 0
@@ -177,7 +177,7 @@ class Shell:
         except BaseException as error:
             self._state.bash.stale = True  # there may be output left in the pipes
             if isinstance(error, SandboxLost):  # or it only does not answer: then what was run may go on
-                self._link.kill()
+                self._agent.kill()
             raise
         finally:
             self._current = None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         def seen(self) -> int | None: ...
         def note(self, memory: int | None) -> None: ...
         def total(self, wall: float) -> Usage: ...
-        def make_room(self, link: AgentClient) -> None: ...
+        def make_room(self, agent: AgentClient) -> None: ...
         def take_room_back(self) -> None: ...
 
     from ..ipc.agent_client import AgentClient
@@ -47,20 +47,20 @@ _A_MOMENT, _TOO_SHORT = 0.005, 0.00015
 class SandboxMeter:
     """Of one sandbox. Thread-safe."""
 
-    def __init__(self, link: AgentClient, limiting: MeteredLimits | None) -> None:
-        self._link, self._limiting = link, limiting
+    def __init__(self, agent: AgentClient, limiting: MeteredLimits | None) -> None:
+        self._agent, self._limiting = agent, limiting
         self._began = time.monotonic()
         #: How many processes there were when somebody last asked.
         self.counted = 0
 
     def meter(self) -> UsageMeter:
         """Of one shell, or one program."""
-        return UsageMeter(self, self._link, self._limiting)
+        return UsageMeter(self, self._agent, self._limiting)
 
     def started(self) -> int | None:
         """How many processes and threads were started since this was last asked; None when nobody knows."""
         try:
-            now = self._link.count()[5]
+            now = self._agent.count()[5]
         except StaddleError:
             return None  # the sandbox has ended
         if now < 0:
@@ -71,7 +71,7 @@ class SandboxMeter:
     def total(self) -> Usage:
         """What was used since the sandbox was made."""
         wall = time.monotonic() - self._began
-        used = of_process(self._link.count(whole=True), wall)
+        used = of_process(self._agent.count(whole=True), wall)
         if self._limiting is None:
             return used
         counted = self._limiting.total(wall)
@@ -83,8 +83,8 @@ class SandboxMeter:
 class UsageMeter:
     """Of the commands of one shell, or of one program. One thread at a time."""
 
-    def __init__(self, all_: SandboxMeter, link: AgentClient, limiting: MeteredLimits | None) -> None:
-        self._all, self._link, self._limiting = all_, link, limiting
+    def __init__(self, all_: SandboxMeter, agent: AgentClient, limiting: MeteredLimits | None) -> None:
+        self._all, self._agent, self._limiting = all_, agent, limiting
         self._group = None if limiting is None else limiting.meter()
         self._shell = ProcessMeter(0)
         self._line: ProcSample | None = None
@@ -148,7 +148,7 @@ class UsageMeter:
         if found is None:
             return
         if found.limit == "memory":
-            self._limiting.make_room(self._link)
+            self._limiting.make_room(self._agent)
         outcome.reason, outcome.why = found.limit, found.sentence
 
     def park(self) -> None:
@@ -193,7 +193,7 @@ class UsageMeter:
     def _looked_again(self) -> bool:
         """Whether the agent has looked once more: it may not have come round to it meanwhile."""
         try:
-            self._link.look()
+            self._agent.look()
         except StaddleError:
             return False  # the sandbox has ended
         return True

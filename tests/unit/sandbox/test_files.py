@@ -206,11 +206,11 @@ def test_one_that_was_killed_while_it_waited_is_replaced() -> None:
 
     with client_of(answers) as made:
         made.ask(file_messages.LIST, b"/")
-        made._link.threads[0].join(5)  # type: ignore[attr-defined]
+        made._agent.threads[0].join(5)  # type: ignore[attr-defined]
         made._process.close()  # type: ignore[union-attr]
         made.ask(file_messages.LIST, b"/")
-        assert made._link.started == 2  # type: ignore[attr-defined]
-        made._link.alive = False  # type: ignore[misc]
+        assert made._agent.started == 2  # type: ignore[attr-defined]
+        made._agent.alive = False  # type: ignore[misc]
         with pytest.raises(SandboxLost):
             raise made._lost("")
 

@@ -28,7 +28,7 @@ class DiskQuota:
 
     def __init__(self, workspace: SandboxWorkspace, most: int) -> None:
         self._workspace, self._most = workspace, most
-        self._link: AgentClient | None = None
+        self._agent: AgentClient | None = None
         self._used: tuple[int, int] | None = None  # of the file system, when it was last counted
         self._taken = disk.Occupied(0, 0)
         self._not_before = 0.0
@@ -36,16 +36,16 @@ class DiskQuota:
         #: How often everything was ended for it.
         self.ended = 0
 
-    def attach(self, link: AgentClient) -> None:
+    def attach(self, agent: AgentClient) -> None:
         """The sandbox is there."""
-        self._link = link
+        self._agent = agent
         self._not_before = time.monotonic() + _OFTEN  # its first command is not to wait for a first count
         _WATCH.add(self)
 
     def close(self) -> None:
         """The sandbox has ended."""
         _WATCH.remove(self)
-        self._link = None
+        self._agent = None
 
     @property
     def is_over(self) -> bool:
@@ -54,8 +54,8 @@ class DiskQuota:
 
     def look(self) -> float:
         """Look once, and do what must be done; how many seconds until the next look."""
-        link, now = self._link, time.monotonic()
-        if link is None:
+        agent, now = self._agent, time.monotonic()
+        if agent is None:
             return _SELDOM
         used = _used(self._workspace.stack.store.path)
         if used == self._used:
@@ -69,7 +69,7 @@ class DiskQuota:
         elif self._at_end is None or _is_more(self._taken, self._at_end):
             try:
                 self.ended += 1
-                link.end_everything()
+                agent.end_everything()
             except StaddleError:
                 pass  # it has ended by itself
             # What is there stays, so that a command can remove some of it: only more ends it again.

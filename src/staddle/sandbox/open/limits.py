@@ -57,10 +57,10 @@ class SandboxLimits:
         if too_little := self.too_little():  # for the shell that is there
             raise LaunchFailed("a shell could not be started", why=too_little, fix="give limits.memory more")
 
-    def attach(self, link: AgentClient) -> None:
-        """The sandbox is there, at the other end of `link`."""
+    def attach(self, agent: AgentClient) -> None:
+        """The sandbox is there, at the other end of `agent`."""
         if self._disk_quota is not None:
-            self._disk_quota.attach(link)
+            self._disk_quota.attach(agent)
 
     def meter(self) -> GroupMeter | None:
         """For what the groups tell of one shell's commands, where there are any."""
@@ -108,7 +108,7 @@ class SandboxLimits:
         found = reasons.ran_into(self.limits, 1, Events(), Events(ended, 0))
         return "" if found is None else found.sentence
 
-    def make_room(self, link: AgentClient) -> None:
+    def make_room(self, agent: AgentClient) -> None:
         """Memory was used up. If it still is, that is by files, which no process takes along when it ends.
 
         So the processes that could write more are ended, and a command that removes files gets some memory.
@@ -117,7 +117,7 @@ class SandboxLimits:
             return
         if self._whole.files() > self.limits.memory * 3 // 4:
             try:
-                link.end_everything()
+                agent.end_everything()
             except StaddleError:
                 return  # the sandbox has ended
             self._group.widen(self.limits.replace(memory=self.limits.memory + _ROOM))

@@ -61,23 +61,23 @@ class SandboxNetwork:
         if self._deciding is not None:
             self._attend()
 
-    def attach(self, link: AgentClient) -> None:
+    def attach(self, agent: AgentClient) -> None:
         """Give the gateway the sockets that it is to serve; nothing goes out before."""
         if self._gateway is not None and not self._given:
             with self._lock:
-                self._attached(link, self._gateway)
+                self._attached(agent, self._gateway)
 
-    def connect(self, link: AgentClient, port: int) -> int:
+    def connect(self, agent: AgentClient, port: int) -> int:
         """The descriptor of a connection to a server inside, at `port` of its 127.0.0.1."""
         with self._lock:
-            return forward.connect(self._attached(link, self._gateway).fileno(), port)
+            return forward.connect(self._attached(agent, self._gateway).fileno(), port)
 
-    def expose(self, link: AgentClient, port: int, host_port: int) -> int:
+    def expose(self, agent: AgentClient, port: int, host_port: int) -> int:
         """A port of our 127.0.0.1 that leads to `port` inside, until the sandbox is closed."""
         with self._lock:
             if self._gateway is None:
                 self._gateway = gateway_process.start(Network.deny())
-            line = self._attached(link, self._gateway)
+            line = self._attached(agent, self._gateway)
             found = forward.exposed(self._gateway, line.fileno(), port, host_port)
             self._attend()
             return found
@@ -119,9 +119,9 @@ class SandboxNetwork:
         if line is not None:
             line.close()
 
-    def _attached(self, link: AgentClient, gateway: gateway_process.GatewayProcess | None) -> _socket.socket:
+    def _attached(self, agent: AgentClient, gateway: gateway_process.GatewayProcess | None) -> _socket.socket:
         if self._line is None:
-            self._line = _socket.socket(fileno=link.network())
+            self._line = _socket.socket(fileno=agent.network())
             self._line.setblocking(False)
             while True:
                 try:

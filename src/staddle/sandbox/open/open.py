@@ -36,7 +36,7 @@ class SandboxHandle(Value):
     do not go to the host.
     """
 
-    link: AgentClient
+    agent: AgentClient
     shell: OpenedShell
     decided: Decision
     bash: str
@@ -93,12 +93,12 @@ def _opened(asked: SandboxSettings, kind: WorkspaceKind, workspace: SandboxWorks
     from .via_backend import launch_agent
 
     after = None if workspace is None else workspace.close
-    link, shell, uid, network = launch_agent(decided.backend, plan, bash, asked.on_connect, after)
+    agent, shell, uid, network = launch_agent(decided.backend, plan, bash, asked.on_connect, after)
     if workspace is not None:
         from ..workspace.mounted_trees import MountedTrees
 
-        workspace.attach(MountedTrees(link), plan.cwd)
-    return SandboxHandle(link, shell, decided, bash, {}, "", uid, workspace, network=network)
+        workspace.attach(MountedTrees(agent), plan.cwd)
+    return SandboxHandle(agent, shell, decided, bash, {}, "", uid, workspace, network=network)
 
 
 def _spawn(
@@ -153,25 +153,25 @@ def _spawn(
 
     # Nothing may write to persistent layers when another process may go on with them.
     stays = layers is not None and layers.stack.store.stays
-    link = AgentClient(taken.agent_socket, ended, kill=kill, stop_first=stays)
+    agent = AgentClient(taken.agent_socket, ended, kill=kill, stop_first=stays)
     shell = None
     try:
         try:
-            shell = link.announced()
+            shell = agent.announced()
             wake(shell.control)
-            if agent := tree.parent_of(shell.outside):
-                first.append(tree.ProcessIdentity(agent))
+            if pid := tree.parent_of(shell.outside):
+                first.append(tree.ProcessIdentity(pid))
         finally:
             if layers:  # not sooner: it may have been in the making
                 layers.adopt(taken)
         if limits and (group := taken.groups_of(shell.outside)):
             limits.hold(group)
-        network.attach(link)
+        network.attach(agent)
         if limits:
-            limits.attach(link)
+            limits.attach(agent)
     except BaseException as error:
         too_little = limits.too_little() if limits else ""
-        link.close()
+        agent.close()
         if shell is not None:
             shell.close()
         if too_little and isinstance(error, StaddleError):
@@ -180,9 +180,9 @@ def _spawn(
             ) from error
         raise
     if workspace:
-        workspace.attach(MountedTrees(link, taken.make_trees), plan.cwd)
+        workspace.attach(MountedTrees(agent, taken.make_trees), plan.cwd)
     return SandboxHandle(
-        link,
+        agent,
         shell,
         decided,
         bash,

@@ -68,16 +68,16 @@ def launch_agent(
     finally:
         theirs.close()
         os.close(saying)
-    link: AgentClient | None = None
+    agent: AgentClient | None = None
     try:
         standalone.send_code(ours)
         network = _network(backend, launch, plan, on_connect)
-        link = AgentClient(ours.detach(), lambda: _end(started, network, after), kill=started.kill)
+        agent = AgentClient(ours.detach(), lambda: _end(started, network, after), kill=started.kill)
         # As the agent was started: only the backend knows where home and /tmp ended up.
-        return link, link.shell({}, "", bash), launch.uid, network
+        return agent, agent.shell({}, "", bash), launch.uid, network
     except BaseException as error:
-        if link is not None:
-            link.close()
+        if agent is not None:
+            agent.close()
         else:
             ours.close()
             started.end()
