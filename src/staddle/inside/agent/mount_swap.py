@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 HOME_TREE = "/"
 #: In a directory of ours: where trees are mounted while they are made ready, and what was there before.
-_ASIDE, _NEXT, _BEFORE = "aside", "next", "before"
+_HOLDER, _ASIDE, _NEXT, _BEFORE = "holder", "aside", "next", "before"
 #: An empty directory of ours, mounted over all of that as soon as payloads may run again.
 _COVER = "cover"
 _COPIED = "/etc"
@@ -118,7 +118,8 @@ class TreeMounts:
     def tidy(self) -> None:
         """Take away what is aside. That takes a while: the kernel asks every processor."""
         if self._mounted_aside >= 0:
-            mounts.umount(mounts.path_of(self._mounted_aside))  # by its descriptor: another one covers it
+            # The holder: umount2(2) would take the cover alone if that were mounted over the same place.
+            mounts.umount(mounts.path_of(self._mounted_aside))
             os.close(self._mounted_aside)
             self._mounted_aside = -1
 
@@ -215,13 +216,14 @@ class TreeMounts:
     def _make_place_aside(self, count: int) -> None:
         """A mount of our own, with directories to mount `count` trees on: all go with it, at once."""
         if self._room < 0:
-            os.mkdir(_ASIDE, 0o700, dir_fd=self._aside)
+            for path in (_HOLDER, f"{_HOLDER}/{_ASIDE}"):
+                os.mkdir(path, 0o700, dir_fd=self._aside)
             os.mkdir(_COVER, 0, dir_fd=self._aside)
         while self._room < count:
             for what in (_NEXT, _BEFORE):
-                os.mkdir(f"{_ASIDE}/{what}{self._room + 1}", 0o700, dir_fd=self._aside)
+                os.mkdir(f"{_HOLDER}/{_ASIDE}/{what}{self._room + 1}", 0o700, dir_fd=self._aside)
             self._room += 1
-        directory = os.open(self._place_aside(), _DIRECTORY)
+        directory = os.open(_HOLDER, _DIRECTORY, dir_fd=self._aside)
         try:
             tree = mounts.clone_tree(directory)
             try:
@@ -247,14 +249,18 @@ class TreeMounts:
                 os.close(directory)
             try:
                 mounts.set_attributes(cover, mounts.ATTR_RDONLY)
-                mounts.attach(cover, self._mounted_aside)
+                directory = os.open(_ASIDE, _DIRECTORY, dir_fd=self._mounted_aside)
+                try:
+                    mounts.attach(cover, directory)
+                finally:
+                    os.close(directory)
             finally:
                 os.close(cover)
         except OSError:
             self.tidy()
 
     def _place_aside(self, name: str = "") -> str:
-        return f"{mounts.path_of(self._aside)}/{_ASIDE}/{name}"
+        return f"{mounts.path_of(self._aside)}/{_HOLDER}/{_ASIDE}/{name}"
 
 
 def show(tree: int, places: Sequence[str], aside: str) -> None:
