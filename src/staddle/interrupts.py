@@ -1,4 +1,4 @@
-"""What must not be left half done because somebody pressed Ctrl-C."""
+"""Work that must not be left half done because of Ctrl-C: signal handlers are deferred."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIGNALS = range(1, _signal.NSIG)
 
 
 def uninterrupted(work: Callable[[], T]) -> T:
-    """What `work` returns, which is done to its end, if it is begun. What a signal brings comes then.
+    """Run `work` with the handlers of signals deferred; they run, and may raise, when it has returned.
 
     Python runs the handlers of signals in the main thread, between any two steps, and what they raise
     comes out there. So they are put off: no thread, which would take longer than most of this work does.
@@ -53,7 +53,7 @@ def uninterrupted(work: Callable[[], T]) -> T:
 
 
 def _put_back(handlers: dict[int, Callable[[int, object], object]]) -> BaseException | None:
-    """Have these handlers again, all of them; what one of them has raised meanwhile."""
+    """Install these handlers again, all of them; return what one of them has raised meanwhile."""
     raised = None
     while True:
         try:
@@ -65,7 +65,7 @@ def _put_back(handlers: dict[int, Callable[[int, object], object]]) -> BaseExcep
 
 
 def uninterruptible(method: Callable[P, T]) -> Callable[P, T]:
-    """A method that is uninterrupted whenever it is called."""
+    """Decorate a method: it runs `uninterrupted`."""
 
     @wraps(method)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -75,7 +75,7 @@ def uninterruptible(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def free_within(seconds: float, lock: _thread.LockType) -> bool:
-    """Wait until `lock` is not held, for so long at most; whether it is not. It is not taken."""
+    """Wait until `lock` is not held, for so long at most; return whether it is free. It is not taken."""
     end = time.monotonic() + seconds
     while lock.locked():
         if time.monotonic() > end:
@@ -85,7 +85,7 @@ def free_within(seconds: float, lock: _thread.LockType) -> bool:
 
 
 def with_all(locks: Sequence[AbstractContextManager[object]], work: Callable[[], T]) -> T:
-    """What `work` returns, done while all of these are held.
+    """Run `work` while all of these are held, and return its result.
 
     A `with` of a lock is the one way to hold it that nothing can come between.
     """

@@ -122,7 +122,7 @@ class HostProgram:
 def _command(sandbox: opening.SandboxHandle, *, root: bool) -> dict[str, Any]:
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
-        started = sandbox.link.spawn(
+        started = sandbox.agent.spawn(
             ("/bin/sh", "-c", "echo it ran; touch made"),
             sandbox.environment,
             sandbox.directory,

@@ -1,8 +1,8 @@
-"""The host program's end of the line to the agent of one sandbox.
+"""The client of a sandbox's agent, in the host program.
 
-Every process that is asked for has a line of its own, so that no thread reads another's answers.
-Nothing that comes from the other end is believed: messages are checked, descriptors are looked
-at before they are used, and nobody is waited for without end.
+Every process that is asked for has a socket of its own, so that no thread reads another's answers.
+Nothing that comes from the agent is believed: messages and descriptors are checked before they are
+used, and each wait is bounded.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class OpenedShell(Value):
     outside: int = 0
 
     def close(self) -> None:
-        """It is for nobody: it ends."""
+        """Close all of it: the shell ends."""
         close_all((self.socket, self.control, *self.files.descriptors()))
 
 
@@ -91,7 +91,7 @@ class AgentClient:
         kill: Callable[[], None] = lambda: None,
         stop_first: bool = False,
     ) -> None:
-        """Takes `main_line`; `close` is called once, after the line is closed.
+        """Take over `main_socket`; `close` is called once, after that is closed.
 
         `kill` ends the agent, and everything in the sandbox with it, without its help. With
         `stop_first` nothing in the sandbox runs any more when `close` is called.
@@ -104,10 +104,13 @@ class AgentClient:
         self._closed = False
         #: Whether everything in the sandbox, the agent as well, may be stopped because we want it so.
         self.is_paused = False
-        self._is_out_of_step, self._serial = False, 0  # whether an answer may come that nobody waits for
+        self._is_out_of_step, self._serial = (
+            False,
+            0,
+        )  # whether an answer may come to a request that was given up
 
     def announced(self) -> OpenedShell:
-        """The shell that was started ahead: the first thing that an agent says."""
+        """Return the shell that was started ahead: the first message of an agent."""
         with self._turn:
             return opened_shell(self._receive(_STARTING_PATIENCE), "the sandbox could not be made")
 
@@ -152,7 +155,7 @@ class AgentClient:
         return SpawnedProcess(message.fields[0], socket, master[0] if master else -1)
 
     def start_file_server(self, socket: int, code: int) -> SpawnedProcess:
-        """Start a file server on `line`, made of the memory file `code`; both stay the caller's."""
+        """Start a file server on `socket`, made of the memory file `code`; both stay the caller's."""
         message = self._ask(agent_messages.encode(agent_messages.FILE_SERVER), (socket, code))
         if message.kind != agent_messages.STARTED or len(message.descriptors) != 1:
             raise _refused(message, "the sandbox's files cannot be reached")
@@ -160,7 +163,7 @@ class AgentClient:
 
     @property
     def alive(self) -> bool:
-        """Whether somebody is at the other end."""
+        """Whether the agent is at the other end."""
         if self._closed:
             return False
         poll = select.poll()
@@ -168,7 +171,7 @@ class AgentClient:
         return not poll.poll(0)
 
     def network(self) -> int:
-        """A line for the sandbox's network, on which its sockets come; the taker's to close."""
+        """Return a socket for the sandbox's network, on which its sockets come; the caller's to close."""
         message = self._ask(agent_messages.encode(agent_messages.NETWORK))
         if message.kind != agent_messages.LINE:
             raise _refused(message, "the sandbox's network cannot be used")
@@ -189,7 +192,7 @@ class AgentClient:
             raise _refused(message, "the sandbox's limits could not be looked at")
 
     def count(self, *, whole: bool = False) -> tuple[int, int, int, int, int, int]:
-        """What was used in the sandbox until now, as `usage.Count` has it; only with `whole` all of it."""
+        """Return what was used until now, as `usage.Count` has it; only with `whole` all of it."""
         message = self._ask(agent_messages.encode(agent_messages.COUNT, int(whole)))
         if message.kind != agent_messages.COUNTED:
             raise _refused(message, "what the sandbox uses could not be counted")
@@ -210,8 +213,8 @@ class AgentClient:
     def swap(self, roots: Sequence[str], make: Callable[[int], None], *, alone: bool) -> str:
         """Have other mounts in the place of the trees with these roots; empty, or who is in the way of that.
 
-        `make` has them sent on a line, at the other end of which the agent has got ready for them
-        meanwhile. With `alone` nobody but shells may be in the sandbox, and no file open for writing.
+        `make` has them sent on a socket, at the other end of which the agent has got ready for them
+        meanwhile. With `alone` only shells may run in the sandbox, and no file may be open for writing.
         """
         request = agent_messages.encode(agent_messages.SWAP, int(alone), tuple(map(os.fsencode, roots)))
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -236,7 +239,7 @@ class AgentClient:
     def close(self) -> None:
         """End the sandbox and everything in it."""
         if not free_within(_LAST_PATIENCE, self._turn):
-            self._shut_down()  # it does not answer whoever has the turn, and will not answer us
+            self._shut_down()  # it does not answer the thread that has the lock, and will not answer us
         elif self._stop_first and not self._closed:
             try:
                 self._pause(True, _LAST_PATIENCE)
@@ -264,11 +267,11 @@ class AgentClient:
             self._resynchronize(_LAST_PATIENCE)
 
     def _shut_down(self) -> None:
-        """Wake up who waits for an answer."""
+        """Wake up a thread that waits for an answer."""
         try:
             self._socket.shutdown(_socket.SHUT_RDWR)
         except OSError:
-            pass  # nobody is there any more
+            pass  # the agent is gone
 
     def forsake(self) -> None:
         """In a fork of the program: the sandbox is its parent's, and must not outlive that because of us."""
@@ -284,7 +287,7 @@ class AgentClient:
                 return self._receive(patience)
             except StaddleError:
                 raise
-            except BaseException:  # of a signal's handler: what was asked for is for nobody
+            except BaseException:  # of a signal's handler: the answer is dropped
                 with suppress(StaddleError):
                     self._resynchronize()
                 raise
@@ -294,7 +297,7 @@ class AgentClient:
             raise SandboxClosed("the sandbox is closed", fix="open another one")
         if self._is_out_of_step:
             self._resynchronize()
-        self._is_out_of_step = True  # from before it is said: whoever is interrupted now does not know
+        self._is_out_of_step = True  # before it is sent: an interruption from here on leaves that open
         try:
             agent_messages.say(self._socket, request, descriptors)
         except OSError as error:
@@ -304,7 +307,7 @@ class AgentClient:
             raise lost() from error
 
     def _resynchronize(self, patience: float = PATIENCE) -> None:
-        """Let go of the answer to somebody who was interrupted while they waited for it, if there is one."""
+        """Drop the answer to a request whose caller was interrupted while it waited, if there is one."""
         self._serial += 1
         self._is_out_of_step = False
         self._send(agent_messages.encode(agent_messages.PING, self._serial))
@@ -340,7 +343,7 @@ class AgentClient:
 
 
 class SpawnedProcess:
-    """A process that the agent started, with its own line. Thread-safe."""
+    """A process that the agent started, with its own socket. Thread-safe."""
 
     def __init__(self, pid: int, socket: int, master: int = -1) -> None:
         self.pid, self.master = pid, master
@@ -382,7 +385,7 @@ class SpawnedProcess:
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return None
-            # A second at a time: another thread may read the end, or close the line, meanwhile.
+            # A second at a time: another thread may read the end, or close the socket, meanwhile.
             patience = 1.0 if left is None else min(left, 1.0)
             poll = select.poll()
             try:
@@ -412,7 +415,7 @@ class SpawnedProcess:
 
 
 def exit_code(status: int) -> int:
-    """What a shell would say of a process that ended so."""
+    """Return the exit status as a shell reports it: 128 + N for signal N."""
     code = os.waitstatus_to_exitcode(status & 0xFFFF)
     return code if code >= 0 else 128 - code
 

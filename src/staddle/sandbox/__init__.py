@@ -1,4 +1,4 @@
-"""What a user holds: a sandbox, its sessions, what came of a command. On the host, with the user's rights.
+"""The public objects: a sandbox, its sessions, results. Runs in the host program, with its rights.
 
 open/        from settings to a sandbox that is open
 workspace/   where its changes are: in layers, in a copy, kept; snapshots of them

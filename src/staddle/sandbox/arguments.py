@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Heard = Callable[[str], object] | None
 
     class StreamOptions(TypedDict, total=False):
-        """What `stream` takes; see `Session.run`."""
+        """The options of `stream`; see `Session.run`."""
 
         timeout: float | None
         cwd: str | PathLike[str] | None
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         spill: str | PathLike[str] | None
 
     class RunOptions(StreamOptions, total=False):
-        """What `run` and `exec` take; see `Session.run`."""
+        """The options of `run` and `exec`; see `Session.run`."""
 
         on_stdout: Heard
         on_stderr: Heard
@@ -69,12 +69,12 @@ def seconds(timeout: object) -> float | None:
 
 
 def patience(timeout: object) -> float | None:
-    """How long somebody is willing to wait; 0 is only a look."""
+    """Check a time to wait; 0 only polls."""
     return 0.0 if timeout == 0 and not isinstance(timeout, bool) else seconds(timeout)
 
 
 def input_bytes(stdin: object) -> bytes:
-    """What a command finds on its standard input."""
+    """Check the standard input of a command, as bytes."""
     if isinstance(stdin, str):
         try:
             return stdin.encode("utf-8", "surrogateescape")

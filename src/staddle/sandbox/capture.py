@@ -38,7 +38,7 @@ class Capture:
     __slots__ = ("_kept", "_limit", "_most", "_spill")
 
     def __init__(self, limit: int | None, spill: Spill | None = None, *, taken: bool = False) -> None:
-        """`taken`: somebody hears all of it, however much that is."""
+        """With `taken` there is a reader for all of it, and no bound on its length."""
         self._kept: HeadTail | None = None  # most commands print nothing to one of their streams
         self._limit = limit
         self._spill = spill
@@ -58,7 +58,7 @@ class Capture:
             raise OutputFlood
 
     def finish(self) -> tuple[bytes, int, str | None]:
-        """What was kept, how much was not, and the file with all of the stream, if there is one."""
+        """Return the bytes that were kept, how many were not, and the file with all of them, if there is one."""
         kept = self._kept
         spilled = None if self._spill is None else self._spill.finish()
         return (b"", 0, spilled) if kept is None else (kept.value(), kept.dropped, spilled)
@@ -67,7 +67,7 @@ class Capture:
 class Spill:
     """A file of the host that takes what does not fit in memory.
 
-    It is made on the first write, readable by its owner only, under a name that nobody had.
+    It is made on the first write, readable by its owner only, under a new random name.
     When the disk is full the file is removed: a part of the output would look like all of it.
     """
 
@@ -137,10 +137,10 @@ class TextCallback:
             self._callback(text)
 
 
-#: So much of a command is told with what it was refused.
+#: Characters of a command in events about it.
 _LONGEST = 200
 
-#: Of a command that was not measured nothing is known but how long it took.
+#: For a command that was not measured: only its duration is known.
 _UNKNOWN = (None,) * 6
 
 
@@ -223,7 +223,7 @@ class CapturedCommand(CommandSpec):
         )
 
     def _shown(self) -> str:
-        """The command, for whoever reads what was refused to it."""
+        """Return the command, shortened, for events about it."""
         words = self.command if isinstance(self.command, str) else " ".join(self.command)
         return words if len(words) <= _LONGEST else words[: _LONGEST - 1] + "…"
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..shell.command import CommandSpec
     from ..shell.usage_meter import UsageMeter
 
-#: What one step reads at most, so that nobody waits for a program that prints without end.
+#: Bytes that one step reads at most: a program that prints without end must not keep it.
 _AT_ONCE = 256 << 10
 _PIECE = 64 << 10
 #: The signals that end it, gentle first; each comes so much later than the one before, in seconds.
@@ -75,7 +75,7 @@ class Streams:
             os.close(self._theirs.pop())
 
     def give_away(self, fd: int) -> int:
-        """This one of ours, which somebody else closes."""
+        """Return this descriptor of ours, which the caller is to close."""
         self._ours.remove(fd)
         return fd
 
@@ -111,8 +111,8 @@ class Execution:
     ) -> None:
         """With `whole`, what it leaves behind is ended with it; with `root`, it is the sandbox's root.
 
-        `meter` is for what it uses. It is in `known` from before it starts to its end: whoever
-        sees something of it can interrupt it.
+        `meter` is for what it uses. It is in `known` from before it starts to its end, so that it
+        can be interrupted all the time.
         """
         self._agent, self._meter = agent, meter
         if meter is not None:
@@ -208,10 +208,10 @@ class Execution:
             self._err(self._spawned.failure.encode("utf-8", "replace") + b"\n")
         return self._outcome(code, signal_in(code), duration)
 
-    # How.
+    # ------------------------------------------------------------ steps
 
     def _leave(self) -> None:
-        """Nobody can interrupt it any more."""
+        """Take it out of what can be interrupted."""
         self._known.discard(self)
         with self._ringing:
             if self._bell >= 0:
@@ -219,7 +219,7 @@ class Execution:
             self._bell = -1
 
     def _leave_pipes(self) -> None:
-        """Something that it left behind has them: a pipe that is closed would kill that."""
+        """Leave its pipes to the processes that still hold them: a pipe that is closed would kill those."""
         if self._sinks and self._reason != "closed":
             held = [self._streams.give_away(fd) for fd in self._sinks]
             BackgroundOutput(None, b"").follow(held[0], held[1] if len(held) > 1 else -1)

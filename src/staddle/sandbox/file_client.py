@@ -2,7 +2,7 @@
 
 It is started when it is first needed, and again when something inside has killed it. Nothing
 that it says is believed: answers are checked and bounded, a descriptor that it hands out is
-looked at before it is used, errors are built here, and nobody waits for it without end.
+looked at before it is used, errors are built here, and each wait is bounded.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class FileClient:
         return said
 
     def wait(self, poll: select.poll, patience: float) -> list[tuple[int, int]]:
-        """What is ready within so many seconds. Something inside may have stopped it: it is told to go on."""
+        """Poll for so many seconds. A silent server gets SIGCONT: something inside may have stopped it."""
         ready = poll.poll(min(patience, _SILENCE) * 1000)
         if not ready and patience > _SILENCE:
             if self._process is not None:
@@ -279,7 +279,7 @@ class FileClient:
         return killed
 
     def close(self) -> None:
-        """The sandbox ends. Whoever waits for an answer finds out."""
+        """End the server, unless a request is in progress: that one fails when the sandbox ends."""
         self._closed = True
         if self.turn.acquire(blocking=False):
             try:

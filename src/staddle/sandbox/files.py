@@ -104,7 +104,7 @@ class Files:
     # ------------------------------------------------------------ what is there
 
     def list(self, path: AnyPath = ".") -> list[FileInfo]:
-        """What is in a directory, sorted by name. Links are listed as links."""
+        """List a directory, sorted by name. Links are listed as links."""
         inside, name = self._at(path)
         with named(path):
             rows = inside.file_client.ask(file_messages.LIST, name).rows
@@ -124,7 +124,7 @@ class Files:
         return True
 
     def stat(self, path: AnyPath, *, follow_symlinks: bool = True) -> FileInfo:
-        """What is known about a file."""
+        """Return the facts about a file."""
         inside, name = self._at(path)
         with named(path):
             rows = inside.file_client.ask(file_messages.STATUS, name, numbers=(int(follow_symlinks),)).rows

@@ -87,7 +87,7 @@ class OpenSandbox:
     def side_effects(
         self, who: Callable[[], str] = str
     ) -> tuple[tuple[Change, ...] | None, tuple[Event, ...]]:
-        """What was changed in the workspace and what the network refused since this was last asked.
+        """Return what was changed in the workspace and what the network refused since the last call.
 
         `who` tells whose doing that is.
         """
@@ -95,7 +95,7 @@ class OpenSandbox:
         return workspace.changes() if workspace else (), network.refused(who) if network else ()
 
     def pass_over(self) -> None:
-        """What we have changed just now is no command's doing. While one runs nobody can tell."""
+        """Leave what the host program has changed out of the next side effects; not while a command runs."""
         workspace = self.workspace
         if workspace and not self.executions and not any(one._shell.busy for one in self.every_session()):
             workspace.changes()
@@ -126,7 +126,7 @@ class OpenSandbox:
         self.agent.is_paused = False
 
     def usage(self) -> Usage:
-        """What was used until now."""
+        """Return what was used until now."""
         return self._meter.total()
 
     def meter(self) -> UsageMeter:

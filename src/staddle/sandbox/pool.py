@@ -61,7 +61,7 @@ class Pool:
     # For users.
 
     def acquire(self, timeout: float | None = None) -> Sandbox:
-        """A sandbox that nobody has used. Waits for one to become free, at most `timeout` seconds."""
+        """Take an unused sandbox. Waits for one to become free, at most `timeout` seconds."""
         if timeout is not None and (
             isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
         ):
@@ -125,12 +125,12 @@ class Pool:
 
     @property
     def warm(self) -> int:
-        """How many are ready to be taken at this moment."""
+        """The number of sandboxes that are ready to be taken."""
         return len(self._warm)
 
     @property
     def in_use(self) -> int:
-        """How many are taken at this moment."""
+        """The number of sandboxes that are taken."""
         return len(self._taken)
 
     def __enter__(self) -> Self:
@@ -161,7 +161,7 @@ class Pool:
             raise SandboxClosed("the pool is closed", fix="make a new one")
 
     def _open_here(self) -> Sandbox:
-        """None was warm: the caller opens one itself, and hears itself why that failed."""
+        """Open a sandbox in the caller's thread, because none was warm; the caller gets the error."""
         try:
             sandbox = self._open()
         except BaseException:
@@ -178,7 +178,7 @@ class Pool:
         self._refuse_closed()
         raise AssertionError("a pool that was closed is open again: this is a bug, please report it")
 
-    # The attendant's thread: whatever takes time and nobody waits for.
+    # The attendant's thread: opens sandboxes ahead, and closes those that were released.
 
     def _attend(self) -> None:
         while True:
@@ -201,7 +201,7 @@ class Pool:
             sandbox = self._open()
             sandbox._now().main._shell.get_ready()
         except Exception:
-            # Whoever asks next tries it in their own thread, and is told why it fails.
+            # The next caller tries it in its own thread, and gets the error.
             with self._lock:
                 self._opening -= 1
                 self._not_before = time.monotonic() + _AFTER_FAILURE

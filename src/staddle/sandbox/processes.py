@@ -1,4 +1,4 @@
-"""What runs in a sandbox beside its sessions: programs that were started, and jobs that commands left."""
+"""Processes beside the sessions of a sandbox: programs that were started, and jobs that commands left."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REMEMBERED = 100
 
 
 class Output(str):
-    """What a process printed so far, as text: standard output, then standard error.
+    """The output of a process so far, as text: standard output, then standard error.
 
     `stdout` and `stderr` are each by itself, the bytes exactly as they came. Of a long one the
     beginning and the end are kept, and what is between is counted.
@@ -57,12 +57,12 @@ class Output(str):
 
     @property
     def stdout(self) -> str:
-        """What it printed to standard output."""
+        """Its standard output."""
         return self.stdout_bytes.decode("utf-8", "replace")
 
     @property
     def stderr(self) -> str:
-        """What it printed to standard error."""
+        """Its standard error."""
         return self.stderr_bytes.decode("utf-8", "replace")
 
 
@@ -100,7 +100,7 @@ class Process:
         return code
 
     def output(self) -> Output:
-        """What it printed until now."""
+        """Its output until now."""
         return Output(self._log)
 
     def send_stdin(self, data: bytes | str) -> None:
@@ -166,7 +166,7 @@ class Job:
         return None if self.running else -1
 
     def output(self) -> Output:
-        """What it printed after its command was over."""
+        """Its output after its command was over."""
         return Output(*self._late)
 
     def kill(self, signal: int = SIGKILL) -> None:

@@ -1,4 +1,4 @@
-"""What came of a command: everything about it that a caller can know, as one value."""
+"""The result of a command: all that a caller can know about it, as one value."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class Result(Value):
 
     @property
     def stdout(self) -> str:
-        """What it printed, as text."""
+        """Its standard output, as text."""
         return self.stdout_bytes.decode("utf-8", "replace")
 
     @property
     def stderr(self) -> str:
-        """What it printed to standard error, as text."""
+        """Its standard error, as text."""
         return self.stderr_bytes.decode("utf-8", "replace")
 
     @property

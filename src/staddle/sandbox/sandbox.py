@@ -160,7 +160,7 @@ class Sandbox(WorkspaceMethods):
         return spawn.background(inside, command, cwd, env, inside.main._exec_context)
 
     def processes(self) -> list[Process | Job]:
-        """What was started, and the jobs that commands left behind; those that ended for a while, too."""
+        """List what was started, and the jobs that commands left behind; for a while also those that ended."""
         inside = self._now()
         return inside.processes.listed(inside.every_session(), self._tell)
 
@@ -252,7 +252,7 @@ class Sandbox(WorkspaceMethods):
         return _reach(inside).expose(inside.agent, port, host_port)
 
     def events(self) -> tuple[Event, ...]:
-        """What was tried on the network since the last call: allowed, refused, failed."""
+        """Return the attempts on the network since the last call: allowed, refused, failed."""
         reach = self._now().network
         return () if reach is None else reach.events()
 
@@ -300,17 +300,17 @@ class Sandbox(WorkspaceMethods):
 
     @property
     def usage(self) -> Usage:
-        """What everything in it has used. Without limits on the whole only the time on the clock is known."""
+        """The usage of everything in it. Without limits on the whole only the time on the clock is known."""
         return self._now().usage()
 
     @property
     def state(self) -> SessionState:
-        """What the session remembers: env, cwd, functions, aliases, options, history, ..."""
+        """The state of its own session: env, cwd, functions, aliases, options, history, ..."""
         return self._now().main.state
 
     @property
     def enforced(self) -> Enforcement:
-        """What is really in force, and every gap."""
+        """The protections that are in force, and every gap."""
         return self._inside.decided.enforced
 
     @property
@@ -320,7 +320,7 @@ class Sandbox(WorkspaceMethods):
 
     @property
     def plan(self) -> Plan:
-        """What the policy means on this host."""
+        """The policy, resolved for this host."""
         return self._inside.decided.plan
 
     @property
@@ -336,7 +336,7 @@ class Sandbox(WorkspaceMethods):
         return (*appeared(self.plan), *(() if workspace is None else appeared(workspace)))
 
     def refusals(self) -> tuple[Event, ...]:
-        """What the network has refused, and no result has told yet."""
+        """Return what the network has refused, and no result has reported yet."""
         return self._now().side_effects()[1]
 
     def __enter__(self) -> Self:
@@ -356,7 +356,7 @@ class Sandbox(WorkspaceMethods):
 
     @property
     def _is_open(self) -> bool:
-        """Whether nobody has closed it."""
+        """Whether it has not been closed."""
         return not self._closed
 
     @property
@@ -365,7 +365,7 @@ class Sandbox(WorkspaceMethods):
         return self._inside.in_use
 
     def _end(self, why: str) -> None:
-        """Close it, whatever runs; `why` is told to whoever comes later."""
+        """Close it, whatever runs; later calls raise SandboxClosed with `why`."""
         self._ended_by = why
         self.close()
 

@@ -33,7 +33,7 @@ _REMEMBERED_JOBS = 100
 
 
 class SessionState(State):
-    """What a session remembers: its shell's state, and the commands that were run, the last one last."""
+    """The state of a session: its shell's, and the commands that were run, the last one last."""
 
     history: tuple[str, ...] = ()
 
@@ -157,7 +157,7 @@ class Session:
 
     @property
     def state(self) -> SessionState:
-        """What the session remembers at this moment; waits for the command that runs."""
+        """The state of the session at this moment; waits for the command that runs."""
         me = self._entering()
         try:
             self._busy.add(me)
@@ -177,7 +177,7 @@ class Session:
             self._on_close(self)
 
     def _end_stream(self) -> None:
-        """A stream that nobody reads at the moment would keep its turn for ever."""
+        """End a stream that is not read to its end: it would keep the session busy for ever."""
         stream = None if self._stream is None else self._stream()
         if stream is not None:
             stream.close()

@@ -1,4 +1,4 @@
-"""A command's output while it runs, in the order it comes, as fast as it is read and no faster."""
+"""The output of a command while it runs, in the order it comes, as fast as it is read and no faster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Chunk(Value):
 
 
 class Chunks:
-    """What has been printed and not been taken yet."""
+    """The output that has been printed and not been taken yet."""
 
     def __init__(self, spec: CapturedCommand) -> None:
         """Have what `spec` prints come here as well."""

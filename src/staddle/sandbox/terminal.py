@@ -51,7 +51,7 @@ class Terminal:
         return self._spawned.fileno()
 
     def read(self, timeout: float | None = None) -> bytes:
-        """What was printed since, waiting for some. Empty: `timeout` seconds brought none, or it is over."""
+        """Read what was printed since, waiting for some. Empty: none came in time, or it is over."""
         limit = patience(timeout)
         until = None if limit is None else time.monotonic() + limit
         while (data := self.read_some()) is None:
@@ -62,7 +62,7 @@ class Terminal:
         return data
 
     def read_some(self) -> bytes | None:
-        """What is there to be read; None for nothing yet, empty when it is over."""
+        """Read what is there; None for nothing yet, empty when it is over."""
         return pty.read_available(self.fileno())
 
     def write(self, data: bytes | str) -> None:

@@ -57,7 +57,7 @@ class WorkspaceMethods:
         return self._at_rest(found)
 
     def packages(self) -> tuple[Package, ...]:
-        """What pip, apt and npm have installed in it, by what they have left in its layers."""
+        """List what pip, apt and npm have installed in it, by the files they have left in its layers."""
         from ..packages.installed import installed
 
         return installed(self.diff(everything=True))
@@ -129,7 +129,7 @@ class WorkspaceMethods:
         return self._at_rest(partial(snapshots.take, label=label))
 
     def snapshots(self) -> list[Snapshot]:
-        """The snapshots of it that somebody has, the oldest first; each one's `parent` makes them a tree.
+        """List its snapshots that are not closed, the oldest first; each one's `parent` makes them a tree.
 
         `close()` deletes one.
         """
@@ -188,7 +188,7 @@ class WorkspaceMethods:
         return made
 
     def _at_rest(self, work: Callable[[SandboxWorkspace, list[Session]], T]) -> T:
-        """Do it while no command runs in any session, and none begins; nor does anybody look after files."""
+        """Do it while no command runs in any session and no request to the file server, and none begins."""
         inside = self._now()
         sessions = inside.every_session()
         turns: list[AbstractContextManager[object]] = [

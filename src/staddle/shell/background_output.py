@@ -1,8 +1,8 @@
 """Output of background jobs that comes after their command is over.
 
 A job that holds the pipes of its command keeps them, and the next command gets new ones. The
-old ones are read here, by one thread for all sandboxes, into bounded logs: a pipe that nobody
-reads would stop the job, one that is closed would kill it.
+old ones are read here, by one thread for all sandboxes, into bounded logs: a pipe without a
+reader would stop the job, one that is closed would kill it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _PIECES = 17  # of that size: more than the largest pipe that an ordinary user c
 
 
 class BackgroundOutput:
-    """What the jobs that one command left behind print.
+    """The output of the background jobs that one command left behind.
 
-    `job` is the newest of them, as `$!` said after the command. `open` says that somebody may
+    `job` is the newest of them, as `$!` said after the command. `open` says that one of them may
     still print.
     """
 
@@ -93,7 +93,7 @@ class _PipeReader:
         self._process = 0
 
     def add(self, fd: int, late: BackgroundOutput) -> None:
-        """Read from `fd` until nobody else has it open."""
+        """Read from `fd` until no process has its other end open."""
         with self._turn:
             if self._epoll is None or self._process != os.getpid():  # a forked child has no thread of it
                 self._epoll, self._process = select.epoll(), os.getpid()

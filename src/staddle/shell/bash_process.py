@@ -1,4 +1,4 @@
-"""One bash process, from the host program: its pipes, its files, its line. It knows one run at a time."""
+"""One bash process, from the host program: its pipes, its files, its socket. It knows one run at a time."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _F_SETPIPE_SZ = 1031
 _PIPE, _LARGE_PIPE = 64 << 10, 256 << 10
 #: How much one call of `step` passes on at most.
 _AT_ONCE = 256 << 10
-#: How much of what a shell says by itself is kept for a dump.
+#: How much of a dump of its state is kept.
 _LONGEST_DUMP = 32 << 20
-#: How often what it said since the last run is looked at: somebody may go on saying more.
+#: How often what it printed to the done pipe since the last run is read: a job may go on printing.
 _MOST_NOISE = 16
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: How long the agent may take for something that concerns a shell, and for the last thing of a run that was
@@ -67,7 +67,7 @@ class BashProcess:
         self._files: OpenShellFiles | None = None
         self._length = 0
         self._left: set[int] = set()
-        #: Whether its pipes are not for the next run: they were left, or somebody may read its input.
+        #: Whether the next run needs new pipes: these were left to a job, or a job may read its input.
         self.stale = False
         self.said: bytes | None = None
         self._readable: dict[int, Sink] = {}
@@ -87,7 +87,7 @@ class BashProcess:
 
     def _use(self, files: OpenShellFiles) -> OpenShellFiles:
         self._files = files
-        self._length = _LONGEST_DUMP  # nobody knows what is in it
+        self._length = _LONGEST_DUMP  # unknown what is in it: as if it were full
         self._epoll = select.epoll()
         self._bell = _bell()
         self._quick = select.poll()
@@ -95,12 +95,12 @@ class BashProcess:
             self._epoll.register(fd, select.EPOLLIN)
             self._quick.register(fd, select.POLLIN)
         for fd in (files.output, files.errors):
-            # By edge: a pipe that somebody has written to and closed stays ready for ever.
+            # By edge: a pipe that was written to and closed stays ready for ever.
             self._epoll.register(fd, select.EPOLLIN | select.EPOLLET)
         return files
 
     def park(self) -> None:
-        """Give back all but the line and the control pipe. Only between runs, when nobody holds the pipes."""
+        """Close all but the socket and the control pipe. Only between runs, when no job holds the pipes."""
         if not self.stale:
             self._drop_files()
 
@@ -118,7 +118,7 @@ class BashProcess:
         return fd
 
     def _drop_files(self) -> None:
-        """Close all that were not left to somebody."""
+        """Close the files, but for the pipes that were left to background jobs."""
         if self._files is not None:
             self._epoll.close()
             for fd in self._files.descriptors():
@@ -140,7 +140,7 @@ class BashProcess:
         """Readable when `step` has something to do."""
         return self._epoll.fileno()
 
-    # ---------------------------------------------------------------- the line
+    # ---------------------------------------------------------------- the socket
 
     def wake_driver(self) -> None:
         """Have `step` return at once, now or when it is called next. From any thread; needs no agent."""
@@ -150,7 +150,7 @@ class BashProcess:
             pass  # it rings already, or no run is waited for: the files were given back
 
     def hang_up(self) -> None:
-        """End the process and everything below it, and wake up whoever waits for its line. From any thread.
+        """End the process and everything below it, and wake up the thread that waits for it. From any thread.
 
         The descriptors stay open: another thread may be using them.
         """
@@ -209,7 +209,7 @@ class BashProcess:
         raise lost("its agent does not answer")
 
     def _messages(self) -> list[agent_messages.Message]:
-        """What came on the line; the end of the process is noted."""
+        """Receive the messages that came on the socket; the end of the process is noted."""
         found: list[agent_messages.Message] = []
         while True:
             try:
@@ -299,11 +299,11 @@ class BashProcess:
             wake(self._control)
 
     def has_begun(self, run: Run) -> bool:
-        """Whether something of this run may have been said to the shell."""
+        """Whether a part of this run may have been written to the shell."""
         return self._run is run
 
     def say_instead(self, run: Run, lines: bytes) -> bool:
-        """Say this to the shell, which has all lines of `run`, or none; False if it may have a part."""
+        """Write these lines to a shell that has all lines of `run`, or none; False if it may have a part."""
         if len(run.unwritten) > select.PIPE_BUF:
             return False
         run.unwritten = memoryview(lines)
@@ -311,7 +311,7 @@ class BashProcess:
         return True
 
     def wait_briefly(self) -> None:
-        """Wait a millisecond for the answer alone: what is printed need not wake us up before that."""
+        """Wait a millisecond for the answer alone: output need not wake us up before that."""
         # A second time after noise: a shell that has just been started has greeted, and is heard now.
         for _ in range(2):
             if self._waits_for_room or self._run.over:
@@ -443,7 +443,7 @@ class BashProcess:
                 self._epoll.register(self._control, select.EPOLLOUT)
             return
         except BrokenPipeError:
-            run.wrote(len(run.unwritten))  # it has ended; the line will say so
+            run.wrote(len(run.unwritten))  # it has ended; the agent will say so
         if self._waits_for_room:
             self._waits_for_room = False
             self._epoll.unregister(self._control)

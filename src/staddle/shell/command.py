@@ -61,7 +61,7 @@ class CommandSpec:
 
 
 class Outcome:
-    """How a run ended. `reason` is the name of a Reason; `newest_job` is `$!` afterwards.
+    """The end of a command. `reason` is the name of a Reason; `newest_job` is `$!` afterwards.
 
     Of a command that a signal ended, a shell knows by its status only: 128 and the signal.
     `usage` is what it used, where that is measured, and `why` the limit that made it fail, in a sentence.

@@ -1,8 +1,8 @@
-"""Which shells keep their files open: those that were used last.
+"""A budget of descriptors: the shells that were used last keep their files open.
 
 A shell at rest needs two descriptors and its sandbox one; in use it needs nine more. A host
-program with hundreds of sandboxes would run out of them, so the ones that nobody has used for
-longest give theirs back, and ask for them again when they are used.
+program with hundreds of sandboxes would run out of them, so the ones that were used longest
+ago give theirs back, and ask for them again when they are used.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 #: Descriptors that a shell in use has more than one at rest.
 EACH = 9
-#: What the rest of the host program may need, at least.
+#: Descriptors for the rest of the host program, at least.
 _OTHERS = 64
 
 
 def room(limit: int) -> int:
-    """How many shells may keep their files open under this limit of open files, in part of it."""
+    """Return how many shells may keep their files open under this limit of open files."""
     return max(2, (limit - _OTHERS) * 3 // 8 // EACH)
 
 

@@ -1,4 +1,4 @@
-"""What a text may do to its shell, by its words. Pure; a guess that errs on the safe side.
+"""Guess by the words of a text what it may do to its shell. Pure; errs on the safe side.
 
 A wrong guess costs a fraction of a millisecond, or the state of one command when its shell dies.
 """

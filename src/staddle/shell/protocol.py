@@ -1,4 +1,4 @@
-r"""What is said to a shell, and what it answers: a run as a state machine. No I/O.
+r"""The lines that run a command in bash, and its answer: a run as a state machine. No I/O.
 
     \. STATUS && \:                                   only when `$?` has to be something for the text
     [NAME=value ...] \. TEXT <INPUT >OUTPUT 2>ERRORS
@@ -38,12 +38,12 @@ LADDER = (
 )
 #: Where the ladder begins when the shell is to end as well.
 _LAST_STEPS = next(number for number, (step, _) in enumerate(LADDER) if step == KILL_SHELL)
-#: What the shell says by itself is kept up to here, to look for its answer in it.
+#: As much of what came on the done pipe is kept, to look for the answer in it.
 _LONGEST_NOISE = 64 << 10
 
 
 class ShellAnswer:
-    """What the shell says when a command is over."""
+    """The answer of the shell when a command is over."""
 
     __slots__ = ("cwd", "flags", "newest_job", "oldpwd", "status")
 
@@ -101,7 +101,7 @@ def lines(
     has_input: bool = False,
     before: bytes = b"",
 ) -> bytes:
-    """What is written to the control pipe to run the text. `before` are whole lines of our own."""
+    """Return the lines for the control pipe that run the text. `before` are whole lines of our own."""
     source = b"%b %b <%b >%b 2>%b" % (
         access.source,
         paths.text,
@@ -231,7 +231,7 @@ class Run:
         if self.reason is None:
             self.reason = "timeout"
         if self._rung >= len(LADDER):
-            self.lost = True  # killed, and still nobody says that it is dead: there is no agent
+            self.lost = True  # killed, and its end is still not reported: there is no agent
             return None
         step, patience = LADDER[self._rung]
         self._rung += 1

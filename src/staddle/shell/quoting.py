@@ -131,7 +131,7 @@ class WordReader:
 
 
 def statements(data: bytes) -> Iterator[bytes]:
-    """What bash printed, a statement at a time, each as it is printed: newlines in quotes do not end one."""
+    """Yield the statements that bash printed, each as it is printed: newlines in quotes do not end one."""
     reader = WordReader(data)
     while reader.at < len(data):
         start = reader.at

@@ -233,9 +233,9 @@ class Shell:
             self._state.bash.wake_driver()
 
     def _is_released(self) -> bool:
-        """Wait for the end of a run that was told to end. False when nobody gives the turn back.
+        """Wait for the end of a command that was told to end. False if its driver keeps the lock.
 
-        A run that is not driven any more would never end. Its shell is hung up on, which kills it.
+        A command that is not driven any more would never end. Its shell is hung up on, which kills it.
         """
         if free_within(_PATIENCE, self._turn):
             return True
@@ -255,7 +255,7 @@ class Shell:
         return None if self._current is None else self._state.told()
 
     def background_output(self) -> list[BackgroundOutput]:
-        """What background jobs printed after the run that started them."""
+        """Return what background jobs printed after the commands that started them."""
         return list(self._late)
 
     def _keep(self, late: BackgroundOutput) -> None:
@@ -264,11 +264,11 @@ class Shell:
         self._late = [*(log for log in self._late if log not in forgotten), late]
 
     def held(self) -> _thread.LockType:
-        """The turn, for `with`: no command runs, and none begins. For the methods below."""
+        """Return the lock, for `with`: no command runs, and none begins. For the methods below."""
         return self._turn
 
     def remembered(self) -> SavedShell:
-        """What the shell is now, for `become`. While held."""
+        """Return the state of the shell, for `become`. While held."""
         self._state.revive()
         return self._state.remembered()
 
@@ -295,7 +295,7 @@ class Shell:
             self.rest()
 
     def get_ready(self) -> None:
-        """Do what can be done before its first command, when nobody waits."""
+        """Do what can be done before its first command."""
         with self._turn:
             if not self._closed:
                 self._state.get_ready()

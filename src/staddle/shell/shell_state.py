@@ -1,7 +1,7 @@
-"""One bash at a time, and all that is known of it: how it is talked to, and the state it is in.
+"""One bash at a time, the state it is in, and the words by which its builtins are reached.
 
-Whenever bash may not survive the next text, its state is asked for first; otherwise shortly after
-each command, while nobody waits. When it has ended, another one takes its place with the state
+Whenever bash may not survive the next text, its state is read first; otherwise shortly after
+each command, while the shell is idle. When it has ended, another one takes its place with the state
 that is known. For one thread at a time.
 """
 
@@ -62,7 +62,7 @@ class ShellState:
         self.pending_setup = b""
 
     def _forget(self) -> None:
-        """Know nothing but that it has just started."""
+        """Reset all that is known: bash has just started."""
         self._checked, self._used = False, False
         self.access, self._prefix = protocol.BuiltinAccess(), state.BUILTIN_PREFIXES[0]
         self._dump: state.Dump | None = None
@@ -74,7 +74,7 @@ class ShellState:
         self.braked, self._brake_is_theirs = True, False
         self.status, self.newest_job, self._flags = 0, 0, b""
         self.cwd, self._oldpwd = b"", b""
-        #: What has to be said to it before the next text.
+        #: Lines that have to come before the next text.
         self.pending_setup = b""
         if self._directory is not None:
             self.pending_setup = b"\\builtin cd -- %b; \\unset OLDPWD\n" % quoted(
@@ -306,7 +306,7 @@ class ShellState:
         return found
 
     def told(self) -> state.State | None:
-        """What the shell told last, if it has told anything; where it is is known after each command."""
+        """Return the state as it was last read, if it was; the directory is known after each command."""
         dump, cwd = self._dump, self.cwd
         try:
             known = None if dump is None else dump.state()
@@ -315,7 +315,7 @@ class ShellState:
         return known.replace(cwd=os.fsdecode(cwd)) if known is not None and cwd else known
 
     def state(self) -> state.State:
-        """What the shell remembers now."""
+        """Return the state of the shell now."""
         if self.dirty or self._dump is None:
             self.learn()
         try:
@@ -330,7 +330,7 @@ class ShellState:
         )
 
     def remembered(self) -> SavedShell:
-        """What the shell is now."""
+        """Save the state of the shell as it is now."""
         self._is_compared = True
         if self.dirty or self._dump is None:
             self.learn()
@@ -345,7 +345,7 @@ class ShellState:
     def come_back(self) -> None:
         """Enter the present directory by its name, or the root if it is not there any more.
 
-        Before the next text, whoever it is from.
+        Before the next text, a caller's or our own.
         """
         self.directory()
         where, back = quoted(self.cwd), quoted(self._oldpwd)
@@ -356,7 +356,7 @@ class ShellState:
 
     @uninterruptible
     def flush_setup(self) -> None:
-        """Say what waits for the next text."""
+        """Run the lines that wait for the next text."""
         if self.pending_setup:
             try:
                 self._do(b"")
@@ -364,12 +364,12 @@ class ShellState:
                 self.replace()
 
     def foresee(self) -> None:
-        """Do now, when there is time, what somebody will wait for who comes back to an earlier state."""
+        """Precompute the key by which `become` compares two states."""
         if self._is_compared and self._dump is not None and not self.dirty:
             try:
                 self._dump.essence()
             except ValueError:
-                pass  # whoever compares it finds out
+                pass  # the comparison finds out
 
     # ---------------------------------------------------------------- between commands
 
@@ -403,12 +403,12 @@ class ShellState:
     # ---------------------------------------------------------------- another bash
 
     def abandon(self, run: protocol.Run) -> None:
-        """Nobody will see `run` through: its shell ends with it, and the next text gets another one."""
+        """Give up `run`, which is driven no further: its shell ends, and the next text gets another one."""
         self.bash.ask_step(KILL_SHELL, run.began, self.newest_job)
         self.bash.ended = SIGKILL
 
     def _ask_again(self, run: protocol.Run, pending_setup: bytes) -> None:
-        """Nobody knows whether the shell was given `run`: have it answer, or end it, in any case.
+        """Have a shell answer that may or may not have been given `run`, or end it.
 
         `pending_setup` is what would have been said before.
         """
@@ -435,7 +435,7 @@ class ShellState:
             self.replace()
 
     def _told_all(self, remembered: SavedShell, usual: SavedShell) -> bool:
-        """Tell a shell that nobody has used yet what it is to remember; whether it has survived that."""
+        """Replay a state in a shell that has not been used yet; return whether it has survived that."""
         known = remembered.dump
         if known is None:
             return False

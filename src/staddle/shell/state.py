@@ -1,4 +1,4 @@
-"""What a shell remembers: asked for, read, and told to the shell that takes its place. Pure.
+"""The state of a shell: how it is asked for, read, and replayed in the shell that takes its place. Pure.
 
 A dump is what bash itself prints about its state, in sections. It is kept as it came; it is read
 into values only when somebody wants to see them, and turned into commands only when a shell has
@@ -39,7 +39,7 @@ BUILTIN_PREFIXES = (b"\\builtin ", b"\\command ", b"\\")
 
 
 class State(Value):
-    """What a shell remembers between commands, as text; bytes that are not UTF-8 are surrogates.
+    """The state of a shell between commands, as text; bytes that are not UTF-8 are surrogates.
 
     A variable is a str, an indexed array (a dict by number), or an associative one (by str).
     """
@@ -119,7 +119,7 @@ class Dump:
             return None  # not by bash
 
     def trap(self, name: bytes) -> bytes | None:
-        """What is done on this signal, or None."""
+        """Return the action of the trap on this signal, or None."""
         for statement in statements(self._sections["traps"]):
             words = _words(statement)
             if len(words) == 4 and words[3] == name:
@@ -144,7 +144,7 @@ class Dump:
     # ---------------------------------------------------------------- as values
 
     def state(self) -> State:
-        """What is in it."""
+        """Parse it."""
         flags: dict[str, str] = {}
         values: dict[str, str | dict[int, str] | dict[str, str]] = {}
         for statement in self._variables():
@@ -206,7 +206,7 @@ class Dump:
         return self.essence() == other.essence()
 
     def essence(self) -> tuple[object, ...]:
-        """What is compared. To be asked for when there is time for it: a second time takes none."""
+        """Return the key by which two states are compared. It is computed once."""
         if self._compared is None:
             variables = [
                 statement

@@ -1,4 +1,4 @@
-"""What the commands of a sandbox use, and which limit they run into."""
+"""Meters for what the commands of a sandbox use, and for the limit that a failed one ran into."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ if TYPE_CHECKING:
 
     from ..ipc.agent_client import AgentClient
 
-#: A command that was ended on purpose, or whose end nobody saw, has its reason.
+#: Reasons of a command that ended by itself; another one has a reason of its own.
 _BY_ITSELF = ("exited", "signalled", "shell_exited")
-#: Seconds for which what was seen last will do; and in which no process can be started and waited for.
+#: Reuse the last sample of /proc for 5 ms. A command shorter than 150 us cannot have forked.
 _A_MOMENT, _TOO_SHORT = 0.005, 0.00015
 
 
 class SandboxMeter:
-    """Of one sandbox. Thread-safe."""
+    """The meter of one sandbox. Thread-safe."""
 
     def __init__(self, agent: AgentClient, limiting: MeteredLimits | None) -> None:
         self._agent, self._limiting = agent, limiting
         self._began = time.monotonic()
-        #: How many processes there were when somebody last asked.
+        #: The number of processes at the last call of `started`.
         self.counted = 0
 
     def meter(self) -> UsageMeter:
-        """Of one shell, or one program."""
+        """Return a meter for one shell, or one program."""
         return UsageMeter(self, self._agent, self._limiting)
 
     def started(self) -> int | None:
-        """How many processes and threads were started since this was last asked; None when nobody knows."""
+        """Return how many processes and threads were started since the last call, if that is known."""
         try:
             now = self._agent.count()[5]
         except StaddleError:
@@ -69,7 +69,7 @@ class SandboxMeter:
         return max(0, now - before)
 
     def total(self) -> Usage:
-        """What was used since the sandbox was made."""
+        """Return what was used since the sandbox was opened."""
         wall = time.monotonic() - self._began
         used = of_process(self._agent.count(whole=True), wall)
         if self._limiting is None:
@@ -81,7 +81,7 @@ class SandboxMeter:
 
 
 class UsageMeter:
-    """Of the commands of one shell, or of one program. One thread at a time."""
+    """The meter of the commands of one shell, or of one program. For one thread at a time."""
 
     def __init__(self, all_: SandboxMeter, agent: AgentClient, limiting: MeteredLimits | None) -> None:
         self._all, self._agent, self._limiting = all_, agent, limiting
@@ -159,7 +159,7 @@ class UsageMeter:
             self._group.park()
 
     def _used(self, outcome: Outcome, spent: UsageCounts | None) -> Usage:
-        """By the shell and what it has waited for."""
+        """Return what the shell used, and the processes that it has waited for."""
         before, now = self._line, self._shell.now() if spent is None else in_the_end(spent)
         self._line, self._looked = now, time.monotonic()
         job, self._job = self._job, outcome.newest_job
@@ -178,7 +178,7 @@ class UsageMeter:
         )
 
     def why(self, status: int) -> str:
-        """Of a program that somebody else waited for: the limit that made it fail, in a sentence."""
+        """Return the limit that made a program fail, in a sentence; for one that was not waited for here."""
         if self._limiting is None or not status:
             return ""
         if self._limiting.watched:

@@ -1,4 +1,4 @@
-"""Waiting on an event loop for what the other face waits for in a thread."""
+"""Drive commands on an event loop, and call in a thread what cannot be awaited."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def _settle(ready: asyncio.Future[bool], value: bool) -> None:
 async def in_thread(
     function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None
 ) -> T:
-    """Something that takes a moment and cannot be given up half-way.
+    """Call a function in a thread, and wait for it. It is never given up half-way.
 
-    A cancellation waits for it. What was made is undone then, because nobody will get it.
+    A cancellation waits for it. Its result is undone then, because the caller will not get it.
     """
     work = asyncio.ensure_future(asyncio.to_thread(function, *args))
     try:
@@ -110,7 +110,7 @@ class OnTheLoop:
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def __call__(self, event: Event) -> object:
-        """The answer, or TimeoutError: nobody waits for it any longer then."""
+        """Return the answer, or raise TimeoutError after its time."""
         answer = self._on_connect(event)
         if self.loop is None or not asyncio.iscoroutine(answer):
             return answer

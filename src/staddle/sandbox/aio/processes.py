@@ -40,7 +40,7 @@ class AsyncProcess:
         return await _ended(self._process, timeout)
 
     def output(self) -> Output:
-        """What it printed until now."""
+        """Its output until now."""
         return self._process.output()
 
     async def send_stdin(self, data: bytes | str) -> None:
@@ -73,7 +73,7 @@ class AsyncTerminal:
         self.pid = terminal.pid
 
     async def read(self, timeout: float | None = None) -> bytes:
-        """What was printed since, waiting for some. Empty: `timeout` seconds brought none, or it is over."""
+        """Read what was printed since, waiting for some. Empty: none came in time, or it is over."""
         limit = patience(timeout)
         until = None if limit is None else time.monotonic() + limit
         while (data := self._terminal.read_some()) is None:

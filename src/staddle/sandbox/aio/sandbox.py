@@ -191,7 +191,7 @@ class AsyncSandbox:
         return AsyncProcess(await in_thread(spawn.background, self._inside, command, cwd, env, context))
 
     async def processes(self) -> list[AsyncProcess | Job]:
-        """What was started, and the jobs that commands left behind; see `Sandbox.processes`."""
+        """List the programs that were started, and the jobs that commands left; see `Sandbox.processes`."""
         from ..processes import Process
         from .processes import AsyncProcess
 
@@ -234,7 +234,7 @@ class AsyncSandbox:
 
     @property
     def usage(self) -> Usage:
-        """What everything in it has used. Without limits on the whole only the time on the clock is known."""
+        """The usage of everything in it. Without limits on the whole only the time on the clock is known."""
         return self._now().usage
 
     # ------------------------------------------------------------ files, network and changes
@@ -339,7 +339,7 @@ class AsyncSandbox:
 
     @property
     def state(self) -> Coroutine[Any, Any, SessionState]:
-        """What the sandbox's own session remembers: `await sb.state`."""
+        """The state of the sandbox's own session: `await sb.state`."""
         return self._state()
 
     async def _state(self) -> SessionState:
@@ -347,7 +347,7 @@ class AsyncSandbox:
 
     @property
     def enforced(self) -> Enforcement:
-        """What is really in force, and every gap."""
+        """The protections that are in force, and every gap."""
         return self._there().enforced
 
     @property
@@ -357,7 +357,7 @@ class AsyncSandbox:
 
     @property
     def plan(self) -> Plan:
-        """What the policy means on this host."""
+        """The policy, resolved for this host."""
         return self._there().plan
 
     @property

@@ -35,7 +35,7 @@ class AsyncSession:
 
     @property
     def name(self) -> str:
-        """What it was asked for by."""
+        """Its name."""
         return self._session.name
 
     async def run(self, command: str, **options: Unpack[RunOptions]) -> Result:
@@ -69,7 +69,7 @@ class AsyncSession:
 
     @property
     def state(self) -> Coroutine[Any, Any, SessionState]:
-        """What the session remembers: `await session.state`."""
+        """The state of the session: `await session.state`."""
         return self._state()
 
     async def _exec_context(self) -> SessionState:
@@ -87,7 +87,7 @@ class AsyncSession:
         await asyncio.to_thread(self._session.close)
 
     async def _end_for_good(self) -> None:
-        """Refuse whatever comes; a stream that nobody reads would keep its turn for ever."""
+        """Refuse further commands, and end a stream that is not read to its end."""
         self._session._refuse_from_now()
         await self._end_stream()
 
@@ -174,7 +174,7 @@ class AsyncStream:
 
 
 class Streaming:
-    """A command that is driven by whoever takes its chunks."""
+    """A command that is driven by taking its chunks."""
 
     def __init__(self, session: AsyncSession, spec: CapturedCommand) -> None:
         self._session, self._spec = session, spec
@@ -206,7 +206,7 @@ class Streaming:
                     pass
 
     def forget(self) -> None:
-        """Nobody will read it any more."""
+        """Close it, on its loop: it was left without a reader."""
         if self._loop is not None and not self._over and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self.close()))
 
