@@ -58,7 +58,7 @@ class Capture:
             raise OutputFlood
 
     def finish(self) -> tuple[bytes, int, str | None]:
-        """Return the bytes that were kept, how many were not, and the file with all of them, if there is one."""
+        """Return the bytes that were kept, how many were not, and the file with all of them, if any."""
         kept = self._kept
         spilled = None if self._spill is None else self._spill.finish()
         return (b"", 0, spilled) if kept is None else (kept.value(), kept.dropped, spilled)

@@ -160,7 +160,7 @@ class Sandbox(WorkspaceMethods):
         return spawn.background(inside, command, cwd, env, inside.main._exec_context)
 
     def processes(self) -> list[Process | Job]:
-        """List what was started, and the jobs that commands left behind; for a while also those that ended."""
+        """List what was started, and the jobs that commands left behind; also those that ended lately."""
         inside = self._now()
         return inside.processes.listed(inside.every_session(), self._tell)
 
