@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from staddle.errors import LaunchFailed
-from staddle.linux.apart import with_own_mounts
+from staddle.linux.own_mounts import with_own_mounts
 from staddle.mounts.building import Builder
 from staddle.mounts.operations import Bind, Devices, Directory, Empty, File, Mask, Seal, Symlink
 

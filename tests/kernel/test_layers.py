@@ -20,7 +20,7 @@ from staddle.layers.merged_view import LayerView
 from staddle.layers.stack import Stack
 from staddle.layers.store import Store, home_for
 from staddle.linux import mounts, overlay
-from staddle.linux.apart import with_own_mounts
+from staddle.linux.own_mounts import with_own_mounts
 from tests.support.layers_overlay import fill, inside, picture
 
 

@@ -15,7 +15,7 @@ import select, signal
 from staddle.limits import disk, fallback, memory_usage, oom_score, supervisor
 from staddle.mounts import sizes
 from staddle.limits.cgroup_layout import CgroupFacts, decide
-from staddle.linux import mounts, process, tree, userns
+from staddle.linux import mounts, process, process_tree as tree, userns
 from staddle.linux.syscalls import call
 from staddle.linux.seccomp import program
 from staddle.inside.agent.confinement import ProcessConfinement

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import LaunchFailed
-from staddle.linux.apart import with_own_mounts
-from staddle.linux.tree import descendants
+from staddle.linux.own_mounts import with_own_mounts
+from staddle.linux.process_tree import descendants
 
 HERE = Path(__file__).parent
 ROOT = os.geteuid() == 0

@@ -20,7 +20,7 @@ from staddle import LocalEnvironment, Network, Policy, new_jail, wrap
 from staddle.backends import gateways
 from staddle.errors import LaunchFailed, PolicyError
 from staddle.events import Event
-from staddle.linux.tree import descendants
+from staddle.linux.process_tree import descendants
 from staddle.network.host import gateway_process
 from tests.support.jail_runs import agent, make_world
 from tests.support.staddle_command import COMMAND, SRC, environment

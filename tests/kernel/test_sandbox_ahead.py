@@ -14,7 +14,7 @@ import pytest
 from staddle import Identity, Policy, Reason, Sandbox
 from staddle.forkserver import client
 from staddle.layers import trash
-from staddle.linux.tree import descendants
+from staddle.linux.process_tree import descendants
 from staddle.sandbox.workspace import overlay, stores
 from tests.support.waiting import until
 

@@ -15,7 +15,7 @@ import pytest
 
 from staddle import Network, Policy, Sandbox
 from staddle.errors import InvalidCall
-from staddle.linux.tree import descendants
+from staddle.linux.process_tree import descendants
 from staddle.network.host import prewarm
 from staddle.network.host.prewarm import GATEWAYS
 from tests.support.staddle_command import environment

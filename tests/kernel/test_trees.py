@@ -9,8 +9,8 @@ import pytest
 
 from staddle.inside.agent.mount_swap import TreeMounts, show
 from staddle.linux import mounts
-from staddle.linux.apart import with_own_mounts
 from staddle.linux.overlay import exchange_together
+from staddle.linux.own_mounts import with_own_mounts
 from staddle.mounts.operations import Bind
 
 

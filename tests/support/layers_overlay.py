@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from staddle.layers.stack import Stack
-from staddle.linux.apart import with_own_mounts
 from staddle.linux.mounts import attach
 from staddle.linux.overlay import overlay
+from staddle.linux.own_mounts import with_own_mounts
 
 #: Where many small commits are made: a tmpfs has nothing to wait for when it is synced.
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

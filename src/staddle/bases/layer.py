@@ -15,6 +15,7 @@ import stat
 from ..files.remove_tree import remove
 from ..files.tar import members
 from ..files.unpack import UnpackBounds
+from ..linux.fileio import write_all
 from ..linux.openat2 import open_in_root
 from .image import refused
 
@@ -131,9 +132,7 @@ class Layers:
                 self.bytes += len(data)
                 if self.bytes > self._bounds.bytes:
                     raise refused(f"it becomes more than {self._bounds.bytes:,} bytes")
-                left = memoryview(data)
-                while left:
-                    left = left[os.write(fd, left) :]
+                write_all(fd, data)
             os.fchmod(fd, member.mode & 0o777 | 0o400)
             os.utime(fd, (member.mtime, member.mtime))
         finally:

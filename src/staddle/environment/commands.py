@@ -13,7 +13,7 @@ from ..events import Event
 from ..launch.output import Tail
 from ..launch.redaction import RedactedTail
 from ..launch.running import end, never_started, see_through, start
-from ..linux import tree
+from ..linux import process_tree
 from .interface import CommandResult
 
 TYPE_CHECKING = False
@@ -155,7 +155,7 @@ def _end_session(session: int) -> None:
         if not left:
             return
         for pid in left:
-            tree.send(pid, signal.SIGKILL)
+            process_tree.send(pid, signal.SIGKILL)
 
 
 def _processes() -> list[int]:

@@ -13,6 +13,7 @@ import os
 import stat
 
 from ..errors import PathEscape, PathNotAllowed, PolicyError
+from ..linux.fileio import write_all
 from ..linux.openat2 import open_beneath
 
 TYPE_CHECKING = False
@@ -167,9 +168,7 @@ class PendingFile:
         """Add all of `data`."""
         if self._fd < 0:
             raise ValueError("the file has been closed")
-        left = memoryview(data)
-        while left:
-            left = left[os.write(self._fd, left) :]
+        write_all(self._fd, data)
         return len(data)
 
     def fileno(self) -> int:

@@ -10,6 +10,7 @@ import os
 import stat
 
 from ..errors import LayerError
+from ..linux.fileio import write_all
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FICLONE = 0x40049409
@@ -23,7 +24,7 @@ def copy_content(source: int, destination: int, status: os.stat_result) -> None:
     """All bytes of `source`, as `status` describes it, into the empty `destination`. Stops at its end."""
     size = status.st_size
     if size <= _SMALL:
-        _write(destination, os.read(source, size) if size else b"")
+        write_all(destination, os.read(source, size) if size else b"")
         return
     if _cloned(source, destination):
         return
@@ -32,7 +33,7 @@ def copy_content(source: int, destination: int, status: os.stat_result) -> None:
         return
     left = size
     while left > 0 and (data := os.read(source, min(left, _CHUNK))):
-        _write(destination, data)
+        write_all(destination, data)
         left -= len(data)
 
 
@@ -96,9 +97,3 @@ def _copy_with_holes(source: int, destination: int, size: int) -> None:
                 return
             at += os.pwrite(destination, data, at)
     os.ftruncate(destination, size)
-
-
-def _write(destination: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(destination, left) :]

@@ -14,6 +14,7 @@ import stat
 
 from .._value import Value
 from ..errors import ArchiveRefused
+from ..linux.fileio import write_all
 from .tar import Content, Member
 from .tree import MARKS, OPAQUE, open_deep
 
@@ -135,9 +136,7 @@ class Unpacking:
             if self._bytes > self._bounds.bytes:
                 raise _refused(f"it becomes more than {self._bounds.bytes:,} bytes")
             length -= len(data)
-            left = memoryview(data)
-            while left:
-                left = left[os.write(fd, left) :]
+            write_all(fd, data)
 
     def _link(self, member: Member, path: str, name: str, here: int) -> None:
         parent, _, first = member.target.rpartition("/")

@@ -85,12 +85,6 @@ class Attendant:
                 return False
 
 
-def exit_status(status: int) -> int:
-    """The exit status that a shell would show for this wait status."""
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
-
-
 def release_streams() -> None:
     """Put /dev/null in place of our standard streams: their readers see the end when the command ends."""
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)

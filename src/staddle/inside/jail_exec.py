@@ -46,7 +46,7 @@ def _start(instructions: ExecSpec, status: int) -> NoReturn:
     _die_with(parent, instructions, status)
     if instructions.uid >= 0:
         # All of it now: who we become may not be able to read this package.
-        from ..linux import tree  # noqa: F401
+        from ..linux import process_tree  # noqa: F401
         from . import root_view
         from .landlock import unix_sockets  # noqa: F401
 

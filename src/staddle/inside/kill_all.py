@@ -40,7 +40,7 @@ class Descendants:
             except ProcessLookupError:
                 pass
             return
-        from ..linux.tree import descendants, send  # rarely needed, and never before
+        from ..linux.process_tree import descendants, send  # rarely needed, and never before
 
         for pid in descendants(os.getpid()):
             send(pid, number)

@@ -22,9 +22,10 @@ import select
 from ..ipc.exec_spec import decode
 from ..ipc.status import CONFINEMENT, NotStarted, not_started, written
 from ..linux import cgroups, loopback, mounts, process, userns
+from ..linux.process import exit_status
 from ..linux.syscalls import call
 from . import confine, fresh_root, verify
-from .attend import HANDLED, Attendant, exit_status, live
+from .attend import HANDLED, Attendant, live
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ import os
 from ..ipc import namespace_spec
 from ..ipc.status import ARGUMENTS, NotStarted, not_started, tell
 from ..linux import process
+from ..linux.process import exit_status
 from . import namespace_init
 from . import parent as parent_process
-from .attend import HANDLED, Attendant, exit_status, release_streams
+from .attend import HANDLED, Attendant, release_streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -21,9 +21,10 @@ from ..ipc import systemd_spec
 from ..ipc.status import CONFINEMENT, NotStarted, written
 from ..ipc.wire import Malformed
 from ..linux import process
+from ..linux.process import exit_status
 from . import namespace_init
 from . import parent as parent_process
-from .attend import HANDLED, Attendant, exit_status
+from .attend import HANDLED, Attendant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

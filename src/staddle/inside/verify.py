@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from ..ipc.status import CONFINEMENT, NotStarted
-from ..linux.reading import whole
+from ..linux.fileio import read_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def around(asked: NamespaceSpec, kept: int = 0) -> None:
     """NotStarted when anything is missing; the capabilities in `kept` are still there, on purpose."""
     missing = wrong(
-        asked, {name: whole(f"/proc/self/{name}") for name in ("status", "uid_map", "mountinfo")}, kept
+        asked, {name: read_whole(f"/proc/self/{name}") for name in ("status", "uid_map", "mountinfo")}, kept
     )
     missing += shared(asked.foreign)
     if os.fsencode(os.uname().nodename) != asked.host:

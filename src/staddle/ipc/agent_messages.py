@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from ..linux.fileio import memory_file
 from . import wire
 from .descriptors import receive, send
 from .wire import Malformed
@@ -159,11 +160,8 @@ def say(line: _socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> N
         return
     if len(data) > LONGEST_BODY:
         raise OSError(7, "arguments and environment are longer than any program can take")  # E2BIG
-    body = os.memfd_create("staddle", os.MFD_CLOEXEC)
+    body = memory_file(data)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(body, view) :]
         send(line, _ELSEWHERE, (*descriptors, body))
     finally:
         os.close(body)

@@ -38,9 +38,9 @@ def awaited(line: int, count: int) -> list[int]:
     return found
 
 
-def receive(line: _socket.socket, longest: int) -> tuple[bytes, list[int]]:
+def receive(line: _socket.socket, longest: int, most: int = _MOST) -> tuple[bytes, list[int]]:
     """One message, empty when the other end is closed, and the descriptors that came with it."""
-    room = _socket.CMSG_SPACE(4 * _MOST)
+    room = _socket.CMSG_SPACE(4 * most)
     message, extra, flags, _ = line.recvmsg(longest, room, _CLOSE_ON_EXEC)
     descriptors = [
         fd

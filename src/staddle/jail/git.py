@@ -19,7 +19,7 @@ import os
 import stat
 
 from ..errors import GitFailed, GitRefused
-from ..linux import reading
+from ..linux import fileio
 from ..linux.programs import DIRECTORIES, find
 from ..policy.gitconfig import parse
 
@@ -299,7 +299,7 @@ def _program() -> str:
 
 def text(path: str, most: int = 1 << 20) -> str:
     """The text of a small regular file that a sandbox may have written; "" when it is none."""
-    return reading.text(path, most, os.O_NOFOLLOW)
+    return fileio.read_text(path, most, os.O_NOFOLLOW)
 
 
 def _write(path: str, text: str) -> None:

@@ -252,7 +252,7 @@ def pass_on(pid: int, number: int, *, relays: bool) -> None:
     if relays:
         os.kill(pid, number)
         return
-    from ..linux.tree import descendants, send
+    from ..linux.process_tree import descendants, send
 
     for child in descendants(pid):
         send(child, number)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, Literal, TypeVar
 
-    from ..linux.tree import Children
+    from ..linux.process_tree import Children
     from ..network.host.gateway_log import GatewayLog
     from ..policy.limits import Limits
     from .completed import Completed
@@ -110,7 +110,7 @@ def end(process: subprocess.Popen[Any]) -> None:
 def _children(pid: int) -> Children | None:
     if sys.platform != "linux":
         return None
-    from ..linux.tree import Children
+    from ..linux.process_tree import Children
 
     return Children(pid)
 

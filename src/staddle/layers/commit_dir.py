@@ -17,7 +17,7 @@ import os
 
 from ..errors import CommitFailed, LayerError
 from ..files.remove_tree import remove
-from ..linux.renaming import sync_file_system
+from ..linux.rename import sync_file_system
 from . import trash
 from .journal import Steps, rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..linux import cgroups
-from ..linux.reading import whole
+from ..linux.fileio import read_whole
 from .cgroup_layout import CgroupFacts, Hierarchy
 
 TYPE_CHECKING = False
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def observe(pid: int | str = "self", uid: int | None = None, root: str = "") -> CgroupFacts:
     """The facts for a process, ourselves if not said. `root` is put before every path, for tests."""
     try:
-        own = cgroups.memberships(whole(f"{root}/proc/{pid}/cgroup"))
-        mounted = cgroups.mounts(whole(f"{root}/proc/self/mountinfo"))
+        own = cgroups.memberships(read_whole(f"{root}/proc/{pid}/cgroup"))
+        mounted = cgroups.mounts(read_whole(f"{root}/proc/self/mountinfo"))
     except OSError:
         return CgroupFacts(())
     uid = os.geteuid() if uid is None else uid

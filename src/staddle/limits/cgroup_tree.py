@@ -12,6 +12,7 @@ import os
 
 from ..errors import LaunchFailed
 from ..linux import cgroups
+from ..linux.procfs import start_time
 from .sandbox_cgroups import SandboxCgroups, removed
 
 TYPE_CHECKING = False
@@ -139,7 +140,7 @@ def identity() -> str:
     """This process, as no other is called on this machine since it was started."""
     space = os.stat("/proc/self/ns/pid").st_ino
     pid = os.getpid()
-    return f"{space}-{pid}-{_started(pid)}"
+    return f"{space}-{pid}-{start_time(pid)}"
 
 
 def tidy(base: str) -> None:
@@ -150,7 +151,7 @@ def tidy(base: str) -> None:
     space = os.stat("/proc/self/ns/pid").st_ino
     for name in _below(base):
         owner = _owner(name, space)
-        if owner is not None and _started(owner[0]) != owner[1]:
+        if owner is not None and start_time(owner[0]) != owner[1]:
             for below in _below(f"{base}/{name}"):
                 SandboxCgroups({_place(f"{base}/{name}"): f"{base}/{name}/{below}"}).close()
             removed(f"{base}/{name}")
@@ -173,20 +174,6 @@ def _place(own: str) -> CgroupParent:
     if os.path.exists(f"{own}/cgroup.controllers"):
         return CgroupParent(2, own, frozenset())
     return CgroupParent(1, own, frozenset({"freezer"} if os.path.exists(f"{own}/freezer.state") else ()))
-
-
-def _started(pid: int) -> int:
-    """When a process was started, in ticks since boot; 0 when there is none."""
-    try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return 0
-    try:
-        return int(os.read(fd, 2048).rpartition(b")")[2].split()[19])
-    except (OSError, IndexError):
-        return 0
-    finally:
-        os.close(fd)
 
 
 def _below(group: str) -> list[str]:

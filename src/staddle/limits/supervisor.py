@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from .._value import Value
-from ..linux import process, tree
+from ..linux import process, process_tree
 from . import memory_usage
 from .memory_usage import Sample
 
@@ -124,7 +124,7 @@ class Supervisor:
             step = judge(sample, self._memory, self._shells(), self._cores)
         self.seen = sample.total
         for pid in step.kill:
-            tree.send(pid, process.SIGKILL)
+            process_tree.send(pid, process.SIGKILL)
         if step.kill:
             self.ended = [*self.ended[1 - _MOST_EVENTS :], MemoryKill(step.kill, sample.total, self._memory)]
         return min(step.again, seldom)

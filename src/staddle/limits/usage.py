@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 from .._value import Value
+from ..linux.procfs import split_stat
 from . import cgroup_files
 
 TYPE_CHECKING = False
@@ -194,8 +195,7 @@ class ProcessMeter:
         try:
             for name in ("stat", "io")[len(self._open) :]:
                 self._open.append(os.open(f"/proc/{self.pid}/{name}", os.O_RDONLY | os.O_CLOEXEC))
-            # The name in parentheses is the process's own choice and may hold anything.
-            words = os.pread(self._open[0], 1024, 0).rpartition(b")")[2].split(None, 20)
+            words = split_stat(os.pread(self._open[0], 1024, 0), 20)
             moved = os.pread(self._open[1], 1024, 0).split(None, 4)
         except OSError:
             self.pid = 0

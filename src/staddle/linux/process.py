@@ -275,3 +275,9 @@ def read_signals(descriptor: int) -> list[int]:
 
 def _mask(numbers: Iterable[int]) -> bytes:
     return sum(1 << (number - 1) for number in set(numbers)).to_bytes(8, "little")
+
+
+def exit_status(status: int) -> int:
+    """The exit status that a shell shows for a wait status: 128 + N for signal N."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code

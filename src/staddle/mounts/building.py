@@ -20,6 +20,7 @@ import stat
 
 from ..errors import LaunchFailed
 from ..linux import mounts
+from ..linux.fileio import write_all
 from ..linux.openat2 import open_beneath
 from .host import open_named
 from .operations import Bind, Devices, Directory, Empty, File, Mask, Overlay, ProcMount, Seal, Symlink
@@ -315,9 +316,7 @@ class Builder:
         options = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         fd = os.open(name, options, mode, dir_fd=parent)
         try:
-            rest = memoryview(content)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
+            write_all(fd, content)
             if (self._handed_on or mode & 0o200) and self._owner >= 0:
                 os.fchown(fd, self._owner, self._owner)
         finally:

@@ -11,7 +11,7 @@ import os
 import stat
 
 from ..errors import PolicyNotEnforceable
-from ..linux.reading import whole
+from ..linux.fileio import read_whole
 from .paths import covers
 from .plan import Closed
 
@@ -69,7 +69,7 @@ def _seen(plan: Plan, grants: list[Grant], outside: str) -> Iterator[str]:
 def _sockets(table: str) -> Iterator[tuple[str, str]]:
     """The real paths of bound sockets that are still there, and which they are."""
     try:
-        rows = whole(table).split(b"\n")
+        rows = read_whole(table).split(b"\n")
     except OSError:
         return
     directories: dict[str, str] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from ..linux import reading
+from ..linux import fileio
 from . import presets, system
 from .layouts import ENVIRONMENTS, SYSTEM
 from .paths import WORKSPACE_PATH, absolute, covers, not_for
@@ -53,7 +53,7 @@ class Disk:
 
     def text(self, path: str) -> str:
         """The beginning of a regular file."""
-        return reading.text(path, _LONGEST)
+        return fileio.read_text(path, _LONGEST)
 
 
 class Tools:

@@ -90,7 +90,7 @@ def build_as_root(operations: Sequence[Operation], unprivileged_uid: int) -> Bui
 
 def build_as_user(operations: Sequence[Operation]) -> Built:
     """Carry out `operations` as an ordinary user, in a child with a user namespace of its own."""
-    from ...linux.apart import with_own_mounts
+    from ...linux.own_mounts import with_own_mounts
 
     place = place_for(operations)
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from ...ipc.namespace_spec import foreign
-from ...linux.reading import whole
+from ...linux.fileio import read_whole
 from ...mounts.shared_view import ASIDE
 from ..verify import absent, own_root, refuse_without, rights, shared
 
@@ -38,7 +38,7 @@ def template() -> Outside:
 
 def around(config: ForkServerConfig, outside: Outside) -> None:
     """Run by who has made the view, a child of the first process. NotStarted when something is missing."""
-    mountinfo = whole("/proc/self/mountinfo")
+    mountinfo = read_whole("/proc/self/mountinfo")
     found = {
         "a first process above it": os.getppid() == 1,
         "its own host name": os.fsencode(os.uname().nodename) == config.host,
@@ -63,12 +63,14 @@ def at_myself(uid: int, gid: int, maps: tuple[tuple[str, bytes], ...], outer: in
 
     `kept` are the capabilities that it may still have.
     """
-    status = whole("/proc/self/status")
+    status = read_whole("/proc/self/status")
     found = {
         **rights(status, kept),
         "a filter of system calls": b"\nSeccomp:\t2\n" in status,
         "a user namespace of its own": user_namespace() != outer,
         "a user of its own": os.getresuid() == (uid,) * 3 and os.getresgid() == (gid,) * 3,
-        "ids of its own": all(whole(f"/proc/self/{name}").split() == text.split() for name, text in maps),
+        "ids of its own": all(
+            read_whole(f"/proc/self/{name}").split() == text.split() for name, text in maps
+        ),
     }
     refuse_without(absent(found))

@@ -20,9 +20,10 @@ import select
 from ...files import remove_tree
 from ...ipc.status import not_started, tell
 from ...linux import process
+from ...linux.process import exit_status
 from .. import confine
 from ..attend import HANDLED as ATTENDED
-from ..attend import PASSED_ON, Attendant, exit_status, live, release_streams
+from ..attend import PASSED_ON, Attendant, live, release_streams
 from ..kill_all import Descendants, share_scope
 
 TYPE_CHECKING = False

@@ -8,10 +8,10 @@ When it ends, nobody accepts any more, and nothing goes out.
 from __future__ import annotations
 
 import _socket
-import array
 import errno
 import os
 
+from ...ipc.descriptors import receive
 from ...ipc.gateway_messages import (
     LONGEST,
     MOST_DESCRIPTORS,
@@ -88,21 +88,15 @@ class Gateway(GatewayContext):
 
     def _ordered(self, _: int) -> None:
         try:
-            data, ancillary, flags, _sender = self._line.recvmsg(
-                LONGEST, _socket.CMSG_SPACE(MOST_DESCRIPTORS * 4), _socket.MSG_CMSG_CLOEXEC
-            )
+            data, descriptors = receive(self._line, LONGEST, MOST_DESCRIPTORS)
         except BlockingIOError:
             return
-        except OSError:
-            data, ancillary, flags = b"", [], 0
-        descriptors = array.array("i")
-        for level, kind, content in ancillary:
-            if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
-                descriptors.frombytes(content[: len(content) - len(content) % 4])
+        except OSError as error:
+            # A message that was cut is nonsense; else nobody is at the other end.
+            data, descriptors = b"cut" if error.errno == errno.EMSGSIZE else b"", []
         sockets = [_socket.socket(fileno=fd) for fd in descriptors]
-        cut = flags & (_socket.MSG_TRUNC | _socket.MSG_CTRUNC)
         try:
-            if not data or cut:
+            if not data:
                 raise Malformed("the line is closed, or a message was cut")
             if self._settings is None:
                 self._set(decode_settings(data))

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import _socket
 import os
-import struct
 
 from ...errors import StaddleError
 from ...ipc import wire
+from ...ipc.descriptors import receive
 from ...ipc.gateway_messages import LONGEST, MOST_DESCRIPTORS
 from ...policy.hosts import checked_port
 from ..namespace.socket_handoff import CONNECT, FORWARD_REQUEST, NEED_SOCKETS, STOCK
@@ -84,18 +84,11 @@ def _ask(line: int, kind: int, value: int) -> tuple[bytes, list[int]]:
     try:
         channel.settimeout(_PATIENCE)
         channel.send(wire.encode(FORWARD_REQUEST, (kind, value)))
-        message, ancillary, _, _ = channel.recvmsg(
-            LONGEST, _socket.CMSG_SPACE(MOST_DESCRIPTORS * 4), _socket.MSG_CMSG_CLOEXEC
-        )
+        message, descriptors = receive(channel, LONGEST, MOST_DESCRIPTORS)
     except OSError as error:
         raise ForwardFailed("the sandbox does not answer", why=error.strerror or str(error)) from None
     finally:
         channel.close()
-    descriptors: list[int] = []
-    for level, what, content in ancillary:
-        if (level, what) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
-            count = len(content) // 4
-            descriptors += struct.unpack(f"{count}i", content[: count * 4])
     if not message:
         raise ForwardFailed("the sandbox does not answer", why="it has ended")
     return message, descriptors

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import _socket
 import select
-import struct
 import sys
 
 from ..._value import Value
 from ...errors import LaunchFailed, PolicyError
 from ...events import Event
+from ...ipc.descriptors import send
 from ...ipc.gateway_messages import (
     LONGEST,
     Attempt,
@@ -97,15 +97,13 @@ class GatewayProcess:
 
     def pass_on(self, message: bytes, descriptors: Sequence[int]) -> None:
         """Give the gateway sockets of the sandbox, with what was said about them. Ours stay open."""
-        rights = struct.pack(f"{len(descriptors)}i", *descriptors)
-        ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if descriptors else []
-        self.tell(message, ancillary)
+        self.tell(message, descriptors)
         self._unread.add(descriptors)
 
-    def tell(self, message: bytes, ancillary: Sequence[tuple[int, int, bytes]] = ()) -> None:
+    def tell(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send it a message."""
         try:
-            self._line.sendmsg([message], ancillary)
+            send(self._line, message, descriptors)
         except OSError as error:
             raise LaunchFailed(
                 "the network gateway has ended", why=error.strerror or "", fix="start the sandbox anew"

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import _socket
 import os
-import struct
 
 from ..._value import Value
 from ...ipc import wire
+from ...ipc.descriptors import send
 from ...ipc.gateway_messages import MOST_DESCRIPTORS, Sockets, encode_sockets
 
 TYPE_CHECKING = False
@@ -51,9 +51,7 @@ def hand_over(line: int, ready: PreparedSockets) -> None:
         while whole or first:
             now, whole = whole[:MOST_DESCRIPTORS], whole[MOST_DESCRIPTORS:]
             order = Sockets(tuple(label for label, _ in now), ready.redirects, ready.v6)
-            rights = struct.pack(f"{len(now)}i", *(each.fileno() for _, each in now))
-            ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if now else []
-            channel.sendmsg([encode_sockets(order)], ancillary)
+            send(channel, encode_sockets(order), [each.fileno() for _, each in now])
             first = False
     finally:
         channel.close()
@@ -102,10 +100,7 @@ def answer(line: int, message: bytes) -> None:
         except OSError as error:
             channel.send(wire.encode(FORWARD_REPLY, (error.errno or 111,)))
             return
-        rights = struct.pack("i", made.fileno())
-        channel.sendmsg(
-            [wire.encode(FORWARD_REPLY, (0,))], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)]
-        )
+        send(channel, wire.encode(FORWARD_REPLY, (0,)), (made.fileno(),))
         made.close()
     finally:
         channel.close()

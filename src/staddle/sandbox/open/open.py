@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..._value import Value
 from ...errors import LaunchFailed, StaddleError
 from ...launch.view import find_program
-from ...linux import tree
+from ...linux import process_tree, procfs
 from ...policy import plan_cache
 from . import as_root
 from .decide import decide, has_limits, workspace_kind
@@ -136,7 +136,7 @@ def _spawn(
             limits.close()
         raise
 
-    first: list[tree.ProcessIdentity] = []
+    first: list[process_tree.ProcessIdentity] = []
 
     def kill() -> None:
         for process in first:
@@ -159,8 +159,8 @@ def _spawn(
         try:
             shell = agent.announced()
             wake(shell.control)
-            if pid := tree.parent_of(shell.outside):
-                first.append(tree.ProcessIdentity(pid))
+            if pid := procfs.parent_of(shell.outside):
+                first.append(process_tree.ProcessIdentity(pid))
         finally:
             if layers:  # not sooner: it may have been in the making
                 layers.adopt(taken)

@@ -17,7 +17,7 @@ from ...inside.agent import standalone
 from ...ipc.agent_client import AgentClient
 from ...launch import running
 from ...launch.lifeline import Lifeline
-from ...linux import tree
+from ...linux import process_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class _LaunchedAgent:
 
         On native nothing but the agent ties what it started to its end.
         """
-        started = [tree.ProcessIdentity(pid) for pid in tree.descendants(self.process.pid)]
+        started = [process_tree.ProcessIdentity(pid) for pid in process_tree.descendants(self.process.pid)]
         running.end(self.process)
         for process in started:
             process.kill()

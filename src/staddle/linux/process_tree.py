@@ -6,11 +6,10 @@ import os
 import time
 
 from .process import SIGKILL, pidfd_open, pidfd_send_signal
+from .procfs import STARTED, parent_of, stat_fields
 
 _SIGSTOP, _SIGCONT = 19, 18
 _STOPPED, _ZOMBIE = [b"T"], [b"Z"]
-#: Where, among what the kernel says of a process after its name, the time of its start stands.
-_STARTED = 19
 #: How long a process may take to stop: one that is in the kernel's hands is looked at as it runs.
 _PATIENCE = 1.0
 
@@ -41,7 +40,7 @@ class Children:
         self._left: list[int] = []
         os.kill(root, _SIGSTOP)
         deadline = time.monotonic() + _PATIENCE
-        while _fields(root)[:1] not in (_STOPPED, _ZOMBIE, []) and time.monotonic() < deadline:
+        while stat_fields(root)[:1] not in (_STOPPED, _ZOMBIE, []) and time.monotonic() < deadline:
             time.sleep(0.001)
         for name in os.listdir("/proc"):
             if name.isdecimal() and parent_of(int(name)) == root:
@@ -88,7 +87,7 @@ class ProcessIdentity:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._started = _fields(pid)[_STARTED:][:1]
+        self._started = stat_fields(pid)[STARTED:][:1]
 
     def kill(self) -> None:
         """End it, if it is still there, even if it is stopped or traced."""
@@ -97,30 +96,12 @@ class ProcessIdentity:
         except OSError:
             return
         try:
-            if self._started and _fields(self.pid)[_STARTED:][:1] == self._started:
+            if self._started and stat_fields(self.pid)[STARTED:][:1] == self._started:
                 pidfd_send_signal(descriptor, SIGKILL)
         except OSError:
             pass  # it ended, or is not ours to signal
         finally:
             os.close(descriptor)
-
-
-def parent_of(pid: int) -> int:
-    """The parent of `pid`, or 0 when it is gone."""
-    try:
-        return int(_fields(pid)[1])
-    except (IndexError, ValueError):
-        return 0
-
-
-def _fields(pid: int) -> list[bytes]:
-    """What the kernel says of `pid` after its name: its state, its parent, ...; nothing when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name in parentheses is the process's own choice and may hold anything.
-            return file.read().rpartition(b")")[2].split()
-    except OSError:
-        return []
 
 
 def send(pid: int, number: int) -> None:

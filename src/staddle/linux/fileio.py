@@ -1,0 +1,52 @@
+"""Read and write descriptors without a file object: small files, files of /proc, memory files."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+
+def read_text(path: str, most: int, flags: int = 0) -> str:
+    """The beginning of a regular file; "" when it is none, or cannot be read. Never blocks."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | flags)
+    except (OSError, ValueError):
+        return ""
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return ""
+        return os.read(fd, most).decode("utf-8", "surrogateescape")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+
+
+def read_whole(path: str) -> bytes:
+    """The whole content of a file of our own, or of the kernel."""
+    data = bytearray()
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while chunk := os.read(fd, 1 << 16):
+            data += chunk
+    finally:
+        os.close(fd)
+    return bytes(data)
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write all of `data`, however many calls it takes."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def memory_file(data: bytes) -> int:
+    """The descriptor of a new memory file with this content, its offset at the end. Closed on exec."""
+    fd = os.memfd_create("staddle", os.MFD_CLOEXEC)
+    try:
+        write_all(fd, data)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
