@@ -67,7 +67,7 @@ def test_renewed_pipes_leave_the_old_ones_to_whoever_holds_them(channel: Channel
 
 def test_shells_share_a_channel(channel: Channel) -> None:
     first, second = ChannelFiles(channel, 0), ChannelFiles(channel, 1)
-    assert not set(first.paths()[:-1]) & set(second.places()[:-1])
+    assert not set(first.paths()[:-1]) & set(second.paths()[:-1])
     first.close()
     second.close()
 
