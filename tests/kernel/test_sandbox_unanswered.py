@@ -61,7 +61,7 @@ def awaited(work: Callable[[], Awaitable[None]]) -> None:
 @contextmanager
 def stopped_agent(sb: Sandbox) -> Iterator[int]:
     """The agent of a sandbox, stopped: it neither answers nor hears that its socket was closed."""
-    agent = parent_of(sb._inside.first_shell.outside)
+    agent = parent_of(sb._inside.first_shell.host_pid)
     assert agent > 1
     assert agent != os.getpid()
     os.kill(agent, signal.SIGSTOP)
@@ -224,7 +224,7 @@ def test_an_agent_that_is_killed_gives_the_turn_back(backend: str) -> None:
             for begin in (lambda: sb.run("sleep 1252.1"), lambda: _read(sb, "sleep 1252.1")):
                 task = asyncio.create_task(begin())
                 assert await asyncio.to_thread(within, 10, lambda: with_argument("1252.1"))
-                os.kill(parent_of(sb._sandbox._inside.first_shell.outside), signal.SIGKILL)
+                os.kill(parent_of(sb._sandbox._inside.first_shell.host_pid), signal.SIGKILL)
                 with pytest.raises(SandboxLost):
                     await task
                 assert not sb.alive

@@ -73,7 +73,7 @@ class OpenedShell(Value):
     control: int
     files: OpenShellFiles
     #: Its number on the host, 0 when that is not known.
-    outside: int = 0
+    host_pid: int = 0
 
     def close(self) -> None:
         """Close all of it: the shell ends."""
@@ -454,11 +454,11 @@ def opened_shell(message: agent_messages.Message, what: str = "a shell could not
             raise lost("its agent handed out something else than a line and a pipe")
         made = shell_files(message, places, files)
         os.set_blocking(control, False)
-        outside = 0
+        host_pid = 0
         for handle in message.descriptors[8:]:
-            outside = _pid_of(handle)
+            host_pid = _pid_of(handle)
             os.close(message.descriptors.pop())
-        return OpenedShell(pid, socket, control, made, outside)
+        return OpenedShell(pid, socket, control, made, host_pid)
     except BaseException:
         message.close()
         raise

@@ -1,12 +1,13 @@
 """The public objects: a sandbox, its sessions, results. Runs in the host program, with its rights.
 
-open/        from settings to a sandbox that is open
-workspace/   where its changes are: in layers, in a copy, kept; snapshots of them
+open/        from settings to an agent that answers; open_sandbox: all that is held of an open sandbox
+workspace/   where its changes are: in layers, in a copy, under a name; snapshots of them
 aio/         the same, awaited
 
-sandbox      the face of everything; session: of a shell; execution: one program without one
-result       what came of a command; capture: its output, bounded
-stream       its output while it runs; processes, terminal: what runs beside it
-files        the files inside; archives: as tar; file_client: the line to whoever does it there
-pool         sandboxes that are opened ahead
+sandbox      `Sandbox`; workspace_methods: diff, commit, snapshot and so on; session: one shell of it
+arguments    checks of what a caller gives; capture: a command with its output, bounded; result
+spawn        starts programs; execution: one in the foreground; driver: drives it, or a shell's command
+stream       the output of a command while it runs; processes, terminal: programs beside it
+files        the files inside; archives: as tar; file_client: requests to the file server
+environment  the tools of an agent; pool: sandboxes that are opened ahead
 """

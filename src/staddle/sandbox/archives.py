@@ -1,7 +1,7 @@
 """Directories of a sandbox as tar, in and out, piece by piece: nothing is ever whole in memory.
 
 The file_client inside packs and unpacks, with the sandbox's rights. What it sends out is read here
-by the strict reader and written anew: whoever gets it gets a tar, with names that do not lead
+by the strict reader and written anew: the caller gets a tar, with names that do not lead
 out, and no devices, whatever was sent.
 """
 

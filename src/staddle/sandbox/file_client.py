@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from ..ipc.agent_client import AgentClient, SpawnedProcess
 
-#: As many names as anybody can want at once, and as much room as they may take.
+#: The most names in one answer, and the most bytes.
 MOST_ROWS, MOST_BYTES = 1_000_000, 256 << 20
 _PIPE_SIZE = 1 << 20
-#: After so many seconds without a word it is asked whether it was stopped.
+#: After so many seconds without a message the server gets SIGCONT.
 _SILENCE = 1.0
 _SIGCONT = 18
 
@@ -51,7 +51,7 @@ class FileClient:
 
     def __init__(self, agent: AgentClient) -> None:
         self._agent = agent
-        #: Whoever has it knows that nothing is being done to files by us.
+        #: The lock of the server. While it is held, the host program does nothing to files inside.
         self.turn = threading.RLock()
         self._socket: _socket.socket | None = None
         self._process: SpawnedProcess | None = None

@@ -185,7 +185,7 @@ class Files:
 def directory(inside: OpenSandbox) -> str:
     """Where the session is; while a command runs, where it was before."""
     shell = inside.main._shell
-    held = shell.held()
+    held = shell.lock()
     if held.acquire(blocking=False):
         try:
             return shell.directory()

@@ -141,7 +141,7 @@ class OpenSandbox:
         """End it. What runs at this moment finds out by itself."""
         self.agent.is_paused = False  # it will not be resumed
         if not self.in_use:
-            # All at once. An agent that hears of its shell's end first tidies up after that, for nobody.
+            # All at once. An agent that hears of its shell's end first would clean up after that, in vain.
             self.agent.close()
         for execution in list(self.executions):
             execution.close()

@@ -136,7 +136,7 @@ class Stream:
                     pass
 
     def _advance(self) -> None:
-        with self._driving:  # somebody may close the session while somebody else reads
+        with self._driving:  # one thread may close the session while another reads
             if self._over is None:
                 return
             shell = self._shell

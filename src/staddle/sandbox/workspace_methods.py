@@ -192,7 +192,7 @@ class WorkspaceMethods:
         inside = self._now()
         sessions = inside.every_session()
         turns: list[AbstractContextManager[object]] = [
-            *(session._shell.held() for session in sessions),
+            *(session._shell.lock() for session in sessions),
             inside.file_client.turn,
         ]
         return with_all(turns, partial(work, _workspace(inside), sessions))

@@ -1,9 +1,13 @@
-"""The driver of bash, on the host: what is said to a shell, its process, its state, what may break it.
+"""The driver of bash, in the host program: the lines it reads, its process, its state.
 
-protocol          what is said to a shell, and what it answers (pure)
-bash_process      one bash, from outside; shell_state: what is known of it
-shell             one bash session that cannot be lost
-running_command   one command in it
-state, quoting    what a shell remembers, and words as bash writes them (pure)
-hazards           what a text may do to its shell (pure)
+protocol          the lines that run a command, and bash's answer (pure)
+command           a command: its specification and its outcome; running_command: one that runs
+shell             one bash session that cannot be lost: its lock, and what it holds open
+shell_state       the present bash and the state that its successor is to have
+bash_process      one bash: its pipes, its files, its socket
+state, quoting    a dump of the state of a shell, and words as bash writes them (pure)
+hazards           guesses what a text may do to its shell (pure)
+usage_meter       what commands use, and the limit that a failed one ran into
+background_output what jobs print after their command is over
+idle, fd_budget   maintenance of idle shells, and the descriptors they give back
 """

@@ -53,10 +53,10 @@ def _bell() -> int:
 
 
 class BashProcess:
-    """A shell process. Not thread-safe, but for `wake_driver` and `hang_up`."""
+    """A shell process. Not thread-safe, but for `wake_driver` and `kill`."""
 
     def __init__(self, opened: OpenedShell) -> None:
-        self.pid, self.outside = opened.pid, opened.outside
+        self.pid, self.host_pid = opened.pid, opened.host_pid
         self.ended: int | None = None
         self.used: tuple[int, int, int, int, int, int] | None = None  # in all, once it has ended
         self.why = ""
@@ -69,7 +69,7 @@ class BashProcess:
         self._left: set[int] = set()
         #: Whether the next run needs new pipes: these were left to a job, or a job may read its input.
         self.stale = False
-        self.said: bytes | None = None
+        self.noise: bytes | None = None
         self._readable: dict[int, Sink] = {}
         self._use(opened.files)
 
@@ -149,7 +149,7 @@ class BashProcess:
         except (OSError, ValueError):
             pass  # it rings already, or no run is waited for: the files were given back
 
-    def hang_up(self) -> None:
+    def kill(self) -> None:
         """End the process and everything below it, and wake up the thread that waits for it. From any thread.
 
         The descriptors stay open: another thread may be using them.
@@ -162,7 +162,7 @@ class BashProcess:
     def ask_step(self, step: int, began: float, newest_job: int) -> None:
         """Take a step of ending the run that began then."""
         if step == ASK_AGAIN:
-            self.more(question(self.files.paths, self._run.nonce))
+            self.write_more(question(self.files.paths, self._run.nonce))
             return
         age = time.monotonic() - began
         since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - age) * _TICKS)
@@ -179,7 +179,7 @@ class BashProcess:
         """Wait until the agent has done all that it was asked: a late step would hit the next run."""
         self._ask(agent_messages.PING, agent_messages.PONG, 0, patience=_LAST_PATIENCE)
 
-    def again(self) -> BashProcess:
+    def start_another(self) -> BashProcess:
         """Another shell, started as this one was."""
         message = self._ask(agent_messages.AGAIN, agent_messages.OPENED)
         return BashProcess(opened_shell(message))
@@ -238,7 +238,7 @@ class BashProcess:
                 break
             for fd, _ in ready:
                 if fd == done:
-                    self._said()
+                    self._read_done()
                 else:
                     self._messages()
         return self.ended is None
@@ -277,14 +277,14 @@ class BashProcess:
         """Hand `text` over, and drive `run` from now on.
 
         With a `status`, `$?` is that for the text, by the word `give_back` for `return`. With `listen`, what
-        the shell says by itself is kept in `said`.
+        the shell says by itself is kept in `noise`.
         """
         self._hand_over(text, status, give_back, stdin)
         if stdin:  # its time begins when its input is there
             run.begin_at(time.monotonic())
         self._readable = {}
         self._grown: set[int] = set()
-        self.said = b"" if listen else None
+        self.noise = b"" if listen else None
         self._waits_for_room = False
         self._sent = 0
         self._run, self._out, self._err = run, out, err
@@ -373,7 +373,7 @@ class BashProcess:
         (count,) = struct.unpack("i", fcntl.ioctl(self._control, _FIONREAD, bytes(4)))
         return bool(count >= self._sent)
 
-    def more(self, data: bytes) -> None:
+    def write_more(self, data: bytes) -> None:
         """Write further lines for the run."""
         self._run.unwritten = memoryview(bytes(self._run.unwritten) + data)
         self._write()
@@ -382,7 +382,7 @@ class BashProcess:
         files, run = self.files, self._run
         for fd, _ in ready:
             if fd == files.done:
-                run.heard(self._said(), files.paths)
+                run.feed(self._read_done(), files.paths)
             elif fd == files.output:
                 self._readable[fd] = self._out
             elif fd == files.errors:
@@ -392,26 +392,26 @@ class BashProcess:
             elif fd == self._bell:
                 self._epoll.unregister(fd)
             else:
-                self._hear()
+                self._take_messages()
 
-    def _hear(self) -> None:
+    def _take_messages(self) -> None:
         files, run = self.files, self._run
         for message in self._messages():
             if message.kind == agent_messages.ENDED:
                 # It may have answered with its last breath.
-                while said := self._said():
-                    run.heard(said, files.paths)
+                while noise := self._read_done():
+                    run.feed(noise, files.paths)
                 run.shell_ended(message.fields[0])
             else:
                 message.close()
 
-    def _said(self) -> bytes:
+    def _read_done(self) -> bytes:
         try:
             data = os.read(self.files.done, _PIPE)
         except BlockingIOError:
             return b""
-        if self.said is not None and len(self.said) < _LONGEST_DUMP:
-            self.said += data
+        if self.noise is not None and len(self.noise) < _LONGEST_DUMP:
+            self.noise += data
         if not self.hello:
             self._greeted(data)
         return data

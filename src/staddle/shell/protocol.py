@@ -197,7 +197,7 @@ class Run:
         """So many bytes went into the control pipe."""
         self.unwritten = self.unwritten[count:]
 
-    def heard(self, data: bytes, paths: ShellPaths) -> None:
+    def feed(self, data: bytes, paths: ShellPaths) -> None:
         """The shell said this on its done pipe."""
         self._noise = noise = (self._noise + data)[-_LONGEST_NOISE:]
         self.answer = answer(self.nonce, noise)

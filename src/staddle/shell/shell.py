@@ -125,7 +125,7 @@ class Shell:
         if self._closed:  # close() may not have seen this one
             self._state.abandon(command.run)
             self._check_open()
-        self.rest()  # now, since a command that takes no longer would have to wait for it afterwards
+        self.schedule_maintenance()  # now: a short command would wait for it at its end
         return bash
 
     def _drive(self, command: RunningCommand, bash: BashProcess | None) -> None:
@@ -186,12 +186,12 @@ class Shell:
 
     def _after(self, command: RunningCommand, outcome: Outcome) -> Outcome:
         if outcome.duration > _MOMENT:
-            self.rest()
+            self.schedule_maintenance()
         if command.failure is not None:
             raise command.failure
         return outcome
 
-    def rest(self) -> None:
+    def schedule_maintenance(self) -> None:
         """Schedule `maintain`, for when the shell has been idle for a moment."""
         if not self._closed:
             IDLE_MAINTENANCE.schedule(self, self._state.cost)
@@ -239,7 +239,7 @@ class Shell:
         """
         if free_within(_PATIENCE, self._turn):
             return True
-        self._state.bash.hang_up()
+        self._state.bash.kill()
         return free_within(_LAST_PATIENCE, self._turn)
 
     def state(self) -> State:
@@ -247,12 +247,12 @@ class Shell:
         with self._turn:
             self._check_open()
             OPEN_SHELLS.use(self)
-            self._state.revive()
+            self._state.ensure_bash()
             return self._state.state()
 
     def state_before(self) -> State | None:
         """While a command runs: the state as it was told before that, without waiting; None else."""
-        return None if self._current is None else self._state.told()
+        return None if self._current is None else self._state.last_state()
 
     def background_output(self) -> list[BackgroundOutput]:
         """Return what background jobs printed after the commands that started them."""
@@ -263,36 +263,36 @@ class Shell:
         forgotten = ended[: max(0, len(ended) - _MOST_LOGS)]
         self._late = [*(log for log in self._late if log not in forgotten), late]
 
-    def held(self) -> _thread.LockType:
+    def lock(self) -> _thread.LockType:
         """Return the lock, for `with`: no command runs, and none begins. For the methods below."""
         return self._turn
 
-    def remembered(self) -> SavedShell:
+    def saved(self) -> SavedShell:
         """Return the state of the shell, for `become`. While held."""
-        self._state.revive()
-        return self._state.remembered()
+        self._state.ensure_bash()
+        return self._state.saved()
 
-    def become(self, remembered: SavedShell | None) -> None:
+    def become(self, saved: SavedShell | None) -> None:
         """Another bash, as that one was, or as at the beginning. While held."""
-        self._state.become(remembered)
-        self.rest()
+        self._state.become(saved)
+        self.schedule_maintenance()
 
     def directory(self) -> str:
         """Where the shell is. While held."""
-        self._state.revive()
+        self._state.ensure_bash()
         return self._state.directory()
 
-    def come_back(self, *, at_once: bool = False) -> None:
+    def reenter_directory(self, *, at_once: bool = False) -> None:
         """Enter the directory that it is in once more: another file system is there now. While held.
 
         Soon, or before the next command, unless `at_once`: the directory may not be there any more.
         """
-        self._state.revive()
-        self._state.come_back()
+        self._state.ensure_bash()
+        self._state.reenter_directory()
         if at_once:
             self._state.flush_setup()
         else:
-            self.rest()
+            self.schedule_maintenance()
 
     def get_ready(self) -> None:
         """Do what can be done before its first command."""

@@ -66,10 +66,10 @@ class ShellState:
         self._checked, self._used = False, False
         self.access, self._prefix = protocol.BuiltinAccess(), state.BUILTIN_PREFIXES[0]
         self._dump: state.Dump | None = None
-        self._usual: state.Dump | None = None
+        self._initial: state.Dump | None = None
         #: Something has run since the state was asked for; that may have hidden a builtin; some
         #: later text may end the shell because of it; the shell tells its state when it leaves.
-        self.dirty, self._unsure, self._tainted, self._guarded = True, False, False, False
+        self.dirty, self._may_be_shadowed, self._tainted, self._guarded = True, False, False, False
         #: Whether it stops when it is told to, and whether the signal for that means something else.
         self.braked, self._brake_is_theirs = True, False
         self.status, self.newest_job, self._flags = 0, 0, b""
@@ -83,7 +83,7 @@ class ShellState:
 
     # ---------------------------------------------------------------- a command
 
-    def revive(self, *, look: bool = True) -> None:
+    def ensure_bash(self, *, look: bool = True) -> None:
         """Have a bash that is there, with pipes of its own.
 
         Without a look, one that has ended just now is noticed by the text that it does not get.
@@ -95,16 +95,16 @@ class ShellState:
 
     def is_ready(self, spec: CommandSpec) -> bool:
         """Whether `begin` would have nothing to say to the shell before this command."""
-        wary = hazards.may_end(spec.text) or self._unsure or self._tainted or _ERREXIT in self._flags
+        wary = hazards.may_end(spec.text) or self._may_be_shadowed or self._tainted or _ERREXIT in self._flags
         unknown = (self.dirty and wary) or (spec.cwd is not None and not self.cwd)
         return not unknown and not self.bash.parked and not self.bash.stale and self.bash.idle()
 
     def begin(self, command: BegunCommand) -> BashProcess:
         """Give `command` to a bash that can take it, and set its `run`; return that bash."""
         if self.bash.ended is not None or self.bash.stale:
-            self.revive(look=False)
+            self.ensure_bash(look=False)
         if self._meter is not None:
-            self._meter.begin(self.bash.outside)
+            self._meter.begin(self.bash.host_pid)
         self._prepare(command.spec)
         pending = self.pending_setup
         try:
@@ -127,8 +127,8 @@ class ShellState:
         """Have a bash that the text can be given to."""
         may_end, self._may_shadow = hazards.judge(spec.text)
         self._may_end = may_end
-        if self.dirty and (may_end or self._unsure or self._tainted or _ERREXIT in self._flags):
-            self.learn()
+        if self.dirty and (may_end or self._may_be_shadowed or self._tainted or _ERREXIT in self._flags):
+            self.read_state()
         if may_end or not self.braked:
             self._set_traps(spec.text)
         if spec.cwd is not None:
@@ -206,33 +206,33 @@ class ShellState:
 
     def finish(self, run: protocol.Run, spec: CommandSpec, duration: float) -> Outcome:
         """Remember how a command has ended, and return its outcome."""
-        code = self._note(run, came_back=spec.cwd is not None)
-        self._unsure = self._unsure or self._may_shadow
+        code = self._note(run, is_elsewhere=spec.cwd is not None)
+        self._may_be_shadowed = self._may_be_shadowed or self._may_shadow
         self._tainted = self._tainted or (self._may_end and hazards.may_break_later(spec.text))
         outcome = shell_outcome(run, code, duration, self.cwd, self.newest_job)
         if self._meter is not None:
             self._meter.end(outcome, self.bash.used)
         return outcome
 
-    def _note(self, run: protocol.Run, *, came_back: bool) -> int:
+    def _note(self, run: protocol.Run, *, is_elsewhere: bool) -> int:
         """Note what bash told at the end of a command; return the exit status.
 
-        With `came_back` the shell is back in the directory where it was before.
+        With `is_elsewhere` the command ran in another directory, and the shell goes back.
         """
         self._check_version()
         answer = run.answer
         if answer is not None:
             self.status, self._flags, self.newest_job = answer.status, answer.flags, answer.newest_job
-            if came_back:
+            if is_elsewhere:
                 back = b"OLDPWD=" + quoted(self._oldpwd) if self._oldpwd else b"\\unset OLDPWD"
                 self.pending_setup += b"\\builtin cd -- %b; %b\n" % (quoted(self.cwd), back)
             else:
                 self.cwd, self._oldpwd = answer.cwd, answer.oldpwd
         elif run.ended is not None:
             self.status, self.newest_job, self._flags = exit_code(run.ended), 0, b""
-            if self._guarded and (last := state.Dump.found(self._secret, self.bash.said or b"")):
+            if self._guarded and (last := state.Dump.find(self._secret, self.bash.noise or b"")):
                 last.without_trap(b"EXIT")
-                self._dump, self.dirty = self._ours_left_out(last), False
+                self._dump, self.dirty = self._without_our_traps(last), False
         return self.status
 
     # ---------------------------------------------------------------- texts of our own
@@ -255,19 +255,19 @@ class ShellState:
             raise ShellEnded
         self._flags = run.answer.flags
         self.cwd, self._oldpwd = run.answer.cwd, run.answer.oldpwd
-        return bash.said or b""
+        return bash.noise or b""
 
     @uninterruptible
-    def learn(self) -> None:
+    def read_state(self) -> None:
         """Ask for the state, and how the shell is to be talked to; another shell if that ends it."""
         began = time.monotonic()
         try:
-            self._learn()
+            self._read_state()
         except ShellEnded:
             self.replace()
         self.cost = time.monotonic() - began
 
-    def _learn(self, *, desperate: bool = False) -> None:
+    def _read_state(self, *, desperate: bool = False) -> None:
         attempts = [
             (self.access, self._prefix),
             *((access, prefix) for prefix in state.BUILTIN_PREFIXES for access in protocol.ACCESSES),
@@ -278,25 +278,25 @@ class ShellState:
             nonce = b"%bd%d" % (self._secret, self._serial)
             place = self.bash.files.paths.done
             self.pending_setup += state.debug_question(nonce, place, prefix)
-            found = state.Dump.found(nonce, self._do(state.question(nonce, place, prefix)))
+            found = state.Dump.find(nonce, self._do(state.question(nonce, place, prefix)))
             if found is not None:
                 break
         else:
             self.access = protocol.BuiltinAccess()
             if not desperate:  # perhaps there is no builtin left to read a file with
                 self.pending_setup += b"\\builtin enable . source return\n"
-                self._learn(desperate=True)
-            self.dirty = self._unsure = False  # before the next text there is nothing to be learned
+                self._read_state(desperate=True)
+            self.dirty = self._may_be_shadowed = False  # before the next text there is nothing to be learned
             return
         self._prefix = prefix
         self._guarded = self._guarded and found.exit_trap is not None
         if self._guarded:
             found.without_trap(b"EXIT")
-        self._dump = self._ours_left_out(found)
+        self._dump = self._without_our_traps(found)
         self.access = protocol.builtin_access(found.functions(), found.disabled()) or access
-        self.dirty = self._unsure = False
+        self.dirty = self._may_be_shadowed = False
 
-    def _ours_left_out(self, found: state.Dump) -> state.Dump:
+    def _without_our_traps(self, found: state.Dump) -> state.Dump:
         """Without the brake, which every shell has from the beginning."""
         brake = found.trap(b"SIGRTMAX")
         self.braked = brake == BRAKE_TRAP
@@ -305,7 +305,7 @@ class ShellState:
             found.without_trap(b"SIGRTMAX")
         return found
 
-    def told(self) -> state.State | None:
+    def last_state(self) -> state.State | None:
         """Return the state as it was last read, if it was; the directory is known after each command."""
         dump, cwd = self._dump, self.cwd
         try:
@@ -317,7 +317,7 @@ class ShellState:
     def state(self) -> state.State:
         """Return the state of the shell now."""
         if self.dirty or self._dump is None:
-            self.learn()
+            self.read_state()
         try:
             if self._dump is not None:
                 return self._dump.state()
@@ -329,11 +329,11 @@ class ShellState:
             fix="use restart()",
         )
 
-    def remembered(self) -> SavedShell:
+    def saved(self) -> SavedShell:
         """Save the state of the shell as it is now."""
         self._is_compared = True
         if self.dirty or self._dump is None:
-            self.learn()
+            self.read_state()
         return SavedShell(self._dump, self.status, self.cwd)
 
     def directory(self) -> str:
@@ -342,7 +342,7 @@ class ShellState:
             uninterrupted(partial(self._do, b""))
         return os.fsdecode(self.cwd)
 
-    def come_back(self) -> None:
+    def reenter_directory(self) -> None:
         """Enter the present directory by its name, or the root if it is not there any more.
 
         Before the next text, a caller's or our own.
@@ -363,11 +363,11 @@ class ShellState:
             except ShellEnded:
                 self.replace()
 
-    def foresee(self) -> None:
+    def precompute_key(self) -> None:
         """Precompute the key by which `become` compares two states."""
         if self._is_compared and self._dump is not None and not self.dirty:
             try:
-                self._dump.essence()
+                self._dump.key()
             except ValueError:
                 pass  # the comparison finds out
 
@@ -376,17 +376,17 @@ class ShellState:
     def maintain(self) -> None:
         """Do now, while the shell is idle, what the next command would wait for."""
         if not self.bash.parked:
-            self.revive()
+            self.ensure_bash()
             if self.dirty:
-                self.learn()
+                self.read_state()
             else:
                 self.flush_setup()
-            self.foresee()
+            self.precompute_key()
 
     def get_ready(self) -> None:
         """Have the meter look now, before the first command."""
         if self._meter is not None:
-            self._meter.get_ready(self.bash.outside)
+            self._meter.get_ready(self.bash.host_pid)
 
     def park(self) -> None:
         """Give back descriptors that an idle shell does not need."""
@@ -418,28 +418,28 @@ class ShellState:
             self.abandon(run)
 
     @uninterruptible
-    def become(self, remembered: SavedShell | None) -> None:
+    def become(self, saved: SavedShell | None) -> None:
         """Be in the state that was remembered, in another bash if need be; without one, begin anew."""
-        if remembered is not None and remembered.dump is not None and self.bash.idle():
-            now = self.remembered()
-            if now.dump is not None and now.dump.is_as(remembered.dump) and not self.newest_job:
-                self.status, self.cwd = remembered.status, remembered.cwd
-                self.come_back()
+        if saved is not None and saved.dump is not None and self.bash.idle():
+            now = self.saved()
+            if now.dump is not None and now.dump.equals(saved.dump) and not self.newest_job:
+                self.status, self.cwd = saved.status, saved.cwd
+                self.reenter_directory()
                 return
-            if now.dump is not None and not self._used and self._told_all(remembered, now):
+            if now.dump is not None and not self._used and self._replay_here(saved, now):
                 return
-        if remembered is None:
+        if saved is None:
             self.restart()
         else:
-            self._dump, self.status, self.cwd = remembered.dump, remembered.status, remembered.cwd
+            self._dump, self.status, self.cwd = saved.dump, saved.status, saved.cwd
             self.replace()
 
-    def _told_all(self, remembered: SavedShell, usual: SavedShell) -> bool:
+    def _replay_here(self, saved: SavedShell, usual: SavedShell) -> bool:
         """Replay a state in a shell that has not been used yet; return whether it has survived that."""
-        known = remembered.dump
+        known = saved.dump
         if known is None:
             return False
-        self._usual = usual.dump
+        self._initial = usual.dump
         hidden = known.disabled() | known.functions() & {b"builtin", b"command"}
         try:
             self._do(known.replay(usual.dump))
@@ -448,18 +448,18 @@ class ShellState:
                 or known.debug_trap is not None
                 or protocol.builtin_access(known.functions(), hidden) != self.access
             ):
-                self._learn()
+                self._read_state()
             else:  # it can be talked to as before, and is asked when there is time
                 self._dump, self.dirty = known, True
         except (ShellEnded, ValueError):
             return False
-        self.status = remembered.status
+        self.status = saved.status
         return True
 
     @uninterruptible
     def restart(self) -> None:
         """Another bash, as at the beginning."""
-        old, self.bash = self.bash, self.bash.again()
+        old, self.bash = self.bash, self.bash.start_another()
         old.close()
         self._forget()
 
@@ -475,11 +475,11 @@ class ShellState:
             self.restart()
             self.pending_setup = b""
             try:
-                self._learn()
-                self._usual = self._dump
+                self._read_state()
+                self._initial = self._dump
                 if known is not None and careful is not None:
-                    self._do(known.replay(self._usual, careful=careful))
-                    self._learn()
+                    self._do(known.replay(self._initial, careful=careful))
+                    self._read_state()
                 elif cwd:
                     self._do(b"\\builtin cd -- %b\n" % quoted(cwd))
                 break

@@ -1,7 +1,7 @@
 """The state of a shell: how it is asked for, read, and replayed in the shell that takes its place. Pure.
 
 A dump is what bash itself prints about its state, in sections. It is kept as it came; it is read
-into values only when somebody wants to see them, and turned into commands only when a shell has
+into values only when they are asked for, and turned into commands only when a shell has
 to be replaced.
 """
 
@@ -103,7 +103,7 @@ class Dump:
         return cls({name: pieces[name] for name in names}, pieces["debug"])
 
     @classmethod
-    def found(cls, nonce: bytes, data: bytes) -> Dump | None:
+    def find(cls, nonce: bytes, data: bytes) -> Dump | None:
         """The dump in what came out of the pipe, or None when it is not all there."""
         debug, _, data = data.rpartition(b"\n" + nonce + b",\n")
         pieces = data.split(b"\n" + nonce + b".\n")
@@ -201,11 +201,11 @@ class Dump:
 
     # ---------------------------------------------------------------- as commands
 
-    def is_as(self, other: Dump) -> bool:
+    def equals(self, other: Dump) -> bool:
         """Whether a shell in this state needs nothing to be in the other one, but for its directory."""
-        return self.essence() == other.essence()
+        return self.key() == other.key()
 
-    def essence(self) -> tuple[object, ...]:
+    def key(self) -> tuple[object, ...]:
         """Return the key by which two states are compared. It is computed once."""
         if self._compared is None:
             variables = [

@@ -101,7 +101,7 @@ def test_a_run_is_over_with_its_answer_in_pieces() -> None:
     run = Run(b"N1", b"lines", 0.0, None)
     for byte in said(3):
         assert not run.over
-        run.heard(bytes([byte]), PLACES)
+        run.feed(bytes([byte]), PLACES)
         if run.over:
             break
     assert run.answer is not None
@@ -117,20 +117,20 @@ def test_a_run_is_over_with_its_shell() -> None:
 
 def test_a_shell_that_cannot_answer_is_lost() -> None:
     run = Run(b"N1", b"", 0.0, None)
-    run.heard(b"bash: /s/done: Too many open files\n", PLACES)
+    run.feed(b"bash: /s/done: Too many open files\n", PLACES)
     assert run.lost
 
 
 def test_a_shell_without_room_for_the_text_has_not_run_it() -> None:
     run = Run(b"N1", b"", 0.0, None)
-    run.heard(b"bash: /s/errors: Too many open files\n" + said(1), PLACES)
+    run.feed(b"bash: /s/errors: Too many open files\n" + said(1), PLACES)
     assert run.refused
 
 
 def test_noise_does_not_grow() -> None:
     run = Run(b"N1", b"", 0.0, None)
     for _ in range(100):
-        run.heard(b"x" * 10_000, PLACES)
+        run.feed(b"x" * 10_000, PLACES)
     assert len(run._noise) <= 64 << 10
 
 
@@ -158,7 +158,7 @@ def test_the_ladder_is_climbed_in_time() -> None:
 def test_an_answer_ends_the_climb() -> None:
     run = Run(b"N1", b"", 0.0, 1.0)
     assert run.step(1.0) == BRAKE
-    run.heard(said(130), PLACES)
+    run.feed(said(130), PLACES)
     assert run.step(9.0) is None
     assert run.was_ended
 

@@ -62,14 +62,14 @@ def test_a_dump_is_found_between_noise() -> None:
     data = b"[1]+ Done\ntrap -- 'd' DEBUG\n\nN1,\nnoise " + b"".join(
         section + b"\nN1.\n" for section in SECTIONS.values()
     )
-    found = Dump.found(b"N1", data + b"more noise")
+    found = Dump.find(b"N1", data + b"more noise")
     assert found is not None
     assert found.debug_trap == b"d"
     assert found.exit_trap == b"bye"
     assert found.functions() == {b"f", b"g"}
     assert found.disabled() == {b"test"}
-    assert Dump.found(b"N1", data[:-2]) is None
-    assert Dump.found(b"N2", data) is None
+    assert Dump.find(b"N1", data[:-2]) is None
+    assert Dump.find(b"N2", data) is None
 
 
 def test_our_own_trap_is_forgotten() -> None:

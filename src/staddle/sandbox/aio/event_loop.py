@@ -130,7 +130,7 @@ async def advance(machine: Machine, enough: Callable[[], bool] = lambda: False) 
     """One step, and the wait before the next, unless that was `enough`; whether it is over.
 
     When the task is cancelled meanwhile, the command is interrupted and seen through to its end
-    before the cancellation goes on: whoever comes next finds everything whole.
+    before the cancellation goes on: the next command finds the session usable.
     """
     if machine.step():
         return True

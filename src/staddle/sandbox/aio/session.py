@@ -181,7 +181,7 @@ class Streaming:
         self._shell = session._session._shell
         self._chunks = Chunks(spec)
         self._turn: _Turn | None = None
-        self._driving = asyncio.Lock()  # somebody may close the session while somebody else reads
+        self._driving = asyncio.Lock()  # one task may close the session while another reads
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over = False
         self.result: Result | None = None

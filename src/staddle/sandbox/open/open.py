@@ -159,12 +159,12 @@ def _spawn(
         try:
             shell = agent.announced()
             wake(shell.control)
-            if pid := procfs.parent_of(shell.outside):
+            if pid := procfs.parent_of(shell.host_pid):
                 first.append(process_tree.ProcessIdentity(pid))
         finally:
             if layers:  # not sooner: it may have been in the making
                 layers.adopt(taken)
-        if limits and (group := taken.groups_of(shell.outside)):
+        if limits and (group := taken.groups_of(shell.host_pid)):
             limits.hold(group)
         network.attach(agent)
         if limits:

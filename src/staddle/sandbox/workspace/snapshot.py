@@ -133,7 +133,7 @@ class Snapshot:
 
     def continue_in(self, session: NamedShell, workspace: SandboxWorkspace | None) -> None:
         """Have a session be as that of its name was, in a sandbox with `workspace`."""
-        with session._shell.held():
+        with session._shell.lock():
             session._shell.become(self.shell_state(session.name, workspace))
 
     def shell_state(self, name: str, workspace: SandboxWorkspace | None) -> SavedShell | None:

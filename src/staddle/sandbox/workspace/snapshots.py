@@ -27,7 +27,7 @@ def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str
     """A snapshot of a sandbox whose `sessions` are at rest."""
     if not isinstance(label, str):
         raise InvalidCall(f"the label is {label!r}", why="it is not text")
-    shells = {session.name: session._shell.remembered() for session in sessions}
+    shells = {session.name: session._shell.saved() for session in sessions}
     method, trees = workspace.freeze(partial(come_back, sessions))
     made = Snapshot(label, method, trees, workspace.baseline.copy(), shells)
     history(workspace).add(made)
@@ -85,4 +85,4 @@ def extend(workspace: SandboxWorkspace, bases: Mapping[str, Sequence[str]]) -> N
 def come_back(sessions: Sequence[NamedShell], *, at_once: bool = False) -> None:
     """Have shells enter the directory that is mounted now where they are; see `Shell.come_back`."""
     for session in sessions:
-        session._shell.come_back(at_once=at_once)
+        session._shell.reenter_directory(at_once=at_once)
