@@ -35,7 +35,7 @@ class Started:
             settings.settings(policy=policy, backend="namespaces", identity=identity)
         )
         if root == "once":
-            assert as_root.asked_for(as_root.ROOT, self.sandbox.decided, self.sandbox.workspace)
+            assert as_root.wants_root(as_root.ROOT, self.sandbox.decided, self.sandbox.workspace)
         self.returncode: int | None = None
         self.stdin: BinaryIO | None = None
         self.stdout: BinaryIO | None = None

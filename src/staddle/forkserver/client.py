@@ -157,7 +157,7 @@ def root_of(mounter: tuple[int, int] | None, uid: int) -> int | None:
     return None if mounter is None else _ids()[0] if uid else mounter[0]
 
 
-def world_of(plan: Plan, bash: str) -> tuple[tuple[str, ...], tuple[Operation, ...]]:
+def home_tree_of(plan: Plan, bash: str) -> tuple[tuple[str, ...], tuple[Operation, ...]]:
     """The mount points of the home tree of `plan`, and its first content: see `shared_view.Shared`."""
     layered = _views_of(plan, bash).layered
     return layered.places, layered.skeleton
@@ -169,7 +169,7 @@ def open_sandbox(
     layers: OverlayDirs | None = None,
     *,
     fingerprint: bytes = b"",
-    world: HomeTree | None = None,
+    home: HomeTree | None = None,
     trees: Mapping[str, OverlayDirs] | None = None,
     extra_fds: Sequence[int] = (),
     grouped: bool = False,
@@ -177,7 +177,7 @@ def open_sandbox(
     """Take a sandbox for `plan`; changes to its workspace go to `layers`, else to the host.
 
     `fingerprint` identifies the state of the workspace, if nothing was changed in it yet: see
-    `SandboxProcess.instead`. Other writes go to the tree `world`, or to tmpfs; `trees` are layered
+    `SandboxProcess.instead`. Other writes go to the tree `home`, or to tmpfs; `trees` are layered
     directories of the system, by their paths, where those can be written, too. `extra_fds` are descriptors
     for its agent (see `SandboxRequest`), which stay the caller's; with `grouped` it is in cgroups.
 
@@ -190,15 +190,15 @@ def open_sandbox(
         from ..limits import host_cgroups
 
         cgroup_fds = len(host_cgroups.support().places)
-    config, view = views.config(world, cgroup_fds), views.plain.workspace
-    others = {HOME_TREE: world.layers} if world is not None and world.layers is not None else {}
+    config, view = views.config(home, cgroup_fds), views.plain.workspace
+    others = {HOME_TREE: home.layers} if home is not None and home.layers is not None else {}
     others |= trees or {}
     request = request_for(view, layers, others).replace(
         extra_fds=len(extra_fds), fingerprint=b"" if others else fingerprint
     )
     for _ in range(2):
         server = _server(config)
-        found = _taken(server, request, extra_fds, partial(borrowed, view, config), world)
+        found = _taken(server, request, extra_fds, partial(borrowed, view, config), home)
         if found is not None:
             with _registry:
                 server.live += 1
@@ -220,7 +220,7 @@ def _taken(
     request: records.SandboxRequest,
     extra_fds: Sequence[int],
     borrow: Borrow,
-    world: HomeTree | None,
+    home: HomeTree | None,
 ) -> ForkReply | None:
     """Take a sandbox that lives: a spare may have been killed while it waited."""
     for _ in range(_SPARES + 1):
@@ -228,8 +228,8 @@ def _taken(
         if found is None or not found.has_been_killed:
             return found
         found.close()
-        if found.layer and world is not None and world.skeleton is not None:
-            remove((os.fsencode(f"{os.path.dirname(world.skeleton)}/{found.layer}"),))
+        if found.layer and home is not None and home.skeleton is not None:
+            remove((os.fsencode(f"{os.path.dirname(home.skeleton)}/{found.layer}"),))
     raise LaunchFailed("the sandbox could not be made", why="its first process is killed")
 
 
@@ -283,14 +283,14 @@ class _SharedViews:
         self.layered = shared_view.share(operations, (*_LAYERED, plan.identity.home))
         self._configs: dict[tuple[bool, str | None, int], records.ForkServerConfig] = {}
 
-    def config(self, world: HomeTree | None, cgroup_fds: int) -> records.ForkServerConfig:
+    def config(self, home: HomeTree | None, cgroup_fds: int) -> records.ForkServerConfig:
         """The fork server's configuration; sandboxes with one skeleton share one."""
-        ahead = None if world is None else world.skeleton
-        key = (world is not None, ahead, cgroup_fds)
+        ahead = None if home is None else home.skeleton
+        key = (home is not None, ahead, cgroup_fds)
         if key not in self._configs:
             made = _config(self.plan, self.plain if ahead is None else self.layered, self.bash)
             made = made.replace(cgroup_fds=cgroup_fds)
-            if world is not None:
+            if home is not None:
                 places = tuple(map(os.fsencode, self.layered.places))
                 made = made.replace(places=places, skeleton=os.fsencode(ahead or ""))
             if len(_interned) >= _MOST_INTERNED:

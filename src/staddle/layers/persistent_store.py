@@ -36,7 +36,7 @@ class PersistentStore(Store):
     outlive the sandbox that the session was opened for.
     """
 
-    stays = True
+    is_persistent = True
 
     def __init__(self, name: str, *, make: bool, owner: tuple[int, int] | None = None) -> None:
         """Claim the session, which need not have a record yet when it is to be made."""

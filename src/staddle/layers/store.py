@@ -82,8 +82,8 @@ class Store:
     """A directory of layers that belongs to this process until `close`, or until it ends."""
 
     #: Whether its layers are there for others afterwards.
-    stays = False
-    #: A layer that was made ahead.
+    is_persistent = False
+    #: A layer that was made in advance.
     _blank: Layer | None = None
 
     def __init__(self, home: str, *, owner: tuple[int, int] | None = None) -> None:
@@ -113,7 +113,7 @@ class Store:
             os.utime(layer.upper, ns=(found.st_atime_ns, found.st_mtime_ns))
         return layer
 
-    def make_ahead(self) -> None:
+    def prewarm(self) -> None:
         """Make the directories of the next layer in advance. Never raises; for times when no caller waits."""
         if self._blank is not None:
             return

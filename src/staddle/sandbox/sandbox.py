@@ -80,11 +80,11 @@ class Sandbox(WorkspaceMethods):
         keep: str | None = None,
         on_connect: Callable[[Event], Any] | None = None,
         on_connect_timeout: float = PATIENCE,
-        **world: Unpack[sandbox_settings.PolicyOverrides],
+        **overrides: Unpack[sandbox_settings.PolicyOverrides],
     ) -> None:
         self._closed = True  # until it is open
         asked = (workspace, policy, backend, mode, best_effort, env, keep, on_connect, on_connect_timeout)
-        self._begin(sandbox_settings.settings(*asked, **world))
+        self._begin(sandbox_settings.settings(*asked, **overrides))
 
     def _begin(self, settings: sandbox_settings.SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self._closed = True

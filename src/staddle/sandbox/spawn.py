@@ -29,7 +29,7 @@ _PROMPT = r"\u@\h:\w\$ "
 
 def is_root(inside: OpenSandbox, user: object) -> bool:
     """Whether `user` is the sandbox's root, and not the user of its session; it has its system then."""
-    return user is not None and as_root.asked_for(user, inside.decided, inside.workspace)
+    return user is not None and as_root.wants_root(user, inside.decided, inside.workspace)
 
 
 def execution(

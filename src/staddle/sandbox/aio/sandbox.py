@@ -94,7 +94,7 @@ class AsyncSandbox:
         keep: str | None = None,
         on_connect: Callable[[Event], Any] | None = None,
         on_connect_timeout: float = PATIENCE,
-        **world: Unpack[sandbox_settings.PolicyOverrides],
+        **overrides: Unpack[sandbox_settings.PolicyOverrides],
     ) -> None:
         settings = sandbox_settings.settings(
             workspace,
@@ -107,7 +107,7 @@ class AsyncSandbox:
             on_connect,
             on_connect_timeout,
             awaited=True,
-            **world,
+            **overrides,
         )
         decider = None if on_connect is None else OnTheLoop(on_connect, settings.asks)
         self._begin(
@@ -122,7 +122,7 @@ class AsyncSandbox:
                 keep=keep,
                 on_connect=decider,
                 on_connect_timeout=on_connect_timeout,
-                **world,
+                **overrides,
             ),
             decider,
         )

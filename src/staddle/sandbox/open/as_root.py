@@ -13,7 +13,7 @@ import threading
 from ...errors import InvalidCall, RootUnavailable
 from ...policy.environment import PATH
 from ...policy.paths import ROOT_HOME
-from ..workspace.home_layer import SYSTEM, digest, whole
+from ..workspace.home_layer import SYSTEM, digest, made_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _STATE = ("/var/lib/dpkg/status", "/usr", "/usr/lib", "/usr/local", "/opt", "/et
 _building = threading.Lock()
 
 
-def asked_for(user: object, decided: Decision, workspace: SandboxWorkspace | None) -> bool:
+def wants_root(user: object, decided: Decision, workspace: SandboxWorkspace | None) -> bool:
     """Whether `user` is root and the session's user is not. RootUnavailable where there is no root.
 
     From then on the system is in layers, in which root writes.
@@ -74,7 +74,7 @@ def prepare(workspace: OverlayWorkspace, plan: Plan) -> None:
     One that was kept goes on over the system as it is by now, and with the ids of this process.
     """
     if _has_the_system(workspace):
-        if workspace.stack.store.stays:
+        if workspace.stack.store.is_persistent:
             _check_owner(workspace, plan)
             workspace.rebase(_bases(workspace, plan))
     elif plan.identity.uid == 0:
@@ -147,7 +147,7 @@ def _skeleton(
 
     state = [_changed(host + path) for path in _STATE]
     name = digest((rows.encoded(tuple(view)), always, host, state))
-    place = whole(f"{store.path}/{SYSTEM}{name}", make)
+    place = made_whole(f"{store.path}/{SYSTEM}{name}", make)
     if owner is not None and os.stat(f"{place}/etc").st_uid != owner:
         give(place, (owner, owner))  # an earlier process has made it, with other ids
     return system_layer.parts(place, host)

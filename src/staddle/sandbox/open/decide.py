@@ -139,9 +139,9 @@ def _decided(
         policy, seen, access=access, moved=moved, env=asked.env, stand_in=stand_in, asks=asked.asks
     )
     if copy is not None:
-        from ..workspace.copied import shown
+        from ..workspace.copied import with_copy
 
-        plan, workspace = shown(plan, copy, moved=moved), None
+        plan, workspace = with_copy(plan, copy, moved=moved), None
     # A layer shows no socket of the host's.
     plan = mask_host_sockets(plan, but=WORKSPACE_PATH if asked.mode == "overlay" else "")
     asking = name, asked.mode, asked.best_effort

@@ -71,13 +71,13 @@ def _new_workspace(asked: SandboxSettings, kind: WorkspaceKind) -> SandboxWorksp
 
         return OverlayWorkspace(asked.workspace)
     if kind == "persistent" and asked.keep is not None:
-        from ..workspace.persistent import opened
+        from ..workspace.persistent import claim_workspace
 
-        return opened(asked.keep, asked.workspace, asked.policy)
+        return claim_workspace(asked.keep, asked.workspace, asked.policy)
     if kind == "copied" and asked.workspace is not None:
-        from ..workspace.copied import CopiedWorkspace, hidden
+        from ..workspace.copied import CopiedWorkspace, denied_paths
 
-        return CopiedWorkspace(asked.workspace, hidden(asked.policy, asked.workspace))
+        return CopiedWorkspace(asked.workspace, denied_paths(asked.policy, asked.workspace))
     return None
 
 
@@ -125,7 +125,7 @@ def _spawn(
             bash,
             layers.mounted() if layers else None,
             fingerprint=layers.fingerprint() if layers else b"",
-            world=layers.home(*client.world_of(plan, bash)) if layers else None,
+            home=layers.home(*client.home_tree_of(plan, bash)) if layers else None,
             trees=layers.system() if layers else None,
             extra_fds=limits.extra_fds() if limits else (),
             grouped=limits is not None and limits.grouped,
@@ -152,7 +152,7 @@ def _spawn(
             workspace.close()
 
     # Nothing may write to persistent layers when another process may go on with them.
-    stays = layers is not None and layers.stack.store.stays
+    stays = layers is not None and layers.stack.store.is_persistent
     agent = AgentClient(taken.agent_socket, ended, kill=kill, stop_first=stays)
     shell = None
     try:

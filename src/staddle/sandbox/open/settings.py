@@ -63,11 +63,11 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     on_connect_timeout: object = PATIENCE,
     *,
     awaited: bool = False,
-    **world: Any,
+    **overrides: Any,
 ) -> SandboxSettings:
     """The arguments of a Sandbox, checked as far as that needs no look at the host's backends.
 
-    With `awaited`, there is an event loop on which `on_connect` can be awaited. `world` are those
+    With `awaited`, there is an event loop on which `on_connect` can be awaited. `overrides` are those
     fields of a policy that a sandbox takes by themselves: `PolicyOverrides`.
     """
     if policy is None:
@@ -75,7 +75,7 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
         _USUAL[:] = [policy]
     if not isinstance(policy, Policy):
         raise PolicyError(f"policy is {policy!r}", why="it is not a Policy", fix="say Policy.agent()")
-    given = {field: value for field, value in world.items() if value is not None}
+    given = {field: value for field, value in overrides.items() if value is not None}
     if given:
         unknown = next((field for field in given if field not in ("identity", "environment", "base")), None)
         if unknown is not None:

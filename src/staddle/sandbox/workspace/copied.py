@@ -312,14 +312,14 @@ def _give(directory: str, uid: int, to: os.stat_result) -> None:
 # ---------------------------------------------------------------- plans
 
 
-def hidden(policy: Policy, workspace: str) -> tuple[str, ...]:
+def denied_paths(policy: Policy, workspace: str) -> tuple[str, ...]:
     """The paths below a workspace that are denied: those are not even copied."""
     _, alone = compile_session(policy, workspace, access="read", moved=True)
     found = () if alone is None else alone.hidden
     return tuple(item.path[len(workspace) :].lstrip("/") for item in found if covers(workspace, item.path))
 
 
-def shown(plan: Plan, copy: str, *, moved: bool) -> Plan:
+def with_copy(plan: Plan, copy: str, *, moved: bool) -> Plan:
     """The plan of a session with the copy in place of the workspace: there is nothing to protect in it."""
     place = WORKSPACE_PATH if moved else copy
     ours = Grant(place, "write", True, COPY, copy if moved else "")

@@ -1,6 +1,6 @@
 """The home layer: what a sandbox's home and /tmp contain before anything is written there.
 
-It lies in the store, as the lowest layer of the world, and is shared by all sandboxes of a plan.
+It lies in the store, as the lowest layer of the home tree, and is shared by all sandboxes of a plan.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SYSTEM = "system-"
 _WAY = 0o755
 
 
-def made(store: Store, operations: Sequence[Operation]) -> str:
+def home_layer(store: Store, operations: Sequence[Operation]) -> str:
     """The skeleton with exactly these, in `store`; made if it is not there."""
     path = f"{store.path}/{_NAME}{_name(tuple(operations))}"
-    return whole(path, lambda half: _make(half, operations, store.owner))
+    return made_whole(path, lambda half: _make(half, operations, store.owner))
 
 
-def whole(path: str, make: Callable[[str], object]) -> str:
+def made_whole(path: str, make: Callable[[str], object]) -> str:
     """`path`, a directory that is not there before it is whole: `make` is given the place of a new one."""
     if not os.path.isdir(path):
         half = f"{path}.{os.urandom(4).hex()}"

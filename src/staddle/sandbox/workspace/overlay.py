@@ -13,7 +13,7 @@ from ...layers import trash
 from ...layers.baseline import Baseline
 from ...layers.stack import Stack, close_all
 from ...policy.paths import WORKSPACE_PATH
-from .home_layer import made
+from .home_layer import home_layer
 from .layered_tree import LayeredTree, by_tree, overlay_dirs
 from .stores import empty_directory, store_for
 from .workspace import SandboxWorkspace
@@ -100,9 +100,9 @@ class OverlayWorkspace(SandboxWorkspace):
         if not mount_points:
             return None
         store = self.stack.store
-        skeleton = None if store.stays else made(store, operations)
+        skeleton = None if store.is_persistent else home_layer(store, operations)
         if HOME_TREE not in self.trees and skeleton is None:
-            stack = Stack.new(store, [made(store, operations)])
+            stack = Stack.new(store, [home_layer(store, operations)])
             self.trees[HOME_TREE] = LayeredTree(HOME_TREE, mount_points, stack)
         self._fresh_home = (mount_points, skeleton)
         begun = self.trees.get(HOME_TREE)
@@ -244,7 +244,7 @@ class OverlayWorkspace(SandboxWorkspace):
                 self.trees[root] = LayeredTree(root, (root,), stack)
         self._replaced()
         close = partial(_close, before, self.stack.store)
-        if self.stack.store.stays:
+        if self.stack.store.is_persistent:
             close()  # the next process that opens it must not wait for that
         else:
             trash.in_background(close)
@@ -270,8 +270,8 @@ def _close(stacks: Iterable[Stack], store: Store) -> None:
     """Close stacks that were replaced, and have a layer ready for the next."""
     for stack in stacks:
         stack.close()
-    if not store.stays:
-        trash.in_background(store.make_ahead)
+    if not store.is_persistent:
+        trash.in_background(store.prewarm)
 
 
 def _squash(stack: Stack) -> None:
@@ -301,6 +301,6 @@ def _prewarm_next(taken: SandboxProcess, stack: Stack) -> None:
             taken.make_next(OverlayDirs(layer.upper, layer.work), found, layer.drop)
         else:
             layer.drop()
-        stack.store.make_ahead()  # in place of that one
+        stack.store.prewarm()  # in place of that one
     except (OSError, LayerError):
         pass  # the sandbox that would have used it says what is wrong

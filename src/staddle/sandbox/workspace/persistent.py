@@ -126,7 +126,9 @@ class PersistentWorkspace(OverlayWorkspace):
             self._begin_again()
             with self._watching:  # what was done to them just now is no change
                 self._watch.follow(self.stack.view())
-        self.record = self.record.replace(policy=described(policy), mounter=-1 if owner is None else owner[0])
+        self.record = self.record.replace(
+            policy=policy_facts(policy), mounter=-1 if owner is None else owner[0]
+        )
         self.save()
 
     def _settled_paths(self) -> list[str]:
@@ -163,7 +165,7 @@ class PersistentWorkspace(OverlayWorkspace):
     def home(self, mount_points: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
         """The home tree to be mounted: as it was left, over the home layer of the present plan."""
         if HOME_TREE in self.trees:
-            self.rebase({HOME_TREE: [home_layer.made(self._store, operations)]}, mount_points)
+            self.rebase({HOME_TREE: [home_layer.home_layer(self._store, operations)]}, mount_points)
         found = super().home(mount_points, operations)
         self.save()
         home_layer.sweep(self._store, self.record.every_base)
@@ -312,7 +314,7 @@ class PersistentWorkspace(OverlayWorkspace):
         return self.snapshots[label]
 
 
-def opened(name: str, workspace: str | None, policy: Policy) -> PersistentWorkspace:
+def claim_workspace(name: str, workspace: str | None, policy: Policy) -> PersistentWorkspace:
     """The session `name` for a sandbox, made if it is not there."""
     made = PersistentWorkspace(name, make=True, workspace=workspace)
     try:
@@ -343,7 +345,7 @@ def find(name: str) -> SessionRecord:
     return record
 
 
-def described(policy: Policy) -> dict[str, object]:
+def policy_facts(policy: Policy) -> dict[str, object]:
     """A policy for people to look at, without the values of variables: those may be secrets."""
     return {
         "preset": policy.preset,

@@ -43,7 +43,7 @@ class SandboxWorkspace:
     `open.open` makes these calls, in this order:
 
     1. the constructor (which begins with the directory, or where a snapshot was taken), or
-       `persistent.opened`;
+       `persistent.claim_workspace`;
     2. `stand_in` or, of a copy, `copy`: the plan is compiled with that;
     3. of layers only: `begin` or `rebase` (see `as_root.prepare`), then `mounted`, `fingerprint`, `home`
        and `system`, which say what the fork server has to mount;

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from staddle.layers.store import Store
 from staddle.mounts.operations import Bind, Directory, File, Symlink
-from staddle.sandbox.workspace.home_layer import made, sweep
+from staddle.sandbox.workspace.home_layer import home_layer, sweep
 
 
 def test_it_is_made_once_as_it_was_asked_for(tmp_path: Path) -> None:
@@ -25,9 +25,9 @@ def test_it_is_made_once_as_it_was_asked_for(tmp_path: Path) -> None:
         Bind("/tmp/gone", False, "", source=str(tmp_path / "gone"), optional=True),
     ]
     with Store(str(tmp_path)) as store:
-        path = made(store, operations)
-        assert made(store, operations) == path
-        assert made(store, operations[:2]) != path
+        path = home_layer(store, operations)
+        assert home_layer(store, operations) == path
+        assert home_layer(store, operations[:2]) != path
         found = {
             os.path.relpath(f"{directory}/{name}", path): stat.filemode(
                 os.lstat(f"{directory}/{name}").st_mode
