@@ -86,7 +86,7 @@ class Value:
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process may have; there, texts have other hashes."""
+        """The state to pickle, without the cached hash: another process hashes texts differently."""
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     def __repr__(self) -> str:

@@ -38,7 +38,7 @@ class Gap(Value):
 
 
 class Probe(Value):
-    """What a real attempt in a child process showed."""
+    """The result of a real attempt in a child process."""
 
     backend: str
     usable: bool
@@ -63,7 +63,7 @@ class EnforcedLimit(Value):
 
 
 class Enforcement(Value):
-    """What is really in force: the protections that hold, and every gap."""
+    """The protections that are in force, and every gap."""
 
     backend: str
     held: tuple[str, ...]

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class StaddleError(Exception):
-    """What happened, why, and what to do about it."""
+    """Base class: `what` happened, `why`, and the `fix`, as attributes and as one sentence."""
 
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
         self.what, self.why, self.fix = what, why, fix
@@ -123,7 +123,7 @@ class CommandEnded(StaddleError):
 
 
 class CommandCancelled(CommandEnded):
-    """The command was ended because somebody asked for it."""
+    """The command was ended on request."""
 
 
 class CommandNotFound(StaddleError):

@@ -1,4 +1,4 @@
-"""What happened and what was refused, as data."""
+"""Events of a run (refusals, notes, questions) as data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an archive of an image holds: an OCI image layout, or what `docker save` writes.
+"""Read an archive of an image: an OCI image layout, or the output of `docker save`.
 
 The archive is a stranger's. It is a tar that is read by place, never unpacked as it is; its
 JSON is bounded and checked; every blob is compared with the digest that led to it.
@@ -35,7 +35,7 @@ class Blob(Value):
 
 
 class Image(Value):
-    """What an image is made of: its layers, the lowest first, and the digests of them uncompressed."""
+    """The parts of an image: its layers, the lowest first, and their digests uncompressed."""
 
     name: str
     layers: tuple[Blob, ...]
@@ -143,7 +143,7 @@ _REFERENCE = "org.opencontainers.image.ref.name"
 
 
 class Reading:
-    """A part of a file, from its beginning to its end, without moving anybody else's place in it."""
+    """A part of a file, read by position: the file's own offset does not move."""
 
     def __init__(self, file: IO[bytes], offset: int, size: int) -> None:
         self._fd, self._at, self._left = file.fileno(), offset, size
@@ -160,7 +160,7 @@ class Reading:
         return b"".join(parts)
 
     def close(self) -> None:
-        """The file is somebody else's."""
+        """Do nothing: the file is not ours to close."""
 
 
 def refused(why: str, fix: str = "") -> ArchiveRefused:

@@ -236,7 +236,7 @@ class _DigestReader:
         return True
 
     def close(self) -> None:
-        """It is somebody else's."""
+        """Do nothing: the source is not ours to close."""
 
 
 def _decompressing(source: ClosableReader, head: bytes) -> ClosableReader:
@@ -251,7 +251,7 @@ def _decompressing(source: ClosableReader, head: bytes) -> ClosableReader:
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """What the decompressors say about bytes that are none of theirs."""
+    """Errors that the decompressors raise for bytes that are not in their format."""
     import gzip
     import zlib
 

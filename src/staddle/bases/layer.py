@@ -188,7 +188,7 @@ class Layers:
                     os.close(below)
 
     def _drop(self, name: str, here: int) -> None:
-        """What has this name, with all that is in it, if there is anything."""
+        """Remove what has this name, with all that is in it, if it exists."""
         try:
             os.unlink(name, dir_fd=here)
         except FileNotFoundError:

@@ -70,7 +70,7 @@ def remove(name: str) -> None:
 
 
 def delete(path: str) -> None:
-    """A tree of ours, with directories in it that nobody may enter."""
+    """Remove a tree of ours, with directories in it that cannot be entered."""
     from ..files.remove_tree import remove as remove_tree
 
     remove_tree((os.fsencode(path),))

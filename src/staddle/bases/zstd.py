@@ -1,4 +1,4 @@
-"""zstd, by whoever has it: the standard library from Python 3.14 on, backports.zstd, the program."""
+"""Decompress zstd: with the standard library from Python 3.14 on, backports.zstd, or the program."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def decompressing(source: ClosableReader) -> ClosableReader:
 
 
 class Decompressing:
-    """The program at work: a thread feeds it, and whoever reads decides how fast it goes."""
+    """The zstd program as a reader: a thread feeds it, and the reader sets the pace."""
 
     def __init__(self, program: str, source: ClosableReader) -> None:
         import subprocess

@@ -50,7 +50,7 @@ def relative(path: AnyPath) -> str:
 
 
 def translated(error: OSError, path: str) -> Exception:
-    """What the kernel's refusal means. Ordinary errors stay Python's own."""
+    """Map the kernel's refusal to our error. Ordinary errors stay Python's own."""
     if error.errno in (errno.EXDEV, errno.ELOOP):
         return PathEscape(
             f"{path!r} leads through a link or out of the working directory",
@@ -242,7 +242,7 @@ def pending(root: int, path: str, mode: int = 0o644) -> PendingFile:
 
 
 def _writable_target(root: int, path: str) -> os.stat_result | None:
-    """What is there already: a regular file that we may write, or nothing. Anything else is refused."""
+    """The status of an existing regular file that we may write, None for a missing one. Others are refused."""
     try:
         _regular(root, path)
         fd = open_checked(root, path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)

@@ -129,7 +129,7 @@ def write(member: Member, write_out: Callable[[bytes], object]) -> None:
 
 
 def padding(size: int) -> bytes:
-    """What comes after content of this size."""
+    """The padding after content of this size."""
     return bytes(-size % BLOCK)
 
 

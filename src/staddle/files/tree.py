@@ -63,7 +63,7 @@ class LastDirectory:
         return self._fd
 
     def status(self, path: str) -> os.stat_result:
-        """What is at `path`, a link itself."""
+        """The status of `path`; of a link, its own."""
         parent, _, name = path.rpartition("/")
         return os.stat(name, dir_fd=self.at(parent), follow_symlinks=False)
 
@@ -115,7 +115,7 @@ class Tree:
         return os.open(f"/proc/self/fd/{handle}", _READ & ~os.O_NOFOLLOW)
 
     def status(self, path: str) -> os.stat_result | None:
-        """What is at `path` in this layer alone, or None."""
+        """The status of `path` in this layer alone, or None."""
         parent, _, name = path.rpartition("/")
         try:
             directory = self.directory(parent)

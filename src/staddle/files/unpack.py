@@ -25,7 +25,7 @@ _IMPOSSIBLE = (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EISDIR, err
 
 
 class UnpackBounds(Value):
-    """How much an archive may become: bytes in all its files, entries, and parts of one path."""
+    """Bounds of an unpacked archive: bytes in all its files, entries, and components of one path."""
 
     bytes: int = 16 << 30
     entries: int = 2_000_000

@@ -1,1 +1,1 @@
-"""What our own processes say to each other: bytes and descriptors, and every message there is."""
+"""Messages between our own processes: bytes, descriptors, and every message type."""

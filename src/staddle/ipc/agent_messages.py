@@ -1,4 +1,4 @@
-"""What the host program and the agent say to each other, and how it is put on a line.
+"""Messages between the host program and the agent, and their transport.
 
 A line is one socket that keeps messages apart. A message is one letter, which says what it
 is, and a record of its fields. What is too long for the line travels in a memory file. Both
@@ -113,7 +113,7 @@ LONGEST_BODY = 16 << 20
 
 
 class Message:
-    """What was said: its letter, its fields and its descriptors, which are the hearer's to close."""
+    """A received message: its letter, its fields and its descriptors, which the receiver closes."""
 
     def __init__(self, kind: bytes, fields: tuple[Any, ...], descriptors: list[int]) -> None:
         self.kind, self.fields, self.descriptors = kind, fields, descriptors
@@ -154,7 +154,7 @@ def _check(kind: bytes, fields: tuple[object, ...]) -> None:
 
 
 def say(line: _socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:
-    """Put an encoded message on the line. OSError when nobody is there."""
+    """Send an encoded message. OSError when the other end is closed."""
     if len(data) <= LONGEST:
         send(line, data, descriptors)
         return

@@ -18,7 +18,7 @@ _CLOSE_ON_EXEC = 0x40000000  # MSG_CMSG_CLOEXEC
 
 
 def send(line: _socket.socket, message: bytes, descriptors: Sequence[int] = ()) -> None:
-    """Send one message. OSError when nobody is there, or it does not fit."""
+    """Send one message. OSError when the other end is closed, or the message does not fit."""
     rights = struct.pack(f"{len(descriptors)}i", *descriptors)
     extra = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if descriptors else []
     line.sendmsg([message], extra, _socket.MSG_NOSIGNAL)

@@ -1,4 +1,4 @@
-"""What the helper is to do, as bytes on a descriptor. Pure: nothing here touches the system.
+"""The steps of one confined start, as bytes on a descriptor. Pure: nothing here touches the system.
 
 The helper does whatever is asked, always in this order, and nothing that is not asked:
 

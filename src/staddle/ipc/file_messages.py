@@ -1,4 +1,4 @@
-"""What the host program and the file server of a sandbox say to each other about files.
+"""Messages between the host program and the file server of a sandbox.
 
 A question is what to do, some paths, some numbers, and perhaps a pipe for what is long. Its
 answers are rows, as many messages of them as it takes, then a last one; or an error, which is
@@ -75,7 +75,7 @@ class Said:
 
 
 def say(line: _socket.socket, letter: bytes, *fields: object, descriptors: Sequence[int] = ()) -> None:
-    """Put a message on the line. OSError when nobody is there, or it does not fit."""
+    """Send a message. OSError when the other end is closed, or the message does not fit."""
     send(line, wire.encode(letter, fields), descriptors)
 
 
@@ -110,7 +110,7 @@ def hear(line: _socket.socket) -> Said | None:
 
 
 def error_of(said: Said) -> Exception:
-    """What went wrong inside, as the host program raises it: its own words, as far as there are any."""
+    """The error of an operation inside, as the host program raises it: with its own words, if there are any."""
     from .. import errors
     from ..display import shown
 

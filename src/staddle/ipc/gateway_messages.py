@@ -1,4 +1,4 @@
-"""What goes over the gateway's line, as bytes. Pure.
+"""Messages on the socket between the host program and a gateway, as bytes. Pure.
 
 To the gateway, from the host side (`GatewaySettings`, once and first; decisions) and from the
 sandbox's first process (`Sockets`, with descriptors); from the gateway, what happened
@@ -33,7 +33,7 @@ _QUESTION, _DECISION, _FLUSH = b"question 1\n", b"decision 1\n", b"flush 1\n"
 
 
 class GatewaySettings(Value):
-    """How a gateway behaves. `entries` are lines of an allow list; `hosts` is /etc/hosts, parsed.
+    """Settings of a gateway. `entries` are lines of an allow list; `hosts` is /etc/hosts, parsed.
 
     `connections` at once, `idle` seconds without a byte before one is ended (0: never), and
     `most_bytes` in both directions together, for all connections (0: any number). `asks` is how
@@ -62,7 +62,7 @@ class Sockets(Value):
 
 
 class ConnectQuestion(Value):
-    """Somebody inside wants to reach this, and no entry speaks of it."""
+    """A connection inside to a destination that no entry mentions: `on_connect` has to decide."""
 
     identity: int
     host: str
@@ -70,7 +70,7 @@ class ConnectQuestion(Value):
 
 
 class Attempt(Value):
-    """Somebody inside asked for a destination. `count` of the same in short time."""
+    """An attempt inside to reach a destination. `count` of the same in a short time."""
 
     outcome: Literal["allowed", "refused", "failed", "note"]
     protocol: str
@@ -126,13 +126,13 @@ def decode_settings(data: bytes) -> GatewaySettings:
 
 
 def encode_sockets(order: Sockets) -> bytes:
-    """What is said with descriptors."""
+    """The message that comes with descriptors."""
     labels = tuple((kind.encode(), packed, port) for kind, packed, port in order.labels)
     return wire.encode(_SOCKETS, (labels, int(order.redirects), int(order.v6)))
 
 
 def decode_sockets(data: bytes, descriptors: int) -> Sockets:
-    """What was said with so many descriptors, or Malformed."""
+    """The message that came with so many descriptors, or Malformed."""
     labels, redirects, v6 = wire.decode(_SOCKETS, data, 3)
     if not isinstance(labels, tuple) or len(labels) != descriptors or {redirects, v6} - {0, 1}:
         raise Malformed("the sockets and their labels do not go together")
@@ -160,7 +160,7 @@ def encode_attempt(attempt: Attempt) -> bytes:
 
 
 def decode_attempt(data: bytes) -> Attempt:
-    """What a gateway told, or Malformed."""
+    """An attempt that a gateway reports, or Malformed."""
     fields = wire.decode(_ATTEMPT, data, 7)
     outcome, protocol, host, port, why, allow, count = fields
     texts = [outcome, protocol, host, why, allow]
@@ -178,7 +178,7 @@ def encode_need_sockets(count: int) -> bytes:
 
 
 def decode_need_sockets(data: bytes) -> int | None:
-    """How many sockets the gateway asks for; None when this message is about something else."""
+    """The number of sockets that the gateway asks for; None for another message."""
     if not data.startswith(_NEED_SOCKETS):
         return None
     (count,) = wire.decode(_NEED_SOCKETS, data, 1)
@@ -208,7 +208,7 @@ def encode_question(question: ConnectQuestion) -> bytes:
 
 
 def decode_question(data: bytes) -> ConnectQuestion | None:
-    """What the gateway wants a decision about; None when this message is about something else."""
+    """The question of a gateway; None for another message."""
     if not data.startswith(_QUESTION):
         return None
     identity, host, port = wire.decode(_QUESTION, data, 3)

@@ -1,4 +1,4 @@
-"""What a process of ours makes around the command, as bytes in a memory file. Pure.
+"""The namespaces, mounts and identity around a command, as bytes in a memory file. Pure.
 
 Namespaces, the view of files, who the command is; `command` are the instructions for the last
 step, which confines and execs. Neither a path nor a variable of the policy is ever on a command

@@ -1,4 +1,4 @@
-"""What to make in a sandbox's network namespace, and its rows for a record. Pure."""
+"""The resolver, routes and listeners of a sandbox's network namespace, and their rows for a record. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What went wrong, in a sentence for who asked. Pure."""
+"""Errors as one sentence for the process that asked. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from .wire import Malformed
 
 
 def reason(error: BaseException, doing: str = "") -> bytes:
-    """What went wrong, for who asked."""
+    """The error as one sentence, after the step that failed."""
     text = str(error) if isinstance(error, StaddleError | Malformed) else str(not_started(error))
     return f"{doing}: {text}".removeprefix(": ").encode("utf-8", "backslashreplace")[:2048]

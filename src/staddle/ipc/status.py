@@ -1,4 +1,4 @@
-"""How the helper says that the command did not start: an exit code and one sentence."""
+"""Report that the command did not start: an exit code and one sentence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NotStarted(Exception):
 
 
 def not_started(error: BaseException) -> NotStarted:
-    """What went wrong, as the reason that the command was not started."""
+    """The reason why the command was not started, made of any error."""
     if isinstance(error, NotStarted):
         return error
     if isinstance(error, OSError) and error.strerror:
@@ -27,7 +27,7 @@ def not_started(error: BaseException) -> NotStarted:
 
 
 def written(code: int, why: str) -> bytes:
-    """What is written to the status descriptor: short enough to arrive in one piece."""
+    """The bytes for the status descriptor: short enough to arrive in one piece."""
     return f"{code} {why}".encode("utf-8", "backslashreplace")[:2048]
 
 
@@ -40,7 +40,7 @@ def sentence(said: bytes) -> str | None:
 
 
 def tell(status: int, failure: NotStarted) -> None:
-    """Say why the command did not start: to whoever waits for it, or else to the user. Never raises."""
+    """Report why the command did not start, on `status` or else on standard error. Never raises."""
     from ..linux.process import SIGPIPE, block_signals  # loaded long ago in a process that fails
 
     block_signals((SIGPIPE,))

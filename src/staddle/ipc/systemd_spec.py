@@ -1,4 +1,4 @@
-"""What the two ends of the systemd backend are to do, as bytes in a memory file. Pure.
+"""The specification for both ends of the systemd backend, as bytes in a memory file. Pure.
 
 One file serves both: the client outside the unit reads how to start it and hands the file
 on; the process inside reads what to make around the command. Neither a path nor a variable

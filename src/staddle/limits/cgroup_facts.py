@@ -1,4 +1,4 @@
-"""What control groups there are, looked up: nothing is created, moved or asked for."""
+"""Observe the cgroups of this host: nothing is created, moved or asked for."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class CgroupSetting(Value):
 def settings(
     limits: Limits, version: int, *, ours: int = 0, together: bool = False
 ) -> Iterator[CgroupSetting]:
-    """What to write, in this order, to have `limits` hold in a group.
+    """The files to write, in this order, to put `limits` on a cgroup.
 
     `ours` processes of our own are in it, which do not count. With `together`, all of the group
     goes when its memory is used up; else the kernel takes the largest process, and the others

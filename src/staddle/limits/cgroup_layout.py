@@ -42,7 +42,7 @@ class Hierarchy(Value):
 
 
 class CgroupFacts(Value):
-    """What `cgroup_facts.observe` finds out.
+    """The facts that `cgroup_facts.observe` collects.
 
     `manager` is the service manager that can be asked for a scope, empty where there is none,
     for the reason `no_manager`; `manageable` the controllers that it has to give.
@@ -68,7 +68,7 @@ class CgroupParent(Value):
 
 
 class CgroupSupport(Value):
-    """What there is to hold sandboxes with. `why_not` says for each missing controller, why.
+    """The cgroups that can hold sandboxes. `why_not` has the reason for each missing controller.
 
     With `scope`, the processes must be started in a scope of that service manager first.
     """

@@ -70,7 +70,7 @@ class CgroupTree:
             ) from error
 
     def group(self, limits: Limits, *, ours: int = 0, together: bool = False) -> SandboxCgroups:
-        """The groups of one more sandbox, with `limits` in force and nobody in them yet."""
+        """The cgroups of one more sandbox, with `limits` in force and no process in them yet."""
         with self._turn:
             self._made += 1
             number = self._made
@@ -158,7 +158,7 @@ def tidy(base: str) -> None:
 
 
 def _owner(name: str, space: int) -> tuple[int, int] | None:
-    """The process and its start time in the name of a group of ours; None for anybody else's."""
+    """The process and its start time in the name of a cgroup of ours; None for any other name."""
     if not name.startswith(PREFIX):
         return None
     words = name[len(PREFIX) :].split("-")
@@ -168,7 +168,7 @@ def _owner(name: str, space: int) -> tuple[int, int] | None:
 
 
 def _place(own: str) -> CgroupParent:
-    """As much as there is to know about where somebody else's groups are, to end what is in them."""
+    """The little that is known about a cgroup of another program, enough to end the processes in it."""
     from .cgroup_layout import CgroupParent
 
     if os.path.exists(f"{own}/cgroup.controllers"):

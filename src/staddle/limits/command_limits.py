@@ -1,4 +1,4 @@
-"""What holds the limits of one command alone, in a sandbox that ends with it, and tells which it ran into."""
+"""Enforce the limits of a single command, whose sandbox ends with it, and report which one it ran into."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class CommandLimits:
         return reasons.ran_into(self._limits, status, Events(), events)
 
     def usage(self, wall: float) -> Usage | None:
-        """What it used in all, as far as its groups tell."""
+        """The total usage, as far as the cgroups tell."""
         return None if self._group is None else GroupMeter(self._group).total(wall)
 
     def leave(self) -> None:
-        """It has been waited for by somebody else: remove what nobody is in any more."""
+        """Remove the cgroups that are empty. For a command that another process has waited for."""
         if self._group is not None:
             self._group.leave()
         self._close_tally()

@@ -11,7 +11,7 @@ import os
 
 
 def count(cpu: float | None) -> int:
-    """How many processors there are for a limit of `cpu`; 0: all."""
+    """The number of processors for a limit of `cpu`; 0: all."""
     if cpu is None:
         return 0
     return max(1, int(cpu) + (cpu > int(cpu)))

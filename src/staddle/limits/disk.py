@@ -14,7 +14,7 @@ from ..mounts.sizes import inodes
 
 
 class Occupied(Value):
-    """What a layer takes. `whole` is false when counting was given up because it was too much."""
+    """The space that a layer takes. `whole` is false when counting stopped because it was too much."""
 
     bytes: int
     inodes: int
@@ -49,7 +49,7 @@ def full(place: str | int) -> bool:
 
 
 def occupied(path: str, most: int | None = None) -> Occupied:
-    """What the directory at `path` and all below it takes; no further than to be over `most` bytes.
+    """The space that the directory at `path` takes; counting stops when it is over `most` bytes.
 
     The sandbox may be changing it: nothing is followed, and what goes away meanwhile is not counted.
     """

@@ -27,7 +27,7 @@ RESERVE = 4
 
 
 def asked(limits: Limits) -> bool:
-    """Whether any of them is asked for: else nobody needs to look what this host has."""
+    """Whether a limit is asked for that takes a cgroup; else the host's cgroups are not looked at."""
     return any(getattr(limits, name) is not None for name in GROUPED)
 
 

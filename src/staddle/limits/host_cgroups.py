@@ -21,7 +21,7 @@ _families: dict[int, CgroupTree] = {}  # one, or none
 
 
 def support() -> CgroupSupport:
-    """What there is to hold limits with, for whoever we are now. Looked up once; asks nobody."""
+    """The cgroup support of this host for the current user. Observed once; asks no service."""
     who = os.getpid(), os.geteuid()
     with _turn:
         if who not in _known:

@@ -1,4 +1,4 @@
-"""How much memory the processes of a sandbox take, as its first process sees them in /proc.
+"""Memory of the processes of a sandbox, as its first process sees them in /proc.
 
 What is counted is what nobody else has: anonymous memory, files in memory, shared memory of both
 kinds, memory files that are only open. Programs and libraries are the host's pages.
@@ -21,7 +21,7 @@ _MOST_DESCRIPTORS = 4096
 
 
 class Sample(Value):
-    """What was measured: bytes by process, and what all share (files in memory, shared memory).
+    """A measurement: bytes by process, and bytes that all share (files in memory, shared memory).
 
     Not `exact`: pages that processes share are counted for each of them, so that the truth is
     no more than this.
@@ -95,7 +95,7 @@ def _rolled_up(text: bytes) -> tuple[int, int]:
 
 
 def threads(pids: Iterable[int]) -> int:
-    """How many threads these processes have together, which is what the kernel counts as processes."""
+    """The number of threads of these processes together, which the kernel counts as processes."""
     count = 0
     for pid in pids:
         try:
@@ -152,7 +152,7 @@ def _open_files(pid: int) -> Iterator[os.stat_result]:
 
 
 def _open_files_by_number(pid: int) -> Iterator[os.stat_result]:
-    """Of a process that nobody may look into: its directory in /proc is root's, but we have a right to it."""
+    """Open files of a process that is not dumpable: its directory in /proc is root's, but we have a right to it."""
     try:
         handle = process.pidfd_open(pid)
     except OSError:

@@ -1,4 +1,4 @@
-"""Who goes first when memory is used up: a process of the sandbox, never one of ours.
+"""Make the kernel choose a process of the sandbox, never one of ours, when memory is used up.
 
 The kernel takes the largest, by what is its own. Where files in memory use up the machine's, all
 may be small, and the sandbox's first process, with which all others end, would be as good as

@@ -1,4 +1,4 @@
-"""Control groups for sandboxes that are made ahead: entered before anybody asks, limited when they are taken.
+"""Cgroups for prewarmed sandboxes: entered before a request, limited when a sandbox is taken.
 
 Moving a process into a group can take the kernel many milliseconds. So a sandbox that waits to be
 taken has its shell in groups of its own already, by cgroup descriptors that come with the request before.
@@ -63,7 +63,7 @@ class PrewarmedCgroups:
         return found
 
     def restock(self) -> None:
-        """Have the groups ready that the next request brings; never raises. For when nobody waits."""
+        """Make the cgroups that the next request brings, while no caller waits; never raises."""
         with self._turn:
             if self._stock or self._closed or self.gone:
                 return
@@ -108,7 +108,7 @@ class PrewarmedCgroups:
             self._family.let_go()
 
     def close(self) -> None:
-        """Nobody takes any more of them."""
+        """Close them: none is taken any more."""
         with self._turn:
             self._closed = True
         if self._owned:

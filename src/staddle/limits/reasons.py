@@ -26,7 +26,7 @@ class RanInto(Value):
 def ran_into(
     limits: Limits, exit_code: int, before: Events, after: Events, *, full: bool = False, ended: int = 0
 ) -> RanInto | None:
-    """What made a command fail, if it was a limit.
+    """The limit that made a command fail, if one did.
 
     `full`: too much is written, by the limit on that, or on memory where files are in it. `ended`:
     how many processes a supervisor killed for their memory during it, where the kernel does not hold that.

@@ -162,7 +162,7 @@ class SandboxCgroups:
         return _until(self._remove)
 
     def leave(self) -> None:
-        """Remove it if nobody is in it; else it is there until the program ends."""
+        """Remove it if it is empty; else it stays until the program ends."""
         self._remove()
 
     def _remove(self) -> bool:

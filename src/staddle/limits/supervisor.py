@@ -32,7 +32,7 @@ _SMALL = 8
 
 
 class MemoryAction(Value):
-    """What to do: end these processes; look closer now; or else look again after so many seconds."""
+    """The next action: kill these processes; measure exactly now; or measure again after so many seconds."""
 
     kill: tuple[int, ...] = ()
     closer: bool = False
@@ -130,7 +130,7 @@ class Supervisor:
         return min(step.again, seldom)
 
     def take_events(self) -> list[MemoryKill]:
-        """What was done since this was last asked."""
+        """The kills since the last call."""
         found, self.ended = self.ended, []
         return found
 

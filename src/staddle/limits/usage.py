@@ -1,4 +1,4 @@
-"""What one command used, and a sandbox as a whole: read off before and after, never by a walk.
+"""Usage of one command, and of a sandbox as a whole: counters read before and after, never a walk.
 
 With control groups the processors and the memory are their counts. Without them, and for all else,
 the shell's own lines in /proc say what it and all it has waited for used. Each is a read of two
@@ -41,7 +41,7 @@ class Usage(Value):
 
 
 class Events(Value):
-    """How often a limit was run into since the sandbox was made."""
+    """Counts of limits that were run into since the sandbox was made."""
 
     out_of_memory: int = 0
     refused_processes: int = 0
@@ -86,7 +86,7 @@ class GroupMeter:
         return self._read("files") or 0
 
     def events(self) -> Events:
-        """What limits were run into until now."""
+        """The limits that were run into until now."""
         return Events(self._read("out_of_memory") or 0, self._read("refused_processes") or 0)
 
     def park(self) -> None:
@@ -166,7 +166,7 @@ class GroupMeter:
 
 
 class ProcSample(Value):
-    """What /proc says of a process and all it has waited for, at one moment."""
+    """The counters in /proc of a process and all it has waited for, at one moment."""
 
     user: float
     system: float
@@ -222,7 +222,7 @@ def in_the_end(spent: UsageCounts) -> ProcSample:
 
 
 def of_process(used: UsageCounts, wall: float) -> Usage:
-    """What is known of a process and all it has waited for when it has ended, as an agent's `Count` has it.
+    """The usage of a process that has ended, and of all it has waited for, from the agent's `UsageCounts`.
 
     The most memory that the kernel tells is that of whoever forked it, where that was more.
     """

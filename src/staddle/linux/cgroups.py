@@ -90,7 +90,7 @@ def add(group: str, pid: int) -> None:
 
 
 def read(group: str, name: str, longest: int = _LONGEST) -> str:
-    """What a file of the group says."""
+    """The content of a file of the cgroup."""
     fd = os.open(f"{group}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = b""

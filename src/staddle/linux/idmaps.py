@@ -1,4 +1,4 @@
-"""User ids that nobody has, and mounts that translate owners to them.
+"""User ids that are not in use, and mounts that translate owners to them.
 
 Run by root, a sandbox must not be root: as uid 0 it could write /proc/sys, and on the host
 it would own every file of root that is shown to it. So it becomes an id that no account has,

@@ -125,14 +125,14 @@ def at_most(packets: int) -> bytes:
 
 
 def log(group: int, length: int) -> bytes:
-    """Send the first `length` bytes of the packet to whoever listens to this group."""
+    """Send the first `length` bytes of the packet to the listeners of this nflog group."""
     return _expression(
         "log", attribute(1, struct.pack(">H", group)), _number(3, length), attribute(4, struct.pack(">H", 1))
     )
 
 
 def reset() -> bytes:
-    """Refuse a TCP connection as a machine does on which nobody listens."""
+    """Refuse a TCP connection with a reset, as a machine without a listener does."""
     return _expression("reject", _number(1, 1), attribute(2, b"\0"))
 
 

@@ -1,4 +1,4 @@
-"""Opening a name without being led elsewhere by a link somebody planted (openat2, Linux 5.6).
+"""Open a name without following a planted link out of the tree (openat2, Linux 5.6).
 
 Whoever can write a directory can put a symbolic link in it. A trusted process that opens a
 path through that directory would follow the link with its own rights. Here the kernel

@@ -1,4 +1,4 @@
-"""What a process can do to itself before it becomes another program, and to its children.
+"""Calls of a process on itself before it becomes another program, and on its children.
 
 Thin bindings: each does one thing and raises OSError when the kernel refuses.
 """
@@ -72,7 +72,7 @@ def _bound(kept: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """No effective, permitted, inheritable or ambient capability, whoever we are.
+    """Drop every effective, permitted, inheritable and ambient capability; as root, too.
 
     The bounding set is emptied too where that is permitted; where it is not, there is
     nothing to gain from it once no_new_privs is set.

@@ -1,4 +1,4 @@
-"""What a process has started, and signals that cannot hit a stranger."""
+"""The processes below a process, and signals that cannot reach a process with a reused number."""
 
 from __future__ import annotations
 

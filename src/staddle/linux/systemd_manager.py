@@ -1,4 +1,4 @@
-"""The service manager to talk to: the system's for root, the user's own for anybody else."""
+"""The service manager to talk to: the system's for root, the user's own for other users."""
 
 from __future__ import annotations
 

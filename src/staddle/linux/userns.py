@@ -30,7 +30,7 @@ _LANDLOCK = "choose backend='landlock', which needs no namespaces"
 
 
 class UsernsFacts(Value):
-    """What was seen. `stage` is the step that failed, empty when all succeeded."""
+    """Facts from the attempt. `stage` is the step that failed, empty when all succeeded."""
 
     stage: Stage
     error: int = 0

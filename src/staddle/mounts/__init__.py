@@ -1,4 +1,4 @@
-"""The sandbox's view of the filesystem, whoever starts it: what it consists of, and how it is made.
+"""The sandbox's view of the file system: the operations that it consists of, and the builder.
 
     from_plan    plan -> operations, in order (pure)
     host         what that must know about the host, and opening what it names

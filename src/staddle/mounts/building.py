@@ -344,7 +344,7 @@ class Builder:
     # Where.
 
     def _existing(self, path: str) -> int:
-        """What is at `path` in the tree, through no link."""
+        """Open `path` in the tree, through no link."""
         found = open_beneath(self._root, path.lstrip("/") or ".", os.O_PATH)
         self._opened.append(found)
         return found
@@ -398,7 +398,7 @@ class Builder:
             os.chown(name, self._owner, self._owner, dir_fd=parent, follow_symlinks=False)
 
     def _covered(self, path: str) -> None:
-        """What was at and below `path` is not seen any more: do not go on in it."""
+        """Forget a cached directory at or below `path`, which is covered by a mount now."""
         if self._latest is not None and f"{self._latest[0]}/".startswith(f"{path.rstrip('/')}/"):
             os.close(self._latest[1])
             self._latest = None

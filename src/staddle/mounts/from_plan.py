@@ -261,7 +261,7 @@ class _Writer:
         self.operations.append(operation)
 
     def write(self, item: _Item, region: Region) -> None:
-        """What `item` needs to be so, in this region."""
+        """Add the operations that `item` needs in this region."""
         root, around = region
         if around == "hidden":
             return

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         """The questions the layout asks; tests answer them from a dictionary."""
 
         def kind(self, path: str) -> Kind | None:
-            """What is there, None when nothing is or a link leads to it."""
+            """The kind of the entry at `path`; None when it is missing or a link leads to it."""
 
         def entries(self, path: str) -> tuple[Entry, ...]:
             """The entries of a directory."""
@@ -44,7 +44,7 @@ class Host:
     """The real one."""
 
     def kind(self, path: str) -> Kind | None:
-        """What is at `path`, reached without any link; the last component may be one."""
+        """The entry at `path`, reached without any link; the last component may be a link."""
         try:
             fd = open_without_symlinks(path, os.O_PATH | os.O_NOFOLLOW)
         except OSError:

@@ -1,4 +1,4 @@
-"""What is done to make the sandbox's view of the filesystem: plain operations, in order.
+"""The operations that make the sandbox's view of the file system: plain data, in order.
 
 A fresh, empty root is filled with what the plan names and nothing else. Every operation
 happens at one path, the same inside as outside; those of a parent come before those of its

@@ -50,7 +50,7 @@ def unwritable_grants(
 
 
 def unwritable(path: str, why: str) -> PolicyNotEnforceable:
-    """Root's sandbox is not root, and this filesystem cannot show its files as anybody else's."""
+    """The error for a file system that cannot show its files with another owner, for root's sandbox."""
     return PolicyNotEnforceable(
         f"{path!r} cannot be made writable for a sandbox that root starts",
         why=f"its filesystem cannot translate owners ({why}), and the sandbox never runs as root",

@@ -1,4 +1,4 @@
-"""What was downloaded once, for other sandboxes: a cache that they see, and none of them can change.
+"""Downloads for other sandboxes: a cache that they all see, and that none of them can change.
 
 It is filled only when somebody outside says so (`keep`), and used only by sandboxes that are told
 to. There it lies under their own caches: what they download goes to their layers. Whoever keeps
@@ -59,7 +59,7 @@ def keep(changes: Iterable[Change], home: str) -> int:
 
 
 def trees(home: str, store: str, owner: int | None) -> dict[str, list[str]]:
-    """What lies below the caches of a sandbox whose home is `home`, topmost first; see snapshots.extend.
+    """The layers below the caches of a sandbox whose home is `home`, topmost first; see snapshots.extend.
 
     `owner` is who the sandbox's user is on the host, if not we: then directories of its own lie over
     ours, in `store`.

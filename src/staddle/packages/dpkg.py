@@ -1,4 +1,4 @@
-"""How dpkg replaces packages that the host has: its files are made the sandbox's own first.
+"""Let dpkg replace packages that the host has: their files are made the sandbox's own first.
 
 dpkg keeps a link to every file that it is about to replace, and the kernel lets only a file's owner
 make one (fs.protected_hardlinks); of a symbolic link it keeps a copy with the same owner. Files

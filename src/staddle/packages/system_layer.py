@@ -126,7 +126,7 @@ def build(place: str, view: Sequence[Operation], owner: int | None, host: str = 
 
 
 def parts(place: str, host: str = "") -> tuple[Part, ...]:
-    """What the skeleton in `place` was made for, parents first."""
+    """The directories that the system layer in `place` was made for, parents first."""
     own = [Part(root, f"{place}{root}") for root in OWN]
     over = [Part(root, f"{place}{root}", host + root) for root in _repeated(host)]
     return tuple(sorted((*own, *over), key=lambda part: part.root))
@@ -211,7 +211,7 @@ class _Skeleton:
             self.file(path, b"")
 
     def etc(self, operations: Sequence[Operation]) -> None:
-        """What every sandbox sees of /etc, and what a package manager needs besides."""
+        """Copy the files of /etc that every sandbox sees, and those that a package manager needs besides."""
         for name in ETC:
             self._copies(f"/etc/{name}", f"{self._host}/etc/{name}")
         for operation in operations:
@@ -227,7 +227,7 @@ class _Skeleton:
                 self._copies(path, operation.outside)
 
     def accounts(self) -> None:
-        """Who is known beside the sandbox's own: those of every such system, none of this host's."""
+        """The accounts beside the sandbox's own: those of every such system, none of this host's."""
         for name in ("passwd", "group"):
             own = self._text(f"{self._place}/etc/{name}")
             master = self._text(f"{self._host}/usr/share/base-passwd/{name}.master")
@@ -309,7 +309,7 @@ def _releases(lists: str) -> list[str]:
 
 
 def _umask() -> int:
-    """What new files of ours are not allowed; there is no other way to see it without changing it."""
+    """The umask of this process, read without changing it."""
     with open("/proc/self/status") as file:
         return int(next((line.split()[1] for line in file if line.startswith("Umask:")), "777"), 8)
 
@@ -365,7 +365,7 @@ def as_root(accounts: bytes) -> bytes:
 
 
 def without_passwords(accounts: bytes, kind: str) -> bytes:
-    """A shadow or gshadow file in which nobody can log in. Pure."""
+    """A shadow or gshadow file in which every login is locked. Pure."""
     rest = b":*:1:0:99999:7:::\n" if kind == "shadow" else b":*::\n"
     return b"".join(row.split(b":")[0] + rest for row in accounts.split(b"\n") if row)
 

@@ -1,4 +1,4 @@
-"""What may be touched: policies, and the plans they become."""
+"""Policies, which say what may be touched, and the plans they become."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ _TEREDO = ipaddress.IPv6Network("2001::/32")
 
 
 def special(address: str) -> str:
-    """What kind of address this is, when it is not an ordinary public one; empty when it is.
+    """The kind of an address that is not an ordinary public one; empty for a public one.
 
     An IPv4 address that is written in an IPv6 one counts: a translator on the way may use it.
     """

@@ -39,7 +39,7 @@ MOST_ENTRIES = 1024
 
 
 class Shown(Value):
-    """What is seen of a base, and the accounts that it has."""
+    """The visible part of a base, and its accounts."""
 
     grants: tuple[Grant, ...]
     links: tuple[Link, ...]
@@ -71,7 +71,7 @@ def find(text: str, context: PathContext, host: HostPaths) -> str:
 
 
 def show(root: str, taken: Collection[str]) -> Shown:
-    """What is shown of the base at `root`, whose real path that is. `taken` are places of others.
+    """The visible part of the base at `root`, a real path. `taken` are paths inside that are not the base's.
 
     Nothing is shown at or below a taken place; it may be one that the base does not have.
     """

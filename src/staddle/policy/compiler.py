@@ -168,7 +168,7 @@ def _own_programs(policy: Policy, home: str, private: bool) -> list[str]:
 
 
 def _in_the_base(policy: Policy, context: PathContext, inside: HostPaths) -> list[ResolvedRule]:
-    """What is denied by a path is denied there inside, too, wherever the base's own links lead to."""
+    """Deny the same paths inside the base, wherever the base's own links lead."""
     return [
         ResolvedRule("deny", inside.find(context.at(path)), f"deny {path!r}", asked=True)
         for path in policy.deny
@@ -178,7 +178,7 @@ def _in_the_base(policy: Policy, context: PathContext, inside: HostPaths) -> lis
 def _as_the_base_has_it(
     concealed: Mapping[str, Hidden], sight: Sight, inside: HostPaths
 ) -> dict[str, Hidden]:
-    """What is hidden in the base is what is there in the base, not what the host has at that path."""
+    """Resolve hidden paths in the base: the base decides what is there, not the host."""
     found = {}
     for path, item in concealed.items():
         grant = sight.through(path)
@@ -320,7 +320,7 @@ def _texts_inside(texts: Iterable[Text], denies: Mapping[str, Hidden], sight: Si
 
 
 def _about(rules: Iterable[ResolvedRule], concealed: Mapping[str, Hidden]) -> Iterable[Note]:
-    """What a reader would wonder about: where links lead, and denies that hide nothing."""
+    """Notes for a reader of the plan: where links lead, and denies that hide nothing."""
     hiding = Ancestry(concealed)
     for rule in rules:
         if not rule.asked:

@@ -1,4 +1,4 @@
-"""UNIX sockets of the host in granted directories: nobody named them, so nobody connects to them.
+"""Mask UNIX sockets of the host that are in granted directories but were not granted by name.
 
 A directory that can only be read does not stop connect(): the sockets in it have to be covered one by
 one. The kernel lists those that somebody has bound by a whole path in our network. Not found, and not

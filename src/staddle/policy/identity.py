@@ -1,4 +1,4 @@
-"""Who the command is, inside: its user, the machine's name, where its home is.
+"""The identity inside: user, host name and home.
 
 One value, and every file, namespace and variable that tells about it is made from it.
 """
@@ -30,7 +30,7 @@ PLACES = ("/", "/home", "/tmp", "/var", "/var/tmp", "/srv", "/mnt", "/media")
 
 
 class Identity(Value):
-    """Who the command is. `home` is /home/USER unless it is given, and root's is /root.
+    """The user inside. `home` is /home/USER unless it is given, and root's is /root.
 
     `uid` is the number of the user and of its group. 0 is root by name, and owns what the sandbox
     owns. Only a session in layers gives it a root's rights over that; nothing gives it any over more.

@@ -1,4 +1,4 @@
-"""How toolchains lie on a disk, as data: by what they are known, and what of them is needed."""
+"""Layouts of toolchains on disk, as data: the marks they are recognised by, and the parts that are needed."""
 
 from __future__ import annotations
 
@@ -103,13 +103,13 @@ ENVIRONMENTS = (".venv", "venv", "env", ".env")
 
 
 def tool_versions(text: str) -> dict[str, list[str]]:
-    """What a `.tool-versions` chooses. Pure."""
+    """The versions that a `.tool-versions` chooses. Pure."""
     lines = (line.partition("#")[0].split() for line in text.splitlines())
     return {words[0]: words[1:] for words in lines if len(words) > 1}
 
 
 def mise_tools(text: str) -> dict[str, list[str]]:
-    """What a configuration of mise chooses; nothing when it is none. Pure."""
+    """The versions that a configuration of mise chooses; none when the text is not one. Pure."""
     if "[tools]" not in text:
         return {}
     import tomllib
@@ -127,7 +127,7 @@ def mise_tools(text: str) -> dict[str, list[str]]:
 
 
 def rust_channel(text: str) -> str:
-    """What a file of rustup chooses: a name alone, or `channel` or `default_toolchain` of a table. Pure."""
+    """The toolchain that a file of rustup chooses: a name alone, or `channel` or `default_toolchain`. Pure."""
     words = text.split()
     if len(words) == 1:
         return words[0]
@@ -139,7 +139,7 @@ def rust_channel(text: str) -> str:
 
 
 def volta_tools(text: str) -> list[tuple[str, str]]:
-    """What volta is set up to use: (tool, version). Pure."""
+    """The tools of a volta platform file: (tool, version). Pure."""
     import json
 
     try:

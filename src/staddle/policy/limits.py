@@ -1,4 +1,4 @@
-"""How much a command may use."""
+"""Limits on what a command may use."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def outermost(denies: Mapping[str, Hidden]) -> dict[str, Hidden]:
 def without_dead(
     grants: Mapping[str, Grant], denies: Mapping[str, Hidden]
 ) -> tuple[dict[str, Grant], list[Note]]:
-    """The grants that no deny takes away as a whole, and a note for each that somebody would miss."""
+    """The grants that no deny removes as a whole, and a note for each removed one that would be missed."""
     live: dict[str, Grant] = {}
     notes = []
     denied = Ancestry(denies)

@@ -1,4 +1,4 @@
-"""What a command may reach over the network."""
+"""Network access of a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan in which somebody decides about destinations that the policy leaves open. Pure."""
+"""Change a plan so that `on_connect` decides about destinations that the policy leaves open. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE, MOST_PATIENCE = 5.0, 3600.0
 
 
 def asking(plan: Plan, seconds: int) -> Plan:
-    """The same plan, with `seconds` for each decision; with 0 nobody is asked.
+    """The same plan, with `seconds` for each decision of `on_connect`; 0 does not ask.
 
     Names are asked of our own resolver then, which knows every name: whether it may be reached is
     decided when it is known at which port.

@@ -1,4 +1,4 @@
-"""What can be said about a path by reading it, without touching the disk.
+"""Facts about a path from its text alone, without touching the disk.
 
 A declared path is kept as it was written, but for `//`, `.` and a trailing slash. It may
 be absolute, relative, or start with `~`; `compile` turns it into a place on this host.

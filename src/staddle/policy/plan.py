@@ -40,7 +40,7 @@ class Grant(Value):
 
 
 class Layered(Value):
-    """What is changed at and below `path`, which is granted to be read, goes to `upper`, a directory of ours.
+    """Changes at and below `path`, which is granted for reading, go to `upper`, a directory of ours.
 
     `work` is the kernel's own, on the same file system. What is granted to be written below is
     the host's own all the same.
@@ -109,7 +109,7 @@ class Socket(Value):
 
 
 class Closed(Value):
-    """A UNIX socket in a granted directory that nobody named: it cannot be connected to.
+    """A UNIX socket in a granted directory that was not granted by name: it cannot be connected to.
 
     `which` tells it from another that is bound there later: what covers the one does not cover the other.
     """
@@ -168,7 +168,7 @@ class Plan(Value):
         return {variable.name: variable.value for variable in self.variables}
 
     def access(self, path: str) -> Literal["none", "read", "write"]:
-        """What the plan allows at an absolute, normalised `path`. The reference for every backend."""
+        """The access that the plan grants to an absolute, normalised `path`. The reference for every backend."""
         if any(covers(item.path, path) for item in self.hidden):
             return "none"
         text = next((text for text in self.texts if text.path == path), None)
@@ -187,7 +187,7 @@ class Plan(Value):
         return "read" if granted else "none"
 
     def outside(self, path: str) -> str:
-        """What the host calls that which is seen at `path`, if anything of it is."""
+        """The host's path of what is visible at `path`, if anything is."""
         moved = [grant for grant in self.grants if grant.source and covers(grant.path, path)]
         if not moved:
             return path

@@ -24,7 +24,7 @@ _IDENTITY = Identity()
 
 
 class Policy(Value):
-    """What may be touched. Grants add, `deny` takes away and wins; the order never matters.
+    """A policy: what may be touched. Grants add, `deny` removes and wins; the order never matters.
 
     Paths stay as they were written until `compile` looks at this host. `~` is the home of
     whoever starts the sandbox; relative paths are relative to where it is started.
@@ -187,7 +187,7 @@ class Policy(Value):
         return self.replace(unprotect=(*self.unprotect, *names))
 
     def with_identity(self, identity: Identity) -> Policy:
-        """The same for somebody else inside."""
+        """The same with another identity inside."""
         return self.replace(identity=identity)
 
     def with_environment(self, preset: str) -> Policy:

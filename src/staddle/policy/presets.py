@@ -1,4 +1,4 @@
-"""What the presets add, as data. `~` is the home of whoever starts the sandbox."""
+"""The rules that presets add, as data. `~` is the home of the user who starts the sandbox."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ AGENT_PATH = (".local/bin", ".local/share/mise/shims")
 
 
 def denied(preset: str) -> tuple[str, ...]:
-    """What `preset` hides, whatever is granted above it."""
+    """The paths that `preset` hides, whatever is granted above them."""
     return {
         "none": (),
         "agent": (*SECRETS, *DOORS, *AGENT_LOGINS),

@@ -137,7 +137,7 @@ def walk(
     skip: Collection[str] = (),
     strict: bool = True,
 ) -> Iterator[Finding]:
-    """What is protected below `roots`, seen with the rights of whoever starts the sandbox. Follows no link.
+    """Protected names below `roots`, found with the rights of the caller. Follows no link.
 
     A root that is a protected name itself was named on purpose: nothing below it is held.
     `skip` are paths that are not visible inside. Other file systems below a root are
@@ -185,7 +185,7 @@ def _new(findings: Iterable[Finding], done: set[str]) -> Iterator[Finding]:
 
 
 def _protected(entry: os.DirEntry[str], name: str, names: frozenset[str]) -> Iterator[Finding]:
-    """What this entry of an ordinary directory is, or begins."""
+    """The findings at one entry of an ordinary directory."""
     if alone := _ALONE.get(name) or _with_end(name):
         if alone in names:
             yield Finding(entry.path, _kind(entry.stat(follow_symlinks=False).st_mode), alone)
@@ -205,7 +205,7 @@ def _protected(entry: os.DirEntry[str], name: str, names: frozenset[str]) -> Ite
 
 
 def _git_directory(directory: str, names: frozenset[str]) -> Iterator[Finding]:
-    """What is protected in `.git`, in a bare repository, in the directory of a worktree or submodule."""
+    """Protected names in `.git`, in a bare repository, and in the directory of a worktree or submodule."""
     for finding in _at(directory, [(rest, f".git/{rest}") for rest in _BELOW[".git"]], names):
         yield finding
         if finding.kind == "directory":
@@ -261,7 +261,7 @@ def _kind(mode: int) -> Kind:
 
 
 def _is_git_directory(directory: str) -> bool:
-    """What git takes for a repository when it stands in it (it also asks what HEAD says; we do not)."""
+    """Whether git takes a directory for a repository (git also checks the content of HEAD; we do not)."""
     there = {name for name in ("objects", "refs", "commondir") if os.path.lexists(f"{directory}/{name}")}
     return "commondir" in there or {"objects", "refs"} <= there
 

@@ -105,7 +105,7 @@ class HostPaths:
 
 
 class PathContext:
-    """What `~`, relative paths and variables of the host mean for this plan."""
+    """The meaning of `~`, of relative paths and of host variables for this plan."""
 
     def __init__(
         self,
@@ -121,14 +121,14 @@ class PathContext:
 
     @property
     def base(self) -> str:
-        """What relative paths are relative to."""
+        """The directory that relative paths start from."""
         if self._base is None:
             self._base = self._from_here(".")
         return self._base
 
     @property
     def home(self) -> str:
-        """The home of whoever starts the sandbox."""
+        """The home of the user who starts the sandbox."""
         if self._home is None:
             self._home = self.env.get("HOME") or _home_of_this_user()
         if not os.path.isabs(self._home):

@@ -1,4 +1,4 @@
-"""What every sandbox sees: the system directories, a small /etc, private directories.
+"""The parts that every sandbox sees: system directories, a small /etc, private directories.
 
 /etc is an allow list: what programs need to start, resolve names and check certificates.
 Whatever may hold a credential (shadow, ssh keys, sudoers, pip.conf, npmrc, ...) is not on
@@ -251,7 +251,7 @@ def memory(limit: int) -> Text:
 
 
 def home_files(home: str, more: Mapping[str, bytes]) -> list[Text]:
-    """What is in a new home."""
+    """The files of a new home."""
     contents = {**HOME_FILES, **more}
     return [Text(f"{home}/{name}", content, "home", 0o644) for name, content in contents.items()]
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
             """Where an absolute path leads, and through which links."""
 
         def names(self, directory: str) -> list[str]:
-            """What is in a directory, sorted; nothing when it cannot be read."""
+            """The names in a directory, sorted; none when it cannot be read."""
 
         def text(self, path: str) -> str:
             """The beginning of a file; empty when it cannot be read."""
@@ -51,7 +51,7 @@ class Toolchain(Value):
 
 
 class Toolchains(Value):
-    """What makes the toolchains work inside.
+    """The grants, links and PATH entries that make toolchains work inside.
 
     `links` are (where, to), as the host has them; `before` and `after` are what the PATH has before
     and after the system's own; `denied` is what stays hidden in the roots; `left_out` are the
@@ -78,7 +78,7 @@ def find(
     env: Mapping[str, str],
     workspace: str | None = None,
 ) -> Toolchains:
-    """What the directories of `path` lead to, and a virtual environment in `workspace`.
+    """The toolchains that the directories of `path` lead to, and a virtual environment in `workspace`.
 
     `hidden` says whether a real path cannot be seen inside anyway; `denied` are paths that no root
     may hold or lie in; `env` are the host's variables, in which a toolchain may be named.
@@ -135,7 +135,7 @@ class _Finder:
         )
 
     def entry(self, directory: str) -> Iterator[str]:
-        """What `directory` of the PATH is inside: itself, what its shims lead to, or nothing."""
+        """The directories inside for `directory` of the PATH: itself, the targets of its shims, or none."""
         place = self._files.find(directory)
         if place.kind != "directory":
             return
@@ -221,7 +221,7 @@ class _Finder:
         return all(self._grant(path, what, origin) for path in there)
 
     def _program_directory(self, directory: str, origin: str) -> bool:
-        """Whether one tool keeps its programs in it, and nobody anything else."""
+        """Let a directory be read that has the programs of one tool and nothing else; whether it is one."""
         relative = directory[len(self._home) + 1 :] if covers(self._home, directory) else ""
         what = layouts.PROGRAMS.get(relative)
         return what is not None and self._grant(directory, what, origin)
@@ -354,7 +354,7 @@ class _Finder:
     # ---------------------------------------------------------------- what may be read
 
     def _grant(self, root: str, what: str, why: str) -> bool:
-        """Let `root` be read, if it is nobody's home and holds nothing that is denied; whether it may."""
+        """Let `root` be read unless it is a home or has a denied path in it; returns whether it may be."""
         if covers(root, self._home) or any(covers(root, path) or covers(path, root) for path in self._denied):
             return False
         if not self._hidden(root):

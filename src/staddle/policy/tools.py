@@ -1,4 +1,4 @@
-"""The toolchains of whoever starts the sandbox, looked for once while the PATH and its directories stay."""
+"""Find the toolchains of the caller; the result is cached while PATH and its directories are unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _known: dict[object, tuple[float, Toolchains]] = {}
 
 
 class Disk:
-    """The real one, with the rights of whoever asks."""
+    """The host's disk, read with the caller's rights."""
 
     def __init__(self) -> None:
         self._host = HostPaths()
@@ -45,7 +45,7 @@ class Disk:
         return self._host.find(path)
 
     def names(self, directory: str) -> list[str]:
-        """What is in a directory, sorted."""
+        """The names in a directory, sorted."""
         try:
             return sorted(os.listdir(directory))
         except OSError:
@@ -57,7 +57,7 @@ class Disk:
 
 
 class Tools:
-    """What a plan needs for the toolchains: rules, links, what is on the PATH, notes."""
+    """The toolchain part of a plan: rules, links, PATH, notes."""
 
     __slots__ = ("after", "before", "links", "notes", "rules")
 
@@ -132,7 +132,7 @@ def _environments(workspace: str | None) -> list[str]:
 def _found(
     path: str, places: Iterable[str], context: PathContext, around: tuple[list[str], str, str | None]
 ) -> Toolchains:
-    """What `path` leads to; the same as before while nothing has changed in `places`.
+    """The toolchains of `path`, from the cache while nothing has changed in `places`.
 
     `around` is what can be seen, the home inside, in which that is not so, and the workspace.
     """

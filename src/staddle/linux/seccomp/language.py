@@ -36,7 +36,7 @@ ERRNO = {
 
 
 class Action(Value):
-    """What the kernel does with the call: a SECCOMP_RET_* code, and its name for people."""
+    """The kernel's action for a call: a SECCOMP_RET_* code, and its name for people."""
 
     text: str
     code: int

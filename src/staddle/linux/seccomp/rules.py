@@ -1,4 +1,4 @@
-"""What confined programs may not ask of the kernel, and why. This is the table to review.
+"""System calls that confined programs may not make, each with the reason. This is the table to review.
 
 A list of refusals, not of permissions: the namespaces or Landlock around the command are the
 boundary, and the filter takes away what they leave open and what a program has no use for.

@@ -1,4 +1,4 @@
-"""Decisions of somebody on the host about destinations that no entry of the policy speaks of.
+"""Decisions of the host program about destinations that no entry of the policy mentions.
 
 The connection is held while they think; nothing has left by then, no DNS question either.
 Anything but a yes in time is a no. An entry that refuses is never asked about.
@@ -23,7 +23,7 @@ _FRESH, _UNANSWERED = 300.0, 10.0
 
 
 class Approvals:
-    """Questions and answers of one gateway. `seconds` is the patience; with 0 nobody is asked."""
+    """Questions and answers of one gateway. `seconds` is the time for an answer; 0 does not ask."""
 
     def __init__(self, loop: Loop, events: EventSender, seconds: int) -> None:
         self._loop, self._events, self.seconds = loop, events, float(seconds)

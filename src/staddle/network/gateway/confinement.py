@@ -1,4 +1,4 @@
-"""What the gateway cannot do: anything but talk over the network with sockets it has or makes.
+"""Confine the gateway: it can use the sockets that it has or makes, and nothing else.
 
 It reads what sandboxes and strangers on the internet send. Should one of them take it over,
 there is nothing in this process to take: no file can be opened, no program started, no other

@@ -88,7 +88,7 @@ class Connection:
         self._deadline = self._give_up = self._context.loop.now + seconds + 1
 
     def decided(self, allowed: bool) -> None:
-        """Somebody on the host has said yes or no to the destination."""
+        """Take the host program's decision about the destination."""
         if self._closed:
             return
         if not allowed:

@@ -168,7 +168,7 @@ class _Lookup:
                     return
 
     def _is_complete(self) -> bool:
-        """All is known, or enough to dial: nobody waits for the second family when the first is there."""
+        """Whether the lookup is complete, or has enough to dial: IPv6 is not waited for when IPv4 is there."""
         first = self._answers.get(dns.A)
         return len(self._answers) == 2 or bool(first and first.addresses)
 

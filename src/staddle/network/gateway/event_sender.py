@@ -1,4 +1,4 @@
-"""What the gateway tells the host side: bounded, and never waited for.
+"""Send reports to the host program: bounded, and never waited for.
 
 The same thing in one second is told once, with a count. When the host side does not read, or
 a sandbox makes more noise than anybody could read, the rest is counted and the count is told.
@@ -106,7 +106,7 @@ class EventSender:
             )
 
     def _queue(self, message: bytes, wish: bool = False) -> None:
-        """Send it when the line takes it. A wish is never dropped: there are few, and somebody waits."""
+        """Send it when the socket takes it. A request is never dropped: there are few, and a connection waits for it."""
         if wish:
             self._waiting.appendleft(message)
         elif len(self._waiting) >= _WAITING:

@@ -225,7 +225,7 @@ class Gateway(GatewayContext):
             connection.begin()
 
     def _decide(self, packed: bytes, port: int) -> tuple[Verdict, str | None]:
-        """What the policy says about the destination of an accepted socket, and its name if it has one."""
+        """The policy's verdict on the destination of an accepted socket, and its name if it has one."""
         name = self.addresses.name(packed)
         if name is None and synthetic.is_ours(packed):
             host = _socket.inet_ntop(_family(packed), packed)
@@ -268,7 +268,7 @@ class Gateway(GatewayContext):
     # The rest.
 
     def _flush(self, number: int) -> None:
-        """Somebody wants to know what was refused until now."""
+        """Report what was refused until now, then that this was all."""
         for served in self._refusals:
             self._refused(served)
         self.events.send_flush(number)

@@ -42,11 +42,11 @@ class Loop:
         self._watching[fd] = handler
 
     def hand(self, fd: int, handler: Callable[[int], None]) -> None:
-        """Let somebody else be told about a watched descriptor."""
+        """Give a watched descriptor to another handler."""
         self._watching[fd] = handler
 
     def forget(self, fd: int) -> None:
-        """Tell nobody about `fd` any more. To be called before it is closed."""
+        """Stop watching `fd`. To be called before it is closed."""
         if self._watching.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 

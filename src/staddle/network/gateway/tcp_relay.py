@@ -106,7 +106,7 @@ class Pipes:
 
 
 class Budget:
-    """What all flows share: the buffer, the pipes, and the count of what is kept and what was moved."""
+    """State that all flows share: the buffer, the pipes, and the bytes that are kept and were moved."""
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(CHUNK))
@@ -116,7 +116,7 @@ class Budget:
         self.most_bytes = 0
 
     def is_tight(self) -> bool:
-        """Whether so much is kept that nobody may keep much more."""
+        """Whether so much is kept that no flow may keep much more."""
         return self.kept >= MOST_KEPT
 
     def room(self) -> memoryview:

@@ -182,7 +182,7 @@ def _destination(ancillary: list[tuple[int, int, bytes]]) -> bytes | None:
 
 
 def _source(packed: bytes) -> tuple[int, int, bytes]:
-    """What makes an answer come from this address."""
+    """The control message that sends an answer from this address."""
     if len(packed) == 4:
         return 0, _IP_PKTINFO, _V4_INFO.pack(0, packed, bytes(4))
     return _SOL_IPV6, _IPV6_PKTINFO, _V6_INFO.pack(packed, 0)

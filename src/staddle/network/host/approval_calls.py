@@ -1,4 +1,4 @@
-"""`on_connect`: somebody on the host decides about destinations that no entry of the policy speaks of.
+"""Call `on_connect`, which decides about destinations that no entry of the policy mentions.
 
 It is called with an Event of kind "question": `what` is `host:port`, the name or the address that
 a program inside connects to over TCP; `rule` says why it is not allowed anyway, `allow` is the
@@ -60,7 +60,7 @@ class ApprovalCalls:
                 self._running -= 1
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop asking."""
         with self._lock:
             self._closed = True
             self._waiting.clear()
@@ -76,7 +76,7 @@ class ApprovalCalls:
                     self._running -= 1
 
     def _decided(self, question: ConnectQuestion, note: Callable[[Event], None]) -> bool:
-        """What `on_connect` says; whatever else it does is a no."""
+        """The decision of `on_connect`; anything but True is a no."""
         from ...policy.addresses import special
         from ..rules.rules import decide
 

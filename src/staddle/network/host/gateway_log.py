@@ -1,4 +1,4 @@
-"""What the gateway of one command tells, for whoever started the command: each refusal once.
+"""The reports of one command's gateway, for the process that started the command: each refusal once.
 
 And what it asks: where somebody decides (see `deciding`), the answers go back over the same line.
 """
@@ -45,7 +45,7 @@ class GatewayLog:
         self._approvals = approvals
 
     def read(self) -> bool:
-        """Read what is there, without waiting. False once nobody will tell anything any more."""
+        """Read the messages that are there, without waiting. False once no more can come."""
         reports, more = receive(self._line, _TURNS)
         for report in reports:
             if isinstance(report, Attempt):
@@ -71,7 +71,7 @@ class GatewayLog:
         self._child = pid
 
     def take_line(self) -> _socket.socket:
-        """The line, for somebody who reads it in our place: this hears nothing any more."""
+        """The socket, for another reader: this one reads nothing any more."""
         return _socket.socket(fileno=self._line.detach())
 
     def finish(self) -> None:
@@ -99,7 +99,7 @@ class GatewayLog:
             self._child = 0
 
     def close(self) -> None:
-        """Nobody will ask what was told. The gateway goes on."""
+        """Close the socket without waiting for the gateway, which goes on."""
         with self._lock:
             self._line.close()
 

@@ -114,7 +114,7 @@ class GatewayProcess:
         self.pass_on(encode_sockets(Sockets((("expose", bytes((127, 0, 0, 1)), port),))), [listener])
 
     def attempts(self) -> list[Attempt]:
-        """What was told since the last call; never waits."""
+        """The attempts that were reported since the last call; never waits."""
         reports, more = receive(self._line, _KEPT)
         if reports or not more:
             self._unread.close()
@@ -131,7 +131,7 @@ class GatewayProcess:
         return found
 
     def all_attempts(self) -> list[Attempt]:
-        """What was tried until now and not told yet. Waits for the gateway, but not for long."""
+        """The attempts until this moment that were not reported yet. Waits for the gateway, but not for long."""
         quiet = self._unread.is_quiet()
         found = self.attempts()
         if quiet and self._unread.is_quiet():
@@ -154,12 +154,12 @@ class GatewayProcess:
         return found
 
     def wanted(self) -> int:
-        """How many unconnected sockets of the sandbox the gateway asked for: see `inside.stock`."""
+        """The number of unconnected sockets that the gateway asked for: see `socket_handoff.stock`."""
         wanted, self._wanted = self._wanted, 0
         return wanted
 
     def questions(self) -> list[ConnectQuestion]:
-        """What the gateway wants decided, as far as `attempts` has read it."""
+        """The questions of the gateway that `attempts` has read."""
         questions, self._questions = self._questions, []
         return questions
 
@@ -264,7 +264,7 @@ def new_line(
 
 
 def _said(settings: GatewaySettings) -> bytes:
-    """What a gateway is told first, if one can be started."""
+    """The first message to a gateway, if one can be started."""
     message = encode_settings(settings)
     if len(message) > _LONGEST_SETTINGS:
         raise PolicyError(
@@ -287,7 +287,7 @@ def settings(
     nameservers: tuple[tuple[str, int], ...] | None = None,
     hosts: tuple[tuple[str, str], ...] | None = None,
 ) -> GatewaySettings:
-    """What a gateway for this policy has to know."""
+    """The settings of a gateway for this policy."""
     if network.mode == "open":
         raise ValueError("an open network has no gateway")
     return GatewaySettings(

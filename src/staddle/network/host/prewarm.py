@@ -1,4 +1,4 @@
-"""A gateway that waits for its policy, for whoever needs the next one.
+"""Prewarm a gateway that waits for its policy.
 
 An interpreter takes longer to start than a sandbox. Once a sandbox of this program has had a gateway,
 the next one finds one that is there already: it is confined, and knows nothing yet. It ends
@@ -101,7 +101,7 @@ def _new() -> tuple[_socket.socket, int]:
 
 
 def _surroundings() -> object:
-    """What a gateway has from whoever starts it: another network, other rights would not do."""
+    """Properties that a gateway inherits from its starter: with another network or other rights it is not used."""
     network = os.stat("/proc/thread-self/ns/net")
     return network.st_dev, network.st_ino, os.geteuid(), os.getegid()
 

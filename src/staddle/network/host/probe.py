@@ -19,7 +19,7 @@ _REDIRECTS, _TELLS, _V6, _FAILED = 1, 2, 4, 128
 
 
 class NetworkSupport(Value):
-    """What a sandbox's network can have here. All false where there are no namespaces."""
+    """The network features that a sandbox can have here. All false where there are no namespaces."""
 
     works: bool
     redirects: bool

@@ -1,4 +1,4 @@
-"""What a policy needs in the sandbox's network namespace: plain data, made by a pure function.
+"""From a policy to the specification of the sandbox's network namespace: plain data, pure.
 
 Where the kernel has nftables, every TCP connection to a synthetic or an allowed address is
 delivered to one listener, at a port that no server uses, so that all other ports stay free.
@@ -38,7 +38,7 @@ def exact_names(network: Network) -> tuple[str, ...]:
 
 
 def network_spec(network: Network, *, asks: bool = False) -> NetworkSpec:
-    """What the sandbox's namespace needs for this policy.
+    """The specification of the network namespace for this policy.
 
     With `asks`, somebody decides about what no entry speaks of: everything goes to the gateway.
     """

@@ -90,7 +90,7 @@ def _interfaces(spec: NetworkSpec, everything: bool) -> bool:
 
 
 def _networks(spec: NetworkSpec, everything: bool) -> list[tuple[bytes, int]]:
-    """What is brought to our own loopback."""
+    """The networks that are routed to our own loopback."""
     found = {(packed, prefix) for packed, prefix, _ in spec.gates}
     found |= {(packed, len(packed) * 8) for packed, _ in spec.datagrams if packed}
     if spec.resolver:

@@ -32,7 +32,7 @@ _INSIDE = 0.5
 
 
 class PreparedSockets(Value):
-    """What was made: labelled sockets, and what this kernel has.
+    """The sockets that were made, with their labels, and the features of this kernel.
 
     `redirects` is whether every port is delivered to one listener, `v6` whether there is IPv6.
     """
@@ -118,7 +118,7 @@ class ForwardSockets:
     """All that an agent offers for its network where nothing of it was made by the agent."""
 
     def hand_over(self, line: int) -> None:
-        """Nothing: whoever made the sockets has given them to the gateway."""
+        """Do nothing: the process that made the sockets has given them to the gateway."""
 
     def answer(self, line: int, wish: bytes) -> None:
         """A connection to a server inside, or sockets that can be connected to one."""

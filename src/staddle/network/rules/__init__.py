@@ -1,1 +1,1 @@
-"""What is read and decided about the network: names, addresses, first bytes, nftables. Pure."""
+"""Decisions about the network: names, addresses, first bytes. Pure."""

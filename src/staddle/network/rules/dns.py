@@ -62,7 +62,7 @@ class Unanswerable(DnsFormatError):
 
 
 class DnsAnswer(Value):
-    """What a server said about one name and type."""
+    """The answer of a server about one name and type."""
 
     code: int
     truncated: bool
@@ -135,7 +135,7 @@ def error_answer(question: DnsQuestion, code: int) -> bytes:
 
 
 def problem(question: DnsQuestion) -> int | None:
-    """The error that this question gets before anybody looks at the name; None when it has none."""
+    """The error for a question whose name need not be looked at; None when it has none."""
     if question.version:
         return _BAD_VERSION
     if question.kelass != INTERNET:

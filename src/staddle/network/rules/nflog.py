@@ -1,4 +1,4 @@
-"""What the kernel tells about packets that nftables refused in the sandbox. Pure.
+"""Parse the kernel's log of packets that nftables refused in the sandbox (nfnetlink_log). Pure.
 
 destinations(message)      (protocol, address, port) of each packet in an nfnetlink_log message
 """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(Value):
-    """What was decided about one destination.
+    """The decision about one destination.
 
     `rule` is the entry that allowed or refused it, or what is missing; `allow` is the entry
     that would allow it, empty when it is allowed or when none would.

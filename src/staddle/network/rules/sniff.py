@@ -38,7 +38,7 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 class Seen(Value):
-    """What the first bytes say."""
+    """The protocol and the name in the first bytes."""
 
     protocol: Literal["tls", "http", "other"]
     name: str | None = None
@@ -57,7 +57,7 @@ class _Bad(Exception):
 
 
 def look(data: bytes) -> Seen | None:
-    """What `data`, all that came so far, says; None when it takes more to know.
+    """The protocol and name in `data`, all that came so far; None when more bytes are needed.
 
     Always an answer from LONGEST bytes on.
     """
@@ -103,7 +103,7 @@ class _Bytes:
         return int.from_bytes(self.take(size), "big")
 
     def block(self, size: int) -> _Bytes:
-        """What follows a length of `size` bytes."""
+        """The bytes that follow a length of `size` bytes."""
         return _Bytes(self.take(self.number(size)))
 
     def more(self) -> bool:

@@ -1,4 +1,4 @@
-"""What has to be reached for packages to come in: entries of an allow list, made of what the host uses."""
+"""Entries of an allow list for the package indexes and proxies that the host uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What apt is configured with: sources.list and deb822 files, proxies and certificates, auth.conf."""
+"""Read the configuration of apt: sources.list and deb822 files, proxies and certificates, auth.conf."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read(place: HostFiles, found: Sources) -> None:
 
 
 def _files(place: HostFiles, file: str, directory: str, ends: tuple[str, ...]) -> Iterator[str]:
-    """As apt reads them: names with other endings, and odd ones, are somebody's backups."""
+    """The files that apt reads; it ignores other endings and odd names, such as backups."""
     yield file
     for name in place.names(directory):
         if _counts(name, ends):
@@ -93,7 +93,7 @@ def _stanzas(text: str) -> Iterator[dict[str, str]]:
 
 
 def _over_http(url: str) -> str:
-    """What is reached over the network: apt has transports of its own, some in front of another."""
+    """The http or https URL in one of apt's, which may have a transport in front; empty for another transport."""
     transport, colon, _ = url.partition(":")
     inner = transport.rpartition("+")[2]
     return inner + url[len(transport) :] if colon and inner in ("http", "https") else ""

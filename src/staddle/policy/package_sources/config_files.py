@@ -1,4 +1,4 @@
-"""What the package managers find inside: where to get packages, and leave to install them.
+"""Configuration files for package managers inside: the indexes, and permission to install.
 
 Debian's pip refuses to install beside the packages of the system, which it might break. In a
 sandbox there is nothing to break: what is installed is in its layer.

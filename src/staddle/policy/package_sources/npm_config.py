@@ -1,4 +1,4 @@
-"""What npm and yarn are configured with: npmrc files, yarnrc files, and the variables that win over them."""
+"""Read the configuration of npm and yarn: npmrc files, yarnrc files, and the variables that override them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pip and uv are configured with: their files, and the variables that win over them."""
+"""Read the configuration of pip and uv: their files, and the variables that override them."""
 
 from __future__ import annotations
 
