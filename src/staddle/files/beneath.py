@@ -242,7 +242,7 @@ def pending(root: int, path: str, mode: int = 0o644) -> PendingFile:
 
 
 def _writable_target(root: int, path: str) -> os.stat_result | None:
-    """The status of an existing regular file that we may write, None for a missing one. Others are refused."""
+    """The status of an existing regular file that we may write, None if it is missing. Others are refused."""
     try:
         _regular(root, path)
         fd = open_checked(root, path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)

@@ -110,7 +110,7 @@ def hear(line: _socket.socket) -> Said | None:
 
 
 def error_of(said: Said) -> Exception:
-    """The error of an operation inside, as the host program raises it: with its own words, if there are any."""
+    """The error of an operation inside, as the host program raises it; with its own words, if there are."""
     from .. import errors
     from ..display import shown
 

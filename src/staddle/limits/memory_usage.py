@@ -152,7 +152,7 @@ def _open_files(pid: int) -> Iterator[os.stat_result]:
 
 
 def _open_files_by_number(pid: int) -> Iterator[os.stat_result]:
-    """Open files of a process that is not dumpable: its directory in /proc is root's, but we have a right to it."""
+    """Open files of a process that is not dumpable: its /proc directory is root's, but we may enter it."""
     try:
         handle = process.pidfd_open(pid)
     except OSError:

@@ -127,7 +127,7 @@ def mise_tools(text: str) -> dict[str, list[str]]:
 
 
 def rust_channel(text: str) -> str:
-    """The toolchain that a file of rustup chooses: a name alone, or `channel` or `default_toolchain`. Pure."""
+    """The toolchain that a file of rustup chooses: a name, or `channel` or `default_toolchain`. Pure."""
     words = text.split()
     if len(words) == 1:
         return words[0]

@@ -168,7 +168,7 @@ class Plan(Value):
         return {variable.name: variable.value for variable in self.variables}
 
     def access(self, path: str) -> Literal["none", "read", "write"]:
-        """The access that the plan grants to an absolute, normalised `path`. The reference for every backend."""
+        """The access that the plan grants at an absolute, normal `path`. The reference for all backends."""
         if any(covers(item.path, path) for item in self.hidden):
             return "none"
         text = next((text for text in self.texts if text.path == path), None)

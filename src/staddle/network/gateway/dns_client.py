@@ -168,7 +168,7 @@ class _Lookup:
                     return
 
     def _is_complete(self) -> bool:
-        """Whether the lookup is complete, or has enough to dial: IPv6 is not waited for when IPv4 is there."""
+        """Whether the lookup is complete, or has enough to dial: IPv6 is not waited for after IPv4."""
         first = self._answers.get(dns.A)
         return len(self._answers) == 2 or bool(first and first.addresses)
 

@@ -106,7 +106,7 @@ class EventSender:
             )
 
     def _queue(self, message: bytes, wish: bool = False) -> None:
-        """Send it when the socket takes it. A request is never dropped: there are few, and a connection waits for it."""
+        """Send it when the socket takes it. A request is never dropped: a connection waits for it."""
         if wish:
             self._waiting.appendleft(message)
         elif len(self._waiting) >= _WAITING:

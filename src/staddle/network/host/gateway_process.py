@@ -131,7 +131,7 @@ class GatewayProcess:
         return found
 
     def all_attempts(self) -> list[Attempt]:
-        """The attempts until this moment that were not reported yet. Waits for the gateway, but not for long."""
+        """The attempts until now that were not reported yet. Waits for the gateway, but not for long."""
         quiet = self._unread.is_quiet()
         found = self.attempts()
         if quiet and self._unread.is_quiet():

@@ -101,7 +101,7 @@ def _new() -> tuple[_socket.socket, int]:
 
 
 def _surroundings() -> object:
-    """Properties that a gateway inherits from its starter: with another network or other rights it is not used."""
+    """Properties that a gateway inherits from its starter: network and ids must be the same to use it."""
     network = os.stat("/proc/thread-self/ns/net")
     return network.st_dev, network.st_ino, os.geteuid(), os.getegid()
 

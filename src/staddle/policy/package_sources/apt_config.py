@@ -93,7 +93,7 @@ def _stanzas(text: str) -> Iterator[dict[str, str]]:
 
 
 def _over_http(url: str) -> str:
-    """The http or https URL in one of apt's, which may have a transport in front; empty for another transport."""
+    """The http or https URL in one of apt's, which may have a transport in front; else empty."""
     transport, colon, _ = url.partition(":")
     inner = transport.rpartition("+")[2]
     return inner + url[len(transport) :] if colon and inner in ("http", "https") else ""
