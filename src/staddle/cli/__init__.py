@@ -18,13 +18,13 @@ _COMMANDS = {
     "run": "run a command, a script or a file confined",
     "shell": "work in a confined shell, on this terminal or from a pipe",
     "diff": "show what a kept sandbox has changed",
-    "commit": "take the changes of a kept sandbox over to its workspace",
+    "commit": "write the changes of a kept sandbox to its workspace",
     "discard": "drop changes of a kept sandbox",
-    "snapshot": "remember a kept sandbox as it is now",
-    "restore": "go back to a snapshot of a kept sandbox",
+    "snapshot": "take a snapshot of a kept sandbox",
+    "restore": "restore a snapshot of a kept sandbox",
     "ls": "list kept sandboxes",
-    "rm": "remove kept sandboxes, with what they changed",
-    "base": "keep root file systems for sandboxes, made of images",
+    "rm": "remove kept sandboxes with their changes",
+    "base": "import images as root file systems for sandboxes",
     "explain": "print what a run would be allowed, line by line, and run nothing",
     "doctor": "show what this host can enforce, and how to get the rest",
     "jail": "let a coding agent work on a git worktree, and review what it did",
@@ -40,13 +40,13 @@ usage: staddle COMMAND [options] ...
   staddle run -- pytest -q                 the current directory readable, no network, your home hidden
   staddle run --write out -- make          the same, and ./out may be written
   staddle run -c 'ls | wc -l'              a line of shell
-  staddle shell                            look around in there yourself
-  staddle run --keep fix -- ./agent        let it change a copy of this directory, and keep that
-  staddle diff fix                         what it changed; then `staddle commit fix`
+  staddle shell                            a confined shell for yourself
+  staddle run --keep fix -- ./agent        let it change this directory in a layer, and keep that
+  staddle diff fix                         show its changes; then `staddle commit fix`
   staddle explain --write out -- make      what that would allow, and why
   staddle doctor                           what this host can enforce
 
-`staddle COMMAND --help` teaches each. Documentation: docs/ in the source tree.
+`staddle COMMAND --help` describes each command. Documentation: docs/ in the source tree.
 """
 
 

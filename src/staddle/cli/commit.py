@@ -1,4 +1,4 @@
-"""`staddle commit`: take what a kept sandbox has changed over to its workspace, whole or not at all."""
+"""`staddle commit`: write the changes of a kept sandbox to its workspace, all or nothing."""
 
 from __future__ import annotations
 
@@ -28,30 +28,31 @@ _OPTIONS = (
     HELP,
 )
 _HELP = """\
-Take what a kept sandbox has changed over to its workspace: all of it, or nothing.
+Write the changes of a kept sandbox to its workspace: all of them, or nothing.
 
 usage: staddle commit [options] [NAME [PATH...]]
 
-The changes are listed, and you are asked. Before anything is written it is refused, with a list,
-if a file was changed on the host too since the sandbox began with it, or if a change could make
-a program of yours run something: protected names and new executables. Look at those with
-`staddle diff`; the options below take them, PATHs leave them out. Owners, set-user-ID bits,
-devices, pipes and sockets are never taken over. A kill on the way leaves the old state or the
-new one, after the next commit or recovery at the latest.
+The changes are listed, and you are asked. The commit is refused with a list, before anything is
+written, if a file also changed on the host since the sandbox started with it, or if a change
+could make one of your programs run something: protected names and new executables. Check those
+with `staddle diff`; the options below allow them, PATHs leave them out. Owners, set-user-ID bits,
+devices, pipes and sockets are never committed. After a kill, the next commit finishes it or
+rolls it back.
 
-After a commit of everything the sandbox begins anew with the workspace as it is. The exit status
-is 0 when it was done, or nothing was to be done; 1 when you said no; 125 when it was refused.
+After a commit of everything the sandbox starts again from the workspace as it is then. The exit
+status is 0 when it was done, or there was nothing to do; 1 when you said no; 125 when it was
+refused.
 
 {options}
 
-  staddle commit fix                             look, answer y
+  staddle commit fix                             check the list, answer y
   staddle commit fix --yes src README.md         only these
 """
 _CHOICES = ("refuse", "overwrite")
 
 
 def main(words: Sequence[str]) -> int:
-    """Review, list, ask, do."""
+    """Review and list the changes, ask, and commit them."""
     parsed = begin(words, _OPTIONS, "commit", _HELP)
     if parsed is None:
         return 0

@@ -30,18 +30,18 @@ _OPTIONS = (
     HELP,
 )
 _HELP = """\
-Show what a kept sandbox has changed, against its workspace as it is now.
+Show the changes of a kept sandbox, compared with its workspace as it is now.
 
 usage: staddle diff [options] [NAME [PATH...]]
 
-NAME is what --keep named. Without it, the one that is of the current directory. PATHs are as
-seen inside (/workspace/src, /home/user/.config) or relative to the workspace (src). On a
+NAME is the name given to --keep. Without it, the kept sandbox of the current directory. PATHs are
+as seen inside (/workspace/src, /home/user/.config) or relative to the workspace (src). On a
 terminal it is coloured, and paged with $PAGER or less when it is long. Nothing is changed, and
 the sandbox may be in use.
 
 Letters: A added, M modified, D deleted, R renamed, m permissions, T another kind of file,
-L where a link leads; with --all, P is a package that was installed, in place of its files. Names
-and text come from inside: what a terminal would act on is shown as an escape.
+L target of a link; with --all, P is an installed package, in place of its files. Names
+and text come from inside: terminal control sequences are shown escaped.
 
 {options}
 

@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 _OPTIONS = (HELP,)
 _HELP = """\
-Drop changes of a kept sandbox: the workspace is there inside as the host has it now.
+Drop changes of a kept sandbox: inside, the workspace is again as on the host.
 
 usage: staddle discard NAME [PATH...]
 
-Without PATHs everything is dropped. Snapshots stay, so `staddle snapshot NAME LABEL` before it
-lets you come back. PATHs are as `staddle diff` shows them, or relative to the workspace.
+Without PATHs everything is dropped. Snapshots stay: take one with `staddle snapshot NAME LABEL` first
+if you may want the changes back. PATHs are as `staddle diff` shows them, or relative to the workspace.
 {options}
 
-  staddle discard fix                  all of it
-  staddle discard fix src/generated    only what is there
+  staddle discard fix                  everything
+  staddle discard fix src/generated    only in this directory
 """
 
 
 def main(words: Sequence[str]) -> int:
-    """Drop, and say how much that was."""
+    """Drop the changes, and print their number."""
     parsed = begin(words, _OPTIONS, "discard", _HELP)
     if parsed is None:
         return 0

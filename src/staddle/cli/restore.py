@@ -1,4 +1,4 @@
-"""`staddle restore`: go back to a snapshot of a kept sandbox."""
+"""`staddle restore`: restore a snapshot of a kept sandbox."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 _OPTIONS = (Option("load", "FILE", "a file that `staddle snapshot --save` wrote, in place of a label"), HELP)
 _HELP = """\
-Let a kept sandbox be as it was at a snapshot.
+Restore a kept sandbox to a snapshot.
 
 usage: staddle restore NAME LABEL
        staddle restore NAME --load FILE
 
-What was changed since then is gone, unless it is in another snapshot. The snapshot stays, and
-can be gone back to again. The host's files are not touched.
+Changes since then are lost, unless they are in another snapshot. The snapshot stays, and
+can be restored again. The host's files are not touched.
 
 {options}
 

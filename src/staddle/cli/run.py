@@ -26,10 +26,10 @@ usage: staddle run [options] -- COMMAND [ARGUMENTS]
        staddle run [options] FILE [ARGUMENTS]
 
 Without options: the system and the current directory can be read, nothing of yours can be
-written, the network and your home are not there, /tmp is private. Standard input, output
+written, the network and your home are hidden, /tmp is private. Standard input, output
 and error are passed through. The exit status is the command's; 124 is a timeout, 125 means
 that staddle could not run it (and says why), 126 and 127 that the program is not
-executable or not there.
+executable or does not exist.
 
 With --keep NAME the workspace is at /workspace and everything in it may be changed: in a layer
 of its own, which stays for the next run of that NAME. `staddle diff`, `commit`, `discard`,

@@ -20,12 +20,12 @@ _OPTIONS = (
     HELP,
 )
 _HELP = """\
-Remember a kept sandbox as it is now, to come back to with `staddle restore`.
+Take a snapshot of a kept sandbox, for `staddle restore`.
 
 usage: staddle snapshot NAME LABEL            take one
        staddle snapshot NAME --delete LABEL   delete one
        staddle snapshot NAME                  list them
-       staddle snapshot NAME --save FILE [LABEL]   write one, or what is there now, to a file
+       staddle snapshot NAME --save FILE [LABEL]   write one, or the current state, to a file
 
 Nothing is copied: it takes no longer after ten thousand changed files than after one.
 
