@@ -199,7 +199,7 @@ class Pool:
     def _open_ahead(self) -> None:
         try:
             sandbox = self._open()
-            sandbox._now().main._shell.get_ready()
+            sandbox._now().main._shell.prewarm()
         except Exception:
             # The next caller tries it in its own thread, and gets the error.
             with self._lock:

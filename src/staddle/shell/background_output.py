@@ -11,6 +11,7 @@ import _thread
 import os
 import select
 
+from ..background import Worker
 from ..launch.output import HeadTail
 
 #: How much of each stream is kept; the beginning and the end.
@@ -84,23 +85,22 @@ class BackgroundOutput:
 
 
 class _PipeReader:
-    """The thread that reads them all, started by the first one."""
+    """Reads the pipes of all background jobs, in one thread."""
 
     def __init__(self) -> None:
         self._epoll: select.epoll | None = None
         self._late: dict[int, BackgroundOutput] = {}
         self._turn = _thread.allocate_lock()
-        self._process = 0
+        self._worker = Worker(self._read, self._forget)
 
     def add(self, fd: int, late: BackgroundOutput) -> None:
         """Read from `fd` until no process has its other end open."""
         with self._turn:
-            if self._epoll is None or self._process != os.getpid():  # a forked child has no thread of it
-                self._epoll, self._process = select.epoll(), os.getpid()
-                self._late = {}
-                _thread.start_new_thread(self._read, (self._epoll,))
+            if self._epoll is None:
+                self._epoll = select.epoll()
             self._late[fd] = late
             self._epoll.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
+        self._worker.wake()
 
     def drop(self, fd: int, late: BackgroundOutput) -> None:
         """Read no more from `fd`, and close it."""
@@ -116,23 +116,26 @@ class _PipeReader:
                     pass
             late.end(fd)
 
-    def _read(self, epoll: select.epoll) -> None:
-        while True:
+    def _read(self) -> float | None:
+        epoll = self._epoll
+        if epoll is None:
+            return None
+        for fd, _ in epoll.poll():
+            late = self._late.get(fd)
+            if late is None:
+                continue
+            if not late.read(fd):
+                self.drop(fd, late)
+                continue
             try:
-                ready = epoll.poll()
-            except (OSError, ValueError):
-                return
-            for fd, _ in ready:
-                late = self._late.get(fd)
-                if late is None:
-                    continue
-                if not late.read(fd):
-                    self.drop(fd, late)
-                    continue
-                try:
-                    epoll.modify(fd, select.EPOLLIN | select.EPOLLONESHOT)
-                except OSError:
-                    continue  # closed with its sandbox meanwhile
+                epoll.modify(fd, select.EPOLLIN | select.EPOLLONESHOT)
+            except OSError:
+                continue  # closed with its sandbox meanwhile
+        return 0.0
+
+    def _forget(self) -> None:
+        self._epoll, self._late = None, {}
+        self._turn = _thread.allocate_lock()
 
 
 _READER = _PipeReader()

@@ -294,11 +294,11 @@ class Shell:
         else:
             self.schedule_maintenance()
 
-    def get_ready(self) -> None:
+    def prewarm(self) -> None:
         """Do what can be done before its first command."""
         with self._turn:
             if not self._closed:
-                self._state.get_ready()
+                self._state.prewarm()
 
     def wake(self) -> None:
         """Wake bash up: its first command is about to come."""

@@ -383,10 +383,10 @@ class ShellState:
                 self.flush_setup()
             self.precompute_key()
 
-    def get_ready(self) -> None:
+    def prewarm(self) -> None:
         """Have the meter look now, before the first command."""
         if self._meter is not None:
-            self._meter.get_ready(self.bash.host_pid)
+            self._meter.prewarm(self.bash.host_pid)
 
     def park(self) -> None:
         """Give back descriptors that an idle shell does not need."""
