@@ -409,7 +409,7 @@ def test_nothing_survives_the_launchers_process_group(mark: str) -> None:
 
 def test_nothing_survives_the_supervisor(mark: str) -> None:
     started, top = started_sleeping(mark)
-    os.kill(started.warden(), signal.SIGKILL)
+    os.kill(started.supervisor(), signal.SIGKILL)
     assert started.end()[0] == 137
     assert soon(lambda: not marked(mark))
     assert not os.path.exists(top)

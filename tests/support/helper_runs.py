@@ -71,7 +71,7 @@ class Started:
         out, err = self.process.communicate(timeout=timeout)
         return self.process.returncode, os.fsdecode(out or b""), os.fsdecode(err or b"")
 
-    def warden(self) -> int:
+    def supervisor(self) -> int:
         """The pid of the process that the launcher started."""
         return next(pid for pid, parent in processes() if parent == self.process.pid)
 

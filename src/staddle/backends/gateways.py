@@ -30,12 +30,12 @@ def reaches_out(plan: Plan) -> bool:
     return needs_gateway(plan.network)
 
 
-def line(
+def open_socket(
     plan: Plan, give: Descriptors, command: Sequence[str], *, lasting: bool = False
 ) -> tuple[GatewayLog | None, tuple[int, ...]]:
-    """The line of a gateway that the launcher will start: what we hear on it, and both of its ends.
+    """Open the socket pair of a gateway that the launcher will start: (the log on our end, both ends).
 
-    `lasting` is for a launcher that does not hold on to our end: see `network.host.gateway_process.new_line`.
+    `lasting` is for a launcher that does not hold on to our end: see `network.host.starting.new_line`.
     """
     if not reaches_out(plan):
         return None, ()

@@ -36,7 +36,7 @@ class PreludeSpec(Value):
     #: The descriptor on which a failure is told; bubblewrap tells on it, too. And who asked for all this.
     status: int
     launcher: int
-    #: What is made in the network namespace, and the gateway's line: its own end and the other.
+    #: What is made in the network namespace, and the two ends of the gateway's socket pair: its own and ours.
     network: tuple[NetworkRow, ...]
     gateway: tuple[int, int]
     #: Descriptors of the namespaces that hold the staged view, -1 where there are none.
@@ -49,13 +49,13 @@ class PreludeSpec(Value):
 _SHAPES = wire.shapes(PreludeSpec, NetworkRow=NETWORK_ROW_SHAPE)
 
 
-def encode(orders: PreludeSpec) -> bytes:
+def encode(spec: PreludeSpec) -> bytes:
     """The bytes for the memory file."""
-    return wire.pack(MAGIC, orders, _SHAPES)
+    return wire.pack(MAGIC, spec, _SHAPES)
 
 
 def decode(data: bytes) -> PreludeSpec:
-    """The orders in `data`, or Malformed."""
+    """The a specification in `data`, or Malformed."""
     return wire.unpack(MAGIC, data, PreludeSpec, _SHAPES)
 
 
@@ -65,9 +65,9 @@ def main(words: list[str]) -> NoReturn:
     try:
         if len(words) < 2 or not words[0].isdecimal():
             raise NotStarted(ARGUMENTS, "usage: bwrap DESCRIPTOR COMMAND...")
-        orders = decode(parent_process.contents(int(words[0])))
-        status = orders.status
-        _prepare(orders)
+        spec = decode(parent_process.contents(int(words[0])))
+        status = spec.status
+        _prepare(spec)
         try:
             os.execve(words[1], words[1:], dict(os.environ))  # noqa: S606 - never a shell
         except OSError as error:
@@ -78,31 +78,31 @@ def main(words: list[str]) -> NoReturn:
         os._exit(failure.code)
 
 
-def _prepare(orders: PreludeSpec) -> None:
+def _prepare(spec: PreludeSpec) -> None:
     # bubblewrap asks for the same, but only when it has set everything up.
     parent = os.getppid()
-    parent_process.die_with(parent, orders.launcher, -1)
-    spaces = (orders.user_namespace, orders.mount_namespace)
-    for fd in (*orders.gateway, *spaces):
+    parent_process.die_with(parent, spec.launcher, -1)
+    spaces = (spec.user_namespace, spec.mount_namespace)
+    for fd in (*spec.gateway, *spaces):
         if fd >= 0:
             os.set_inheritable(fd, False)  # nothing of ours is left for bubblewrap to hand on
-    gateway = CommandGateway(orders.gateway)
+    gateway = CommandGateway(spec.gateway)
     for fd, kind in zip(spaces, (userns.CLONE_NEWUSER, 0), strict=True):
         if fd >= 0:
             call("setns", fd, kind)
     # Root has the right to make one; who entered a staged view has it there; another gets it
     # in a user namespace of its own, in which everybody keeps the id they have.
-    if orders.unprivileged_uid >= 0 or orders.user_namespace >= 0:
+    if spec.unprivileged_uid >= 0 or spec.user_namespace >= 0:
         call("unshare", userns.CLONE_NEWNET)
     else:
         uid, gid = os.geteuid(), os.getegid()
         call("unshare", userns.CLONE_NEWUSER | userns.CLONE_NEWNET)
         userns.map_ids(uid, gid, uid, gid)
-    gateway.give_sockets(orders.network)
+    gateway.give_sockets(spec.network)
     gateway.await_ready()
-    if orders.unprivileged_uid >= 0:
-        process.become(orders.unprivileged_uid, orders.unprivileged_uid)
-        parent_process.die_with(parent, orders.launcher, -1)  # a change of identity has cleared it
+    if spec.unprivileged_uid >= 0:
+        process.become(spec.unprivileged_uid, spec.unprivileged_uid)
+        parent_process.die_with(parent, spec.launcher, -1)  # a change of identity has cleared it
     elif any(process.capabilities()):
         # An exec would drop them, as our id is not 0; bubblewrap has none of them in any case.
         process.clear_capabilities()

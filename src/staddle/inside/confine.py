@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from ..ipc.exec_spec import ExecSpec
 
 
-def build_ruleset(instructions: ExecSpec) -> Ruleset | None:
+def build_ruleset(spec: ExecSpec) -> Ruleset | None:
     """The Landlock rules, on descriptors, made while we may still open everything that is granted."""
-    if not (instructions.handled_fs or instructions.handled_net or instructions.scoped):
+    if not (spec.handled_fs or spec.handled_net or spec.scoped):
         return None
     try:
-        ruleset = Ruleset(instructions.handled_fs, instructions.handled_net, instructions.scoped)
+        ruleset = Ruleset(spec.handled_fs, spec.handled_net, spec.scoped)
     except OSError as error:
         raise NotStarted(CONFINEMENT, f"Landlock could not be used: {error}") from None
-    for path, rights, optional in instructions.rules:
+    for path, rights, optional in spec.rules:
         _allow(ruleset, os.fsdecode(path), rights, bool(optional))
-    for port, rights in instructions.ports:
+    for port, rights in spec.ports:
         ruleset.allow_port(port, rights)
     for stream in range(3):
         _allow_again(ruleset, stream)
@@ -78,7 +78,7 @@ def _allow(ruleset: Ruleset, path: str, rights: int, optional: bool) -> None:
 
 
 def become_command(
-    instructions: ExecSpec,
+    spec: ExecSpec,
     ruleset: Ruleset | None,
     status: int,
     guardian: int,
@@ -91,15 +91,15 @@ def become_command(
 
     `last` is called once it is confined: a last look. `kept` are capabilities that it keeps.
     """
-    open_files = confine(instructions, ruleset, guardian, broker, kept=kept)
+    open_files = confine(spec, ruleset, guardian, broker, kept=kept)
     last()
     if open_files:  # last: so few may be allowed that we could not have done the rest
         _checked("limits cannot be set", process.set_rlimits, {process.RLIMIT_NOFILE: open_files})
-    execute(instructions.argv, dict(item.split(b"=", 1) for item in instructions.environment))
+    execute(spec.argv, dict(item.split(b"=", 1) for item in spec.environment))
 
 
 def confine(
-    instructions: ExecSpec, ruleset: Ruleset | None, guardian: int, broker: int = -1, *, kept: int = 0
+    spec: ExecSpec, ruleset: Ruleset | None, guardian: int, broker: int = -1, *, kept: int = 0
 ) -> tuple[int, int] | None:
     """Confine this process, all but for how many files it may open: that is returned, for who can set it.
 
@@ -114,11 +114,11 @@ def confine(
             raise NotStarted(CONFINEMENT, "the supervisor has ended")
     os.umask(0o022)
     try:
-        os.chdir(instructions.directory)
+        os.chdir(spec.directory)
     except OSError as error:
-        where = os.fsdecode(instructions.directory)
+        where = os.fsdecode(spec.directory)
         raise NotStarted(CONFINEMENT, f"{where!r} cannot be entered: {error.strerror}") from None
-    limits = {resource: (soft, hard) for resource, soft, hard in instructions.rlimits}
+    limits = {resource: (soft, hard) for resource, soft, hard in spec.rlimits}
     open_files = limits.pop(process.RLIMIT_NOFILE, None)
     _checked("limits cannot be set", process.set_rlimits, limits)
     _checked("no_new_privs cannot be set", process.no_new_privs)
@@ -127,9 +127,9 @@ def confine(
     if ruleset:
         _checked("Landlock does not take the rules", ruleset.restrict)
         ruleset.close()
-    if instructions.filter:
-        listener = _load_filter(instructions)
-        if instructions.brokered:
+    if spec.filter:
+        listener = _load_filter(spec)
+        if spec.brokered:
             _checked("the filter has no supervisor", process.send_descriptor, broker, listener)
         if not process.is_filtered():
             raise NotStarted(CONFINEMENT, "the system call filter was loaded, but is not on")
@@ -148,16 +148,16 @@ def _leave_session() -> None:
             ) from None
 
 
-def _load_filter(instructions: ExecSpec) -> int:
-    flags = NEW_LISTENER | WAIT_KILLABLE if instructions.brokered else 0
+def _load_filter(spec: ExecSpec) -> int:
+    flags = NEW_LISTENER | WAIT_KILLABLE if spec.brokered else 0
     try:
         try:
-            return load(instructions.filter, flags)
+            return load(spec.filter, flags)
         except OSError as error:
             if not flags or error.errno != errno.EINVAL:
                 raise
             # Before Linux 5.19: a signal may interrupt a connection that is being made.
-            return load(instructions.filter, NEW_LISTENER)
+            return load(spec.filter, NEW_LISTENER)
     except OSError as error:
         busy = flags and error.errno == errno.EBUSY
         why = "another supervisor listens to a filter around this process already" if busy else str(error)

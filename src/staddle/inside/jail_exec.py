@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def jail_exec(words: list[str]) -> NoReturn:
-    """Do as the instructions say. Never returns."""
+    """Do as the specification say. Never returns."""
     status = -1
     try:
         if len(words) != 2 or words[0] != "jail-exec":
             raise NotStarted(ARGUMENTS, "usage: jail-exec DESCRIPTOR-OR-FILE")
-        instructions = _read(words[1])
-        status = _status(instructions.status)
-        _start(instructions, status)
+        spec = _read(words[1])
+        status = _status(spec.status)
+        _start(spec, status)
     except NotStarted as failure:
         tell(status, failure)
         os._exit(failure.code)
@@ -36,38 +36,38 @@ def jail_exec(words: list[str]) -> NoReturn:
         os._exit(CONFINEMENT)
 
 
-def _start(instructions: ExecSpec, status: int) -> NoReturn:
+def _start(spec: ExecSpec, status: int) -> NoReturn:
     """With the caller's rights, until `_become`: whatever is opened here was named by the plan."""
     process.close_from(3, keep=(status,))
     os.umask(0o022)
     # Held back from here on: launcher and supervisor read them from a descriptor later.
     process.block_signals(supervise.HANDLED)
     parent = os.getppid()
-    _die_with(parent, instructions, status)
-    if instructions.uid >= 0:
+    _die_with(parent, spec, status)
+    if spec.uid >= 0:
         # All of it now: who we become may not be able to read this package.
         from ..linux import process_tree  # noqa: F401
         from . import root_view
         from .landlock import unix_sockets  # noqa: F401
 
-        root_view.build(instructions)
-    remove_tree.make(instructions.scratch, instructions.uid, instructions.gid)
+        root_view.build(spec)
+    remove_tree.make(spec.scratch, spec.uid, spec.gid)
     try:
-        ruleset = confine.build_ruleset(instructions)
-        _become(instructions)
-        _die_with(parent, instructions, status)  # a change of identity has cleared it
-        if instructions.supervise:
-            supervise.launch(instructions, ruleset, status, parent)
-        confine.become_command(instructions, ruleset, status, guardian=0)
+        ruleset = confine.build_ruleset(spec)
+        _become(spec)
+        _die_with(parent, spec, status)  # a change of identity has cleared it
+        if spec.supervise:
+            supervise.launch(spec, ruleset, status, parent)
+        confine.become_command(spec, ruleset, status, guardian=0)
     except BaseException:
-        remove_tree.remove(instructions.scratch)
+        remove_tree.remove(spec.scratch)
         raise
 
 
-def _become(instructions: ExecSpec) -> None:
-    if instructions.uid >= 0:
+def _become(spec: ExecSpec) -> None:
+    if spec.uid >= 0:
         process.empty_bounding_set()
-        process.become(instructions.uid, instructions.gid)
+        process.become(spec.uid, spec.gid)
     try:
         process.new_session_keyring()
     except OSError:
@@ -78,10 +78,10 @@ def _become(instructions: ExecSpec) -> None:
     process.dumpable(False)
 
 
-def _die_with(parent: int, instructions: ExecSpec, status: int) -> None:
-    if instructions.launcher:
-        number = supervise.ORPHANED if instructions.supervise else process.SIGKILL
-        parent_process.die_with(parent, instructions.launcher, status, number)
+def _die_with(parent: int, spec: ExecSpec, status: int) -> None:
+    if spec.launcher:
+        number = supervise.ORPHANED if spec.supervise else process.SIGKILL
+        parent_process.die_with(parent, spec.launcher, status, number)
 
 
 def _read(where: str) -> ExecSpec:

@@ -1,9 +1,9 @@
 """Signals to everything the command started, however far it has wandered.
 
 A command may fork, change its session and let its parents die; it never leaves the
-Landlock domain it was started in. The warden is in that domain too, one layer above, with
+Landlock domain it was started in. The supervisor is in that domain too, one layer above, with
 signals scoped: kill(-1) then reaches every process of the sandbox and no other, at once,
-so that not even a chain of forks slips through. The warden is out of reach for them.
+so that not even a chain of forks slips through. The supervisor is out of reach for them.
 Without that scope (ABI below 6) the tree of processes is walked, which a fast enough chain
 of forks can outrun.
 """
@@ -58,20 +58,20 @@ class Descendants:
             time.sleep(0.002)
 
 
-def share_scope(instructions: ExecSpec) -> Descendants:
-    """Enter the domain that the command's own will be nested in. The caller is the warden.
+def share_scope(spec: ExecSpec) -> Descendants:
+    """Enter the domain that the command's own will be nested in. The caller is the supervisor.
 
-    Files are not restricted in it: the warden removes the private directories. Ports are the
-    same as the command's, because the warden connects in its place.
+    Files are not restricted in it: the supervisor removes the private directories. Ports are the
+    same as the command's, because the supervisor connects in its place.
     """
-    if not instructions.scoped & _SIGNAL:
+    if not spec.scoped & _SIGNAL:
         return Descendants()
     # A layer that says nothing about moving files between directories forbids it.
-    with Ruleset(_REFER, instructions.handled_net, instructions.scoped) as ruleset:
+    with Ruleset(_REFER, spec.handled_net, spec.scoped) as ruleset:
         root = os.open("/", os.O_PATH | os.O_CLOEXEC)
         ruleset.allow_beneath(root, _REFER)
         os.close(root)
-        for port, rights in instructions.ports:
+        for port, rights in spec.ports:
             ruleset.allow_port(port, rights)
         ruleset.restrict()
     # kill(-1) without a scope would end every process of the user, so see that it holds: our

@@ -43,7 +43,7 @@ _RLIMIT_NPROC, _CAP_SYS_PTRACE = 6, 19
 
 
 def start(
-    asked: NamespaceSpec, stdio: Sequence[int], gateway: CommandGateway | None = None
+    spec: NamespaceSpec, stdio: Sequence[int], gateway: CommandGateway | None = None
 ) -> tuple[int, int]:
     """Start the sandbox and give up every right. HANDLED signals are blocked already.
 
@@ -51,11 +51,11 @@ def start(
     (see `status.written`), or which ends without a word once the command is exec'd. `gateway`
     is running already, in the network that we are in, where something can be reached.
     """
-    work = _Work(asked, gateway)
-    if asked.unprivileged_uid >= 0:
+    work = _Work(spec, gateway)
+    if spec.unprivileged_uid >= 0:
         call("unshare", userns.CLONE_NEWPID)
     else:
-        _be_somebody_else(asked, userns.CLONE_NEWPID)
+        _be_somebody_else(spec, userns.CLONE_NEWPID)
     report, report_to = os.pipe2(os.O_CLOEXEC)
     awaited, ready = os.pipe2(os.O_CLOEXEC)
     first = os.fork()
@@ -63,10 +63,10 @@ def start(
         os.close(report)
         os.close(ready)
         live(lambda: _first(work, stdio, report_to, awaited), lambda error: _report(report_to, error))
-    for fd in (report_to, awaited, *asked.cgroup_fds, *work.tally, *work.translated.values()):
+    for fd in (report_to, awaited, *spec.cgroup_fds, *work.tally, *work.translated.values()):
         os.close(fd)
-    if asked.unprivileged_uid >= 0:
-        process.become(asked.unprivileged_uid, asked.unprivileged_uid)  # as `first` will be: we may signal it
+    if spec.unprivileged_uid >= 0:
+        process.become(spec.unprivileged_uid, spec.unprivileged_uid)  # as `first` will be: we may signal it
     process.no_new_privs()
     process.clear_capabilities()
     process.dumpable(False)  # what the command is to know may be secret
@@ -79,32 +79,32 @@ def start(
 
 
 def start_here(
-    asked: NamespaceSpec, prepare: Callable[[], None], gateway: CommandGateway | None = None
+    spec: NamespaceSpec, prepare: Callable[[], None], gateway: CommandGateway | None = None
 ) -> int:
     """Start the sandbox as a child of this process, which goes on as it was. Returns its first process.
 
     Only for a process with a single thread, whose memory the first process may hold a copy of. It
-    tells why there is no command on `asked.status`, whose other end must be ours. `prepare` is
+    tells why there is no command on `spec.status`, whose other end must be ours. `prepare` is
     called in the child before anything else; signals to pass on are then sent to the child.
     """
-    work = _Work(asked, gateway)
-    own = userns.CLONE_NEWPID | (userns.CLONE_NEWUSER if asked.unprivileged_uid < 0 else 0)
+    work = _Work(spec, gateway)
+    own = userns.CLONE_NEWPID | (userns.CLONE_NEWUSER if spec.unprivileged_uid < 0 else 0)
     uid, gid = os.geteuid(), os.getegid()
 
     def be_first() -> int:
         gc.disable()  # looking for garbage would copy all of our parent's memory
         process.block_signals(HANDLED)
         prepare()
-        process.close_from(3, keep=(asked.status, *asked.cgroup_fds, *work.kept(), *work.translated.values()))
-        os.set_inheritable(asked.status, False)
+        process.close_from(3, keep=(spec.status, *spec.cgroup_fds, *work.kept(), *work.translated.values()))
+        os.set_inheritable(spec.status, False)
         open_streams()
-        if asked.unprivileged_uid < 0:
-            userns.map_ids(uid, gid, asked.uid, asked.gid)
-        return _first(work, range(3), asked.status)
+        if spec.unprivileged_uid < 0:
+            userns.map_ids(uid, gid, spec.uid, spec.gid)
+        return _first(work, range(3), spec.status)
 
     first = call("clone", own | process.SIGCHLD, 0, 0, 0, 0)
     if first == 0:
-        live(be_first, lambda error: _report(asked.status, error))
+        live(be_first, lambda error: _report(spec.status, error))
     return first
 
 
@@ -126,20 +126,20 @@ def open_streams() -> None:
 class _Work:
     """The first process's task, and the descriptors that only a process outside can make for it."""
 
-    def __init__(self, asked: NamespaceSpec, gateway: CommandGateway | None) -> None:
-        self.asked = asked
+    def __init__(self, spec: NamespaceSpec, gateway: CommandGateway | None) -> None:
+        self.spec = spec
         self.gateway = gateway
-        self.operations = asked.operations()
+        self.operations = spec.operations()
         self.translated: dict[tuple[int, int], int] = {}
-        if asked.unprivileged_uid >= 0:
-            self.translated = fresh_root.translations(self.operations, asked.unprivileged_uid)
-        self.watch = _watch(asked, self.operations)
+        if spec.unprivileged_uid >= 0:
+            self.translated = fresh_root.translations(self.operations, spec.unprivileged_uid)
+        self.watch = _watch(spec, self.operations)
         self.go_first: Callable[[], None] | None = None
-        if asked.cgroup_fds or asked.memory:
+        if spec.cgroup_fds or spec.memory:
             from ..limits.oom_score import go_first  # while our files can be read
 
             self.go_first = go_first
-        self.tally = () if self.watch is None else (asked.tally,)
+        self.tally = () if self.watch is None else (spec.tally,)
 
     def kept(self) -> tuple[int, ...]:
         """Descriptors that lead to the gateway, and that of the file in which we tell."""
@@ -147,23 +147,23 @@ class _Work:
         return (*gateway, *self.tally)
 
 
-def _watch(asked: NamespaceSpec, operations: Sequence[Operation]) -> LimitTally | None:
+def _watch(spec: NamespaceSpec, operations: Sequence[Operation]) -> LimitTally | None:
     """The supervisor that holds in the first process's loop those limits that no cgroup does."""
-    if not asked.memory and not asked.processes:
+    if not spec.memory and not spec.processes:
         return None
     from ..limits.limit_tally import LimitTally
     from ..limits.supervisor import Supervisor
     from ..mounts.operations import Empty  # while our files can be read
 
     in_memory = [item.path for item in operations if isinstance(item, Empty)]
-    return LimitTally(Supervisor(asked.memory or None, asked.processes or None, in_memory), asked.tally)
+    return LimitTally(Supervisor(spec.memory or None, spec.processes or None, in_memory), spec.tally)
 
 
-def _be_somebody_else(asked: NamespaceSpec, namespaces: int = 0) -> None:
+def _be_somebody_else(spec: NamespaceSpec, namespaces: int = 0) -> None:
     """Enter a user namespace as the plan's user: every capability, over nothing but this namespace."""
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", userns.CLONE_NEWUSER | namespaces)
-    userns.map_ids(uid, gid, asked.uid, asked.gid)
+    userns.map_ids(uid, gid, spec.uid, spec.gid)
 
 
 # ---------------------------------------------------------------- inside
@@ -175,26 +175,26 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
     On `report_to` it reports to its launcher that there is no command. From `awaited` it reads that the
     launcher has given up its rights: nothing is exec'd before.
     """
-    asked = work.asked
+    spec = work.spec
     _die_with_the_launcher(report_to)
-    if asked.cgroup_fds:  # before there is a namespace of groups: from inside, ours have no names
-        cgroups.enter(asked.cgroup_fds)
-    if asked.processors:
+    if spec.cgroup_fds:  # before there is a namespace of groups: from inside, ours have no names
+        cgroups.enter(spec.cgroup_fds)
+    if spec.processors:
         from ..limits import cpu_affinity  # while our files can be read
 
-        cpu_affinity.narrow(asked.processors)
-    call("unshare", mounts.CLONE_NEWNS | asked.namespaces)
+        cpu_affinity.narrow(spec.processors)
+    call("unshare", mounts.CLONE_NEWNS | spec.namespaces)
     mounts.mount(None, "/", flags=mounts.MS_REC | mounts.MS_PRIVATE)
-    call("sethostname", asked.host, len(asked.host))
+    call("sethostname", spec.host, len(spec.host))
     if work.gateway is not None:
-        work.gateway.give_sockets(asked.network)
-    elif asked.namespaces & userns.CLONE_NEWNET:
+        work.gateway.give_sockets(spec.network)
+    elif spec.namespaces & userns.CLONE_NEWNET:
         loopback.up()
-    fresh_root.enter(work.operations, asked.unprivileged_uid, work.translated)
-    if asked.unprivileged_uid >= 0:
-        process.become(asked.unprivileged_uid, asked.unprivileged_uid)
+    fresh_root.enter(work.operations, spec.unprivileged_uid, work.translated)
+    if spec.unprivileged_uid >= 0:
+        process.become(spec.unprivileged_uid, spec.unprivileged_uid)
         process.dumpable(True)  # changing ids took /proc/self away from us
-        _be_somebody_else(asked)
+        _be_somebody_else(spec)
         _die_with_the_launcher(report_to)  # and the death signal
     process.no_new_privs()
     process.empty_bounding_set()
@@ -203,8 +203,8 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
     process.clear_capabilities(kept)
     # Nothing of the sandbox looks into us: that hides us in its /proc, too.
     process.dumpable(False)
-    verify.around(asked, kept)
-    command = decode(asked.command)
+    verify.around(spec, kept)
+    command = decode(spec.command)
     ruleset = confine.build_ruleset(command)
     if awaited >= 0 and os.read(awaited, 1) != b"!":
         raise NotStarted(CONFINEMENT, "the launcher could not give up its rights")
@@ -215,8 +215,8 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
     if pid == 0:
         os.close(go)
         # Of the processes that the kernel counts in this user namespace, these are ours.
-        ours = 2 if awaited >= 0 and asked.unprivileged_uid < 0 else 1
-        most = asked.processes + ours if asked.processes else 0
+        ours = 2 if awaited >= 0 and spec.unprivileged_uid < 0 else 1
+        most = spec.processes + ours if spec.processes else 0
         if work.go_first is not None:
             work.go_first()  # before us
         live(

@@ -30,9 +30,9 @@ def main(words: list[str]) -> NoReturn:
     """Be the launcher, with what is asked in the descriptor that `words` names. Never returns."""
     status = -1
     try:
-        asked = _asked(words)
-        status = asked.status
-        code = _launch(asked)
+        spec = _spec(words)
+        status = spec.status
+        code = _launch(spec)
     except BaseException as error:
         failure = not_started(error)
         code = failure.code
@@ -40,7 +40,7 @@ def main(words: list[str]) -> NoReturn:
     os._exit(code)
 
 
-def _asked(words: list[str]) -> namespace_spec.NamespaceSpec:
+def _spec(words: list[str]) -> namespace_spec.NamespaceSpec:
     if len(words) != 1 or not words[0].isdecimal():
         raise NotStarted(ARGUMENTS, "usage: namespaces DESCRIPTOR")
     try:
@@ -49,33 +49,33 @@ def _asked(words: list[str]) -> namespace_spec.NamespaceSpec:
         raise NotStarted(ARGUMENTS, f"nothing is asked for in descriptor {words[0]}: {error}") from None
 
 
-def _launch(asked: namespace_spec.NamespaceSpec) -> int:
-    given = (asked.status, *asked.gateway, *asked.cgroup_fds, *(() if asked.tally < 0 else (asked.tally,)))
+def _launch(spec: namespace_spec.NamespaceSpec) -> int:
+    given = (spec.status, *spec.gateway, *spec.cgroup_fds, *(() if spec.tally < 0 else (spec.tally,)))
     process.close_from(3, keep=given)
     for fd in given:
         os.set_inheritable(fd, False)
     process.block_signals(HANDLED)
     namespace_init.open_streams()
     parent = os.getppid()
-    parent_process.die_with(parent, asked.launcher, asked.status)
-    gateway = _gateway(asked)
+    parent_process.die_with(parent, spec.launcher, spec.status)
+    gateway = _gateway(spec)
     try:
-        first, report = namespace_init.start(asked, range(3), gateway)
-        parent_process.die_with(parent, asked.launcher, asked.status)  # a change of identity has cleared it
+        first, report = namespace_init.start(spec, range(3), gateway)
+        parent_process.die_with(parent, spec.launcher, spec.status)  # a change of identity has cleared it
         return _attend(first, report)
     finally:
         if gateway is not None:
             gateway.end()
 
 
-def _gateway(asked: namespace_spec.NamespaceSpec) -> CommandGateway | None:
+def _gateway(spec: namespace_spec.NamespaceSpec) -> CommandGateway | None:
     """Started in the host's network, while we are there."""
-    if not asked.gateway:
+    if not spec.gateway:
         return None
     from .gateway import CommandGateway  # only for a policy that names something to reach
 
-    gateway = CommandGateway(asked.gateway)
-    os.close(asked.gateway[0])
+    gateway = CommandGateway(spec.gateway)
+    os.close(spec.gateway[0])
     return gateway
 
 

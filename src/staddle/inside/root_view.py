@@ -28,9 +28,9 @@ _QUIET = mounts.MS_NOSUID | mounts.MS_NODEV
 _MACHINE_WIDE = ("keys", "key-users", "timer_list", "kallsyms", "cmdline", "sched_debug", "kcore", "kmsg")
 
 
-def build(instructions: ExecSpec) -> None:
+def build(spec: ExecSpec) -> None:
     """Carry out `trees`, `empty`, `texts`, `links` and `processes_hidden`; nothing when none is asked for."""
-    if not (instructions.trees or instructions.empty or instructions.processes_hidden):
+    if not (spec.trees or spec.empty or spec.processes_hidden):
         return
     import resource
 
@@ -38,20 +38,20 @@ def build(instructions: ExecSpec) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        _build(instructions)
+        _build(spec)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _build(instructions: ExecSpec) -> None:
+def _build(spec: ExecSpec) -> None:
     step = "a mount namespace cannot be had"
     try:
         mounts.private_namespace()
         trees: dict[bytes, int] = {}
-        for path, owner, group, read_only in instructions.trees:
+        for path, owner, group, read_only in spec.trees:
             step = f"{os.fsdecode(path)!r} cannot be given to the sandbox's user"
-            trees[path] = _clone(path, owner, group, instructions.uid, bool(read_only))
-        empty = {path: (mode, size) for path, mode, size in instructions.empty}
+            trees[path] = _clone(path, owner, group, spec.uid, bool(read_only))
+        empty = {path: (mode, size) for path, mode, size in spec.empty}
         # What is deeper covers what is above it, and a granted tree an empty one at the same place.
         places = {*trees, *empty}
         for path in sorted(places, key=lambda path: (path.count(b"/"), path)):
@@ -59,19 +59,19 @@ def _build(instructions: ExecSpec) -> None:
             if _innermost(path, places) in empty:
                 _make_way(path, None if path in empty or _is_directory(trees[path]) else b"")
             if path in empty:
-                _mount_empty(path, *empty[path], instructions.uid)
+                _mount_empty(path, *empty[path], spec.uid)
             if path in trees:
                 _attach(path, trees[path])
-        for path, content in instructions.texts:
+        for path, content in spec.texts:
             step = f"{os.fsdecode(path)!r} cannot be made"
             if _innermost(path, places) in empty:  # never in a tree: that is the host's
                 _make_way(path, content)
-        for path, target in instructions.links:
+        for path, target in spec.links:
             step = f"{os.fsdecode(path)!r} cannot be made"
             if _innermost(path, places) in empty:
                 _make_directories(path)
                 os.symlink(target, path)
-        if instructions.processes_hidden:
+        if spec.processes_hidden:
             step = "other processes cannot be hidden"
             mounts.mount("proc", "/proc", "proc", flags=_QUIET | mounts.MS_NOEXEC, options="hidepid=2")
         step = "the machine's keys cannot be hidden"

@@ -1,6 +1,6 @@
 """The process that stands for a command in a systemd unit: what the caller starts and waits for.
 
-It starts systemd-run, hands the orders and its own three descriptors to the process inside
+It starts systemd-run, hands the specification and its own three descriptors to the process inside
 the unit over a socket pair, passes signals on, and ends as the command did. The pair is the
 unit's standard input to begin with: it has no name, so there is nothing on disk that could be
 found or left behind, and no other process can be at its other end. However this process ends, the
@@ -19,7 +19,7 @@ from ..ipc.status import ARGUMENTS, CONFINEMENT, NotStarted, tell
 from ..linux import process
 from . import parent as parent_process
 from .attend import HANDLED, Attendant
-from .systemd_unit import ENDED, FAILED, LONGEST, ORDERS, SIGNAL, STARTED
+from .systemd_unit import ENDED, FAILED, LONGEST, SIGNAL, SPEC, STARTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,15 +44,15 @@ _NO_SUCH_START = {
 
 
 def main(words: list[str]) -> NoReturn:
-    """Be the client, with the orders in the descriptor that `words` names. Never returns."""
+    """Be the client, with the specification in the descriptor that `words` names. Never returns."""
     status = -1
     try:
         file = _descriptor(words)
-        orders = _orders(file)
-        status = orders.status
-        for fd in (status, *orders.gateway):
+        spec = _spec(file)
+        status = spec.status
+        for fd in (status, *spec.gateway):
             os.set_inheritable(fd, False)
-        code = _run(orders, file)
+        code = _run(spec, file)
     except NotStarted as failure:
         code = failure.code
         tell(status, failure)
@@ -62,15 +62,15 @@ def main(words: list[str]) -> NoReturn:
     os._exit(code)
 
 
-def _run(orders: systemd_spec.SystemdSpec, file: int) -> int:
-    if not orders.gateway:
-        return _Client(orders, file).run()
+def _run(spec: systemd_spec.SystemdSpec, file: int) -> int:
+    if not spec.gateway:
+        return _Client(spec, file).run()
     from .gateway import CommandGateway  # only for a policy that names something to reach
 
-    gateway = CommandGateway(orders.gateway)  # our child, in the host's network; the unit has none of it
-    os.close(orders.gateway[0])
+    gateway = CommandGateway(spec.gateway)  # our child, in the host's network; the unit has none of it
+    os.close(spec.gateway[0])
     try:
-        return _Client(orders, file, (gateway.socket, gateway.ready)).run()
+        return _Client(spec, file, (gateway.socket, gateway.ready)).run()
     finally:
         gateway.end()
 
@@ -81,25 +81,25 @@ def _descriptor(words: list[str]) -> int:
     return int(words[0])
 
 
-def _orders(file: int) -> systemd_spec.SystemdSpec:
+def _spec(file: int) -> systemd_spec.SystemdSpec:
     try:
         return systemd_spec.decode(parent_process.contents(os.dup(file)))
     except (OSError, ValueError) as error:
-        raise NotStarted(ARGUMENTS, f"there are no orders in descriptor {file}: {error}") from None
+        raise NotStarted(ARGUMENTS, f"there are no a specification in descriptor {file}: {error}") from None
 
 
 class _Client:
     """One unit, from its start to its end."""
 
-    def __init__(self, orders: systemd_spec.SystemdSpec, file: int, gateway: tuple[int, ...] = ()) -> None:
+    def __init__(self, spec: systemd_spec.SystemdSpec, file: int, gateway: tuple[int, ...] = ()) -> None:
         """`gateway` are the descriptors that lead to the network gateway, if there is one."""
-        self._orders = orders
+        self._spec = spec
         self._said = b""
         self._started = False
         self._failure: NotStarted | None = None
         self._code: int | None = None
         process.block_signals(HANDLED)
-        parent_process.die_with(os.getppid(), orders.launcher, orders.status)
+        parent_process.die_with(os.getppid(), spec.launcher, spec.status)
         self._control, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         self._words, words = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._words, False)
@@ -121,22 +121,22 @@ class _Client:
                 os.dup2(output, 2)
                 process.close_from(3)
                 process.default_signals()
-                environment = dict(item.split(b"=", 1) for item in self._orders.starter_environment)
-                os.execve(self._orders.starter[0], self._orders.starter, environment)  # noqa: S606
+                environment = dict(item.split(b"=", 1) for item in self._spec.starter_environment)
+                os.execve(self._spec.starter[0], self._spec.starter, environment)  # noqa: S606
         except OSError as error:
-            os.write(2, f"{os.fsdecode(self._orders.starter[0])}: {error.strerror}".encode())
+            os.write(2, f"{os.fsdecode(self._spec.starter[0])}: {error.strerror}".encode())
         finally:
             os._exit(CONFINEMENT)
 
     def _hand_over(self, file: int, gateway: tuple[int, ...]) -> None:
-        """Send the orders and our descriptors, and let go of these: the command's ends are its own.
+        """Send the specification and our descriptors, and let go of these: the command's ends are its own.
 
         All but standard error: that it could not be started may have to be told there.
         """
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         stdio = [fd if _is_open(fd) else null for fd in range(3)]
         given = struct.pack(f"{4 + len(gateway)}i", *stdio, file, *gateway)
-        self._control.sendmsg([ORDERS], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, given)])
+        self._control.sendmsg([SPEC], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, given)])
         for fd in (0, 1):
             os.dup2(null, fd)
         os.close(file)

@@ -3,11 +3,11 @@
     systemd ── unit ── first ── command
                 │        │
                 │        └ PID 1 of the sandbox: reaps, passes signals on to everybody
-                └ outside of the sandbox's processes: holds the line to the client
+                └ outside of the sandbox's processes: has the socket to the client
 
 The unit's standard input is one end of a socket pair; the other is with the client, who sends
-the orders and the command's three descriptors, and is told how it went. When the client is
-gone, killed or not, the line is down, and this process ends everything: the kernel kills
+the specification and the command's three descriptors, and gets reports. When the client is
+gone, killed or not, the socket is closed, and this process ends everything: the kernel kills
 `first` with it, and with `first` every process of the sandbox.
 """
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from .gateway import CommandGateway
 
-#: Messages. To us, once and first: descriptors come with it, the command's three, the orders, and
+#: Messages. To us, once and first: descriptors come with it, the command's three, the specification, and
 #: two that lead to the gateway, where there is one. Then signals to pass on.
-ORDERS, SIGNAL = b"o", b"k"
+SPEC, SIGNAL = b"o", b"k"
 #: From us: a failure and its words, the command's first instruction, its exit status.
 FAILED, STARTED, ENDED = b"f", b"s", b"x"
 LONGEST = 4096
@@ -52,10 +52,10 @@ def main() -> NoReturn:
 
 
 def _unit(control: _socket.socket) -> int:
-    stdio, orders, gateway = _receive(control)
+    stdio, spec, gateway = _receive(control)
     process.block_signals(HANDLED)
-    _check_unit(orders)
-    first, report = namespace_init.start(orders, stdio, gateway)
+    _check_unit(spec)
+    first, report = namespace_init.start(spec, stdio, gateway)
     for fd in (*stdio, *((gateway.socket, gateway.ready) if gateway else ())):
         os.close(fd)
     return _attend(control, first, report)
@@ -64,37 +64,37 @@ def _unit(control: _socket.socket) -> int:
 def _receive(
     control: _socket.socket,
 ) -> tuple[tuple[int, ...], systemd_spec.SystemdSpec, CommandGateway | None]:
-    """The command's descriptors, the orders, and the gateway. Only the client holds the other end."""
+    """The command's descriptors, the specification, and the gateway. Only the client holds the other end."""
     message, extra, flags, _ = control.recvmsg(16, _socket.CMSG_SPACE(6 * 4))
-    if message != ORDERS or len(extra) != 1 or flags & _socket.MSG_CTRUNC:
+    if message != SPEC or len(extra) != 1 or flags & _socket.MSG_CTRUNC:
         os._exit(CONFINEMENT)  # the client has ended before it asked for anything
     count = len(extra[0][2]) // 4
     *stdio, file = received = struct.unpack(f"{count}i", extra[0][2])[:4]
     outward = struct.unpack(f"{count}i", extra[0][2])[4:]
     for fd in (*received, *outward):
         os.set_inheritable(fd, False)
-    orders = systemd_spec.decode(parent_process.contents(file))
-    if len(outward) != len(orders.gateway):
+    spec = systemd_spec.decode(parent_process.contents(file))
+    if len(outward) != len(spec.gateway):
         raise NotStarted(CONFINEMENT, "the network gateway is missing")
     if not outward:
-        return tuple(stdio), orders, None
+        return tuple(stdio), spec, None
     from .gateway import CommandGateway  # only for a policy that names something to reach
 
-    return tuple(stdio), orders, CommandGateway.elsewhere(*outward)
+    return tuple(stdio), spec, CommandGateway.elsewhere(*outward)
 
 
-def _check_unit(orders: systemd_spec.SystemdSpec) -> None:
+def _check_unit(spec: systemd_spec.SystemdSpec) -> None:
     """See that the properties did what they say: some mean nothing in some managers."""
     if b"\nNoNewPrivs:\t1\n" not in _contents("/proc/self/status"):
         raise NotStarted(CONFINEMENT, "systemd ignored NoNewPrivileges=yes")
-    for name, inode in orders.foreign:
+    for name, inode in spec.foreign:
         kind = os.fsdecode(name)
         if os.stat(f"/proc/self/ns/{kind}").st_ino == inode:
             raise NotStarted(CONFINEMENT, f"systemd did not give the unit its own {kind} namespace")
-    if not orders.bounds:
+    if not spec.bounds:
         return
     own = next((line[3:] for line in _contents("/proc/self/cgroup").splitlines() if line[:3] == b"0::"), b"/")
-    for name, most in orders.bounds:
+    for name, most in spec.bounds:
         path = f"/sys/fs/cgroup{os.fsdecode(own)}/{os.fsdecode(name)}"
         if not _is_bounded(_contents(path), most):
             raise NotStarted(CONFINEMENT, f"systemd did not set the limit in {path}")
@@ -164,7 +164,7 @@ def _say(control: _socket.socket, message: bytes) -> None:
     try:
         control.send(message[:LONGEST], _socket.MSG_NOSIGNAL)
     except OSError:
-        pass  # it has gone; the next look at the line says so
+        pass  # it has ended; reading the socket tells so
 
 
 def _hear(control: _socket.socket) -> bytes:

@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from ..ipc.namespace_spec import NamespaceSpec
 
 
-def around(asked: NamespaceSpec, kept: int = 0) -> None:
+def around(spec: NamespaceSpec, kept: int = 0) -> None:
     """NotStarted when anything is missing; the capabilities in `kept` are still there, on purpose."""
     missing = wrong(
-        asked, {name: read_whole(f"/proc/self/{name}") for name in ("status", "uid_map", "mountinfo")}, kept
+        spec, {name: read_whole(f"/proc/self/{name}") for name in ("status", "uid_map", "mountinfo")}, kept
     )
-    missing += shared(asked.foreign)
-    if os.fsencode(os.uname().nodename) != asked.host:
+    missing += shared(spec.foreign)
+    if os.fsencode(os.uname().nodename) != spec.host:
         missing.append("its own host name")
     refuse_without(missing)
 
 
-def wrong(asked: NamespaceSpec, seen: dict[str, bytes], kept: int = 0) -> list[str]:
+def wrong(spec: NamespaceSpec, seen: dict[str, bytes], kept: int = 0) -> list[str]:
     """The missing protections, by the files of /proc/self. Pure."""
     id_map = seen["uid_map"].split()
     found = {
         "being its first process": b"Pid:\t1" in seen["status"].split(b"\n"),
         **rights(seen["status"], kept),
-        "a user of its own": len(id_map) == 3 and id_map[::2] == [b"%d" % asked.uid, b"1"],
+        "a user of its own": len(id_map) == 3 and id_map[::2] == [b"%d" % spec.uid, b"1"],
         "being another user than root": len(id_map) == 3 and id_map[1] != b"0",
         "a root of its own": own_root(seen["mountinfo"]),
     }

@@ -93,11 +93,11 @@ NO_PROCESS_NAMESPACE = (
     Edit("inside/namespace_init.py", '        call("unshare", userns.CLONE_NEWPID)\n', ""),
     Edit(
         "inside/namespace_init.py",
-        "_be_somebody_else(asked, userns.CLONE_NEWPID)",
-        "_be_somebody_else(asked)",
+        "_be_somebody_else(spec, userns.CLONE_NEWPID)",
+        "_be_somebody_else(spec)",
     ),
 )
-NO_LAST_LOOK = Edit("inside/namespace_init.py", "    verify.around(asked, kept)\n", "")
+NO_LAST_LOOK = Edit("inside/namespace_init.py", "    verify.around(spec, kept)\n", "")
 OPEN_FIRST_PROCESS = (
     Edit("inside/namespace_init.py", "    process.dumpable(False)\n", ""),
     Edit("mounts/building.py", '"hidepid=2"', '""'),

@@ -190,7 +190,7 @@ SWITCHES: dict[str, Switch] = {
         edits=(
             Edit(
                 "inside/bwrap_prelude.py",
-                "        process.become(orders.unprivileged_uid, orders.unprivileged_uid)\n",
+                "        process.become(spec.unprivileged_uid, spec.unprivileged_uid)\n",
                 "        pass\n",
             ),
         ),

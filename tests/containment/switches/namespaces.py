@@ -210,7 +210,7 @@ SWITCHES: dict[str, Switch] = {
             NO_LAST_LOOK,
             Edit(
                 "inside/namespace_init.py",
-                "        process.become(asked.unprivileged_uid, asked.unprivileged_uid)\n"
+                "        process.become(spec.unprivileged_uid, spec.unprivileged_uid)\n"
                 "        process.dumpable(True)",
                 "        process.dumpable(True)",
             ),

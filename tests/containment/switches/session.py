@@ -125,7 +125,7 @@ SWITCHES: dict[str, Switch] = {
             Edit(
                 "forkserver/*.py",
                 "None if config.network else AgentNetwork(",
-                "None and Network(",
+                "None and AgentNetwork(",
             ),
         ),
     ),

@@ -101,7 +101,7 @@ def _launch(
             built = staged_view.build_as_user(ours)
     # Not a pipe: a launcher that finds its reader gone must not die of it half-way.
     status = give.holding(b"")
-    gateway_log, ends = gateways.line(plan, give, command, lasting=True)
+    gateway_log, ends = gateways.open_socket(plan, give, command, lasting=True)
     if gateway_log is None:
         enter = _entering(starter, built, give)
     else:
@@ -170,13 +170,13 @@ def _entering(starter: Starter, built: Built | None, give: Descriptors) -> _Ente
 
 
 def _connecting(
-    starter: Starter, plan: Plan, built: Built | None, give: Descriptors, line: tuple[int, ...]
+    starter: Starter, plan: Plan, built: Built | None, give: Descriptors, fds: tuple[int, ...]
 ) -> _Enter:
-    """Enter by our own step, which makes a network first. `line`: status descriptor, gateway's ends."""
+    """Enter by our own step, which makes a network first. `fds`: status descriptor, gateway's ends."""
     from ...inside import bwrap_prelude
     from ...launch import helper
 
-    status, theirs, ours = line
+    status, theirs, ours = fds
     user = -1 if built is None or built.user_namespace is None else give.keep(built.user_namespace)
     orders = bwrap_prelude.PreludeSpec(
         status=status,

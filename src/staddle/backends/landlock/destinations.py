@@ -47,9 +47,9 @@ def rows(plan: Plan) -> tuple[Row, ...]:
 
 
 def ports(plan: Plan, rights: frozenset[str]) -> tuple[tuple[tuple[int, int], ...], frozenset[str]]:
-    """(port, rights) that Landlock allows behind the warden's back, and the rights that it handles at all.
+    """(port, rights) that Landlock itself allows, and the rights that it handles at all.
 
-    The warden is under the same rules as the command. Ports cannot be counted where every one is meant.
+    The supervisor is under the same rules as the command. Ports cannot be counted where every one is meant.
     """
     if plan.network.mode == "open":
         return (), rights - kernel.TCP

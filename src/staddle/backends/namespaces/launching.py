@@ -45,7 +45,7 @@ def launch(plan: Plan, layout: Layout, unprivileged_uid: int | None, command: Se
     try:
         read, write = os.pipe2(os.O_CLOEXEC)
         status = give.keep(write)
-        gateway_log, ends = gateways.line(plan, give, command)
+        gateway_log, ends = gateways.open_socket(plan, give, command)
         limited = _limited(plan)
         asked = spec(plan, layout, unprivileged_uid, command, status=status, gateway=ends, limited=limited)
         if limited is not None:

@@ -89,8 +89,8 @@ class ProcessConfinement:
     def become(self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
         """Be confined and exec. Raises NotStarted or OSError; nothing else comes back."""
         self._enter(self._rights)
-        instructions = self._instructions(argv, environment, directory)
-        become_command(instructions, None, -1, guardian=0, last=self._look, kept=self._rights)
+        spec = self._spec(argv, environment, directory)
+        become_command(spec, None, -1, guardian=0, last=self._look, kept=self._rights)
 
     def become_root(
         self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes
@@ -103,13 +103,13 @@ class ProcessConfinement:
         else:
             as_root.enter_alone()
         process.keep_capabilities(as_root.RIGHTS)
-        instructions = self._instructions(argv, environment, directory)
-        become_command(instructions, None, -1, guardian=0, last=self._look_as_root, kept=as_root.RIGHTS)
+        spec = self._spec(argv, environment, directory)
+        become_command(spec, None, -1, guardian=0, last=self._look_as_root, kept=as_root.RIGHTS)
 
     def confine(self) -> None:
         """Be confined in the same way, and go on as we are; open files are not limited."""
         self._enter()
-        confine(self._instructions((), (), b"/"), None, guardian=0)
+        confine(self._spec((), (), b"/"), None, guardian=0)
         self._look()
 
     def _enter(self, kept: int = 0) -> None:
@@ -153,9 +153,7 @@ class ProcessConfinement:
         maps = self._maps()[-2:] if self._whose else as_root.MAPS
         verify.at_myself(0, 0, maps, self._outer, as_root.RIGHTS)
 
-    def _instructions(
-        self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes
-    ) -> ExecSpec:
+    def _spec(self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> ExecSpec:
         return ExecSpec(argv, environment, directory, rlimits=self._rlimits, filter=self._filter)
 
     def _maps(self) -> tuple[tuple[str, bytes], ...]:

@@ -1,4 +1,4 @@
-"""Which addresses the warden connects to over TCP, where not all are allowed. Pure.
+"""The addresses that the supervisor connects to over TCP, where not all are allowed. Pure.
 
 A row is (network, prefix length, port, refused): the network packed, port 0 for every one. What
 no row allows is refused, and so is what one refuses.

@@ -1,12 +1,12 @@
-"""The two processes that stay while a command runs, so that nothing survives either of them.
+"""The two processes that stay while a command runs under Landlock, so that nothing survives either of them.
 
-    launcher      what the caller started: passes signals on, ends as the command did
-      └ warden    in a session of its own: starts the command, answers its connect() calls,
-          │       ends everything at the end, removes the private directories
+    launcher          what the caller started: passes signals on, ends as the command did
+      └ supervisor    in a session of its own: starts the command, answers its connect() calls,
+          │           ends everything at the end, removes the private directories
           └ command
 
-If the launcher is killed, the warden sees its end of a pipe close and ends everything. If
-the warden is killed, the command dies with it and the launcher, who inherits what is left,
+If the launcher is killed, the supervisor sees its end of a pipe close and ends everything. If
+the supervisor is killed, the command dies with it and the launcher, who inherits what is left,
 ends that. Both run as the sandbox's user, outside its Landlock rules and filter; nothing
 inside can signal, trace or read either.
 """
@@ -41,14 +41,14 @@ HANDLED = (*ATTENDED, ORPHANED)
 _BUSY = 20
 
 
-def launch(instructions: ExecSpec, ruleset: Ruleset | None, status: int, parent: int) -> NoReturn:
-    """Be the launcher: start the warden, pass signals on to it, end as it ends."""
+def launch(spec: ExecSpec, ruleset: Ruleset | None, status: int, parent: int) -> NoReturn:
+    """Be the launcher: start the supervisor, pass signals on to it, end as it ends."""
     process.subreaper()
     lifeline, ours = os.pipe2(os.O_CLOEXEC)
-    warden = os.fork()
-    if warden == 0:
+    supervisor = os.fork()
+    if supervisor == 0:
         os.close(ours)
-        live(lambda: _watch(instructions, ruleset, status, lifeline), lambda error: _report(status, error))
+        live(lambda: _watch(spec, ruleset, status, lifeline), lambda error: _report(status, error))
     os.close(lifeline)
     if status >= 0:
         os.close(status)
@@ -59,40 +59,40 @@ def launch(instructions: ExecSpec, ruleset: Ruleset | None, status: int, parent:
     def on_signal(number: int) -> None:
         nonlocal ours
         if number in PASSED_ON:
-            os.kill(warden, number)  # our child, not waited for yet: the number is its own
+            os.kill(supervisor, number)  # our child, not waited for yet: the number is its own
         elif os.getppid() != parent and ours >= 0:
-            os.close(ours)  # the warden ends everything
+            os.close(ours)  # the supervisor ends everything
             ours = -1
 
-    status = Attendant(warden, more=(ORPHANED,), reaps_all=True).run(on_signal) or 0
+    status = Attendant(supervisor, more=(ORPHANED,), reaps_all=True).run(on_signal) or 0
     if os.WIFSIGNALED(status):
         # Killed from outside. The command died with it; what else there is, is our child now.
         Descendants().end()
-        remove_tree.remove(instructions.scratch)
+        remove_tree.remove(spec.scratch)
     os._exit(exit_status(status))
 
 
-def _watch(instructions: ExecSpec, ruleset: Ruleset | None, status: int, lifeline: int) -> int:
-    """Be the warden. Returns the command's exit status when nothing of it is left."""
+def _watch(spec: ExecSpec, ruleset: Ruleset | None, status: int, lifeline: int) -> int:
+    """Be the supervisor. Returns the command's exit status when nothing of it is left."""
     os.setsid()  # a signal to the launcher's process group is not for us
     process.subreaper()
     descendants = Descendants()
     try:
-        descendants = share_scope(instructions)
-        command, broker = _start(instructions, ruleset, status)
+        descendants = share_scope(spec)
+        command, broker = _start(spec, ruleset, status)
         return _attend(command, broker, descendants, lifeline)
     finally:
         descendants.end()
-        remove_tree.remove(instructions.scratch)
+        remove_tree.remove(spec.scratch)
 
 
-def _start(instructions: ExecSpec, ruleset: Ruleset | None, status: int) -> tuple[int, Broker | None]:
-    ours, theirs = process.descriptor_channel() if instructions.brokered else (-1, -1)
-    warden = os.getpid()
+def _start(spec: ExecSpec, ruleset: Ruleset | None, status: int) -> tuple[int, Broker | None]:
+    ours, theirs = process.descriptor_channel() if spec.brokered else (-1, -1)
+    supervisor = os.getpid()
     command = os.fork()
     if command == 0:
         live(
-            lambda: confine.become_command(instructions, ruleset, status, warden, theirs),
+            lambda: confine.become_command(spec, ruleset, status, supervisor, theirs),
             lambda error: _report(status, error),
         )
     for fd in (theirs, status):
@@ -107,7 +107,7 @@ def _start(instructions: ExecSpec, ruleset: Ruleset | None, status: int) -> tupl
     listener = process.receive_descriptor(ours)
     os.close(ours)
     # None: its process has failed, and said why.
-    return command, None if listener is None else Broker(listener, instructions)
+    return command, None if listener is None else Broker(listener, spec)
 
 
 def _attend(command: int, broker: Broker | None, descendants: Descendants, lifeline: int) -> int:

@@ -1,4 +1,4 @@
-"""The warden makes the command's connections in its place, those the policy allows.
+"""The supervisor makes the command's connections in its place, those the policy allows.
 
 The filter stops every connect() and tells us. The address and the descriptor in the call
 are the caller's to change until the kernel looks at them, so a connect() is never let
@@ -6,7 +6,7 @@ through: we copy both, decide about the copies, and connect ourselves on the cal
 socket. A socket file is opened first, through no link, and the connection made to exactly
 what was opened. See seccomp_unotify(2) on why nothing else is safe.
 
-A server sees the warden as its peer (SO_PEERCRED): the same user, another process.
+A server sees the supervisor as its peer (SO_PEERCRED): the same user, another process.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class Broker:
     then is our process, which stays, the peer that the server sees.
     """
 
-    def __init__(self, listener: int, instructions: ExecSpec) -> None:
+    def __init__(self, listener: int, spec: ExecSpec) -> None:
         self.listener = listener
-        self._rules = Rules(instructions.sockets)
-        self._internet = bool(instructions.internet)
-        self._destinations = Destinations(instructions.destinations)
+        self._rules = Rules(spec.sockets)
+        self._internet = bool(spec.internet)
+        self._destinations = Destinations(spec.destinations)
         # Our own domain has this scope, so the kernel itself keeps us from the host's.
-        self._abstract = bool(instructions.scoped & RIGHTS["scope"]["abstract_unix_socket"][0])
+        self._abstract = bool(spec.scoped & RIGHTS["scope"]["abstract_unix_socket"][0])
         # CDLL, not PyDLL: a connection that blocks must not stop the other threads.
         self._connect = ctypes.CDLL(None, use_errno=True).connect
         self._lock = _thread.allocate_lock()
