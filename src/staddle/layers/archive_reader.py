@@ -34,13 +34,13 @@ def load(
     """The layers of the archive at `path`, new ones of `store`, and its facts.
 
     Each layer is held once, for the caller to drop. `bases` are what they will lie on, if that is
-    known: whiteouts of what is not there are left out. `progress` is told how many of how many
+    known: whiteouts of what is not there are left out. `progress` is called with how many of how many
     bytes of the file are read. ArchiveRefused, with nothing left behind, for anything that `save`
     does not write.
     """
     made: dict[str, Layer] = {}
     try:
-        with open(path, "rb") as raw, _decompressing(_told(raw, progress)) as source:
+        with open(path, "rb") as raw, _decompressing(_with_progress(raw, progress)) as source:
             facts = _read(source, store, made, bounds or UnpackBounds(), owner)
         for layer in made.values() if bases else ():
             prune(layer.upper, bases)
@@ -146,7 +146,7 @@ class _BoundedReader:
 
 
 class _ProgressReader:
-    """A file that tells how far it has been read."""
+    """A file that reports how far it has been read."""
 
     def __init__(self, raw: IO[bytes], progress: Callable[[int, int], object]) -> None:
         self._raw, self._progress = raw, progress
@@ -162,7 +162,7 @@ class _ProgressReader:
         return getattr(self._raw, name)
 
 
-def _told(raw: IO[bytes], progress: Callable[[int, int], object] | None) -> IO[bytes]:
+def _with_progress(raw: IO[bytes], progress: Callable[[int, int], object] | None) -> IO[bytes]:
     return raw if progress is None else _ProgressReader(raw, progress)  # type: ignore[return-value]
 
 

@@ -3,7 +3,7 @@
 A signature of every file would cost a walk of the workspace at every start. But a change
 always moves a file's ctime, which no process can set: so the time of the start says about any file
 whether it changed since. Of the files that the sandbox has touched more is known: their
-signature is noted when the touch is first seen (see `scan`), and told exactly from then on.
+signature is noted when the touch is first seen (see `change_watch`), and exact from then on.
 
 After a commit the layer still holds what was committed. `settle` remembers what that was, so
 that a later edit on the host is not taken for a change of the sandbox's.
@@ -34,7 +34,7 @@ class Baseline:
 
     def __init__(self, taken: int | None = None) -> None:
         # Files are stamped by a clock that stands still for some milliseconds, at times: what
-        # is changed in the very first of them is only told if it was noted.
+        # is changed in the very first of them is only found if it was noted.
         self.taken = time.time_ns() if taken is None else taken
         self._noted: dict[str, Signature | None] = {}
         self._settled: dict[str, Signature | None] = {}
@@ -112,7 +112,7 @@ class Baseline:
         for path in paths:
             if path not in self._noted:
                 found = _found(look, path)
-                # One that changed before we came to look is told by the time of the start.
+                # One that changed before we looked is found by the time of the start.
                 if found is None or found.st_ctime_ns <= self.taken or stat.S_ISDIR(found.st_mode):
                     self._noted[path] = found and signature(found)
         look.close()

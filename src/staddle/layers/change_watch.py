@@ -1,9 +1,9 @@
 """The changes of one command: the upper layer is scanned before and after it, and compared.
 
 A look costs a stat for every entry of the layer, so it stops at a limit. What was not in the
-layer before is compared with what lies below, by content. What was, is told by its inode,
+layer before is compared with what lies below, by content. What was there before is compared by inode,
 times and size: of a file that the sandbox had changed before there is no older content to
-compare with, so one that was rewritten alike is told as modified here. `diff` is exact.
+compare with, so one that was rewritten alike is reported as modified here. `diff` is exact.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class ChangeWatch:
         found = []
         with OpenLayers(self._view) as opened:
             for item in differences(opened, Selection(fresh)):
-                # What was in the layer, or had no place to be seen in, is told without a comparison.
+                # What was in the layer, or had no place to be seen in, is reported without a comparison.
                 if item.path not in before and not _was_hidden(item.path, before):
                     found.append(change_of(opened, item, self._at))
         return found
@@ -111,7 +111,7 @@ class ChangeWatch:
             kind = "type"
         elif stat.S_ISDIR(now[1]):
             if before[1] == now[1]:
-                return None  # another one of the same name: what is in it is told
+                return None  # another one of the same name: what is in it is reported
             kind = "mode"
         elif before[:1] + before[2:4] == now[:1] + now[2:4]:
             if before[1] == now[1]:

@@ -93,8 +93,8 @@ class _TrashThread:
                     job()
                 except Exception:
                     # A bug of ours: reported as any thread's is, so that `wait` does not wait for ever.
-                    told = (*sys.exc_info(), threading.current_thread())
-                    threading.excepthook(threading.ExceptHookArgs(told))
+                    report = (*sys.exc_info(), threading.current_thread())
+                    threading.excepthook(threading.ExceptHookArgs(report))
 
 
 _workers: list[_TrashThread] = []

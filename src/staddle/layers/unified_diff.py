@@ -52,7 +52,7 @@ def text_diff(
     context: int = 3,
     limit: int = 1 << 20,
 ) -> str:
-    """`change` as a unified diff, every line ended; what cannot be one is said in a line."""
+    """`change` as a unified diff, with every line ended; one line of text where there is none."""
     head = _head(change)
     if change.kind == "mode" or "file" not in (change.type, change.old_type):
         return head

@@ -1,4 +1,4 @@
-"""Decide how a sandbox will be: its backend, its kind of workspace, its plan, and what that enforces.
+"""Decide about a sandbox: its backend, its kind of workspace, its plan, and what that enforces.
 
 Nothing is started but probes. Whether namespaces can be had, and whether the workspace has to be a copy,
 is asked here and nowhere else.
@@ -52,21 +52,21 @@ class Decision(Value):
     enforced: Enforcement
 
 
-def workspace_kind(asked: SandboxSettings) -> WorkspaceKind:
+def workspace_kind(settings: SandboxSettings) -> WorkspaceKind:
     """The kind of workspace that a sandbox with these settings has."""
-    if asked.mode != "overlay":
+    if settings.mode != "overlay":
         return "direct"
-    if asked.keep is not None:
+    if settings.keep is not None:
         return "persistent"
-    if asked.workspace is None:
-        if asked.backend != "auto":
-            return "overlay" if asked.backend == _LAYERED else "direct"
+    if settings.workspace is None:
+        if settings.backend != "auto":
+            return "overlay" if settings.backend == _LAYERED else "direct"
         return "overlay" if sys.platform != "darwin" and _layers().usable else "direct"
-    name = _backend_name(asked)
+    name = _backend_name(settings)
     if name not in _MAY_BE_LAYERED or not _layers().usable:
         return "copied"
     # Root's sandbox does not run as root: files that it changes must be shown with another owner.
-    return "copied" if os.geteuid() == 0 and not _idmappable(asked.workspace) else "overlay"
+    return "copied" if os.geteuid() == 0 and not _idmappable(settings.workspace) else "overlay"
 
 
 def _layers() -> Probe:
@@ -85,7 +85,7 @@ def _idmappable(directory: str) -> bool:
 
 
 def decide(
-    asked: SandboxSettings,
+    settings: SandboxSettings,
     kind: WorkspaceKind | None = None,
     stand_in: str | None = None,
     copy: str | None = None,
@@ -96,20 +96,20 @@ def decide(
     layers of a sandbox without a workspace, `copy` the one that takes the place of a workspace where
     there are no layers.
     """
-    kind = workspace_kind(asked) if kind is None else kind
-    name = _backend_name(asked)
-    if stand_in is not None or (kind in ("overlay", "persistent") and asked.workspace is not None):
+    kind = workspace_kind(settings) if kind is None else kind
+    name = _backend_name(settings)
+    if stand_in is not None or (kind in ("overlay", "persistent") and settings.workspace is not None):
         name = _with_layers(name)
     moved = name in _MOVE or (name == "auto" and sys.platform != "darwin")
-    found = _decided(asked, asked.policy, name, moved=moved, stand_in=stand_in, copy=copy)
+    found = _decided(settings, settings.policy, name, moved=moved, stand_in=stand_in, copy=copy)
     if moved and found.backend.name not in _MOVE:  # the best there is shows directories where they are
         moved = False
-        found = _decided(asked, asked.policy, found.backend.name, moved=False, copy=copy)
+        found = _decided(settings, settings.policy, found.backend.name, moved=False, copy=copy)
     alone = found.backend.name in _NO_INTERPRETER
     if not alone and not found.plan.shows(os.path.realpath(sys.executable)):
         # The agent is a program of ours for the interpreter that runs us; a grant of it must do.
-        policy = asked.policy.with_read(os.path.realpath(sys.base_prefix))
-        found = _decided(asked, policy, found.backend.name, moved=moved, copy=copy)
+        policy = settings.policy.with_read(os.path.realpath(sys.base_prefix))
+        found = _decided(settings, policy, found.backend.name, moved=moved, copy=copy)
     if kind == "copied":
         found = _with_gap(found, _copy_gap(found.backend.name))
     if moved:
@@ -124,7 +124,7 @@ def _with_gap(found: Decision, gap: Gap) -> Decision:
 
 
 def _decided(
-    asked: SandboxSettings,
+    settings: SandboxSettings,
     policy: Policy,
     name: str,
     *,
@@ -133,29 +133,29 @@ def _decided(
     copy: str | None = None,
 ) -> Decision:
     # What goes to a layer of its own changes nothing of the host's: there is nothing to protect there.
-    access: Literal["read", "write"] = "write" if asked.mode == "bind" else "read"
-    seen = asked.workspace if copy is None or moved else None
+    access: Literal["read", "write"] = "write" if settings.mode == "bind" else "read"
+    seen = settings.workspace if copy is None or moved else None
     plan, workspace = compile_session(
-        policy, seen, access=access, moved=moved, env=asked.env, stand_in=stand_in, asks=asked.asks
+        policy, seen, access=access, moved=moved, env=settings.env, stand_in=stand_in, asks=settings.asks
     )
     if copy is not None:
         from ..workspace.copied import with_copy
 
         plan, workspace = with_copy(plan, copy, moved=moved), None
     # A layer shows no socket of the host's.
-    plan = mask_host_sockets(plan, but=WORKSPACE_PATH if asked.mode == "overlay" else "")
-    asking = name, asked.mode, asked.best_effort
+    plan = mask_host_sockets(plan, but=WORKSPACE_PATH if settings.mode == "overlay" else "")
+    asking = name, settings.mode, settings.best_effort
     if (known := plan_cache.get(plan, asking)) is not None:
         return known  # type: ignore[no-any-return]
     planned, chosen = plan, name
     limits: tuple[EnforcedLimit, ...] = ()
     if chosen in _MAY_BE_LAYERED and has_limits(plan.limits) and _layers().usable:
-        limits, gaps = _enforced_limits(plan.limits, asked.mode)
-        if not gaps or asked.best_effort or chosen == _LAYERED:  # else another backend may do better
+        limits, gaps = _enforced_limits(plan.limits, settings.mode)
+        if not gaps or settings.best_effort or chosen == _LAYERED:  # else another backend may do better
             # A session enforces more than one command alone: its agent watches.
             mine = {item.limit: None for item in limits if item.limit in NEED_MORE}
             planned, chosen = planned.replace(limits=planned.limits.replace(**mine)), _LAYERED
-    backend, enforced = backends.choose(planned, chosen, best_effort=asked.best_effort)
+    backend, enforced = backends.choose(planned, chosen, best_effort=settings.best_effort)
     if backend.name == _LAYERED and limits:
         enforced = enforced.replace(limits=limits)
     decided = Decision(backend, plan, workspace, enforced)
@@ -177,13 +177,13 @@ def _enforced_limits(limits: Limits, mode: str) -> tuple[tuple[EnforcedLimit, ..
     )
 
 
-def _backend_name(asked: SandboxSettings) -> str:
+def _backend_name(settings: SandboxSettings) -> str:
     """The backend that is asked for. A session on a base needs ours: the others need an interpreter in it."""
-    if asked.policy.base is None:
-        return asked.backend
-    if asked.backend not in _MAY_BE_LAYERED:
+    if settings.policy.base is None:
+        return settings.backend
+    if settings.backend not in _MAY_BE_LAYERED:
         raise PolicyNotEnforceable(
-            f"a session on the {asked.backend} backend cannot use a base",
+            f"a session on the {settings.backend} backend cannot use a base",
             why="its agent needs the host's Python inside",
             fix=f"use the {_LAYERED} backend",
         )

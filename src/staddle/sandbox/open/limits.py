@@ -76,13 +76,13 @@ class SandboxLimits:
         """The number of times that everything was ended because too much was written."""
         return 0 if self._disk_quota is None else self._disk_quota.ended
 
-    def told(self) -> tuple[int, int]:
+    def tally(self) -> tuple[int, int]:
         """By the agent: processes that it ended for their memory, times that it saw all there may be."""
-        return _told(self._tally)[:2]
+        return _read_tally(self._tally)[:2]
 
     def seen(self) -> int | None:
         """The most memory that the agent saw since this was last asked, if it saw any."""
-        memory = _told(self._tally)[2]
+        memory = _read_tally(self._tally)[2]
         if memory:
             os.pwrite(self._tally, bytes(8), PEAK)
         self.note(memory)
@@ -96,10 +96,10 @@ class SandboxLimits:
     def total(self, wall: float) -> Usage:
         """The usage since the sandbox was made, as far as the cgroups, or the agent, count it."""
         if self._whole is None:
-            self.note(_told(self._tally)[2])
+            self.note(_read_tally(self._tally)[2])
             return Usage(wall, memory=self._peak or None)
         used = self._whole.total(wall)
-        self.note(used.memory or _told(self._tally)[2])
+        self.note(used.memory or _read_tally(self._tally)[2])
         return used.replace(memory=self._peak or None)
 
     def too_little(self) -> str:
@@ -170,7 +170,7 @@ def _disk_quota(most: int | None, memory: int, workspace: SandboxWorkspace | Non
     return DiskQuota(workspace, most or memory)
 
 
-def _told(tally: int) -> tuple[int, int, int]:
+def _read_tally(tally: int) -> tuple[int, int, int]:
     """Read the agent's tally."""
     try:
         ended, full, peak = struct.unpack(TALLY, os.pread(tally, SIZE, 0))

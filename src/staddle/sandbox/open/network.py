@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _LONGEST = 1 << 16
 #: Events that are kept until `events` is called.
 _KEPT = 1000
-#: Milliseconds after which the thread that attends a gateway sees whether it still has to.
-_LOOK = 500
+#: Milliseconds between two checks of the thread that attends a gateway whether the sandbox is open.
+_POLL = 500
 
 
 class SandboxNetwork:
@@ -38,26 +38,27 @@ class SandboxNetwork:
     """
 
     def __init__(
-        self, plan: Plan, on_connect: OnConnect | None = None, line: _socket.socket | None = None
+        self, plan: Plan, on_connect: OnConnect | None = None, gateway_socket: _socket.socket | None = None
     ) -> None:
         """Starts the gateway at once, if the policy needs one: it takes a moment to be there.
 
-        `line` is the socket of one that the launcher starts and gives its sockets to.
+        `gateway_socket` leads to one that the launcher starts and gives its sockets to.
         """
         self._lock = threading.Lock()
         self._deciding = _deciding(plan, on_connect)
         self._gateway: gateway_process.GatewayProcess | None = None
-        self._line: _socket.socket | None = None
+        #: The socket on which the agent hands over sockets of the sandbox's network.
+        self._handoff: _socket.socket | None = None
         self._events: deque[Event] = deque(maxlen=_KEPT)
         self._unclaimed = 0  # of the events, the last ones
         self._refused: dict[tuple[str, str], Event] = {}
         self._attending: threading.Thread | None = None
         self._closed = False
-        if line is not None:
-            self._gateway = gateway_process.GatewayProcess(line, 0)
+        if gateway_socket is not None:
+            self._gateway = gateway_process.GatewayProcess(gateway_socket, 0)
         elif plan.asks or needs_gateway(plan.network):
             self._gateway = gateway_process.start(plan.network, gateway_process.GatewayBounds(asks=plan.asks))
-        self._given = line is not None
+        self._given = gateway_socket is not None
         if self._deciding is not None:
             self._attend()
 
@@ -77,8 +78,8 @@ class SandboxNetwork:
         with self._lock:
             if self._gateway is None:
                 self._gateway = gateway_process.start(Network.deny())
-            line = self._attached(agent, self._gateway)
-            found = forward.exposed(self._gateway, line.fileno(), port, host_port)
+            handoff = self._attached(agent, self._gateway)
+            found = forward.exposed(self._gateway, handoff.fileno(), port, host_port)
             self._attend()
             return found
 
@@ -113,21 +114,21 @@ class SandboxNetwork:
         with self._lock:
             self._closed = True
             gateway, self._gateway = self._gateway, None
-            line, self._line = self._line, None
+            handoff, self._handoff = self._handoff, None
         if gateway is not None:
             gateway.close()
-        if line is not None:
-            line.close()
+        if handoff is not None:
+            handoff.close()
 
     def _attached(self, agent: AgentClient, gateway: gateway_process.GatewayProcess | None) -> _socket.socket:
-        if self._line is None:
-            self._line = _socket.socket(fileno=agent.network())
-            self._line.setblocking(False)
+        if self._handoff is None:
+            self._handoff = _socket.socket(fileno=agent.network())
+            self._handoff.setblocking(False)
             while True:
                 try:
-                    message, descriptors = receive(self._line, _LONGEST)
+                    message, descriptors = receive(self._handoff, _LONGEST)
                 except BlockingIOError:
-                    break  # all of it came before the line itself
+                    break  # all of it came before the socket itself
                 if not message:
                     break
                 try:
@@ -136,10 +137,10 @@ class SandboxNetwork:
                 finally:
                     for fd in descriptors:
                         os.close(fd)
-            self._line.setblocking(True)
-        return self._line
+            self._handoff.setblocking(True)
+        return self._handoff
 
-    # What it tells and asks for.
+    # ------------------------------------------------------------ messages of the gateway
 
     def _collect(self, everything: bool = False) -> None:
         """Read the gateway's messages. The thread that reads one that another waits for passes it on."""
@@ -191,16 +192,16 @@ class SandboxNetwork:
                     return
                 poll = select.poll()
                 poll.register(gateway.fileno(), select.POLLIN)
-            if not poll.poll(_LOOK):
+            if not poll.poll(_POLL):
                 continue
             with self._lock:
                 if self._closed:
                     return
                 self._collect()
-                if self._line is None:
+                if self._handoff is None:
                     continue
                 try:
-                    forward.feed(gateway, self._line.fileno())
+                    forward.feed(gateway, self._handoff.fileno())
                 except (OSError, forward.ForwardFailed):
                     return
 

@@ -48,52 +48,54 @@ class SandboxHandle(Value):
     limits: SandboxLimits | None = None
 
 
-def open_agent(asked: SandboxSettings, workspace: SandboxWorkspace | None = None) -> SandboxHandle:
+def open_agent(settings: SandboxSettings, workspace: SandboxWorkspace | None = None) -> SandboxHandle:
     """Open a sandbox, or raise why there is none. Nothing is left of one that failed.
 
     `workspace` is the one to continue with, if it does not begin with a new one. `SandboxWorkspace` says
     which of its methods are called here, in which order.
     """
-    kind = workspace_kind(asked)
+    kind = workspace_kind(settings)
     if workspace is None:
-        workspace = _new_workspace(asked, kind)
+        workspace = _new_workspace(settings, kind)
     try:
-        return _opened(asked, kind, workspace)
+        return _open_with(settings, kind, workspace)
     except BaseException:
         if workspace:
             workspace.abandon()
         raise
 
 
-def _new_workspace(asked: SandboxSettings, kind: WorkspaceKind) -> SandboxWorkspace | None:
+def _new_workspace(settings: SandboxSettings, kind: WorkspaceKind) -> SandboxWorkspace | None:
     if kind == "overlay":
         from ..workspace.overlay import OverlayWorkspace
 
-        return OverlayWorkspace(asked.workspace)
-    if kind == "persistent" and asked.keep is not None:
+        return OverlayWorkspace(settings.workspace)
+    if kind == "persistent" and settings.keep is not None:
         from ..workspace.persistent import claim_workspace
 
-        return claim_workspace(asked.keep, asked.workspace, asked.policy)
-    if kind == "copied" and asked.workspace is not None:
+        return claim_workspace(settings.keep, settings.workspace, settings.policy)
+    if kind == "copied" and settings.workspace is not None:
         from ..workspace.copied import CopiedWorkspace, denied_paths
 
-        return CopiedWorkspace(asked.workspace, denied_paths(asked.policy, asked.workspace))
+        return CopiedWorkspace(settings.workspace, denied_paths(settings.policy, settings.workspace))
     return None
 
 
-def _opened(asked: SandboxSettings, kind: WorkspaceKind, workspace: SandboxWorkspace | None) -> SandboxHandle:
+def _open_with(
+    settings: SandboxSettings, kind: WorkspaceKind, workspace: SandboxWorkspace | None
+) -> SandboxHandle:
     stand_in, copy = (None, None) if workspace is None else (workspace.stand_in, workspace.copy)
-    decided = decide(asked, kind, stand_in, copy)
+    decided = decide(settings, kind, stand_in, copy)
     plan = decided.plan
     bash = plan_cache.get(plan, "bash")
     if bash is None:
         plan_cache.put(plan, "bash", bash := find_program(plan, "bash"))
     if decided.backend.name == "namespaces":
-        return _spawn(decided, bash, workspace, asked.on_connect)
+        return _spawn(decided, bash, workspace, settings.on_connect)
     from .via_backend import launch_agent
 
     after = None if workspace is None else workspace.close
-    agent, shell, uid, network = launch_agent(decided.backend, plan, bash, asked.on_connect, after)
+    agent, shell, uid, network = launch_agent(decided.backend, plan, bash, settings.on_connect, after)
     if workspace is not None:
         from ..workspace.mounted_trees import MountedTrees
 
@@ -143,7 +145,7 @@ def _spawn(
             process.kill()
 
     def ended() -> None:
-        kill()  # it hears that the line is closed, unless it was stopped
+        kill()  # its socket is closed: it ends by itself, unless it was stopped
         network.close()
         if limits:
             limits.close()

@@ -1,4 +1,4 @@
-"""The agent as a backend's command: started confined, heard of, and ended with all that it started.
+"""Start the agent as a backend's command, confined, and end it with all that it started.
 
 A backend asks the kernel to end its command with the *thread* that started it. A sandbox lives
 as long as the program, so one thread that never ends starts them all.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Process = subprocess.Popen[bytes]
 
-#: How long an agent gets to end everything, in seconds, before its launcher is told to.
+#: How long an agent gets to end everything, in seconds, before its launcher is killed.
 _PATIENCE = 5.0
 #: Those that give a sandbox a network of its own, with a gateway where something can be reached.
 _OWN_NETWORK = ("bwrap", "systemd")
@@ -113,13 +113,13 @@ def _end(started: _LaunchedAgent, network: SandboxNetwork | None, after: Callabl
 class _LaunchedAgent:
     """The launcher of an agent, from its start to its end."""
 
-    def __init__(self, launch: Launch, alone: bool, line: _socket.socket, errors: int) -> None:
+    def __init__(self, launch: Launch, alone: bool, agent_socket: _socket.socket, errors: int) -> None:
         self._lifeline = None if alone else Lifeline()
         try:
             self.process: Process = running.start(
                 launch,
                 group=0 if self._lifeline is None else self._lifeline.group,  # Ctrl-C is not for it
-                stdin=line,
+                stdin=agent_socket,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
             )
@@ -129,7 +129,7 @@ class _LaunchedAgent:
             raise
 
     def end(self) -> None:
-        """The line is closed: wait until everything inside has ended, and see to it that it does."""
+        """The socket is closed: wait until everything inside has ended, and see to it that it does."""
         try:
             self.process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -166,7 +166,7 @@ def _diagnosis(launch: Launch, started: _LaunchedAgent, said: int) -> LaunchFail
 
 
 class _Thread:
-    """The thread that stays, and what it is asked to start."""
+    """The thread that starts launchers, and their queue."""
 
     def __init__(self) -> None:
         self._process = os.getpid()

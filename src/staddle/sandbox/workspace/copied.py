@@ -151,7 +151,7 @@ class CopiedWorkspace(SandboxWorkspace):
         return self._working.top.upper
 
     def attach(self, mounted: MountedTrees, at: str) -> None:
-        """The sandbox is open. Changes are told by the path that is seen inside."""
+        """The sandbox is open. Changes are named by the path that is seen inside."""
         super().attach(mounted, at)
         self.mounted_at = at
         self._begin_watch()

@@ -64,7 +64,7 @@ def _name(operations: tuple[Operation, ...]) -> str:
 
 
 def digest(what: object) -> str:
-    """A name for something that is told from anything else by its repr."""
+    """Digest of a value's repr, as a file name."""
     from _blake2 import blake2b  # hashlib's, without the rest of it
 
     return str(blake2b(repr(what).encode(), digest_size=12).hexdigest())

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ...mounts.operations import Operation
     from ...policy import Policy
 
-#: More changes than this are not looked through at every start; what the host changes is then told by
-#: the time of the first one.
+#: More changes than this are not compared at every start; changes of the host are then found by the
+#: time of the first start.
 _MOST_TOUCHED = 20_000
 
 

@@ -37,7 +37,7 @@ _MOST_SESSIONS, _LONGEST_NAME, _MOST_STATE, _LONGEST_PATH = 1000, 1000, 32 << 20
 
 
 class SavedSnapshot(Value):
-    """The content of such a file. `origin` tells the directory that it is of, empty when there is none."""
+    """The content of such a file. `origin` identifies its directory; empty when there is none."""
 
     label: str
     method: Literal["swap", "copy"]
@@ -199,7 +199,7 @@ def _shell(facts: dict[str, Any]) -> SavedShell:
     if sum(map(len, pieces.values())) > _MOST_STATE:
         raise ValueError("what a shell remembers is too much")
     dump = Dump.of_pieces(pieces)
-    dump.replay(None)  # what cannot be told to a shell is no state of one
+    dump.replay(None)  # what no shell can read is no state of one
     return SavedShell(dump, status, cwd)
 
 
