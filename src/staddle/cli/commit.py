@@ -72,10 +72,10 @@ def main(words: Sequence[str]) -> int:
     from ..layers.recovery import recover
 
     recover()  # a commit that was killed is finished, or taken back, before another one begins
-    session = PersistentWorkspace(name)
+    kept = PersistentWorkspace(name)
     try:
         return _commit(
-            session,
+            kept,
             below(paths),
             on_conflict,
             allow_protected=parsed.on("allow-protected"),
@@ -83,11 +83,11 @@ def main(words: Sequence[str]) -> int:
             as_json=as_json,
         )
     finally:
-        session.close()
+        kept.close()
 
 
 def _commit(
-    session: PersistentWorkspace,
+    kept: PersistentWorkspace,
     paths: tuple[str, ...] | None,
     on_conflict: str,
     *,
@@ -95,35 +95,35 @@ def _commit(
     yes: bool,
     as_json: bool,
 ) -> int:
-    _refuse_nobodys(session)
-    found = session.review(paths)
-    _refuse(session, found, on_conflict, allow_protected)
+    _refuse_without_workspace(kept)
+    found = kept.review(paths)
+    _refuse(kept, found, on_conflict, allow_protected)
     if not found.taken and not as_json:
         print("nothing to commit")
         return 0
     if not yes:
         print_paged(
-            [*map(row, session.diff(None if paths is None else {WORKSPACE_PATH: paths})), *_notes(found)]
+            [*map(row, kept.diff(None if paths is None else {WORKSPACE_PATH: paths})), *_notes(found)]
         )
-        if not _agreed(len(found.taken), session.directory):
+        if not _agreed(len(found.taken), kept.directory):
             print("nothing was done")
             return 1
-    told, over = progress("committing")
+    report, over = progress("committing")
     try:
-        done = session.take_over(
+        done = kept.take_over(
             paths,
             on_conflict="overwrite" if on_conflict == "overwrite" else "refuse",
             allow_protected=allow_protected,
-            progress=told,
+            progress=report,
         )
     except CommitRefused as refused:
-        raise _said(session, refused) from None
+        raise _refusal(kept, refused) from None
     finally:
         over()
     if as_json:
         print_json(_report(done.changes, done.left_out))
         return 0
-    print(f"{counted(len(done.changes), 'change')} taken over to {shown(session.directory)}")
+    print(f"{counted(len(done.changes), 'change')} taken over to {shown(kept.directory)}")
     for path in done.left_out:
         print(f"left out, because it is neither file, directory nor link: {shown(path)}")
     return 0
@@ -133,8 +133,8 @@ def _report(changes: Sequence[Change], left_out: Sequence[str]) -> dict[str, obj
     return {"changes": [change.as_dict() for change in changes], "left_out": list(left_out)}
 
 
-def _refuse_nobodys(session: PersistentWorkspace) -> None:
-    if session.stand_in is not None:
+def _refuse_without_workspace(kept: PersistentWorkspace) -> None:
+    if kept.stand_in is not None:
         raise LayerError(
             "there is nothing to commit to",
             why="the kept sandbox was made without a workspace",
@@ -142,17 +142,17 @@ def _refuse_nobodys(session: PersistentWorkspace) -> None:
         )
 
 
-def _refuse(session: PersistentWorkspace, found: Review, on_conflict: str, allow_protected: bool) -> None:
+def _refuse(kept: PersistentWorkspace, found: Review, on_conflict: str, allow_protected: bool) -> None:
     """Raise what the commit would raise, before the user is asked."""
     from ..layers.review import decided
 
     try:
         decided(found, "overwrite" if on_conflict == "overwrite" else "refuse", allow_protected)
     except CommitRefused as refused:
-        raise _said(session, refused) from None
+        raise _refusal(kept, refused) from None
 
 
-def _said(session: PersistentWorkspace, refused: CommitRefused) -> CommitRefused:
+def _refusal(kept: PersistentWorkspace, refused: CommitRefused) -> CommitRefused:
     """The same, with all of it on standard error, and in the words of the command line."""
     for heading, items in (
         ("changed on the host meanwhile, too", refused.conflicts),
@@ -172,7 +172,7 @@ def _said(session: PersistentWorkspace, refused: CommitRefused) -> CommitRefused
     return CommitRefused(
         "nothing was written",
         why=f"{what} would have to be looked at first",
-        fix=f"see `staddle diff {session.record.name}`; {', '.join(ways)}",
+        fix=f"see `staddle diff {kept.record.name}`; {', '.join(ways)}",
         conflicts=refused.conflicts,
         held=refused.held,
     )

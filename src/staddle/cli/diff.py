@@ -8,8 +8,7 @@ from math import ceil
 from ..display import shown
 from ..errors import UsageError
 from ..packages.installed import fold
-from ..sandbox.workspace import inspect
-from ..sandbox.workspace import persistent as sessions
+from ..sandbox.workspace import inspect, persistent
 from .kept import JSON, LETTERS, begin, counted, named, print_json, row
 from .options import Option
 from .paging import BOLD, CYAN, GREEN, RED, Paint, print_paged
@@ -61,7 +60,7 @@ def main(words: Sequence[str]) -> int:
     if parsed is None:
         return 0
     name, paths = named(parsed, "diff")
-    record = sessions.find(name)
+    record = persistent.find(name)
     try:
         found = inspect.changes(record, paths or None, everything=parsed.on("all"))
     except ValueError as error:

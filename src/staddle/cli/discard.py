@@ -33,20 +33,20 @@ def main(words: Sequence[str]) -> int:
     if parsed is None:
         return 0
     name, paths = named(parsed, "discard")
-    session = PersistentWorkspace(name)
+    kept = PersistentWorkspace(name)
     try:
-        chosen = _by_tree(session, paths)
-        dropped = session.diff(chosen)
+        chosen = _by_tree(kept, paths)
+        dropped = kept.diff(chosen)
         if dropped:
-            session.drop(chosen)
+            kept.drop(chosen)
         print(f"{counted(len(dropped), 'change')} dropped")
     finally:
-        session.close()
+        kept.close()
     return 0
 
 
-def _by_tree(session: PersistentWorkspace, paths: Sequence[str]) -> dict[str, list[str]] | None:
+def _by_tree(kept: PersistentWorkspace, paths: Sequence[str]) -> dict[str, list[str]] | None:
     try:
-        return session.by_tree(paths, WORKSPACE_PATH) if paths else None
+        return kept.by_tree(paths, WORKSPACE_PATH) if paths else None
     except ValueError as error:
         raise UsageError(str(error), fix="name paths as `staddle diff --all` does") from None

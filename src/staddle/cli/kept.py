@@ -124,7 +124,7 @@ def open_kept(parsed: Parsed, script: str | None = None) -> tuple[Sandbox, str |
 
 def _policy_and_workspace(parsed: Parsed, name: str) -> tuple[Policy, str | None]:
     """The policy, and the workspace: that of the kept sandbox, if it exists already."""
-    from .settings import session_from
+    from .settings import sandbox_from
 
     options = {option: values for option, values in parsed.options.items() if option != "mode"}
     known = persistent.workspace_of(name)
@@ -137,7 +137,7 @@ def _policy_and_workspace(parsed: Parsed, name: str) -> tuple[Policy, str | None
                 fix="go there, name it with --workspace, or choose another name",
             )
         options["workspace"] = [known]
-    policy, workspace, _ = session_from(parsed.replace(options=options))
+    policy, workspace, _ = sandbox_from(parsed.replace(options=options))
     return policy, None if workspace is None else os.path.realpath(workspace)
 
 
@@ -189,7 +189,7 @@ def progress(what: str) -> tuple[Callable[[int, int], None], Callable[[], None]]
     began = last = time.monotonic()
     drawn = False
 
-    def told(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         nonlocal last, drawn
         now = time.monotonic()
         if now - began > 0.5 and (now - last > 0.1 or done == total):
@@ -200,4 +200,4 @@ def progress(what: str) -> tuple[Callable[[int, int], None], Callable[[], None]]
         if drawn:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
-    return (told if sys.stderr.isatty() else lambda done, total: None), over
+    return (report if sys.stderr.isatty() else lambda done, total: None), over

@@ -43,24 +43,24 @@ def main(words: Sequence[str]) -> int:
             "a kept sandbox and one label are needed",
             fix=f"staddle restore {name} LABEL; `staddle snapshot {name}` lists the labels",
         )
-    session = PersistentWorkspace(parsed.words[0])
+    kept = PersistentWorkspace(parsed.words[0])
     try:
         if parsed.on("load"):
-            _load(session, parsed.one("load") or "")
+            _load(kept, parsed.one("load") or "")
         else:
-            session.restore(parsed.words[1])
+            kept.restore(parsed.words[1])
     finally:
-        session.close()
+        kept.close()
     return 0
 
 
-def _load(session: PersistentWorkspace, path: str) -> None:
-    told, over = progress("loading")
+def _load(kept: PersistentWorkspace, path: str) -> None:
+    report, over = progress("loading")
     try:
-        snapshot = Snapshot.load(path, progress=told)
+        snapshot = Snapshot.load(path, progress=report)
     except OSError as error:
         raise LayerError(f"{path!r} cannot be read", why=error.strerror or str(error)) from None
     finally:
         over()
-    session.become(snapshot)
+    kept.become(snapshot)
     snapshot.close()

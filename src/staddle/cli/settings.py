@@ -63,7 +63,7 @@ def policy_from(parsed: Parsed) -> tuple[Policy, str | None]:
     return granted, workspace
 
 
-def session_from(parsed: Parsed) -> tuple[Policy, str | None, str]:
+def sandbox_from(parsed: Parsed) -> tuple[Policy, str | None, str]:
     """(policy, workspace, mode) of a sandbox. No workspace: an empty one that ends with the sandbox."""
     workspace, mode = _workspace(parsed, ("readonly", "bind", "overlay"))
     policy = _policy(parsed, workspace)

@@ -14,7 +14,7 @@ from ..sandbox.sandbox import Sandbox
 from ..sandbox.spawn import spawn
 from .options import help_rows, parse
 from .report import say, say_gaps, say_violations
-from .settings import KEEP, RUNNING, session_from
+from .settings import KEEP, RUNNING, sandbox_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _opened(parsed: Parsed) -> Sandbox:
         from .kept import open_kept
 
         return open_kept(parsed)[0]
-    policy, workspace, mode = session_from(parsed)
+    policy, workspace, mode = sandbox_from(parsed)
     return Sandbox(
         workspace,
         policy,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..display import shown
 from ..errors import LayerError, UsageError
-from ..sandbox.workspace import persistent as sessions
+from ..sandbox.workspace import persistent
 from .kept import JSON, age, begin, named, print_json, progress
 from .options import Option
 from .settings import HELP
@@ -55,32 +55,32 @@ def main(words: Sequence[str]) -> int:
         return _list(name, parsed.on("json"))
     if parsed.on("json"):
         raise UsageError("--json is for the list", fix="leave the label out")
-    session = sessions.PersistentWorkspace(name)
+    kept = persistent.PersistentWorkspace(name)
     try:
         if parsed.on("delete"):
-            session.forget(labels[0])
+            kept.forget(labels[0])
         else:
-            session.snapshot(labels[0])
+            kept.snapshot(labels[0])
     finally:
-        session.close()
+        kept.close()
     return 0
 
 
 def _save(name: str, label: str | None, path: str) -> int:
-    session = sessions.PersistentWorkspace(name)
-    told, over = progress("saving")
+    kept = persistent.PersistentWorkspace(name)
+    report, over = progress("saving")
     try:
-        session.saved(label).save(path, progress=told)
+        kept.saved(label).save(path, progress=report)
     except OSError as error:
         raise LayerError(f"{path!r} cannot be written", why=error.strerror or str(error)) from None
     finally:
         over()
-        session.close()
+        kept.close()
     return 0
 
 
 def _list(name: str, as_json: bool) -> int:
-    points = sessions.find(name).points
+    points = persistent.find(name).points
     if as_json:
         print_json([{"label": point.label, "created": point.created} for point in points])
     for point in () if as_json else points:
