@@ -167,6 +167,24 @@ def test_a_snapshot_of_layers_can_be_gone_on_from(sandbox: Sandbox, project: Pat
     assert sorted(os.listdir(project / "sub")) == ["deep", "new"]
 
 
+def test_snapshots_of_layers_and_of_copies_can_be_restored_in_the_other(
+    sandbox: Sandbox, project: Path
+) -> None:
+    before = picture(project)
+    with Sandbox(project, backend="namespaces") as layered:
+        layered.run(WORK)
+        sandbox.run("echo x > x; rm -r sub")
+        sandbox.restore(layered.snapshot())
+        assert told(sandbox) == told(layered) == CHANGED
+        assert sandbox.run("pwd; cat ../file").stdout == f"{sandbox.plan.cwd}/sub\nof the host\nmore\n"
+        sandbox.run("echo again > new")
+        layered.run("rm -r /workspace/*")
+        layered.restore(sandbox.snapshot())
+        assert told(layered) == CHANGED
+        assert layered.run("cat new; pwd").stdout == "again\n/workspace/sub\n"
+    assert picture(project) == before
+
+
 def test_what_runs_meanwhile_goes_on(sandbox: Sandbox) -> None:
     process = sandbox.start("while sleep .05; do echo tick >> log; done")
     assert until(lambda: bool(sandbox.run("cat log 2>/dev/null").stdout))

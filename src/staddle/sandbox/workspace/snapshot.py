@@ -76,18 +76,9 @@ class Snapshot:
 
         `progress` is called with the number of entries written, and how many there are at most.
         """
-        from .snapshot_file import SavedSnapshot, save
+        from .snapshot_file import save
 
-        content = SavedSnapshot(
-            self.label,
-            self.method,
-            self.created,
-            self._trees,
-            self._baseline,
-            self._shells,
-            self._origin_facts(),
-        )
-        save(content, os.fspath(path), progress)
+        save(self._content(), os.fspath(path), progress)
 
     @staticmethod
     def load(path: str | PathLike[str], *, progress: Callable[[int, int], object] | None = None) -> Snapshot:
@@ -99,6 +90,19 @@ class Snapshot:
         from .snapshot_file import load
 
         return LoadedSnapshot(load(os.fspath(path), progress))
+
+    def _content(self) -> SavedSnapshot:
+        from .snapshot_file import SavedSnapshot
+
+        return SavedSnapshot(
+            self.label,
+            self.method,
+            self.created,
+            self._trees,
+            self._baseline,
+            self._shells,
+            self._origin_facts(),
+        )
 
     def _origin_facts(self) -> Mapping[str, object]:
         """The directory that it is of, for another process to know; empty where there is none."""
@@ -115,7 +119,20 @@ class Snapshot:
             raise InvalidCall(
                 f"{self!r} is of another workspace", why=f"it is of {self.workspace!r}", fix="open that"
             )
-        return self
+        if self._trees[WORKSPACE_PATH].is_copy == (workspace.copy is not None):
+            return self
+        # One of layers for a copy, or the other way round: as if it had been saved and loaded.
+        from .snapshot_file import portable
+
+        content = portable(self._content())
+        if not self._trees[WORKSPACE_PATH].is_copy:
+            content = content.replace(trees={root: tree.again() for root, tree in self._trees.items()})
+        elif (owner := workspace.stack.store.owner) is not None:  # a copy belongs to root, layers do not
+            from ...layers.persistent_store import give
+
+            for layer in content.trees[WORKSPACE_PATH].layers:
+                give(layer.upper, owner)
+        return LoadedSnapshot(content).fitted_to(workspace)
 
     def new_workspace(self) -> SandboxWorkspace:
         """A workspace for another sandbox that continues from here."""

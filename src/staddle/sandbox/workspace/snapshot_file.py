@@ -53,19 +53,9 @@ class SavedSnapshot(Value):
 
 def save(saved: SavedSnapshot, path: str, progress: Progress | None = None) -> None:
     """Write `saved` to the file `path`; `progress` is called with the entries written and all entries."""
-    trees = dict(saved.trees)
-    shells = saved.shells
-    workspace = trees[WORKSPACE_PATH]
-    condensed: LayerSnapshot | None = None
-    if workspace.is_copy:
-        from .copied import CopySnapshot
-
-        if isinstance(workspace, CopySnapshot):
-            trees[WORKSPACE_PATH] = condensed = workspace.condensed(saved.baseline)
-            shells = {
-                name: relocated(shell, workspace.mounted_at[0], WORKSPACE_PATH)
-                for name, shell in shells.items()
-            }
+    workspace = saved.trees[WORKSPACE_PATH]
+    given, saved = saved, portable(saved)
+    trees = saved.trees
     others = [root for root in trees if root != WORKSPACE_PATH]
     names = {WORKSPACE_PATH: "workspace", **{root: f"tree-{number}" for number, root in enumerate(others)}}
     facts = {
@@ -77,7 +67,7 @@ def save(saved: SavedSnapshot, path: str, progress: Progress | None = None) -> N
             {"layer": names[root], "root": root, "places": list(tree.mounted_at)}
             for root, tree in trees.items()
         ],
-        "shells": {name: _shell_facts(shell) for name, shell in shells.items()},
+        "shells": {name: _shell_facts(shell) for name, shell in saved.shells.items()},
         "baseline": _baseline_facts(saved.baseline, workspace.layers),
         "of": dict(saved.origin),
     }
@@ -86,10 +76,24 @@ def save(saved: SavedSnapshot, path: str, progress: Progress | None = None) -> N
     try:
         archive.save(points, path, facts=facts, progress=_counted(progress, total))
     finally:
-        if condensed is not None:
-            condensed.close()
+        if saved is not given:
+            trees[WORKSPACE_PATH].close()
     if progress is not None:
         progress(total, total)
+
+
+def portable(saved: SavedSnapshot) -> SavedSnapshot:
+    """The same with layers: a copy is condensed to a layer, which is the caller's to close."""
+    workspace = saved.trees[WORKSPACE_PATH]
+    if not workspace.is_copy:
+        return saved
+    from .copied import CopySnapshot
+
+    if not isinstance(workspace, CopySnapshot):
+        return saved
+    before = workspace.mounted_at[0]
+    shells = {name: relocated(shell, before, WORKSPACE_PATH) for name, shell in saved.shells.items()}
+    return saved.replace(trees={WORKSPACE_PATH: workspace.condensed(saved.baseline)}, shells=shells)
 
 
 def _counted(progress: Progress | None, total: int) -> Callable[[int], object] | None:
