@@ -39,7 +39,7 @@ class Worker:
                 pass  # another thread was faster
 
     def _start(self) -> None:
-        # Without waiting: if it is being started, it has not looked yet, and finds what we have for it.
+        # Without waiting: a thread that is being started calls `work` after this.
         if self._starting.acquire(False):
             try:
                 if not self._is_running:

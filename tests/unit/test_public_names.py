@@ -49,7 +49,7 @@ alive close commit connect diff discard download_tar enforced environment events
 from_snapshot interrupt keep_downloads packages pause plan policy processes refusals reset restore resume run
 session snapshot snapshots start state stream terminal upload_tar usage use_downloads violations
 """
-SESSION = "close interrupt jobs name restart run state stream"
+SESSION = "close interrupt name restart run state stream"
 RESULT = """
 as_dict changes check command cwd duration exit_code ok reason replace shell_exited signal stderr stderr_bytes
 stderr_bytes_dropped stderr_spill stderr_truncated stdout stdout_bytes stdout_bytes_dropped stdout_spill
@@ -126,5 +126,5 @@ def test_what_a_user_holds_has_exactly_these_names() -> None:
     assert names(staddle.Sandbox) == {*SANDBOX.split(), "check"}
     assert names(staddle.AsyncSandbox) == {*SANDBOX.split()}
     assert names(Session) == {*SESSION.split()}
-    assert names(AsyncSession) == {*SESSION.split()} - {"jobs"}
+    assert names(AsyncSession) == {*SESSION.split()}
     assert names(staddle.Result) == {*RESULT.split()}

@@ -61,7 +61,7 @@ class OpenShellFiles(Value):
     paths: ShellPaths
 
     def descriptors(self) -> tuple[int, ...]:
-        """All of them."""
+        """All descriptors."""
         return self.text, self.status, self.done, self.input, self.output, self.errors
 
 
@@ -274,7 +274,7 @@ class AgentClient:
             pass  # the agent is gone
 
     def forsake(self) -> None:
-        """In a fork of the program: the sandbox is its parent's, and must not outlive that because of us."""
+        """Close the socket in a fork of the program: the sandbox must not outlive the parent."""
         self._closed = True  # without the turn: a thread that had it is not here
         self._socket.close()
 

@@ -164,7 +164,7 @@ class CapturedCommand(CommandSpec):
         streamed: bool = False,
         program: bool = False,
     ) -> None:
-        """With `program` it is one that runs without a shell."""
+        """Check the arguments. With `program` it runs without a shell."""
         self.command = command
         self.text = b"" if program else command_bytes(command)
         self.as_root = False  # of the sandbox

@@ -109,7 +109,7 @@ class Execution:
         root: bool = False,
         meter: UsageMeter | None = None,
     ) -> None:
-        """With `whole`, what it leaves behind is ended with it; with `root`, it is the sandbox's root.
+        """Start the program. With `whole`, what it leaves behind is ended with it; `root`: it is root inside.
 
         `meter` is for what it uses. It is in `known` from before it starts to its end, so that it
         can be interrupted all the time.
@@ -171,7 +171,7 @@ class Execution:
         if status is None and self.deadline is not None and time.monotonic() >= self.deadline:
             status = self._out_of_time()
         if status is not None:
-            for fd in list(self._sinks):  # what it wrote is in the pipes, and a pipe is only so long
+            for fd in list(self._sinks):  # its last output is in the pipes, at most as much as they hold
                 self._read(fd, fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ))
             self._status = status
         return status is not None
@@ -188,7 +188,7 @@ class Execution:
                 os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """Its sandbox is being closed, which kills it; its outcome is `closed`. From any thread."""
+        """Note that its sandbox is being closed, which kills it; its outcome is `closed`. From any thread."""
         self._reason = "closed"
 
     def finish(self) -> Outcome:

@@ -147,7 +147,7 @@ class FileClient:
         self._answer()
 
     def _answer(self) -> FileAnswer:
-        """All of an answer."""
+        """Receive all of an answer."""
         answer, room = FileAnswer(), MOST_BYTES
         for said in self._messages():
             if said.letter == file_messages.ERROR:
@@ -288,14 +288,14 @@ class FileClient:
                 self.turn.release()
 
     def forsake(self) -> None:
-        """In a fork of the program: it is its parent's."""
+        """Close the socket in a fork of the program: the server belongs to the parent."""
         self._closed = True
         if self._socket is not None:
             self._socket.close()
 
 
 class _Killed(SessionError):
-    """It ended in the middle; `unheard`: before it had read the question."""
+    """The file server was killed during a request; `unheard`: before it had read it."""
 
     unheard = False
 
@@ -327,7 +327,7 @@ class Sending:
                 self._early()
 
     def _early(self) -> None:
-        """It says something before all was sent: that it goes on, or why it does not."""
+        """Receive a message that came before all was sent: that it goes on, or why it does not."""
         said = self._client.heard(PATIENCE)
         if said is None:
             raise self._client._lost("it has let go of its pipe")
@@ -340,12 +340,12 @@ class Sending:
         raise self._client._lost("it is done before it has everything")
 
     def finish(self) -> None:
-        """That was all: wait until it is done."""
+        """End the content, and wait until it is written."""
         self._close()
         self._client._conclude(file_messages.ALL)
 
     def drop(self) -> None:
-        """It is not to be. After an error of its own, nothing more to do."""
+        """Drop what was sent. After an error of the server there is nothing more to do."""
         if self._pipe < 0:
             return
         self._close()

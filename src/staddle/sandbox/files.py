@@ -101,7 +101,7 @@ class Files:
             put(inside, content, file_messages.WRITE, name, numbers=(int(parents),))
         inside.pass_over()
 
-    # ------------------------------------------------------------ what is there
+    # ------------------------------------------------------------ listing
 
     def list(self, path: AnyPath = ".") -> list[FileInfo]:
         """List a directory, sorted by name. Links are listed as links."""
@@ -255,7 +255,7 @@ def _pieces(source: ByteSource) -> Iterator[bytes | memoryview]:
 
 
 def within(file: IO[bytes], limit: int, path: AnyPath) -> bytes:
-    """All of a file, which may be of any size but of no more than `limit` bytes."""
+    """Read all of a file, of no more than `limit` bytes."""
     data = bytearray()
     while len(data) <= limit:
         piece = file.read(min(_CHUNK, limit + 1 - len(data)))

@@ -130,7 +130,7 @@ class OpenSandbox:
         return self._meter.total()
 
     def meter(self) -> UsageMeter:
-        """For what a shell or a program uses."""
+        """Return a meter for one shell, or one program."""
         return self._meter.meter()
 
     def every_session(self) -> list[Session]:

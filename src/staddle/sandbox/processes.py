@@ -125,7 +125,7 @@ class Process:
                 return 0
 
     def stdin_fileno(self) -> int:
-        """Its standard input, for those who wait for room there."""
+        """The descriptor of its standard input, to wait for room there."""
         if self._streams.stdin < 0:
             raise InvalidCall("its standard input is closed")
         return self._streams.stdin
@@ -178,7 +178,7 @@ class Job:
 
 
 class ProcessList:
-    """All of a sandbox's, in the order they were started."""
+    """The processes of a sandbox, in the order they were started."""
 
     def __init__(self) -> None:
         self._started: list[Process] = []
@@ -201,11 +201,11 @@ class ProcessList:
             process.wait(_LAST_PATIENCE)
 
     def listed(self, sessions: Iterable[Session], tell: Tell) -> list[Process | Job]:
-        """Those that were started, and the jobs of these sessions."""
+        """List the processes that were started, and the jobs of these sessions."""
         jobs: list[Job] = []
         for session in sessions:
             late = session._shell.background_output()
-            for pid, command in list(session.jobs.items()):
+            for pid, command in list(session._jobs.items()):
                 jobs.append(Job(pid, command, [item for item in late if item.job == pid], tell))
         alive = tell([job.pid for job in jobs], 0) if jobs else set()
         for job in jobs:

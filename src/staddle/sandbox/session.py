@@ -61,7 +61,7 @@ class Session:
         self._stream: ReferenceType[Stream] | None = None
         self._busy: set[int] = set()  # the threads that have a command here
         self._history: deque[str] = deque(maxlen=_REMEMBERED)
-        self.jobs: dict[int, str] = {}  # the newest job after a command, and that command
+        self._jobs: dict[int, str] = {}  # the newest job after a command, and that command
 
     def run(
         self,
@@ -153,7 +153,7 @@ class Session:
         self._end_stream()
         self._shell.restart()
         self._history.clear()
-        self.jobs.clear()
+        self._jobs.clear()
 
     @property
     def state(self) -> SessionState:
@@ -221,7 +221,7 @@ class Session:
             raise SandboxClosed(f"the session {self.name!r} is closed", fix="open another one")
 
     def _remember(self, command: str) -> None:
-        """It is run now."""
+        """Add a command to the history."""
         self._history.append(command[:_REMEMBERED_BYTES])
 
     def _refuse_from_now(self) -> None:
@@ -233,15 +233,15 @@ class Session:
         if self._closed and outcome.reason == "cancelled":
             outcome.reason = "closed"
         job = outcome.newest_job
-        if job is not None and job not in self.jobs:
-            self.jobs[job] = str(spec.command)[:_REMEMBERED_BYTES]
-            while len(self.jobs) > _REMEMBERED_JOBS:
-                del self.jobs[next(iter(self.jobs))]
+        if job is not None and job not in self._jobs:
+            self._jobs[job] = str(spec.command)[:_REMEMBERED_BYTES]
+            while len(self._jobs) > _REMEMBERED_JOBS:
+                del self._jobs[next(iter(self._jobs))]
         spec.side_effects = self._side_effects
         return spec.result(outcome)
 
     def _entering(self) -> int:
-        """This thread, which is to be in `_busy`: SessionBusy, if it is."""
+        """Return this thread, for `_busy`. Raises SessionBusy if it has a command here already."""
         self._refuse_closed()
         me = threading.get_ident()
         if me in self._busy:

@@ -122,7 +122,7 @@ class WorkspaceMethods:
         self._at_rest(discarded)
 
     def snapshot(self, label: str = "") -> Snapshot:
-        """This moment, to come back to: the workspace, the home, /tmp, and the state of every session.
+        """Save this moment, to come back to: the workspace, the home, /tmp, and the state of every session.
 
         Waits for commands that run.
         """

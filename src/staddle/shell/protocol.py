@@ -194,7 +194,7 @@ class Run:
         return self._rung > 0
 
     def wrote(self, count: int) -> None:
-        """So many bytes went into the control pipe."""
+        """Note that so many bytes went into the control pipe."""
         self.unwritten = self.unwritten[count:]
 
     def feed(self, data: bytes, paths: ShellPaths) -> None:
@@ -202,7 +202,7 @@ class Run:
         self._noise = noise = (self._noise + data)[-_LONGEST_NOISE:]
         self.answer = answer(self.nonce, noise)
         if self.answer is not None:
-            # What it says of the files of a text, it says instead of running it: it has no
+            # An error about the files of the text comes instead of running it: the shell has no
             # descriptor left for them.
             self.refused = self.answer.status == 1 and (
                 b": redirection error: " in noise

@@ -36,7 +36,7 @@ def quoted(word: bytes) -> bytes:
 
 
 class Unreadable(ValueError):
-    """This is not how bash quotes."""
+    """A text that bash would not have quoted so."""
 
 
 class WordReader:

@@ -176,7 +176,7 @@ class Shell:
                 self._keep(command.late)
         except BaseException as error:
             self._state.bash.stale = True  # there may be output left in the pipes
-            if isinstance(error, SandboxLost):  # or it only does not answer: then what was run may go on
+            if isinstance(error, SandboxLost):  # it may only not answer, and the command go on
                 self._agent.kill()
             raise
         finally:

@@ -56,7 +56,7 @@ class ShellState:
         self._may_end = self._may_shadow = False
         #: How long it took, last time, to ask for the state.
         self.cost = 0.0
-        self._is_compared = False  # with what it was
+        self._is_compared = False  # whether `become` may compare the present state with a saved one
         self._lines: tuple[ShellPaths | None, protocol.BuiltinAccess | None, bytes] = None, None, b""
         self._forget()
         self.pending_setup = b""
@@ -297,7 +297,7 @@ class ShellState:
         self.dirty = self._may_be_shadowed = False
 
     def _without_our_traps(self, found: state.Dump) -> state.Dump:
-        """Without the brake, which every shell has from the beginning."""
+        """Return the dump without the trap of the brake, which every shell has from the beginning."""
         brake = found.trap(b"SIGRTMAX")
         self.braked = brake == BRAKE_TRAP
         self._brake_is_theirs = brake is not None and not self.braked
@@ -322,7 +322,7 @@ class ShellState:
             if self._dump is not None:
                 return self._dump.state()
         except (ValueError, IndexError):
-            pass  # what a shell says is what its commands made of it
+            pass  # a command can make a shell print anything
         raise LaunchFailed(
             "the shell does not tell its state",
             why="functions hide its builtins, or a DEBUG trap vetoes every command",

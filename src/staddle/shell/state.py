@@ -91,7 +91,7 @@ class Dump:
         self.debug_trap = _words(self._debug)[2] if self._debug else self.trap(b"DEBUG")
 
     def pieces(self) -> dict[str, bytes]:
-        """All of it, to be kept; see `of_pieces`."""
+        """Return it as pieces, for a file; `of_pieces` reads them."""
         return {**self._sections, "debug": self._debug}
 
     @classmethod
@@ -266,7 +266,7 @@ class Dump:
         return self._declared
 
     def _names(self) -> set[bytes]:
-        """Of all variables."""
+        """Return the names of all variables."""
         found = self._variables()
         return {statement.split(b" ", 2)[-1].partition(b"=")[0] for statement in found if statement}
 
