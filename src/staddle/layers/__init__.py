@@ -18,7 +18,7 @@ journal           the renames of a commit, forwards and backwards, also after a 
 commit_dir        the directory of a commit in progress; recovery finishes one after a kill
 commit            take changes over to the host, whole or not at all
 archive           layers as one file; archive_reader reads it
-session_record    the record of a persistent session
+session_record    the record of a kept sandbox
 persistent_store  the store of its layers, claimed by one process at a time
 trash             delete directories in the background
 """

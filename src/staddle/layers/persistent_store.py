@@ -1,6 +1,6 @@
 """A store whose layers stay when its process ends: claimed, continued, removed.
 
-Only one process uses a session at a time. The kernel takes its claim back however it ends.
+Only one process uses a kept sandbox at a time. The kernel takes its claim back however it ends.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _open: weakref.WeakSet[PersistentStore] = weakref.WeakSet()
 
 
 class PersistentStore(Store):
-    """The layers of one session. `recorded` are those that its record names: they are never deleted.
+    """The layers of one kept sandbox. `recorded` are those that its record names: they are never deleted.
 
     The claim is given back when `end` was called and no layer is held any more: a fork may
-    outlive the sandbox that the session was opened for.
+    outlive the sandbox that it was opened for.
     """
 
     is_persistent = True
 
     def __init__(self, name: str, *, make: bool, owner: tuple[int, int] | None = None) -> None:
-        """Claim the session, which need not have a record yet when it is to be made."""
+        """Claim the kept sandbox, which need not have a record yet when it is to be made."""
         import threading
 
         self.home = directory_of(name)  # where its trash is
@@ -91,7 +91,7 @@ class PersistentStore(Store):
         self._give_back()
 
     def remove(self) -> None:
-        """The whole session goes, at once. Nothing of it may be mounted any more."""
+        """The whole kept sandbox goes, at once. Nothing of it may be mounted any more."""
         self._ending = True
         _trash(self.home)
         self.leave()
@@ -202,7 +202,7 @@ def _in_use(name: str, who: str) -> LayerError:
 
 
 def unknown(name: str) -> LayerError:
-    """The error for a session that is not there."""
+    """The error for a kept sandbox that is not there."""
     return LayerError(
         f"there is no kept sandbox {name!r}",
         why=f"nothing of that name is kept in {home()!r}",
@@ -211,7 +211,7 @@ def unknown(name: str) -> LayerError:
 
 
 def is_claimed(name: str) -> bool:
-    """Whether a living process uses the session."""
+    """Whether a living process uses the kept sandbox."""
     import fcntl
 
     try:
@@ -231,7 +231,7 @@ def is_claimed(name: str) -> bool:
 
 
 def remove(name: str) -> None:
-    """Remove a session with everything in it, also one whose record cannot be read."""
+    """Remove a kept sandbox with everything in it, also one whose record cannot be read."""
     directory = directory_of(name)
     if not os.path.isdir(directory):
         raise unknown(name)
@@ -245,7 +245,7 @@ def remove(name: str) -> None:
 def _trash(directory: str) -> None:
     sessions = os.path.dirname(directory)
     try:
-        os.unlink(f"{directory}/{RECORD}")  # from here on it is no session
+        os.unlink(f"{directory}/{RECORD}")  # from here on it is no kept sandbox
     except FileNotFoundError:
         pass
     trash.move(directory, os.path.dirname(sessions))

@@ -1,4 +1,4 @@
-"""The record of a persistent session: the layers that outlive their process, by the session's name.
+"""The record of a kept sandbox: the layers that outlive their process, by its name.
 
     <state>/staddle/sessions/NAME/claim        held by the process that uses the rest
                                  /session      the record: what it is of, and of which layers it is made
@@ -7,7 +7,7 @@
                                  /gone/...     to be deleted
 
 The record is replaced whole, and only layers that it does not name are ever deleted: a kill
-at any moment leaves a session that can be used. It is ours, in a directory of ours; still it is
+at any moment leaves a kept sandbox that can be used. It is ours, in a directory of ours; still it is
 read as strictly as anything else that decides what is mounted and deleted.
 """
 
@@ -61,7 +61,7 @@ class SnapshotRecord(Value):
 
 
 class SessionRecord(Value):
-    """The record of a session. `layers` are those of its workspace, the one that is written first.
+    """The record of a kept sandbox. `layers` are those of its workspace, the one that is written first.
 
     `workspace` is None for a sandbox that is for no directory; `inode` tells that directory
     from another one of its name. `policy` is what it was last opened with, to be shown.
@@ -112,7 +112,7 @@ def checked_name(name: object) -> str:
 
 
 def home() -> str:
-    """The directory of all sessions. Root's is not in root's home: another uid mounts its layers."""
+    """The directory of all kept sandboxes. Root's is not in root's home: another uid mounts its layers."""
     state = os.environ.get("XDG_STATE_HOME", "")
     if not state.startswith("/"):  # the specification says that a relative one is to be ignored
         state = "/var/lib" if os.geteuid() == 0 else os.path.expanduser("~/.local/state")
@@ -120,12 +120,12 @@ def home() -> str:
 
 
 def directory_of(name: str) -> str:
-    """The directory of a session, whether it is there or not."""
+    """The directory of a kept sandbox, whether it is there or not."""
     return f"{home()}/{checked_name(name)}"
 
 
 def names() -> list[str]:
-    """Every session that has a record."""
+    """Every kept sandbox that has a record."""
     try:
         found = os.listdir(home())
     except FileNotFoundError:

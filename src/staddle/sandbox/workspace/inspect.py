@@ -1,4 +1,4 @@
-"""The changes and the size of a persistent session, by its record alone: also while it is in use."""
+"""The changes and the size of a kept sandbox, by its record alone: also while it is in use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def changes(
     record: SessionRecord, paths: Collection[str] | None = None, *, everything: bool = False
 ) -> list[Change]:
-    """The changes of a session, also while it is in use; with `everything`, also outside the workspace.
+    """The changes of a kept sandbox, also while it is in use; with `everything`, also outside the workspace.
 
     Only at and below `paths` when given, as they are seen inside, from the workspace; ValueError for
     one that cannot be told about.
@@ -65,7 +65,7 @@ def size(record: SessionRecord) -> int:
 
 
 def check_workspace(record: SessionRecord) -> None:
-    """LayerError when the directory that a session is of is not the one that is there now."""
+    """LayerError when the directory that a kept sandbox is of is not the one that is there now."""
     if record.workspace is None:
         return
     try:

@@ -2,7 +2,7 @@
 
 The workspace is one. The home tree, whose root is "/", is the home, /tmp and /var/tmp in one; directories
 of the system are others, once root inside may write them. Only the workspace is ever committed. All are
-part of every snapshot, fork and persistent session.
+part of every snapshot, fork and kept sandbox.
 """
 
 from __future__ import annotations

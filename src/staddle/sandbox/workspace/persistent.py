@@ -42,10 +42,10 @@ _MOST_TOUCHED = 20_000
 
 
 class PersistentWorkspace(OverlayWorkspace):
-    """The layers of a persistent session, claimed by this process until `close`."""
+    """The layers of a kept sandbox, claimed by this process until `close`."""
 
     def __init__(self, name: str, *, make: bool = False, workspace: str | None = None) -> None:
-        """Claim the session; `make` it for `workspace` if it is not there."""
+        """Claim the kept sandbox; `make` it for `workspace` if it is not there."""
         session_record.checked_name(name)
         if make:
             session_record.make_home(workspace)
@@ -190,7 +190,7 @@ class PersistentWorkspace(OverlayWorkspace):
         return done
 
     def abandon(self) -> None:
-        """No sandbox came to be: a session that was made for it goes again."""
+        """No sandbox came to be: a kept sandbox that was made for it goes again."""
         if self.is_new and not self._closed:
             self._closed = True
             self._store.remove()
@@ -198,7 +198,7 @@ class PersistentWorkspace(OverlayWorkspace):
             self.close()
 
     def close(self) -> None:
-        """Write the record, and let other processes use the session. A second time does nothing."""
+        """Write the record, and let other processes use the kept sandbox. A second time does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -315,7 +315,7 @@ class PersistentWorkspace(OverlayWorkspace):
 
 
 def claim_workspace(name: str, workspace: str | None, policy: Policy) -> PersistentWorkspace:
-    """The session `name` for a sandbox, made if it is not there."""
+    """The kept sandbox `name` for a sandbox, made if it is not there."""
     made = PersistentWorkspace(name, make=True, workspace=workspace)
     try:
         if made.record.workspace != workspace:
@@ -332,13 +332,13 @@ def claim_workspace(name: str, workspace: str | None, policy: Policy) -> Persist
 
 
 def workspace_of(name: str) -> str | None:
-    """The workspace of a session that is there already; None when it has none, or is not there."""
+    """The workspace of a kept sandbox that is there already; None when it has none, or is not there."""
     record = session_record.read(session_record.directory_of(name))
     return None if record is None else record.workspace
 
 
 def find(name: str) -> SessionRecord:
-    """The record of a session, also while it is in use. LayerError when it is not there."""
+    """The record of a kept sandbox, also while it is in use. LayerError when it is not there."""
     record = session_record.read(session_record.directory_of(name))
     if record is None:
         raise persistent_store.unknown(name)

@@ -1,4 +1,4 @@
-"""The trees and snapshots of a persistent session, to and from its record."""
+"""The trees and snapshots of a kept sandbox, to and from its record."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def extend(workspace: SandboxWorkspace, bases: Mapping[str, Sequence[str]]) -> N
     `bases` has for each, by its path inside, the directories of the host that lie below, topmost first. The
     owners in the topmost one decide which user may write where. Trees that have layers already stay as
     they are. The new ones are part of everything then: snapshots, forks, `diff(everything=True)`,
-    persistent sessions. Programs that run go on with what they have open.
+    kept sandboxes. Programs that run go on with what they have open.
     """
     from .overlay import OverlayWorkspace
 
