@@ -13,7 +13,7 @@ import pytest
 
 from staddle.errors import LaunchFailed
 from staddle.linux.own_mounts import with_own_mounts
-from staddle.mounts.building import Builder
+from staddle.mounts.builder import Builder
 from staddle.mounts.operations import Bind, Devices, Directory, Empty, File, Mask, Seal, Symlink
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from staddle.network.gateway.dns_server import _DnsServerStream
 from staddle.network.gateway.gateway import Gateway
 from staddle.network.rules import dns, synthetic
 from staddle.network.rules.rules import decide, may_ask, resolved
-from staddle.network.rules.sniff import look
+from staddle.network.rules.sniff import parse_opening
 from tests.unit.network.rules.hellos import hello, server_name
 
 ENTRIES = ("api.example.com", "*.wild.example", "192.0.2.7:443")
@@ -81,10 +81,10 @@ def test_no_spelling_passes_for_a_host_on_the_list(host: str) -> None:
         wire = host.encode("utf-8")
     except UnicodeEncodeError:
         return
-    seen = look(hello(server_name(wire)))
+    seen = parse_opening(hello(server_name(wire)))
     assert seen is not None
     assert seen.name is None or not may_ask(seen.name, NETWORK).allowed or seen.name == listed(host)
-    request = look(b"GET / HTTP/1.1\r\nHost: " + wire + b"\r\n\r\n")
+    request = parse_opening(b"GET / HTTP/1.1\r\nHost: " + wire + b"\r\n\r\n")
     if request is not None and request.protocol == "http" and request.name is not None:
         bare = host.partition("\n")[0].strip(" \t\r").removesuffix(":443")  # the line that it is on
         assert not may_ask(request.name, NETWORK).allowed or request.name == listed(bare)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from staddle.network.rules.sniff import LONGEST, Seen, look
+from staddle.network.rules.sniff import LONGEST, Opening, parse_opening
 from tests.unit.network.rules.hellos import extended, extension, hello, real, server_name
 
 GOOD, EVIL = "api.example.com", "evil.example.net"
@@ -54,10 +54,10 @@ def python_reads(data: bytes) -> list[str] | None:
     return _Handler(data).hosts
 
 
-def first_said(data: bytes, cuts: list[int]) -> Seen | None:
+def first_said(data: bytes, cuts: list[int]) -> Opening | None:
     """What the gateway goes by, when the bytes come in these pieces."""
     for cut in (*sorted(cuts), len(data)):
-        seen = look(data[:cut])
+        seen = parse_opening(data[:cut])
         if seen is not None:
             return seen
     return None
@@ -111,8 +111,8 @@ def test_records_of_any_size_say_the_same(sizes: list[int], name: str) -> None:
         sizes = [*sizes[1:], sizes[0]]
         sent += head + len(part).to_bytes(2, "big") + part
         at += len(part)
-    seen = [look(sent[:cut]) for cut in range(len(sent) + 1)]
-    assert {each for each in seen if each is not None} == {Seen("tls", name)}
+    seen = [parse_opening(sent[:cut]) for cut in range(len(sent) + 1)]
+    assert {each for each in seen if each is not None} == {Opening("tls", name)}
     assert seen[-1] is not None
 
 
@@ -147,7 +147,7 @@ def requests(draw: st.DrawFn) -> bytes:
 @many
 @given(requests(), st.lists(st.integers(0, 200), max_size=4))
 def test_no_request_shows_a_server_a_host_that_the_gateway_did_not_see(sent: bytes, cuts: list[int]) -> None:
-    seen = first_said(sent, cuts) or look(sent + bytes(LONGEST))
+    seen = first_said(sent, cuts) or parse_opening(sent + bytes(LONGEST))
     assert seen is not None
     hosts = python_reads(sent)
     if hosts and seen.protocol == "http" and not seen.problem:
@@ -162,7 +162,7 @@ def test_no_request_shows_a_server_a_host_that_the_gateway_did_not_see(sent: byt
 @many
 @given(requests())
 def test_every_split_of_a_request_is_refused_or_says_the_same(sent: bytes) -> None:
-    said = [seen for seen in (look(sent[:cut]) for cut in range(len(sent) + 1)) if seen is not None]
+    said = [seen for seen in (parse_opening(sent[:cut]) for cut in range(len(sent) + 1)) if seen is not None]
     names = {seen.name for seen in said if seen.protocol == "http" and not seen.problem}
     assert len(names) <= 1
 
@@ -171,7 +171,7 @@ def test_every_split_of_a_request_is_refused_or_says_the_same(sent: bytes) -> No
 @given(st.lists(st.tuples(st.integers(0, 60), st.binary(max_size=30)), max_size=5), st.binary(max_size=60))
 def test_hellos_made_of_any_extensions_have_one_name_or_none(extra: list, name: bytes) -> None:  # type: ignore[type-arg]
     extensions = [extension(kind, content) for kind, content in extra]
-    seen = look(hello(*extensions, server_name(name)))
+    seen = parse_opening(hello(*extensions, server_name(name)))
     assert seen is not None
     if seen.name is not None:
         assert seen.name == name.decode("ascii").lower().removesuffix(".")

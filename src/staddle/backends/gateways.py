@@ -40,9 +40,9 @@ def open_socket(
     if not reaches_out(plan):
         return None, ()
     from ..network.host.gateway_log import GatewayLog
-    from ..network.host.gateway_process import GatewayBounds, new_line
+    from ..network.host.gateway_process import GatewayBounds, new_socket
 
-    ours, theirs = new_line(plan.network, GatewayBounds(asks=plan.asks), lasting=lasting)
+    ours, theirs = new_socket(plan.network, GatewayBounds(asks=plan.asks), lasting=lasting)
     told = GatewayLog(ours, os.path.basename(command[0]))
     return told, (give.keep(theirs.detach()), give.keep(os.dup(ours.fileno())))
 

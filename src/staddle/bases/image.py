@@ -72,9 +72,9 @@ class Archive:
             "make it with `docker save`, `podman save` or `skopeo copy ... oci-archive:`",
         )
 
-    def read(self, blob: Blob) -> Reading:
+    def read(self, blob: Blob) -> FileSlice:
         """The bytes of a blob."""
-        return Reading(self._file, blob.offset, blob.size)
+        return FileSlice(self._file, blob.offset, blob.size)
 
     def _blob(self, path: str, digest: str = "") -> Blob:
         path = os.path.normpath(path)
@@ -142,7 +142,7 @@ class Archive:
 _REFERENCE = "org.opencontainers.image.ref.name"
 
 
-class Reading:
+class FileSlice:
     """A part of a file, read by position: the file's own offset does not move."""
 
     def __init__(self, file: IO[bytes], offset: int, size: int) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Imported(Value):
+class ImportedBase(Value):
     """One imported base. `source` is what the archive called itself, `size` the bytes in its files."""
 
     name: str
@@ -31,7 +31,7 @@ class Imported(Value):
     created: float
 
 
-def listed() -> Iterator[Imported]:
+def listed() -> Iterator[ImportedBase]:
     """All of them, by name. One whose record cannot be read is there, with nothing known about it."""
     import json
 
@@ -46,7 +46,7 @@ def listed() -> Iterator[Imported]:
         try:
             with open(f"{directory()}/{name}/about.json", encoding="utf-8") as file:
                 about = json.loads(file.read(1 << 16))
-            yield Imported(
+            yield ImportedBase(
                 name,
                 root,
                 str(about["source"]),
@@ -55,7 +55,7 @@ def listed() -> Iterator[Imported]:
                 float(about["created"]),
             )
         except (OSError, ValueError, KeyError, TypeError):
-            yield Imported(name, root, "", 0, 0, 0.0)
+            yield ImportedBase(name, root, "", 0, 0, 0.0)
 
 
 def remove(name: str) -> None:

@@ -39,10 +39,10 @@ def decompressing(source: ClosableReader) -> ClosableReader:
             why="this Python has no module for it, and there is no program zstd",
             fix="install backports.zstd or zstd, or save the image without compression",
         )
-    return Decompressing(program, source)
+    return ZstdProgram(program, source)
 
 
-class Decompressing:
+class ZstdProgram:
     """The zstd program as a reader: a thread feeds it, and the reader sets the pace."""
 
     def __init__(self, program: str, source: ClosableReader) -> None:

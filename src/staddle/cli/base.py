@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..bases.store import Imported
+    from ..bases.store import ImportedBase
 
 _OPTIONS = (JSON, HELP)
 _HELP = """\
@@ -62,7 +62,7 @@ def main(words: Sequence[str]) -> int:
 def _import(archive: str, name: str | None, as_json: bool) -> int:
     import signal
 
-    from ..bases.importing import import_image
+    from ..bases.import_image import import_image
 
     # A signal leaves as little behind as an error.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -95,7 +95,7 @@ def _list(as_json: bool) -> int:
     return 0
 
 
-def _facts(base: Imported) -> dict[str, object]:
+def _facts(base: ImportedBase) -> dict[str, object]:
     return {
         "name": base.name,
         "root": shown(base.root),

@@ -101,7 +101,7 @@ class CommandConfinement:
 
     def goes_on_without_layer(self, error: LaunchFailed) -> bool:
         """It could not be started in a layer: whether to start it without, as `limits` says from now on."""
-        from ..mounts.building import NO_LAYER
+        from ..mounts.builder import NO_LAYER
 
         if NO_LAYER not in error.why:
             return False

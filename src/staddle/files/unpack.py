@@ -32,7 +32,7 @@ class UnpackBounds(Value):
     depth: int = 4096
 
 
-class Unpacking:
+class Unpacker:
     """Makes members below `destination`, an empty directory of ours. `owner` gets them, when we are root."""
 
     def __init__(

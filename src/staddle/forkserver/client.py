@@ -158,7 +158,7 @@ def root_of(mounter: tuple[int, int] | None, uid: int) -> int | None:
 
 
 def home_tree_of(plan: Plan, bash: str) -> tuple[tuple[str, ...], tuple[Operation, ...]]:
-    """The mount points of the home tree of `plan`, and its first content: see `shared_view.Shared`."""
+    """The mount points of the home tree of `plan`, and its first content: see `shared_view.SharedView`."""
     layered = _views_of(plan, bash).layered
     return layered.places, layered.skeleton
 
@@ -313,7 +313,7 @@ def _views_of(plan: Plan, bash: str) -> _SharedViews:
     return known
 
 
-def _config(plan: Plan, shared: shared_view.Shared, bash: str) -> records.ForkServerConfig:
+def _config(plan: Plan, shared: shared_view.SharedView, bash: str) -> records.ForkServerConfig:
     from ..backends.exec_spec import filter_profile, rlimits
     from ..backends.namespaces.launching import scopes
     from ..limits import cpu_affinity

@@ -9,7 +9,7 @@ from .._value import Value
 from ..ipc import forkserver_messages as records
 from ..linux import idmaps
 from ..mounts import rows
-from ..mounts.building import not_built, take
+from ..mounts.builder import not_built, take
 from ..mounts.host import open_named
 from ..mounts.operations import Bind
 from ..policy.paths import WORKSPACE_PATH

@@ -13,7 +13,7 @@ from ..ipc.descriptors import receive, send
 from ..ipc.forkserver_messages import MAP, MAPPED, MOST_DESCRIPTORS
 from ..linux import mounts, process, userns
 from ..linux.syscalls import call
-from ..mounts.building import Builder, place_for
+from ..mounts.builder import Builder, place_for
 from ..mounts.operations import Bind
 from ..mounts.rows import decoded
 from ..mounts.shared_view import OLD_ROOT

@@ -12,7 +12,7 @@ from ..errors import StaddleError
 from ..ipc.status import CONFINEMENT, NotStarted
 from ..linux import mounts
 from ..linux.syscalls import call
-from ..mounts.building import Builder, place_for
+from ..mounts.builder import Builder, place_for
 from ..mounts.operations import Bind
 from ..mounts.owners import needs_translation
 

@@ -4,7 +4,7 @@ Everything here happens with root's rights, before the identity is given up, in 
 other process in it. Nothing is left when its last process ends. Whatever lies on the host is opened by
 descriptor and through no link.
 
-This does not use `mounts.building.Builder`. That builds a fresh root, of which every directory is its own;
+This does not use `mounts.builder.Builder`. That builds a fresh root, of which every directory is its own;
 here the host's root stays, trees are covered in place by clones of themselves, and nothing may be made
 but in the empty directories that were mounted over the host's.
 """

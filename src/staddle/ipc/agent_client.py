@@ -299,7 +299,7 @@ class AgentClient:
             self._resynchronize()
         self._is_out_of_step = True  # before it is sent: an interruption from here on leaves that open
         try:
-            agent_messages.say(self._socket, request, descriptors)
+            agent_messages.send_message(self._socket, request, descriptors)
         except OSError as error:
             if error.errno == 7:  # E2BIG
                 self._is_out_of_step = False
@@ -328,7 +328,7 @@ class AgentClient:
             if patience != PATIENCE:
                 self._socket.settimeout(patience)
             try:
-                message = agent_messages.hear(self._socket)
+                message = agent_messages.receive_message(self._socket)
             finally:
                 if patience != PATIENCE:
                     self._socket.settimeout(PATIENCE)
@@ -365,7 +365,7 @@ class SpawnedProcess:
         with self._turn:
             while self._status is None and not self._closed:
                 try:
-                    message = agent_messages.hear(self._socket)
+                    message = agent_messages.receive_message(self._socket)
                 except BlockingIOError:
                     break
                 except (Malformed, OSError):
@@ -400,7 +400,7 @@ class SpawnedProcess:
         with self._turn:
             if self._status is None and not self._closed:
                 try:
-                    agent_messages.say(
+                    agent_messages.send_message(
                         self._socket, agent_messages.encode(agent_messages.SIGNAL, number, int(everything))
                     )
                 except OSError:

@@ -1,8 +1,8 @@
 """Messages between the host program and the agent, and their transport.
 
-A line is one socket that keeps messages apart. A message is one letter, which says what it
-is, and a record of its fields. What is too long for the line travels in a memory file. Both
-sides refuse whatever is not exactly a message; the host program believes nothing that it says.
+Each socket is a SOCK_SEQPACKET pair, which keeps messages apart. A message is one letter, which is its
+kind, and a record of its fields. One that is too long for the socket travels in a memory file. Both sides
+refuse everything that is not exactly a message; the host program trusts nothing that the agent sends.
 """
 
 from __future__ import annotations
@@ -24,29 +24,31 @@ if TYPE_CHECKING:
     #: process, in bytes; the number of processes that were started, -1 where it is not known.
     UsageCounts = tuple[int, int, int, int, int, int]
 
-# To the agent, on the main line.
+# To the agent, on the main socket.
 SHELL = b"S"  # program, environment, directory
 SPAWN = b"P"  # argv, environment, directory, rows, columns; three descriptors, or rows and columns
 SPAWN_WHOLE = b"T"  # the same; when the program has ended, all that it started is ended, too
 SPAWN_ROOT = b"R"  # the same, as the root of the sandbox
-SWAP = b"w"  # whether nobody else may be in it, the roots of trees; a line on which what is to be there comes
-FILE_SERVER = b"c"  # the line of a file server, and its code: a process that looks after files
-NETWORK = b"N"  # a line for the sandbox's network: its sockets come on it, and it takes wishes
+SWAP = (
+    b"w"  # whether nobody else may be in it, the roots of trees; a socket on which what is to be there comes
+)
+FILE_SERVER = b"c"  # the socket of a file server, and its code: a process that looks after files
+NETWORK = b"N"  # a socket for the sandbox's network: its sockets come on it, and it takes wishes
 LOOK = b"v"  # who holds limits that the kernel does not is to look now, and tell
 END_ALL = b"K"  # everything in the sandbox but the agent ends, shells, too
 PAUSE = b"z"  # whether everything in the sandbox is to stop, or to go on
 COUNT = b"u"  # how many processes there were; whether to look up as well what they have used
-# To the agent, on the line of a process.
+# To the agent, on the socket of a process.
 SIGNAL = b"k"  # number, whether to everything below it, too
 ATTACH = b"a"  # the files of a shell, once more
 RENEW = b"n"  # new pipes for what a shell prints
 AGAIN = b"A"  # another shell like this one, which has ended or will
 END_RUN = b"e"  # step, since when (clock ticks), the newest job before the run
-PING = b"i"  # serial; comes back at once, to wake up whoever waits on the line
-# From the agent, on the main line, and after AGAIN on that of the shell.
-OPENED = b"s"  # process, places; the line, the control pipe, the files, and if there is one a pidfd
-# From the agent, on the main line.
-STARTED = b"p"  # process; the line, and the master of its terminal
+PING = b"i"  # serial; comes back at once, to wake up whoever waits on the socket
+# From the agent, on the main socket, and after AGAIN on that of the shell.
+OPENED = b"s"  # process, places; the socket, the control pipe, the files, and if there is one a pidfd
+# From the agent, on the main socket.
+STARTED = b"p"  # process; the socket, and the master of its terminal
 REFUSED = b"f"  # why
 SWAPPED = b"W"
 PAUSED = b"Z"
@@ -55,7 +57,7 @@ COUNTED = b"U"  # what was used, as usage.Count has it
 ALL_ENDED = b"E"
 LINE = b"L"
 BUSY = b"b"  # who is in the way
-# From the agent, on the line of a process.
+# From the agent, on the socket of a process.
 FILES = b"F"  # places; the files
 ENDED = b"x"  # status as waitpid gives it, why it was not started; what it used, as usage.Count has it
 PONG = b"I"  # serial
@@ -105,7 +107,7 @@ HOLD, BRAKE, INTERRUPT, TERMINATE, KILL, KILL_SHELL, TIDY = range(7)
 #: while it reads a text: in a trap that comes while it waits for lines, an interrupt tears it apart.
 BRAKE_TRAP, BRAKE_SIGNAL = b"((${#BASH_SOURCE[@]})) && \\builtin kill -INT $$", 64
 
-#: What fits on a line for sure; longer bodies come in a memory file, whose descriptor is the last.
+#: What fits on a socket for sure; longer bodies come in a memory file, whose descriptor is the last.
 LONGEST = 32 << 10
 _ELSEWHERE = b"M"
 #: An argument list and an environment of the kernel's own limits, and room.
@@ -150,24 +152,24 @@ def _check(kind: bytes, fields: tuple[object, ...]) -> None:
         raise Malformed(f"the fields of {kind!r} are not what they should be")
 
 
-# ---------------------------------------------------------------- on a line
+# ---------------------------------------------------------------- on a socket
 
 
-def say(line: _socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:
+def send_message(socket: _socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:
     """Send an encoded message. OSError when the other end is closed."""
     if len(data) <= LONGEST:
-        send(line, data, descriptors)
+        send(socket, data, descriptors)
         return
     if len(data) > LONGEST_BODY:
         raise OSError(7, "arguments and environment are longer than any program can take")  # E2BIG
     body = memory_file(data)
     try:
-        send(line, _ELSEWHERE, (*descriptors, body))
+        send(socket, _ELSEWHERE, (*descriptors, body))
     finally:
         os.close(body)
 
 
-def hear(line: _socket.socket, *, bodies: bool = False) -> Message | None:
+def receive_message(socket: _socket.socket, *, bodies: bool = False) -> Message | None:
     """The next message; None when the other end is closed. BlockingIOError when none is there.
 
     Only with `bodies` may it come in a memory file: the agent reads those of the host program,
@@ -175,10 +177,10 @@ def hear(line: _socket.socket, *, bodies: bool = False) -> Message | None:
     """
     try:
         try:
-            data, descriptors = receive(line, LONGEST + 1)
+            data, descriptors = receive(socket, LONGEST + 1)
         except ConnectionResetError:
             # It ended without having heard all that we said; what it said before comes after that.
-            data, descriptors = receive(line, LONGEST + 1)
+            data, descriptors = receive(socket, LONGEST + 1)
     except ConnectionResetError:
         return None
     try:

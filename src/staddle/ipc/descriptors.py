@@ -1,4 +1,4 @@
-"""Messages with descriptors on a line between our own processes."""
+"""Messages with descriptors on a socket between our own processes."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ _PATIENCE = 60.0
 _CLOSE_ON_EXEC = 0x40000000  # MSG_CMSG_CLOEXEC
 
 
-def send(line: _socket.socket, message: bytes, descriptors: Sequence[int] = ()) -> None:
+def send(socket: _socket.socket, message: bytes, descriptors: Sequence[int] = ()) -> None:
     """Send one message. OSError when the other end is closed, or the message does not fit."""
     rights = struct.pack(f"{len(descriptors)}i", *descriptors)
     extra = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if descriptors else []
-    line.sendmsg([message], extra, _socket.MSG_NOSIGNAL)
+    socket.sendmsg([message], extra, _socket.MSG_NOSIGNAL)
 
 
-def awaited(line: int, count: int) -> list[int]:
-    """So many descriptors, which come in one message on this line. OSError when they do not come."""
-    socket = _socket.socket(fileno=line)
+def await_descriptors(socket: int, count: int) -> list[int]:
+    """So many descriptors, which come in one message on this socket. OSError when they do not come."""
+    channel = _socket.socket(fileno=socket)
     try:
-        socket.settimeout(_PATIENCE)
-        found = receive(socket, 1)[1]
+        channel.settimeout(_PATIENCE)
+        found = receive(channel, 1)[1]
     finally:
-        socket.detach()
+        channel.detach()
     if len(found) != count:
         close_all(found)
         raise OSError(103, "what was to come did not come")  # ECONNABORTED
     return found
 
 
-def receive(line: _socket.socket, longest: int, most: int = _MOST) -> tuple[bytes, list[int]]:
+def receive(socket: _socket.socket, longest: int, most: int = _MOST) -> tuple[bytes, list[int]]:
     """One message, empty when the other end is closed, and the descriptors that came with it."""
     room = _socket.CMSG_SPACE(4 * most)
-    message, extra, flags, _ = line.recvmsg(longest, room, _CLOSE_ON_EXEC)
+    message, extra, flags, _ = socket.recvmsg(longest, room, _CLOSE_ON_EXEC)
     descriptors = [
         fd
         for level, kind, data in extra

@@ -74,22 +74,24 @@ class Said:
             self.descriptor = -1
 
 
-def say(line: _socket.socket, letter: bytes, *fields: object, descriptors: Sequence[int] = ()) -> None:
+def send_message(
+    socket: _socket.socket, letter: bytes, *fields: object, descriptors: Sequence[int] = ()
+) -> None:
     """Send a message. OSError when the other end is closed, or the message does not fit."""
-    send(line, wire.encode(letter, fields), descriptors)
+    send(socket, wire.encode(letter, fields), descriptors)
 
 
-def hear(line: _socket.socket) -> Said | None:
+def receive_message(socket: _socket.socket) -> Said | None:
     """The next message; None when the other end is closed. Malformed for anything that is none.
 
     ConnectionResetError when it was closed without having heard what we said last.
     """
     unheard: ConnectionResetError | None = None
     try:
-        data, descriptors = receive(line, LONGEST)
+        data, descriptors = receive(socket, LONGEST)
     except ConnectionResetError as error:
         unheard = error
-        data, descriptors = receive(line, LONGEST)  # what it said before comes after that
+        data, descriptors = receive(socket, LONGEST)  # what it said before comes after that
     if not data and not descriptors:
         if unheard is not None:
             raise unheard

@@ -2,7 +2,7 @@
 
 To the gateway, from the host side (`GatewaySettings`, once and first; decisions) and from the
 sandbox's first process (`Sockets`, with descriptors); from the gateway, what happened
-(`Attempt`) and what it asks for (`ConnectQuestion`). One message is one packet of a SOCK_SEQPACKET line.
+(`Attempt`) and what it asks for (`ConnectQuestion`). One message is one packet of a SOCK_SEQPACKET socket.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GatewaySettings(Value):
     `connections` at once, `idle` seconds without a byte before one is ended (0: never), and
     `most_bytes` in both directions together, for all connections (0: any number). `asks` is how
     many seconds to wait for a decision about what no entry speaks of (0: nobody is asked). With
-    `lasting`, it goes on when its line is closed, for as long as its starter lives.
+    `lasting`, it goes on when its socket is closed, for as long as its starter lives.
     """
 
     mode: Literal["allow", "loopback"]

@@ -49,7 +49,7 @@ class NamespaceSpec(Value):
     #: An `ExecSpec`, encoded.
     command: bytes
     #: What of the network is made inside, as `network_spec` has it, and the descriptors of the
-    #: gateway's line: its own end and the other. Neither where nothing outside can be reached.
+    #: gateway's socket: its own end and the other. Neither where nothing outside can be reached.
     network: tuple[NetworkRow, ...]
     gateway: tuple[int, ...]
     #: Descriptors by which the first process enters the control groups of the sandbox, if it has any.

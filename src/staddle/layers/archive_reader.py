@@ -6,7 +6,7 @@ import os
 
 from ..errors import ArchiveRefused
 from ..files.tar import Content, Member, members
-from ..files.unpack import UnpackBounds, Unpacking
+from ..files.unpack import UnpackBounds, Unpacker
 from .archive import END_MARK, FORMAT, MANIFEST, zstd_module
 from .merge import prune
 
@@ -76,11 +76,11 @@ def _read(
         raise _refused(f"it has the format {manifest['format']!r}, and this staddle reads {FORMAT}")
     if not fits or len(set(names)) != len(names) or len(names) > 1000:
         raise _refused("its manifest is damaged")
-    unpackings: dict[str, Unpacking] = {}
+    unpackings: dict[str, Unpacker] = {}
     try:
         for name in names:
             made[name] = store.layer().hold()
-            unpackings[name] = Unpacking(made[name].upper, bounds, owner=owner)
+            unpackings[name] = Unpacker(made[name].upper, bounds, owner=owner)
         _fill(entries, content, counted, unpackings, made)
     finally:
         for unpacking in unpackings.values():
@@ -92,7 +92,7 @@ def _fill(
     entries: Iterator[tuple[Member, Content]],
     last: Content,
     counted: _BoundedReader,
-    unpackings: dict[str, Unpacking],
+    unpackings: dict[str, Unpacker],
     made: dict[str, Layer],
 ) -> None:
     tops = set()

@@ -13,7 +13,7 @@ from .._value import Value
 from ..mounts.sizes import inodes
 
 
-class Occupied(Value):
+class DiskUsage(Value):
     """The space that a layer takes. `whole` is false when counting stopped because it was too much."""
 
     bytes: int
@@ -21,7 +21,7 @@ class Occupied(Value):
     whole: bool = True
 
 
-def is_over(taken: Occupied, disk: int) -> bool:
+def is_over(taken: DiskUsage, disk: int) -> bool:
     """Whether it is more than `disk` allows."""
     return not taken.whole or taken.bytes > disk or taken.inodes > inodes(disk)
 
@@ -48,7 +48,7 @@ def full(place: str | int) -> bool:
     return bool(status.f_blocks and not status.f_bfree) or bool(status.f_files and not status.f_ffree)
 
 
-def occupied(path: str, most: int | None = None) -> Occupied:
+def occupied(path: str, most: int | None = None) -> DiskUsage:
     """The space that the directory at `path` takes; counting stops when it is over `most` bytes.
 
     The sandbox may be changing it: nothing is followed, and what goes away meanwhile is not counted.
@@ -80,10 +80,10 @@ def occupied(path: str, most: int | None = None) -> Occupied:
                         several.add((status.st_dev, status.st_ino))
                     total += status.st_blocks * 512
                     count += 1
-                    if most is not None and is_over(Occupied(total, count), most):
-                        return Occupied(total, count, whole=False)
+                    if most is not None and is_over(DiskUsage(total, count), most):
+                        return DiskUsage(total, count, whole=False)
             except OSError:
                 continue
             finally:
                 os.close(directory)
-    return Occupied(total, count)
+    return DiskUsage(total, count)

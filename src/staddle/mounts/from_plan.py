@@ -62,7 +62,7 @@ class _Rebuilt(Value):
     origin: str
 
 
-class _Kept(Value):
+class _RetainedItem(Value):
     path: str
     origin: str
     source: str = ""
@@ -90,12 +90,12 @@ _ORDER = {
     for place, kind in enumerate(
         (
             *(Hidden, Closed, Scratch, Devices, ProcMount, Layered, Grant),
-            *(_Kept, _Rebuilt, Guard, Socket, Text, Link),
+            *(_RetainedItem, _Rebuilt, Guard, Socket, Text, Link),
         )
     )
 }
 if TYPE_CHECKING:
-    _Shown: TypeAlias = Layered | Grant | _Kept | _Rebuilt | Guard | Socket | Text | Link
+    _Shown: TypeAlias = Layered | Grant | _RetainedItem | _Rebuilt | Guard | Socket | Text | Link
     _Item: TypeAlias = Hidden | Closed | Scratch | Devices | ProcMount | _Shown
 
 
@@ -171,7 +171,7 @@ def _opens(item: _Item, around: RegionKind) -> RegionKind | None:
     if isinstance(item, Grant):
         if around == "own" or (around in ("read", "layer") and item.access == "write"):
             return item.access
-    elif isinstance(item, _Kept):
+    elif isinstance(item, _RetainedItem):
         return "read" if around == "own" else None
     elif isinstance(item, _Rebuilt):
         return "own"
@@ -230,7 +230,7 @@ def _entries(directory: str, outside: str, kept: list[Entry], cause: Hidden) -> 
         if entry.kind == "link":
             yield Link(path, entry.target, cause.origin)
         else:
-            yield _Kept(path, cause.origin, source if source != path else "")
+            yield _RetainedItem(path, cause.origin, source if source != path else "")
 
 
 def _nearest_directory(path: str, within: str, view: View) -> str | None:
@@ -307,7 +307,7 @@ class _Writer:
             if own or (around in ("read", "layer") and item.access == "write"):
                 return Bind(item.path, item.access == "write", item.origin, below, source=item.source)
             return None
-        if isinstance(item, _Kept):
+        if isinstance(item, _RetainedItem):
             return Bind(item.path, False, item.origin, optional=True, source=item.source) if own else None
         if isinstance(item, _Rebuilt):
             return Empty(item.path, 0o755, _ROOT_SIZE, item.origin, below)

@@ -35,7 +35,7 @@ OLD_PROCESSES = f"{ASIDE}/processes"
 _OURS = "sandbox"
 
 
-class Shared(Value):
+class SharedView(Value):
     """The operations of a view, by who carries them out."""
 
     template: tuple[Operation, ...]
@@ -47,7 +47,7 @@ class Shared(Value):
     skeleton: tuple[Operation, ...] = ()
 
 
-def share(operations: Sequence[Operation], layered: Collection[str] = ()) -> Shared:
+def share(operations: Sequence[Operation], layered: Collection[str] = ()) -> SharedView:
     """Split a view. The first operation is the root; `layered` are the places that are to be of the world."""
     root, *rest = operations
     template: list[Operation] = [root, Empty(ASIDE, 0o700, 1 << 20, _OURS)]
@@ -91,7 +91,7 @@ def share(operations: Sequence[Operation], layered: Collection[str] = ()) -> Sha
                 own.append(operation.replace(below=True))
         else:
             template.append(operation)
-    return Shared(tuple(template), tuple(own), tuple(workspace), tuple(places), tuple(skeleton))
+    return SharedView(tuple(template), tuple(own), tuple(workspace), tuple(places), tuple(skeleton))
 
 
 def _in_the_world(operation: Operation, skeleton: list[Operation]) -> Operation | None:

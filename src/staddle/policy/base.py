@@ -38,7 +38,7 @@ LARGEST_COPY, MOST_COPIED = 64 << 10, 4 << 20
 MOST_ENTRIES = 1024
 
 
-class Shown(Value):
+class BaseView(Value):
     """The visible part of a base, and its accounts."""
 
     grants: tuple[Grant, ...]
@@ -70,7 +70,7 @@ def find(text: str, context: PathContext, host: HostPaths) -> str:
     )
 
 
-def show(root: str, taken: Collection[str]) -> Shown:
+def show(root: str, taken: Collection[str]) -> BaseView:
     """The visible part of the base at `root`, a real path. `taken` are paths inside that are not the base's.
 
     Nothing is shown at or below a taken place; it may be one that the base does not have.
@@ -101,7 +101,7 @@ def show(root: str, taken: Collection[str]) -> Shown:
                     room -= len(content)
                     texts.append(Text(path, content, ORIGIN))
     accounts = (contents(f"{root}/etc/{name}", LARGEST_COPY) or b"" for name in ("passwd", "group"))
-    return Shown(tuple(grants), tuple(links), tuple(texts), *accounts)
+    return BaseView(tuple(grants), tuple(links), tuple(texts), *accounts)
 
 
 def _entries(root: str, directory: str) -> Iterator[tuple[str, int, str]]:

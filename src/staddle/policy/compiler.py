@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..errors import PolicyError
 from . import environment, presets, system
-from .merging import Sight, hidden, outermost, strongest, without_covered, without_dead
+from .merge_grants import Visibility, hidden, outermost, strongest, without_covered, without_dead
 from .package_sources.config_files import configuration
 from .paths import Ancestry, above, covers, upward
 from .plan import Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from typing import Literal, TypeVar
 
-    from .base import Shown
+    from .base import BaseView
     from .policy import Policy
 
     Located = TypeVar("Located", Grant, Guard, Hidden, Link, Scratch, Socket, Text)
@@ -100,7 +100,7 @@ def compile(
     scratch, inside, private_notes = _private(home_rule, live, host)
     places = {item.path for item in scratch}
     kept, covered, idle = without_covered(live, places)
-    sight = Sight(kept, places)
+    sight = Visibility(kept, places)
     concealed = hidden(denies, sight, places)
     if root is not None:
         concealed = _as_the_base_has_it(concealed, sight, HostPaths(root))
@@ -176,7 +176,7 @@ def _in_the_base(policy: Policy, context: PathContext, inside: HostPaths) -> lis
 
 
 def _as_the_base_has_it(
-    concealed: Mapping[str, Hidden], sight: Sight, inside: HostPaths
+    concealed: Mapping[str, Hidden], sight: Visibility, inside: HostPaths
 ) -> dict[str, Hidden]:
     """Resolve hidden paths in the base: the base decides what is there, not the host."""
     found = {}
@@ -193,7 +193,7 @@ def _as_the_base_has_it(
     return found
 
 
-def _with_accounts(ours: Iterable[Text], shown: Shown) -> list[Text]:
+def _with_accounts(ours: Iterable[Text], shown: BaseView) -> list[Text]:
     """Our files, and in those about accounts also what the base has."""
     from .base import accounts
 
@@ -290,7 +290,7 @@ def _links_inside(
     links: Iterable[Link],
     rules: Iterable[ResolvedRule],
     denies: Mapping[str, Hidden],
-    sight: Sight,
+    sight: Visibility,
     scratch: Collection[str],
 ) -> tuple[list[Link], list[Note]]:
     """The links to make: not those that can be seen anyway, were denied, or stand in the way."""
@@ -311,7 +311,7 @@ def _links_inside(
     return list(found.values()), notes
 
 
-def _texts_inside(texts: Iterable[Text], denies: Mapping[str, Hidden], sight: Sight) -> list[Text]:
+def _texts_inside(texts: Iterable[Text], denies: Mapping[str, Hidden], sight: Visibility) -> list[Text]:
     """Where the host's own file is granted, it is shown; where it is denied, nothing is."""
     denied = Ancestry(denies)
     return [
@@ -344,7 +344,7 @@ def _start(plan: Plan, context: PathContext, host: HostPaths) -> str:
     if here is None:
         return plan.identity.home
     place = host.find(here)
-    sight = Sight({grant.path: grant for grant in plan.grants}, scratch)
+    sight = Visibility({grant.path: grant for grant in plan.grants}, scratch)
     concealed = Ancestry({item.path for item in plan.hidden}).at_or_above(place.path)
     # Above a grant: there, with nothing in it but the way to what is granted.
     leads_on = place.path != "/" and any(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import PathEscape, PolicyError
-from .merging import Sight
+from .merge_grants import Visibility
 from .paths import above, covers
 from .plan import Grant, Guard
 
@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from .protected import Finding
+    from .protected import ProtectedName
     from .resolution import HostPaths
 
 
@@ -36,7 +36,7 @@ def guard(
     from .protected import walk
 
     while roots:
-        sight = Sight(kept, unseen)
+        sight = Visibility(kept, unseen)
         for finding in walk(roots, unprotect=unprotect, skip=unseen):
             where = host.find(finding.path).path if finding.kind == "named" else finding.path
             if where in meant and not covers(where, finding.by):
@@ -49,7 +49,7 @@ def guard(
     return _outermost(guards, kept), {path: grant for path, grant in kept.items() if path not in grants}
 
 
-def _held(finding: Finding, sight: Sight, host: HostPaths) -> Guard | None:
+def _held(finding: ProtectedName, sight: Visibility, host: HostPaths) -> Guard | None:
     origin = f"protected {finding.name}"
     if finding.kind == "link":
         raise _replaceable(finding.path, finding.name)

@@ -45,7 +45,7 @@ _GIT_DATA = frozenset({"objects", "refs", "logs", "lfs"})
 _IGNORED = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF])
 
 
-class Finding:
+class ProtectedName:
     """One protected name that is there.
 
     A `link` cannot be held; `named` is where the git directory or hook `by` leads.
@@ -136,7 +136,7 @@ def walk(
     unprotect: Iterable[str] = (),
     skip: Collection[str] = (),
     strict: bool = True,
-) -> Iterator[Finding]:
+) -> Iterator[ProtectedName]:
     """Protected names below `roots`, found with the rights of the caller. Follows no link.
 
     A root that is a protected name itself was named on purpose: nothing below it is held.
@@ -176,7 +176,7 @@ def walk(
                 yield from _new(_git_directory(directory, names), done)
 
 
-def _new(findings: Iterable[Finding], done: set[str]) -> Iterator[Finding]:
+def _new(findings: Iterable[ProtectedName], done: set[str]) -> Iterator[ProtectedName]:
     """Those at a path that is not done yet. Nothing below a finding is searched any more."""
     for finding in findings:
         if finding.path not in done:
@@ -184,15 +184,15 @@ def _new(findings: Iterable[Finding], done: set[str]) -> Iterator[Finding]:
             yield finding
 
 
-def _protected(entry: os.DirEntry[str], name: str, names: frozenset[str]) -> Iterator[Finding]:
+def _protected(entry: os.DirEntry[str], name: str, names: frozenset[str]) -> Iterator[ProtectedName]:
     """The findings at one entry of an ordinary directory."""
     if alone := _ALONE.get(name) or _with_end(name):
         if alone in names:
-            yield Finding(entry.path, _kind(entry.stat(follow_symlinks=False).st_mode), alone)
+            yield ProtectedName(entry.path, _kind(entry.stat(follow_symlinks=False).st_mode), alone)
     elif name == ".git":
         if entry.is_dir(follow_symlinks=False) or name not in names:
             return  # a directory is looked at when the walk comes to it
-        yield Finding(entry.path, "link" if entry.is_symlink() else "file", name)
+        yield ProtectedName(entry.path, "link" if entry.is_symlink() else "file", name)
         if entry.is_file(follow_symlinks=False):
             yield from _sent_on_to(entry.path, names)
     elif name in _BELOW:
@@ -201,10 +201,10 @@ def _protected(entry: os.DirEntry[str], name: str, names: frozenset[str]) -> Ite
         else:
             for rest in _BELOW[name]:
                 if f"{name}/{rest}" in names and os.path.lexists(f"{entry.path}/{rest}"):
-                    yield Finding(entry.path, "link", f"{name}/{rest}")
+                    yield ProtectedName(entry.path, "link", f"{name}/{rest}")
 
 
-def _git_directory(directory: str, names: frozenset[str]) -> Iterator[Finding]:
+def _git_directory(directory: str, names: frozenset[str]) -> Iterator[ProtectedName]:
     """Protected names in `.git`, in a bare repository, and in the directory of a worktree or submodule."""
     for finding in _at(directory, [(rest, f".git/{rest}") for rest in _BELOW[".git"]], names):
         yield finding
@@ -212,19 +212,19 @@ def _git_directory(directory: str, names: frozenset[str]) -> Iterator[Finding]:
             # A hook may be a link to a file of the working tree; that file is the hook then.
             for entry in _entries(finding.path, strict=False):
                 if entry.is_symlink():
-                    yield Finding(os.path.realpath(entry.path), "named", finding.name, entry.path)
+                    yield ProtectedName(os.path.realpath(entry.path), "named", finding.name, entry.path)
     yield from _sent_on_to(directory, names)
 
 
-def _sent_on_to(git: str, names: frozenset[str]) -> Iterator[Finding]:
+def _sent_on_to(git: str, names: frozenset[str]) -> Iterator[ProtectedName]:
     from .gitconfig import leads_to
 
     for path, name in leads_to(git):
         if name in names:
-            yield Finding(path, "named", name, git)
+            yield ProtectedName(path, "named", name, git)
 
 
-def _beginning(root: str, names: frozenset[str]) -> Iterator[Finding]:
+def _beginning(root: str, names: frozenset[str]) -> Iterator[ProtectedName]:
     """The same for a root inside such a directory: `.git/info` may hold the `attributes` of `.git`."""
     folded = _folded(root)
     if folded.rpartition("/")[2] not in _MIDDLES or folded.endswith("/.git"):
@@ -237,7 +237,7 @@ def _beginning(root: str, names: frozenset[str]) -> Iterator[Finding]:
                     yield from _at(root, [("/".join(parts[count:]), f"{first}/{rest}")], names)
 
 
-def _at(directory: str, places: Iterable[tuple[str, str]], names: frozenset[str]) -> Iterator[Finding]:
+def _at(directory: str, places: Iterable[tuple[str, str]], names: frozenset[str]) -> Iterator[ProtectedName]:
     """Those of (path below `directory`, protected name) that are there; a link on the way is the finding."""
     for rest, name in places:
         if name not in names:
@@ -253,7 +253,7 @@ def _at(directory: str, places: Iterable[tuple[str, str]], names: frozenset[str]
             if kind != "directory":
                 break
         if kind is not None and (kind == "link" or path.endswith(f"/{rest}")):
-            yield Finding(path, kind, name)
+            yield ProtectedName(path, kind, name)
 
 
 def _kind(mode: int) -> Kind:

@@ -127,7 +127,7 @@ class FileClient:
         for attempt in range(3):
             server = self._socket or self._started()
             try:
-                file_messages.say(
+                file_messages.send_message(
                     server, file_messages.QUESTION, operation, words, numbers, descriptors=handed
                 )
                 return
@@ -141,7 +141,7 @@ class FileClient:
         """Say how it ended to the one that was asked, never to another, and wait for its answer."""
         try:
             if self._socket is not None:
-                file_messages.say(self._socket, file_messages.QUESTION, operation, (), ())
+                file_messages.send_message(self._socket, file_messages.QUESTION, operation, (), ())
         except OSError:
             pass  # it has ended; what it said before is still there
         self._answer()
@@ -186,7 +186,7 @@ class FileClient:
         if not self.wait(poll, patience):
             return None
         try:
-            said = file_messages.hear(server)
+            said = file_messages.receive_message(server)
         except ConnectionResetError:
             raise self._killed(unheard=True) from None
         except (Malformed, OSError) as error:

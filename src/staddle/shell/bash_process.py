@@ -167,7 +167,7 @@ class BashProcess:
         age = time.monotonic() - began
         since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - age) * _TICKS)
         try:
-            agent_messages.say(
+            agent_messages.send_message(
                 self._socket, agent_messages.encode(agent_messages.END_RUN, step, since, newest_job)
             )
         except BlockingIOError:
@@ -192,7 +192,7 @@ class BashProcess:
         self, kind: bytes, expected: bytes, *fields: int, patience: float = _PATIENCE
     ) -> agent_messages.Message:
         try:
-            agent_messages.say(self._socket, agent_messages.encode(kind, *fields))
+            agent_messages.send_message(self._socket, agent_messages.encode(kind, *fields))
         except OSError:
             raise lost() from None
         poll = select.poll()
@@ -213,7 +213,7 @@ class BashProcess:
         found: list[agent_messages.Message] = []
         while True:
             try:
-                message = agent_messages.hear(self._socket)
+                message = agent_messages.receive_message(self._socket)
             except BlockingIOError:
                 return found
             except (Malformed, OSError) as error:

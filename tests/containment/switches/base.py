@@ -100,5 +100,5 @@ NO_PROCESS_NAMESPACE = (
 NO_LAST_LOOK = Edit("inside/namespace_init.py", "    verify.around(spec, kept)\n", "")
 OPEN_FIRST_PROCESS = (
     Edit("inside/namespace_init.py", "    process.dumpable(False)\n", ""),
-    Edit("mounts/building.py", '"hidepid=2"', '""'),
+    Edit("mounts/builder.py", '"hidepid=2"', '""'),
 )

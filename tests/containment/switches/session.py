@@ -108,7 +108,7 @@ SWITCHES: dict[str, Switch] = {
         ("append-readable", "create-readable"),
         edits=(
             Edit(
-                "mounts/building.py",
+                "mounts/builder.py",
                 "_NOSUID | _NODEV | (0 if operation.writable else _RDONLY)",
                 "_NOSUID | _NODEV",
             ),
@@ -165,7 +165,7 @@ SWITCHES: dict[str, Switch] = {
             _NOBODY_ELSE,
             _NO_LOOK_AT_ITSELF,
             Edit("inside/agent/confinement.py", "            process.dumpable(False)\n", ""),
-            Edit("mounts/building.py", '"hidepid=2"', '""'),
+            Edit("mounts/builder.py", '"hidepid=2"', '""'),
         ),
     ),
     "no new privileges": Switch(

@@ -15,7 +15,7 @@ from staddle.ipc.agent_client import AgentClient
 def refusing(why: bytes) -> AgentClient:
     """A link whose agent has said only that."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    agent_messages.say(theirs, agent_messages.encode(agent_messages.REFUSED, why))
+    agent_messages.send_message(theirs, agent_messages.encode(agent_messages.REFUSED, why))
     theirs.close()
     return AgentClient(ours.detach())
 
@@ -35,13 +35,15 @@ def test_an_answer_to_somebody_who_was_interrupted_is_let_go_of(monkeypatch: pyt
 
     def interrupt(line: _socket.socket) -> agent_messages.Message:
         monkeypatch.undo()
-        agent_messages.say(theirs, agent_messages.encode(agent_messages.STARTED, 7), (write,))
+        agent_messages.send_message(theirs, agent_messages.encode(agent_messages.STARTED, 7), (write,))
         os.close(write)
-        agent_messages.say(theirs, agent_messages.encode(agent_messages.PONG, 1))
-        agent_messages.say(theirs, agent_messages.encode(agent_messages.COUNTED, (0, 0, 0, 0, 0, 42)))
+        agent_messages.send_message(theirs, agent_messages.encode(agent_messages.PONG, 1))
+        agent_messages.send_message(
+            theirs, agent_messages.encode(agent_messages.COUNTED, (0, 0, 0, 0, 0, 42))
+        )
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(agent_messages, "hear", interrupt)
+    monkeypatch.setattr(agent_messages, "receive_message", interrupt)
     with pytest.raises(KeyboardInterrupt):
         link.spawn(["true"], {}, "/", stdio=(0, 1, 2))
     assert os.read(read, 1) == b"", "the program's line is closed: it ends"

@@ -68,11 +68,11 @@ def test_fields_of_another_shape_are_refused() -> None:
 def test_a_long_message_travels_in_a_file() -> None:
     ours, theirs = pair()
     long = agent_messages.encode(agent_messages.SHELL, b"/bin/bash", (b"A=" + b"x" * 100_000,), b"/")
-    agent_messages.say(ours, long)
+    agent_messages.send_message(ours, long)
     with pytest.raises(Malformed):
-        agent_messages.hear(theirs)  # the host program takes no files
-    agent_messages.say(ours, long)
-    message = agent_messages.hear(theirs, bodies=True)
+        agent_messages.receive_message(theirs)  # the host program takes no files
+    agent_messages.send_message(ours, long)
+    message = agent_messages.receive_message(theirs, bodies=True)
     assert message is not None
     assert message.fields[1] == (b"A=" + b"x" * 100_000,)
     assert message.descriptors == []
@@ -81,19 +81,19 @@ def test_a_long_message_travels_in_a_file() -> None:
 def test_what_no_program_could_take_is_not_said() -> None:
     ours, _theirs = pair()
     with pytest.raises(OSError, match="longer than any program"):
-        agent_messages.say(ours, bytes(agent_messages.LONGEST_BODY + 1))
+        agent_messages.send_message(ours, bytes(agent_messages.LONGEST_BODY + 1))
 
 
 def test_descriptors_arrive_and_are_closed_when_they_do_not_belong() -> None:
     ours, theirs = pair()
     read, write = os.pipe()
     before = len(os.listdir("/proc/self/fd"))
-    agent_messages.say(ours, agent_messages.encode(agent_messages.PING, 1), (read,))
+    agent_messages.send_message(ours, agent_messages.encode(agent_messages.PING, 1), (read,))
     with pytest.raises(Malformed):
-        agent_messages.hear(theirs)
+        agent_messages.receive_message(theirs)
     assert len(os.listdir("/proc/self/fd")) <= before
-    agent_messages.say(ours, agent_messages.encode(agent_messages.STARTED, 1), (read,))
-    message = agent_messages.hear(theirs)
+    agent_messages.send_message(ours, agent_messages.encode(agent_messages.STARTED, 1), (read,))
+    message = agent_messages.receive_message(theirs)
     assert message is not None
     os.write(write, b"x")
     assert os.read(message.descriptors[0], 1) == b"x"
@@ -105,4 +105,4 @@ def test_descriptors_arrive_and_are_closed_when_they_do_not_belong() -> None:
 def test_the_end_of_a_line_is_heard() -> None:
     ours, theirs = pair()
     ours.close()
-    assert agent_messages.hear(theirs) is None
+    assert agent_messages.receive_message(theirs) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from staddle.limits import disk
-from staddle.limits.disk import Occupied
+from staddle.limits.disk import DiskUsage
 from staddle.mounts.sizes import tmpfs_options
 
 
@@ -53,14 +53,14 @@ def test_counting_stops_when_it_is_too_much(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("taken", "over"),
     [
-        (Occupied(100, 1), False),
-        (Occupied(1 << 20, 1024), False),
-        (Occupied((1 << 20) + 1, 1), True),
-        (Occupied(0, 1025), True),
-        (Occupied(0, 0, whole=False), True),
+        (DiskUsage(100, 1), False),
+        (DiskUsage(1 << 20, 1024), False),
+        (DiskUsage((1 << 20) + 1, 1), True),
+        (DiskUsage(0, 1025), True),
+        (DiskUsage(0, 0, whole=False), True),
     ],
 )
-def test_over_is_more_than_was_allowed(taken: Occupied, over: bool) -> None:
+def test_over_is_more_than_was_allowed(taken: DiskUsage, over: bool) -> None:
     assert disk.is_over(taken, 1 << 20) is over
 
 

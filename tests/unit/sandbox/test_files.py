@@ -60,7 +60,7 @@ class Link:
 
     def _serve(self, line: _socket.socket) -> None:
         try:
-            while (said := file_messages.hear(line)) is not None:
+            while (said := file_messages.receive_message(line)) is not None:
                 self._answers(line, said)
                 said.close()
         except (OSError, Malformed):
@@ -87,9 +87,9 @@ def row(name: bytes) -> tuple[bytes, int, int, int]:
 
 def test_an_answer_comes_in_as_many_messages_as_it_takes() -> None:
     def answers(line: _socket.socket, said: file_messages.Said) -> None:
-        file_messages.say(line, file_messages.MORE, (row(b"a"), row(b"b")))
-        file_messages.say(line, file_messages.MORE, ())
-        file_messages.say(line, file_messages.LAST, (row(b"c"),))
+        file_messages.send_message(line, file_messages.MORE, (row(b"a"), row(b"b")))
+        file_messages.send_message(line, file_messages.MORE, ())
+        file_messages.send_message(line, file_messages.LAST, (row(b"c"),))
 
     with client_of(answers) as made:
         assert [name for name, *_ in made.ask(file_messages.LIST, b"/").rows] == [b"a", b"b", b"c"]
@@ -102,14 +102,14 @@ def test_only_a_regular_file_is_taken(tmp_path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
         def answers(line: _socket.socket, said: file_messages.Said, fd: int = fd) -> None:
-            file_messages.say(line, file_messages.LAST, (), descriptors=(fd,))
+            file_messages.send_message(line, file_messages.LAST, (), descriptors=(fd,))
 
         try:
             with client_of(answers) as made, pytest.raises(SessionError, match="something else than a file"):
                 made.open(file_messages.OPEN, b"/x")
         finally:
             os.close(fd)
-    nothing: Answers = lambda line, said: file_messages.say(line, file_messages.LAST, ())  # noqa: E731
+    nothing: Answers = lambda line, said: file_messages.send_message(line, file_messages.LAST, ())  # noqa: E731
     with client_of(nothing) as made, pytest.raises(SessionError, match="none came"):
         made.open(file_messages.OPEN, b"/x")
 
@@ -118,8 +118,8 @@ def test_no_descriptor_is_left_open() -> None:
     fd = os.open("/dev/null", os.O_RDONLY)
 
     def answers(line: _socket.socket, said: file_messages.Said) -> None:
-        file_messages.say(line, file_messages.MORE, (), descriptors=(fd,))
-        file_messages.say(
+        file_messages.send_message(line, file_messages.MORE, (), descriptors=(fd,))
+        file_messages.send_message(
             line, file_messages.ERROR, file_messages.OF_KERNEL, 2, b"", b"", b"", descriptors=(fd,)
         )
 
@@ -153,7 +153,7 @@ def test_what_is_no_answer_ends_it(data: bytes) -> None:
 
 def test_a_question_for_an_answer_ends_it() -> None:
     def answers(line: _socket.socket, said: file_messages.Said) -> None:
-        file_messages.say(line, file_messages.QUESTION, file_messages.LIST, (b"/",), ())
+        file_messages.send_message(line, file_messages.QUESTION, file_messages.LIST, (b"/",), ())
 
     with client_of(answers) as made, pytest.raises(SessionError, match="asks instead"):
         made.ask(file_messages.LIST, b"/")
@@ -164,7 +164,7 @@ def test_no_answer_is_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def answers(line: _socket.socket, said: file_messages.Said) -> None:
         while True:
-            file_messages.say(line, file_messages.MORE, tuple(row(b"x") for _ in range(100)))
+            file_messages.send_message(line, file_messages.MORE, tuple(row(b"x") for _ in range(100)))
 
     with client_of(answers) as made, pytest.raises(OSError, match="more than 1,000 names"):
         made.ask(file_messages.LIST, b"/")
@@ -200,7 +200,7 @@ def test_one_that_was_killed_while_it_waited_is_replaced() -> None:
 
     def answers(line: _socket.socket, said: file_messages.Said) -> None:
         calls.append(said.fields[0])
-        file_messages.say(line, file_messages.LAST, ())
+        file_messages.send_message(line, file_messages.LAST, ())
         if len(calls) == 1:
             raise OSError  # it ends
 
@@ -231,7 +231,7 @@ def test_what_can_have_been_done_is_not_asked_twice(operation: bytes, reads: boo
 
             select.select([line], (), ())
             if reads:
-                file_messages.hear(line)
+                file_messages.receive_message(line)
             line.close()
 
     link = Dying(lambda line, said: None)
@@ -248,7 +248,7 @@ def test_what_can_have_been_done_is_not_asked_twice(operation: bytes, reads: boo
 
 def test_errors_are_built_here() -> None:
     said: list[tuple[bytes, int, bytes, bytes, bytes]] = []
-    with client_of(lambda line, _: file_messages.say(line, file_messages.ERROR, *said[0])) as made:
+    with client_of(lambda line, _: file_messages.send_message(line, file_messages.ERROR, *said[0])) as made:
         for error, kind in (
             ((file_messages.OF_KERNEL, 13, b"/x", b"", b""), PermissionError),
             ((file_messages.OF_KERNEL, 21, b"", b"why", b""), IsADirectoryError),
@@ -277,7 +277,7 @@ def test_a_file_is_read_within_its_limit() -> None:
 
 
 def test_content_is_text_bytes_or_a_binary_file() -> None:
-    with client_of(lambda line, said: file_messages.say(line, file_messages.LAST, ())) as made:
+    with client_of(lambda line, said: file_messages.send_message(line, file_messages.LAST, ())) as made:
         inside = type("Inside", (), {"file_client": made})()
         for content in ("text", b"bytes", bytearray(b"x")):
             files.put(inside, content, file_messages.WRITE, b"/x")

@@ -15,7 +15,7 @@ import os
 from ..._value import Value
 from ...linux import mounts
 from ...linux.idmaps import translation
-from ...mounts.building import Builder, not_built, place_for
+from ...mounts.builder import Builder, not_built, place_for
 from ...mounts.operations import File, Seal
 
 TYPE_CHECKING = False

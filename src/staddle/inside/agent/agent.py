@@ -21,7 +21,7 @@ import os
 import select
 
 from ...ipc import agent_messages
-from ...ipc.descriptors import awaited, close_all
+from ...ipc.descriptors import await_descriptors, close_all
 from ...ipc.status import CONFINEMENT, NotStarted
 from ...ipc.wire import Malformed
 from ...linux import process
@@ -182,7 +182,7 @@ class SandboxAgent:
         if not events & ~select.POLLOUT:
             return
         try:
-            message = agent_messages.hear(socket.raw, bodies=child is None)
+            message = agent_messages.receive_message(socket.raw, bodies=child is None)
         except BlockingIOError:
             return
         except (Malformed, OSError):
@@ -282,7 +282,7 @@ class SandboxAgent:
         trees: list[int] = []
 
         def come() -> dict[str, int]:
-            trees.extend(awaited(socket, len(roots)))
+            trees.extend(await_descriptors(socket, len(roots)))
             return dict(zip(map(os.fsdecode, roots), trees, strict=True))
 
         try:

@@ -40,7 +40,7 @@ def serve(socket: _socket.socket) -> NoReturn:
     server = FileServer(socket)
     while True:
         try:
-            said = file_messages.hear(socket)
+            said = file_messages.receive_message(socket)
         except (Malformed, OSError):
             said = None
         if said is None:
@@ -91,7 +91,7 @@ class FileServer:
             self._failed(file_messages.OF_KERNEL, errno.EINVAL, b"", str(error), "")
         else:
             try:
-                file_messages.say(
+                file_messages.send_message(
                     self._socket, file_messages.LAST, rows, descriptors=() if handed < 0 else (handed,)
                 )
             finally:
@@ -124,7 +124,7 @@ class FileServer:
         return (tuple(result), -1) if result else ((), -1)
 
     def _failed(self, kind: bytes, number: int, what: bytes, why: str, fix: str) -> None:
-        file_messages.say(
+        file_messages.send_message(
             self._socket, file_messages.ERROR, kind, number, what[:8192], _bytes(why), _bytes(fix)
         )
 
@@ -136,14 +136,14 @@ class FileServer:
             size += len(row[0]) + 40
             waiting.append(row)
             if size > file_messages.ENOUGH:
-                file_messages.say(self._socket, file_messages.MORE, tuple(waiting))
+                file_messages.send_message(self._socket, file_messages.MORE, tuple(waiting))
                 waiting, size = [], 0
         if waiting:
-            file_messages.say(self._socket, file_messages.MORE, tuple(waiting))
+            file_messages.send_message(self._socket, file_messages.MORE, tuple(waiting))
 
     def _beat(self) -> None:
         """Say that we are still at it."""
-        file_messages.say(self._socket, file_messages.MORE, ())
+        file_messages.send_message(self._socket, file_messages.MORE, ())
 
     # ---------------------------------------------------------------- files, as any program sees them
 
@@ -282,7 +282,7 @@ class FileServer:
 
     def _confirmed(self) -> None:
         """Wait for the message that the pipe brought everything: its writer may have died."""
-        said = file_messages.hear(self._socket)
+        said = file_messages.receive_message(self._socket)
         if said is not None:
             said.close()
         if said is None or said.fields[0] != file_messages.ALL:

@@ -13,7 +13,7 @@ import os
 
 from ...linux import mounts, overlay
 from ...linux.openat2 import open_beneath
-from ...mounts.building import Builder
+from ...mounts.builder import Builder
 from ...mounts.operations import Bind
 from ...mounts.shared_view import carried
 from ...policy.paths import WORKSPACE_PATH

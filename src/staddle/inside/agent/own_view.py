@@ -15,7 +15,7 @@ from ...ipc.descriptors import receive, send
 from ...ipc.reasons import reason
 from ...linux import mounts
 from ...linux.syscalls import call
-from ...mounts.building import Builder, mount_processes
+from ...mounts.builder import Builder, mount_processes
 from ...mounts.rows import decoded
 from ...mounts.shared_view import ASIDE, CONTROL, OLD_PROCESSES
 from ..attend import live

@@ -84,7 +84,7 @@ class QueuedSocket:
     def _sent(self, data: bytes, descriptors: Sequence[int]) -> bool:
         """Whether there was room for it."""
         try:
-            agent_messages.say(self.raw, data, descriptors)
+            agent_messages.send_message(self.raw, data, descriptors)
         except BlockingIOError:
             return False
         except OSError:

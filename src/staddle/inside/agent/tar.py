@@ -14,7 +14,7 @@ import stat
 from ...errors import ArchiveRefused
 from ...files.tar import END, Member, members, padding, write
 from ...files.tree import open_deep
-from ...files.unpack import UnpackBounds, Unpacking
+from ...files.unpack import UnpackBounds, Unpacker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def unpack(path: bytes, pipe: int, confirmed: Callable[[], None], beat: Callable
 
 
 def _make(aside: str, source: IO[bytes]) -> None:
-    unpacking = Unpacking(aside, UnpackBounds(), layer=False)
+    unpacking = Unpacker(aside, UnpackBounds(), layer=False)
     there: dict[str, bool] = {}  # directories, and whether the archive itself says so
     try:
         for member, content in members(source):

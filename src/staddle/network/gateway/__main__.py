@@ -1,9 +1,9 @@
-"""The gateway as a program: its line is descriptor 0, and it has nothing else.
+"""The gateway as a program: its socket is descriptor 0, and it has nothing else.
 
     python -I -S .../network/gateway/__main__.py STARTER
 
-It says on descriptor 1 that it has its first sockets. It ends when its line does, and when the
-process STARTER does: a child of that may still have a copy of the line's other end.
+It says on descriptor 1 that it has its first sockets. It ends when its socket does, and when the
+process STARTER does: a child of that may still have a copy of the socket's other end.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def main() -> None:
     from staddle.linux.process import close_from, pidfd_open
     from staddle.network.gateway.gateway import serve
 
-    line = os.dup(0)
+    socket = os.dup(0)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
-    close_from(3, (line,))
+    close_from(3, (socket,))
     starter = pidfd_open(int(sys.argv[1]))
     if os.getppid() != int(sys.argv[1]):
         return  # it has ended already, and the number may be somebody else's
-    serve(line, starter, ready=1)
+    serve(socket, starter, ready=1)
 
 
 if __name__ == "__main__":

@@ -232,11 +232,11 @@ class Connection:
             except BlockingIOError:
                 return
             self._opening += data
-            seen = sniff.look(self._opening)
+            seen = sniff.parse_opening(self._opening)
             if not data:
                 # It says no more. Half an opening says nothing; nothing at all is fine.
                 seen = seen or (
-                    sniff.Seen("other", None, "its opening is cut off") if self._opening else sniff.OTHER
+                    sniff.Opening("other", None, "its opening is cut off") if self._opening else sniff.OTHER
                 )
             if seen is None:
                 self._look_until = self._look_until or self._context.loop.now + _LOOKING

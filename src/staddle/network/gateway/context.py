@@ -27,9 +27,9 @@ class GatewayContext:
     approvals: Approvals
     dns_client: DnsClient
 
-    def __init__(self, line: _socket.socket) -> None:
+    def __init__(self, socket: _socket.socket) -> None:
         self.loop = Loop()
-        self.events = EventSender(self.loop, line)
+        self.events = EventSender(self.loop, socket)
         self.network = Network.deny()
         self.addresses = synthetic.Addresses(())
         self.budget = Budget()

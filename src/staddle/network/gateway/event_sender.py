@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from ..rules.rules import Verdict
     from .loop import Loop
 
-#: Attempts that wait for the line, and attempts in one second.
+#: Attempts that wait for the socket, and attempts in one second.
 _WAITING, _A_SECOND = 256, 200
 
 
 class EventSender:
-    """The gateway's own end of the line, for sending."""
+    """The gateway's own end of the socket, for sending."""
 
-    def __init__(self, loop: Loop, line: _socket.socket) -> None:
-        self._loop, self._line = loop, line
+    def __init__(self, loop: Loop, socket: _socket.socket) -> None:
+        self._loop, self._socket = loop, socket
         self._waiting: deque[bytes] = deque()
         self._recent: dict[tuple[str, str, str, int, str, str], int] = {}
         self._second, self._told, self._lost = 0, 0, 0
@@ -82,10 +82,10 @@ class EventSender:
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as the line takes it."""
+        """Send what waits, as far as the socket takes it."""
         while self._waiting:
             try:
-                self._line.send(self._waiting[0])
+                self._socket.send(self._waiting[0])
             except OSError:
                 return  # full; or gone, which reading from it tells
             self._waiting.popleft()

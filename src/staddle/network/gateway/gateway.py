@@ -1,6 +1,6 @@
 """The gateway: the process on the host that dials for one sandbox.
 
-It is given the sandbox's sockets over its line, and lives as long as the line. It has the
+It is given the sandbox's sockets over its socket, and lives as long as the socket. It has the
 host's network and nothing else: no files, no other programs, no rights (see `confinement`).
 When it ends, nobody accepts any more, and nothing goes out.
 """
@@ -53,14 +53,14 @@ _NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Gateway(GatewayContext):
-    """Everything of one sandbox. `run` returns when the line closes.
+    """Everything of one sandbox. `run` returns when the socket closes.
 
     On `ready`, if that is a descriptor, it says that it has its first sockets.
     """
 
-    def __init__(self, line: _socket.socket, ready: int = -1) -> None:
-        super().__init__(line)
-        self._line, self._ready = line, ready
+    def __init__(self, socket: _socket.socket, ready: int = -1) -> None:
+        super().__init__(socket)
+        self._socket, self._ready = socket, ready
         #: Connections for which there are descriptors, whatever the settings say.
         self.room = 1 << 30
         self._settings: GatewaySettings | None = None
@@ -73,22 +73,22 @@ class Gateway(GatewayContext):
         self._asked_for = 0
 
     def run(self) -> None:
-        """Serve until the other end of the line is closed."""
-        self._line.setblocking(False)
-        self.loop.watch(self._line.fileno(), self._ordered, INPUT)
+        """Serve until the other end of the socket is closed."""
+        self._socket.setblocking(False)
+        self.loop.watch(self._socket.fileno(), self._ordered, INPUT)
         self.loop.sweep(self._sweep)
         self.loop.run()
         for served in self._refusals:
             self._refused(served)  # the last thing that a command tried is the first to be asked about
         self.events.flush()
         for served in self._listeners:
-            served.close()  # before the line is: whoever sees that end finds nobody listening
+            served.close()  # before the socket is: whoever sees that end finds nobody listening
 
     # Orders.
 
     def _ordered(self, _: int) -> None:
         try:
-            data, descriptors = receive(self._line, LONGEST, MOST_DESCRIPTORS)
+            data, descriptors = receive(self._socket, LONGEST, MOST_DESCRIPTORS)
         except BlockingIOError:
             return
         except OSError as error:
@@ -97,7 +97,7 @@ class Gateway(GatewayContext):
         sockets = [_socket.socket(fileno=fd) for fd in descriptors]
         try:
             if not data:
-                raise Malformed("the line is closed, or a message was cut")
+                raise Malformed("the socket is closed, or a message was cut")
             if self._settings is None:
                 self._set(decode_settings(data))
             elif (decision := decode_decision(data)) is not None:
@@ -118,7 +118,7 @@ class Gateway(GatewayContext):
                     self._ready = -1
         except (Malformed, ValueError, OSError):
             if not data and self._listeners and self._settings and self._settings.lasting:
-                self.loop.forget(self._line.fileno())  # nobody listens; it ends with who started it
+                self.loop.forget(self._socket.fileno())  # nobody listens; it ends with who started it
                 return
             # Whoever sends nonsense here is not our launcher any more: there is nobody to serve.
             self.loop.stop()
@@ -298,14 +298,14 @@ class Gateway(GatewayContext):
         return bool(self._connections or self._paused)
 
 
-def serve(line: int, starter: int = -1, ready: int = -1) -> NoReturn:
-    """Be the gateway at the other end of this line, in a process that has no other descriptor. Never returns.
+def serve(socket: int, starter: int = -1, ready: int = -1) -> NoReturn:
+    """Run the gateway at its end of the socket, in a process that has no other descriptor. Never returns.
 
     Either a program of its own, or a child forked by one that has no threads and this module
     loaded. From here on the process can do nothing else. `starter` is a pidfd: when that
-    process ends, so do we, whoever has a copy of the line's other end. See Gateway for `ready`.
+    process ends, so do we, whoever has a copy of the socket's other end. See Gateway for `ready`.
     """
-    gateway = Gateway(_socket.socket(fileno=line), ready)
+    gateway = Gateway(_socket.socket(fileno=socket), ready)
     try:
         if starter >= 0:
             gateway.loop.watch(starter, lambda _: gateway.loop.stop(), INPUT)

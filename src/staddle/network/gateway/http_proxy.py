@@ -99,7 +99,7 @@ class HttpProxy:
         while True:
             piece = client.recv(sniff.LONGEST - len(data))
             data += piece
-            seen = sniff.look(data)
+            seen = sniff.parse_opening(data)
             if seen is not None:
                 break
             if not piece:
@@ -156,7 +156,7 @@ class HttpProxy:
         from staddle.network.rules.sniff import objection
 
         asked = None if _is_address(name) else name
-        while (seen := sniff.look(opening)) is None:
+        while (seen := sniff.parse_opening(opening)) is None:
             ready, _, _ = select.select([client, server], [], [], _IDLE)
             if not ready:
                 raise TimeoutError
@@ -171,7 +171,7 @@ class HttpProxy:
                     break
                 opening += data
         if seen is None and opening:
-            seen = sniff.Seen("other", None, "its opening is cut off")
+            seen = sniff.Opening("other", None, "its opening is cut off")
         if seen is not None and objection(seen, asked, self._network):
             raise ConnectionResetError
         server.sendall(opening)

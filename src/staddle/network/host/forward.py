@@ -3,9 +3,9 @@
 A socket that reaches the sandbox's loopback has to be made inside. So the host asks the first
 process in there over a UNIX socket (SOCK_SEQPACKET), and gets sockets back (see `handing`):
 
-    connect(line, 8000)             a connection to a server inside
-    exposed(gateway, line, 8000)    127.0.0.1 of the host, at a port of its own
-    feed(gateway, line)             whenever the gateway has asked for sockets
+    connect(socket, 8000)             a connection to a server inside
+    exposed(gateway, socket, 8000)    127.0.0.1 of the host, at a port of its own
+    feed(gateway, socket)             whenever the gateway has asked for sockets
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class ForwardFailed(StaddleError, ConnectionError):
     """There is no such server in the sandbox, or the sandbox is gone."""
 
 
-def connect(line: int, port: int) -> int:
+def connect(socket: int, port: int) -> int:
     """The descriptor of a connection to `port` of the sandbox's loopback."""
-    _, descriptors = _ask(line, CONNECT, checked_port(port))
+    _, descriptors = _ask(socket, CONNECT, checked_port(port))
     if len(descriptors) != 1:
         for fd in descriptors:
             os.close(fd)
@@ -46,7 +46,7 @@ def connect(line: int, port: int) -> int:
     return descriptors[0]
 
 
-def exposed(gateway: GatewayProcess, line: int, port: int, host_port: int = 0) -> int:
+def exposed(gateway: GatewayProcess, socket: int, port: int, host_port: int = 0) -> int:
     """Have a port of the host's 127.0.0.1 lead to `port` inside; returns which. Ends with the gateway."""
     listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
     try:
@@ -57,21 +57,21 @@ def exposed(gateway: GatewayProcess, line: int, port: int, host_port: int = 0) -
         found: int = listener.getsockname()[1]
     finally:
         listener.close()
-    _give(gateway, line, STOCK)
+    _give(gateway, socket, STOCK)
     return found
 
 
-def feed(gateway: GatewayProcess, line: int) -> None:
+def feed(gateway: GatewayProcess, socket: int) -> None:
     """Give the gateway the sockets that it asked for; to be called after `gateway.attempts()`."""
     wanted = gateway.wanted()
     while wanted > 0:
         now = min(wanted, MOST_DESCRIPTORS)
-        _give(gateway, line, now)
+        _give(gateway, socket, now)
         wanted -= now
 
 
-def _give(gateway: GatewayProcess, line: int, count: int) -> None:
-    message, descriptors = _ask(line, NEED_SOCKETS, count)
+def _give(gateway: GatewayProcess, socket: int, count: int) -> None:
+    message, descriptors = _ask(socket, NEED_SOCKETS, count)
     try:
         gateway.pass_on(message, descriptors)
     finally:
@@ -79,8 +79,8 @@ def _give(gateway: GatewayProcess, line: int, count: int) -> None:
             os.close(fd)
 
 
-def _ask(line: int, kind: int, value: int) -> tuple[bytes, list[int]]:
-    channel = _socket.socket(fileno=os.dup(line))
+def _ask(socket: int, kind: int, value: int) -> tuple[bytes, list[int]]:
+    channel = _socket.socket(fileno=os.dup(socket))
     try:
         channel.settimeout(_PATIENCE)
         channel.send(wire.encode(FORWARD_REQUEST, (kind, value)))

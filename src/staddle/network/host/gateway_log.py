@@ -1,6 +1,6 @@
 """The reports of one command's gateway, for the process that started the command: each refusal once.
 
-And what it asks: where somebody decides (see `deciding`), the answers go back over the same line.
+Its questions are answered by `on_connect` (see `approval_calls`); the answers go back over the same socket.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _TURNS, _PATIENCE = 256, 2.0
 
 
 class GatewayLog:
-    """The host side's end of a gateway's line. It reads hostile bytes: bounded, and checked."""
+    """The host side's end of a gateway's socket. It reads hostile bytes: bounded, and checked."""
 
-    def __init__(self, line: _socket.socket, who: str = "") -> None:
+    def __init__(self, socket: _socket.socket, who: str = "") -> None:
         """`who` is the command that the gateway is for."""
-        self._line, self._who = line, who
+        self._socket, self._who = socket, who
         self._lock = _thread.allocate_lock()  # answers come from other threads
         self._events: dict[tuple[str, str, int], Event] = {}
         self._more = 0
@@ -38,7 +38,7 @@ class GatewayLog:
 
     def fileno(self) -> int:
         """Becomes readable when there is something to read; -1 once it is finished."""
-        return self._line.fileno()
+        return self._socket.fileno()
 
     def decide_with(self, approvals: ApprovalCalls) -> None:
         """Have what the gateway asks answered. Nothing is asked before it is read."""
@@ -46,7 +46,7 @@ class GatewayLog:
 
     def read(self) -> bool:
         """Read the messages that are there, without waiting. False once no more can come."""
-        reports, more = receive(self._line, _TURNS)
+        reports, more = receive(self._socket, _TURNS)
         for report in reports:
             if isinstance(report, Attempt):
                 self._note(report)
@@ -70,23 +70,23 @@ class GatewayLog:
         """The gateway is a child of this process, who has to wait for it."""
         self._child = pid
 
-    def take_line(self) -> _socket.socket:
+    def take_socket(self) -> _socket.socket:
         """The socket, for another reader: this one reads nothing any more."""
-        return _socket.socket(fileno=self._line.detach())
+        return _socket.socket(fileno=self._socket.detach())
 
     def finish(self) -> None:
         """The command has ended, or was never started: hear the rest, and see the gateway end."""
-        if self._line.fileno() < 0:
+        if self._socket.fileno() < 0:
             return
         if self._approvals is not None:
             self._approvals.close()
         try:
-            self._line.shutdown(_socket.SHUT_WR)  # it still may say its last words
+            self._socket.shutdown(_socket.SHUT_WR)  # it still may say its last words
         except OSError:
             pass  # it has ended already
         until = time.monotonic() + _PATIENCE
         poll = select.poll()
-        poll.register(self._line.fileno(), select.POLLIN)
+        poll.register(self._socket.fileno(), select.POLLIN)
         while self.read():
             left = until - time.monotonic()
             if left <= 0 or not poll.poll(left * 1000):
@@ -101,11 +101,11 @@ class GatewayLog:
     def close(self) -> None:
         """Close the socket without waiting for the gateway, which goes on."""
         with self._lock:
-            self._line.close()
+            self._socket.close()
 
     def _attend(self) -> None:
         poll = select.poll()
-        poll.register(self._line.fileno(), select.POLLIN)
+        poll.register(self._socket.fileno(), select.POLLIN)
         while self.read():
             poll.poll()
         self.finish()
@@ -113,7 +113,7 @@ class GatewayLog:
     def _answer(self, question: ConnectQuestion, allowed: bool) -> None:
         with self._lock:
             try:
-                self._line.send(encode_decision(question.identity, allowed), _socket.MSG_DONTWAIT)
+                self._socket.send(encode_decision(question.identity, allowed), _socket.MSG_DONTWAIT)
             except OSError:
                 pass  # it has ended: nothing goes out any more
 
@@ -138,4 +138,4 @@ class GatewayLog:
             self._events[key] = event.replace(who=self._who) if event.kind == "refused" else event
 
     def __del__(self) -> None:
-        self._line.close()
+        self._socket.close()

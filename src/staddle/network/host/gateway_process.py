@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 #: As much as is read of the host's files about names.
 _LARGEST_FILE, _MOST_HOSTS, _MOST_SERVERS = 1 << 16, 512, 3
-#: What fits into the line before anybody reads it.
+#: What fits into the socket before anybody reads it.
 _LONGEST_SETTINGS = 100_000
 #: Attempts that are kept for the next call of `attempts`.
 _KEPT = 4096
@@ -83,9 +83,9 @@ class GatewayProcess:
     child has ended, `over` is called.
     """
 
-    def __init__(self, line: _socket.socket, pid: int, over: Callable[[], object] = tuple) -> None:
+    def __init__(self, socket: _socket.socket, pid: int, over: Callable[[], object] = tuple) -> None:
         self.pid, self._over = pid, over
-        self._line = line
+        self._socket = socket
         self._wanted = 0
         self._questions: list[ConnectQuestion] = []
         self._flush = self._flushed = 0
@@ -93,7 +93,7 @@ class GatewayProcess:
 
     def fileno(self) -> int:
         """Becomes readable when the gateway has told something, or has ended."""
-        return self._line.fileno()
+        return self._socket.fileno()
 
     def pass_on(self, message: bytes, descriptors: Sequence[int]) -> None:
         """Give the gateway sockets of the sandbox, with what was said about them. Ours stay open."""
@@ -103,7 +103,7 @@ class GatewayProcess:
     def tell(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send it a message."""
         try:
-            send(self._line, message, descriptors)
+            send(self._socket, message, descriptors)
         except OSError as error:
             raise LaunchFailed(
                 "the network gateway has ended", why=error.strerror or "", fix="start the sandbox anew"
@@ -115,7 +115,7 @@ class GatewayProcess:
 
     def attempts(self) -> list[Attempt]:
         """The attempts that were reported since the last call; never waits."""
-        reports, more = receive(self._line, _KEPT)
+        reports, more = receive(self._socket, _KEPT)
         if reports or not more:
             self._unread.close()
         found: list[Attempt] = []
@@ -138,12 +138,12 @@ class GatewayProcess:
             return found  # it is not there yet, and nobody has tried anything
         self._flush += 1
         try:
-            self._line.send(encode_flush(self._flush), _socket.MSG_DONTWAIT)
+            self._socket.send(encode_flush(self._flush), _socket.MSG_DONTWAIT)
         except OSError:
             return found + self.attempts()  # it has ended, or has more to do than it can
         found += self.attempts()
         poll = select.poll()
-        poll.register(self._line.fileno(), select.POLLIN)
+        poll.register(self._socket.fileno(), select.POLLIN)
         while self._flushed != self._flush and len(found) < _KEPT:
             if not poll.poll(_MOMENT):
                 break
@@ -169,10 +169,10 @@ class GatewayProcess:
 
     def ended(self) -> bool:
         """Whether the gateway is gone: nothing goes out any more."""
-        if self._line.fileno() < 0:
+        if self._socket.fileno() < 0:
             return True
         poll = select.poll()
-        poll.register(self._line.fileno(), select.POLLIN)
+        poll.register(self._socket.fileno(), select.POLLIN)
         events = poll.poll(0)
         if events:
             self._unread.close()
@@ -180,18 +180,18 @@ class GatewayProcess:
 
     def close(self) -> None:
         """End the gateway and every connection it holds; it is gone when this returns."""
-        if self._line.fileno() >= 0:
+        if self._socket.fileno() >= 0:
             if not self.pid:
                 self._see_it_end()
             try:
                 # Not only ours: a child that this program forked may have a copy of our end.
-                self._line.shutdown(_socket.SHUT_RDWR)
+                self._socket.shutdown(_socket.SHUT_RDWR)
             except OSError:
                 pass  # it has ended already
-            self._line.close()
+            self._socket.close()
         unread = self._unread.close()
         if self.pid:
-            # One that is not there yet holds nothing, and would only come to find its line down.
+            # One that is not there yet holds nothing, and would only come to find its socket down.
             end(self.pid, *((0,) if unread else ()))
             self.pid = 0
             self._over()
@@ -199,10 +199,10 @@ class GatewayProcess:
     def _see_it_end(self) -> None:
         """Wait until one that is not our child has ended. Its starter has by now, and takes it along."""
         poll = select.poll()
-        poll.register(self._line.fileno(), select.POLLIN)
+        poll.register(self._socket.fileno(), select.POLLIN)
         try:
-            self._line.shutdown(_socket.SHUT_WR)
-            while poll.poll(_ENDING) and self._line.recv(LONGEST, _socket.MSG_DONTWAIT):
+            self._socket.shutdown(_socket.SHUT_WR)
+            while poll.poll(_ENDING) and self._socket.recv(LONGEST, _socket.MSG_DONTWAIT):
                 pass
         except OSError:
             pass  # it has ended already
@@ -239,7 +239,7 @@ def start(
     raise failed
 
 
-def new_line(
+def new_socket(
     network: Network,
     bounds: GatewayBounds | None = None,
     *,
@@ -247,7 +247,7 @@ def new_line(
     hosts: tuple[tuple[str, str], ...] | None = None,
     lasting: bool = False,
 ) -> tuple[_socket.socket, _socket.socket]:
-    """The line to a gateway for this policy, who starts it later: our end, and its end (see `spawning`).
+    """A socket pair for a gateway that is started later (see `spawn`): our end, and its end.
 
     With `lasting`, it goes on when nobody has our end any more, and ends with its starter only.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Report = Attempt | ConnectQuestion | NeedSockets | Flushed
 
 
-def receive(line: _socket.socket, most: int) -> tuple[list[Report], bool]:
+def receive(socket: _socket.socket, most: int) -> tuple[list[Report], bool]:
     """The messages that are there, at most so many, without waiting; False once no more can come.
 
     The gateway reads hostile bytes: what is no message is skipped.
@@ -26,7 +26,7 @@ def receive(line: _socket.socket, most: int) -> tuple[list[Report], bool]:
     found: list[Report] = []
     for _ in range(most):
         try:
-            data = line.recv(LONGEST, _socket.MSG_DONTWAIT)
+            data = socket.recv(LONGEST, _socket.MSG_DONTWAIT)
         except BlockingIOError:
             return found, True
         except OSError:

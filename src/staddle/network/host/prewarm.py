@@ -32,7 +32,7 @@ class PrewarmedGateways:
         self._is_wanted = self._is_working = False
 
     def take(self) -> tuple[_socket.socket, int]:
-        """A gateway that was told nothing yet: our end of its line, and its pid. `release` follows."""
+        """A gateway that was told nothing yet: our end of its socket, and its pid. `release` follows."""
         here = _surroundings()
         with self._lock:
             found, self._waiting = self._waiting, None
@@ -106,15 +106,15 @@ def _surroundings() -> object:
     return network.st_dev, network.st_ino, os.geteuid(), os.getegid()
 
 
-def _has_ended(line: _socket.socket) -> bool:
+def _has_ended(socket: _socket.socket) -> bool:
     """Whether one that has nothing to say yet says something: that it has ended."""
     poll = select.poll()
-    poll.register(line.fileno(), select.POLLIN)
+    poll.register(socket.fileno(), select.POLLIN)
     return bool(poll.poll(0))
 
 
-def _end(line: _socket.socket, pid: int) -> None:
-    line.close()
+def _end(socket: _socket.socket, pid: int) -> None:
+    socket.close()
     end(pid)
 
 

@@ -1,6 +1,6 @@
-"""The gateway as a child of this process: started at one end of a line, and waited for at the end.
+"""The gateway as a child of this process: started at one end of a socket pair, and waited for when it ends.
 
-All that a launcher needs. It knows nothing of policies: who made the line has sent the settings.
+All that a launcher needs. It knows nothing of policies: who made the socket has sent the settings.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
 _PATIENCE = 2000
 
 
-def spawn(line: int, ready: int = -1) -> int:
-    """Start a gateway with `line` as its end of the line; its pid. OSError when it cannot be started.
+def spawn(socket: int, ready: int = -1) -> int:
+    """Start a gateway with `socket` as its end of the pair; its pid. OSError when it cannot be started.
 
     It ends with this process. On `ready` it says that it is confined and has its first sockets.
     """
     program = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "gateway/__main__.py")
     argv = [os.path.realpath(sys.executable), "-I", "-S", program, str(os.getpid())]
-    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [(os.POSIX_SPAWN_DUP2, line, 0)]
+    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [(os.POSIX_SPAWN_DUP2, socket, 0)]
     if ready >= 0:
         actions.append((os.POSIX_SPAWN_DUP2, ready, 1))
     else:
@@ -37,7 +37,7 @@ def spawn(line: int, ready: int = -1) -> int:
 
 
 def end(pid: int, patience: int = _PATIENCE) -> None:
-    """Wait so many milliseconds for a gateway whose line is down, and end it if it does not end by itself."""
+    """Wait so many milliseconds for a gateway whose socket is closed, and kill it if it has not ended."""
     try:
         pidfd = pidfd_open(pid)
     except OSError:

@@ -3,8 +3,8 @@
 A socket belongs for ever to the network namespace in which it was made, whoever holds it. The host
 asks over a UNIX socket (SOCK_SEQPACKET); see `forward` for its side:
 
-    hand_over(line, ready)            send the sockets out; ours are closed
-    answer(line, message)             for every message that `is_forward_request`
+    hand_over(socket, ready)            send the sockets out; ours are closed
+    answer(socket, message)             for every message that `is_forward_request`
 
 As little as possible is imported: some agents carry this along.
 """
@@ -42,9 +42,9 @@ class PreparedSockets(Value):
     v6: bool
 
 
-def hand_over(line: int, ready: PreparedSockets) -> None:
-    """Send the sockets over the UNIX socket `line`, and close ours."""
-    channel = _socket.socket(fileno=os.dup(line))
+def hand_over(socket: int, ready: PreparedSockets) -> None:
+    """Send the prepared sockets over the UNIX socket `socket`, and close ours."""
+    channel = _socket.socket(fileno=os.dup(socket))
     try:
         whole = list(ready.sockets)
         first = True
@@ -87,13 +87,13 @@ def is_forward_request(message: bytes) -> bool:
     return message.startswith(FORWARD_REQUEST)
 
 
-def answer(line: int, message: bytes) -> None:
+def answer(socket: int, message: bytes) -> None:
     """Do what the host asks for, and send the sockets. Who asks is the host: it is trusted."""
     kind, value = wire.decode(FORWARD_REQUEST, message, 2)
-    channel = _socket.socket(fileno=os.dup(line))
+    channel = _socket.socket(fileno=os.dup(socket))
     try:
         if kind == NEED_SOCKETS:
-            hand_over(line, stock(min(int(value), MOST_DESCRIPTORS)))
+            hand_over(socket, stock(min(int(value), MOST_DESCRIPTORS)))
             return
         try:
             made = _connected(int(value))
@@ -117,10 +117,10 @@ def _connected(port: int) -> _socket.socket:
 class ForwardSockets:
     """All that an agent offers for its network where nothing of it was made by the agent."""
 
-    def hand_over(self, line: int) -> None:
+    def hand_over(self, socket: int) -> None:
         """Do nothing: the process that made the sockets has given them to the gateway."""
 
-    def answer(self, line: int, wish: bytes) -> None:
+    def answer(self, socket: int, wish: bytes) -> None:
         """A connection to a server inside, or sockets that can be connected to one."""
         if is_forward_request(wish):
-            answer(line, wish)
+            answer(socket, wish)

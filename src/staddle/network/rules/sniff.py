@@ -1,9 +1,9 @@
 """The name in the first bytes of a connection: the server name of TLS, the Host of plain HTTP. Pure.
 
-    seen = look(data)         None: not enough bytes yet
-    seen.protocol             "tls", "http" or "other"
-    seen.name                 the name, in its one spelling; None when the client did not say one
-    seen.problem              why these bytes are refused, if they are
+    opening = parse_opening(data)    None: not enough bytes yet
+    opening.protocol                 "tls", "http" or "other"
+    opening.name                     the name, in its one spelling; None when the client did not say one
+    opening.problem                  why these bytes are refused, if they are
 
 Only the opening of a connection is looked at, and only of its first request. What is neither
 TLS nor HTTP/1 (ssh, databases, HTTP/2 without TLS) is "other": it is judged by name and port
@@ -37,7 +37,7 @@ _BLANK = b" \t\r\n\v\f"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
-class Seen(Value):
+class Opening(Value):
     """The protocol and the name in the first bytes."""
 
     protocol: Literal["tls", "http", "other"]
@@ -45,7 +45,7 @@ class Seen(Value):
     problem: str = ""
 
 
-OTHER = Seen("other")
+OTHER = Opening("other")
 
 
 class _NotYet(Exception):
@@ -56,7 +56,7 @@ class _Bad(Exception):
     """These bytes are TLS or HTTP, and wrong."""
 
 
-def look(data: bytes) -> Seen | None:
+def parse_opening(data: bytes) -> Opening | None:
     """The protocol and name in `data`, all that came so far; None when more bytes are needed.
 
     Always an answer from LONGEST bytes on.
@@ -66,14 +66,14 @@ def look(data: bytes) -> Seen | None:
     protocol: Literal["tls", "http"] = "tls" if _is_tls(data) else "http"
     try:
         if protocol == "tls":
-            return Seen("tls", _server_name(data))
+            return Opening("tls", _server_name(data))
         return _http(data)
     except _NotYet:
-        return Seen(protocol, None, "its opening is too long") if len(data) >= LONGEST else None
+        return Opening(protocol, None, "its opening is too long") if len(data) >= LONGEST else None
     except _Bad as bad:
-        return Seen(protocol, None, str(bad))
+        return Opening(protocol, None, str(bad))
     except PolicyError:
-        return Seen(protocol, None, "the name in it is no host name")
+        return Opening(protocol, None, "the name in it is no host name")
 
 
 # TLS.
@@ -175,7 +175,7 @@ def _client_hello(data: bytes) -> bytes:
 # HTTP/1.
 
 
-def _http(data: bytes) -> Seen:
+def _http(data: bytes) -> Opening:
     text = data.lstrip(_BLANK)  # servers skip empty lines before a request, some of them more
     if not text:
         raise _NotYet
@@ -194,7 +194,7 @@ def _http(data: bytes) -> Seen:
     if len(words) != 3:
         raise _Bad("its request line is malformed")
     head = _head(text)
-    return Seen("http", _agreed(words[0].upper(), words[1], head))
+    return Opening("http", _agreed(words[0].upper(), words[1], head))
 
 
 def _may_begin_a_request(text: bytes) -> bool:
@@ -266,7 +266,7 @@ def _plain(name: bytes) -> str:
     return canonical(name.decode("ascii"))
 
 
-def objection(seen: Seen, name: str | None, network: Network) -> str:
+def objection(seen: Opening, name: str | None, network: Network) -> str:
     """Why an opening does not agree with its destination; empty when it does.
 
     `name` is the name that was asked for, None where it was an address.

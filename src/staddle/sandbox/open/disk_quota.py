@@ -30,9 +30,9 @@ class DiskQuota:
         self._workspace, self._most = workspace, most
         self._agent: AgentClient | None = None
         self._used: tuple[int, int] | None = None  # of the file system, when it was last counted
-        self._taken = disk.Occupied(0, 0)
+        self._taken = disk.DiskUsage(0, 0)
         self._not_before = 0.0
-        self._at_end: disk.Occupied | None = None  # what was there when everything was ended for it
+        self._at_end: disk.DiskUsage | None = None  # what was there when everything was ended for it
         #: How often everything was ended for it.
         self.ended = 0
 
@@ -81,24 +81,24 @@ class DiskQuota:
         """Whether what came to the file system since the last count, by whomever, would be too much."""
         if self._used is None or self.is_over:
             return True
-        more = disk.Occupied(
+        more = disk.DiskUsage(
             self._taken.bytes + max(0, used[0] - self._used[0]),
             self._taken.inodes + max(0, used[1] - self._used[1]),
         )
         return disk.is_over(more, self._most)
 
-    def _count(self, most: int | None) -> disk.Occupied:
+    def _count(self, most: int | None) -> disk.DiskUsage:
         """Count what is taken; stops as soon as it is over `most`."""
         total = count = 0
         for path in self._workspace.written():
             found = disk.occupied(path, most)
             total, count = total + found.bytes, count + found.inodes
             if not found.whole:
-                return disk.Occupied(total, count, whole=False)
-        return disk.Occupied(total, count)
+                return disk.DiskUsage(total, count, whole=False)
+        return disk.DiskUsage(total, count)
 
 
-def _is_more(now: disk.Occupied, before: disk.Occupied) -> bool:
+def _is_more(now: disk.DiskUsage, before: disk.DiskUsage) -> bool:
     return now.bytes > before.bytes or now.inodes > before.inodes
 
 

@@ -98,7 +98,7 @@ def _network(
     from .network import SandboxNetwork
 
     return SandboxNetwork(
-        plan, on_connect, None if launch.gateway_log is None else launch.gateway_log.take_line()
+        plan, on_connect, None if launch.gateway_log is None else launch.gateway_log.take_socket()
     )
 
 

@@ -21,7 +21,7 @@ class Inside:
     def __init__(self, *entries: str, asks: int = 0) -> None:
         self._line, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         self.gateway = Gateway(theirs)
-        self.gateway._line.setblocking(False)
+        self.gateway._socket.setblocking(False)
         self.gateway._set(GatewaySettings("allow", entries, asks=asks))
         self.gateway.dns_server.v6 = True
 
@@ -44,7 +44,7 @@ class Inside:
 
     def close(self) -> None:
         self._line.close()
-        self.gateway._line.close()
+        self.gateway._socket.close()
         self.gateway.budget.close()
 
 

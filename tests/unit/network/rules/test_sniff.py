@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staddle.network.rules.sniff import LONGEST, OTHER, Seen, look
+from staddle.network.rules.sniff import LONGEST, OTHER, Opening, parse_opening
 from tests.unit.network.rules.hellos import extension, hello, real, server_name
 
 GET = b"GET / HTTP/1.1\r\nHost: api.example.com\r\nAccept: */*\r\n\r\n"
 
 
-def whole(data: bytes) -> Seen:
-    seen = look(data)
+def whole(data: bytes) -> Opening:
+    seen = parse_opening(data)
     assert seen is not None
     return seen
 
@@ -26,26 +26,26 @@ def whole(data: bytes) -> Seen:
 def test_the_server_name_of_a_real_client_is_found_at_every_split() -> None:
     data = real("API.example.com")
     for cut in range(len(data)):
-        assert look(data[:cut]) is None
-    assert look(data) == Seen("tls", "api.example.com")
-    assert look(data + b"more") == Seen("tls", "api.example.com")
+        assert parse_opening(data[:cut]) is None
+    assert parse_opening(data) == Opening("tls", "api.example.com")
+    assert parse_opening(data + b"more") == Opening("tls", "api.example.com")
 
 
 def test_a_client_without_a_server_name_says_none() -> None:
-    assert look(real(None)) == Seen("tls", None)
-    assert look(hello()) == Seen("tls", None)
+    assert parse_opening(real(None)) == Opening("tls", None)
+    assert parse_opening(hello()) == Opening("tls", None)
 
 
 @pytest.mark.parametrize("records", [2, 3, 7, 50, 200])
 def test_an_opening_in_many_records_is_put_together(records: int) -> None:
     data = hello(extension(10, b"\0\2\0\x1d"), server_name(b"api.example.com"), records=records)
-    assert look(data) == Seen("tls", "api.example.com")
-    assert look(data[:-1]) is None
+    assert parse_opening(data) == Opening("tls", "api.example.com")
+    assert parse_opening(data[:-1]) is None
 
 
 def test_the_outer_name_of_an_encrypted_opening_is_the_one_that_counts() -> None:
     encrypted = extension(0xFE0D, b"\0" * 200)
-    assert look(hello(encrypted, server_name(b"front.example"))) == Seen("tls", "front.example")
+    assert parse_opening(hello(encrypted, server_name(b"front.example"))) == Opening("tls", "front.example")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_outer_name_of_an_encrypted_opening_is_the_one_that_counts() -> None
     ],
 )
 def test_a_wrong_opening_has_no_name(data: bytes) -> None:
-    seen = look(data)
+    seen = parse_opening(data)
     assert seen is None or (seen.protocol == "tls" and seen.name is None)
     if seen is None:
         assert whole(data + bytes(LONGEST)).name is None
@@ -97,8 +97,8 @@ def test_a_server_reads_the_same_name() -> None:
 
 def test_the_host_of_a_request_is_found_at_every_split() -> None:
     for cut in range(len(GET)):
-        assert look(GET[:cut]) is None
-    assert look(GET) == look(GET + b"body") == Seen("http", "api.example.com")
+        assert parse_opening(GET[:cut]) is None
+    assert parse_opening(GET) == parse_opening(GET + b"body") == Opening("http", "api.example.com")
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_the_host_of_a_request_is_found_at_every_split() -> None:
     ],
 )
 def test_a_host_is_found_however_it_is_written(data: bytes) -> None:
-    assert look(data) == Seen("http", "api.example.com")
+    assert parse_opening(data) == Opening("http", "api.example.com")
     if not data.startswith(b"FOO"):  # a method that nobody knows is not waited for
         for cut in range(len(data)):
-            assert look(data[:cut]) is None
+            assert parse_opening(data[:cut]) is None
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_a_request_with_two_readings_has_none(data: bytes) -> None:
 
 
 def test_a_request_without_a_host_says_none() -> None:
-    assert look(b"GET / HTTP/1.0\r\n\r\n") == Seen("http", None)
-    assert look(b"GET / HTTP/1.1\r\nHost:\r\n\r\n") == Seen("http", None)
+    assert parse_opening(b"GET / HTTP/1.0\r\n\r\n") == Opening("http", None)
+    assert parse_opening(b"GET / HTTP/1.1\r\nHost:\r\n\r\n") == Opening("http", None)
 
 
 @pytest.mark.parametrize(
@@ -176,25 +176,25 @@ def test_a_request_without_a_host_says_none() -> None:
     ],
 )
 def test_other_protocols_are_let_be_at_once(data: bytes) -> None:
-    assert look(data) == OTHER
+    assert parse_opening(data) == OTHER
 
 
 def test_nothing_says_nothing() -> None:
-    assert look(b"") is None
-    assert look(b"\r\n") is None
+    assert parse_opening(b"") is None
+    assert parse_opening(b"\r\n") is None
 
 
 @given(st.binary(max_size=300))
 def test_no_bytes_break_it_and_enough_bytes_always_get_an_answer(data: bytes) -> None:
-    look(data)
-    assert look(data + bytes(LONGEST)) is not None
+    parse_opening(data)
+    assert parse_opening(data + bytes(LONGEST)) is not None
 
 
 @given(st.integers(0, 600), st.integers(0, 255), st.sampled_from(["tls", "http"]))
 def test_one_wrong_byte_gives_a_name_only_when_it_is_well_formed(at: int, byte: int, kind: str) -> None:
     data = bytearray(hello(server_name(b"api.example.com")) if kind == "tls" else GET)
     data[at % len(data)] = byte
-    seen = look(bytes(data))
+    seen = parse_opening(bytes(data))
     if seen is not None and seen.name is not None:
         assert seen.problem == ""
         assert seen.name == seen.name.lower()
@@ -203,6 +203,6 @@ def test_one_wrong_byte_gives_a_name_only_when_it_is_well_formed(at: int, byte: 
 
 @given(st.lists(st.integers(0, len(GET)), max_size=6))
 def test_what_was_said_does_not_change_with_more_bytes(cuts: list[int]) -> None:
-    answers = [look(GET[:cut]) for cut in sorted(cuts)]
+    answers = [parse_opening(GET[:cut]) for cut in sorted(cuts)]
     said = [seen for seen in answers if seen is not None]
     assert all(seen == said[0] for seen in said)

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from staddle.errors import LaunchFailed
-from staddle.mounts import building
-from staddle.mounts.building import place_for
+from staddle.mounts import builder
+from staddle.mounts.builder import place_for
 from staddle.mounts.operations import Bind
 
 
@@ -33,6 +33,6 @@ def test_when_something_is_shown_from_everywhere_it_is_taken_before() -> None:
 
 
 def test_a_host_without_any_of_them_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "_PLACES", ("/none",))
+    monkeypatch.setattr(builder, "_PLACES", ("/none",))
     with pytest.raises(LaunchFailed, match="none of the directories"):
         place_for([])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import IO
 
-    from .store import Imported
+    from .store import ImportedBase
     from .zstd import ClosableReader
 
 _CHUNK = 1 << 18
@@ -38,7 +38,7 @@ def import_image(
     *,
     bounds: UnpackBounds | None = None,
     progress: Callable[[str], object] | None = None,
-) -> Imported:
+) -> ImportedBase:
     """Make a base of the image in the file `archive`, called `name` or as the file is.
 
     ArchiveRefused for an archive that is damaged, means harm or becomes too large; BaseError

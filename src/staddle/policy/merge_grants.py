@@ -77,7 +77,7 @@ def without_covered(
     return kept, covered, notes
 
 
-class Sight:
+class Visibility:
     """Through which grant a path of the host can be seen inside, deny rules aside."""
 
     def __init__(self, grants: Mapping[str, Grant], scratch: Collection[str]) -> None:
@@ -89,7 +89,7 @@ class Sight:
         return self._grants.get(self._boundaries.at_or_above(path) or "")
 
 
-def hidden(denies: Mapping[str, Hidden], sight: Sight, scratch: Collection[str]) -> dict[str, Hidden]:
+def hidden(denies: Mapping[str, Hidden], sight: Visibility, scratch: Collection[str]) -> dict[str, Hidden]:
     """The denies that have something to hide."""
     found = {path: deny for path, deny in denies.items() if sight.through(path) is not None}
     concealed = Ancestry(found)
