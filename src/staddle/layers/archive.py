@@ -96,7 +96,7 @@ class _Sink:
             self._progress(self._count)
 
     def layer(self, upper: str | None, prefix: str) -> None:
-        """Everything of one layer, below `prefix`."""
+        """Write one layer below `prefix`."""
         self._linked.clear()
         if upper is None:
             self.add(Member("directory", prefix, 0o755))

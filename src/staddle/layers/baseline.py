@@ -97,7 +97,7 @@ class Baseline:
             self._settled.setdefault(path, _CHANGED)
 
     def forget(self, paths: Selection) -> None:
-        """Nothing is known of these any more."""
+        """Forget the marks of the chosen paths."""
         for known in (self._noted, self._settled):
             for path in [path for path in known if paths.has(path)]:
                 del known[path]
@@ -131,7 +131,7 @@ class Baseline:
         return "it was changed on the host meanwhile" if now.st_ctime_ns > self.taken else ""
 
     def outstanding(self, found: Iterable[Difference]) -> list[Difference]:
-        """Those that the sandbox made since they were last committed."""
+        """The differences that the sandbox made since they were last committed."""
         if not self._settled:
             return list(found)
         return [

@@ -129,7 +129,7 @@ class CommitDirectory:
 
 
 def homes() -> Iterator[str]:
-    """Where commits may be, best first."""
+    """The directories that can hold commits, best first."""
     state = os.environ.get("XDG_STATE_HOME", "")
     if not state.startswith("/"):  # the specification says that a relative one is to be ignored
         state = os.path.expanduser("~/.local/state")

@@ -183,7 +183,7 @@ class _Covering:
                 break
 
     def _clear(self, here: int, name: str, path: str) -> None:
-        """Nothing of the layer's own is left at a chosen path, except what this call has put there."""
+        """Remove the layer's own entry at a chosen path, unless it was put there by this call."""
         try:
             os.unlink(name, dir_fd=here)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Where symbolic links lead in a tree as it will be after a commit.
+"""Resolve symbolic links in a tree as it will be after a commit.
 
 Computed from the layers and the bases; no link is followed on the host. A sandbox chooses what its links
 say, so a chain of them is bounded as the kernel bounds one.

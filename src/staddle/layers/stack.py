@@ -106,7 +106,7 @@ class Stack:
     """
 
     def __init__(self, store: Store, bases: Sequence[str], frozen: Iterable[Layer], top: Layer) -> None:
-        """For `new`, `LayerSnapshot.stack` and the methods below."""
+        """Called by `new`, `LayerSnapshot.stack` and the methods below."""
         self.store, self.bases = store, tuple(bases)
         self.frozen = tuple(layer.hold() for layer in frozen)
         self.top = top.hold()

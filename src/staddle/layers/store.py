@@ -1,4 +1,4 @@
-"""Where layers lie: a private directory per process, and how it goes when the process is gone.
+"""The store of layers: a private directory for each process, deleted when the process is gone.
 
     <place>/staddle-<uid>/<random>/lock        held by the process that uses the rest
                                   /<n>/upper   what was written, as overlayfs keeps it

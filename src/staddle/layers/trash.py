@@ -67,7 +67,7 @@ class _TrashThread:
                 self._hurries -= 1
 
     def rest(self) -> None:
-        """For others to go on, unless they wait for us."""
+        """Sleep for a moment between steps, so that other threads run, unless they wait for this one."""
         self._done += 1
         if self._done % _AT_A_TIME == 0 and not self._hurries:
             time.sleep(_RESTS)

@@ -82,7 +82,7 @@ class Lifetimes:
         return 0.0
 
     def _look(self) -> tuple[list[tuple[TimedSandbox, str]], float | None]:
-        """Those whose time is up; how long until the next one's is."""
+        """The sandboxes whose time is up, and the seconds until the next one's is."""
         now = time.monotonic()
         over: list[tuple[TimedSandbox, str]] = []
         soonest = float("inf")

@@ -1,4 +1,4 @@
-"""The limits on everything in one sandbox, as the host program holds and measures them.
+"""The limits on everything in one sandbox: set, measured and removed by the host program.
 
 Where this host has control groups for us, the sandbox has some of its own. Every process that
 its agent starts enters them, by cgroup descriptors that the agent has; the agent itself stays outside, or
@@ -63,7 +63,7 @@ class SandboxLimits:
             self._disk_quota.attach(agent)
 
     def meter(self) -> GroupMeter | None:
-        """For what the groups tell of one shell's commands, where there are any."""
+        """A meter of the cgroups for one shell's commands; None where there are no cgroups."""
         return None if self._group is None else GroupMeter(self._group)
 
     @property
@@ -89,7 +89,7 @@ class SandboxLimits:
         return memory or None
 
     def note(self, memory: int | None) -> None:
-        """So much memory was in use at once, during some command: that is forgotten with every one."""
+        """Note the peak of memory during a command: the kernel's own is reset with each."""
         if memory is not None and memory > self._peak:
             self._peak = memory
 
@@ -124,7 +124,7 @@ class SandboxLimits:
             self.roomy = True
 
     def take_room_back(self) -> None:
-        """As soon as it is not needed any more."""
+        """Take the additional memory back, as soon as it is not needed any more."""
         if self._group is None or self._whole is None:
             return
         if self._whole.files() < (self.limits.memory or 0) // 2:

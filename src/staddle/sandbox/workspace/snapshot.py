@@ -282,12 +282,12 @@ class History:
         self._taken: list[ReferenceType[Snapshot]] = []
 
     def add(self, snapshot: Snapshot) -> None:
-        """It was taken now."""
+        """Add a snapshot that was taken now."""
         snapshot._parent, self.at = self.at, ref(snapshot)
         self._taken = [*(one for one in self._taken if one() is not None), self.at]
 
     def listed(self) -> list[Snapshot]:
-        """Those that are not closed, the oldest first."""
+        """The snapshots that are not closed, the oldest first."""
         found = [one() for one in self._taken]
         return [snapshot for snapshot in found if snapshot is not None and not snapshot.closed]
 
