@@ -12,6 +12,7 @@ from ..ipc.descriptors import close_all, receive, send
 from ..launch import helper
 from ..layers import trash
 from ..limits import scope
+from ..linux.fileio import memory_file
 from ..mounts.operations import Bind
 from ..mounts.rows import decoded
 from .requests import taken_as_root
@@ -98,7 +99,7 @@ class ForkServerClient:
             self._socket.settimeout(_PATIENCE)
             if config.base >= 0:
                 self._set_up_as_root(config)
-            self._hear(records.READY)
+            self._expect(records.READY)
             if config.cgroup_fds:
                 self._ahead = _groups(config, self._process.pid)
         except BaseException as error:
@@ -255,7 +256,7 @@ class ForkServerClient:
 
     def _set_up_as_root(self, config: records.ForkServerConfig) -> None:
         """As root: write the id maps of the fork server, which has unused ids, and open its binds for it."""
-        self._hear(records.MAP)
+        self._expect(records.MAP)
         for name in ("uid_map", "gid_map"):
             with open(f"/proc/{self._process.pid}/{name}", "wb", buffering=0) as file:
                 file.write(b"0 %d %d" % (config.base, config.count))
@@ -273,7 +274,7 @@ class ForkServerClient:
                     if tree is not None:
                         os.close(tree)
 
-    def _hear(self, expected: bytes) -> None:
+    def _expect(self, expected: bytes) -> None:
         answer, _ = receive(self._socket, records.LONGEST)
         if answer != expected:
             raise _failed(answer)
@@ -312,10 +313,7 @@ def _start(
     try:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         opened.append(socket := theirs.detach())
-        opened.append(file := os.memfd_create("staddle", os.MFD_CLOEXEC))
-        view = memoryview(config)
-        while view:
-            view = view[os.write(file, view) :]
+        opened.append(file := memory_file(config))
         process = subprocess.Popen(
             (*before, *helper.python("forkserver/__main__.py", str(socket), str(file))),
             env={**helper.ENVIRONMENT, **(around or {})},

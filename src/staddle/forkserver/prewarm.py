@@ -36,16 +36,16 @@ _USUAL = encode(SandboxRequest(b"/w", 1, 1, b"/s/1/upper", b"/s/1/work", (), _VI
 #: From the eighth time on CPython (3.11) runs code in a form of its own.
 _TIMES = 12
 #: A directory of the fork server's own, in a part that no sandbox sees.
-_PLACE = f"{ASIDE}/rehearsal"
+_PLACE = f"{ASIDE}/prewarm"
 
 
-def rehearse_all(config: ForkServerConfig, outside: verify.Outside) -> None:
+def prewarm_all(config: ForkServerConfig, outside: verify.Outside) -> None:
     """For a fork server, before it clones itself: run all that its clones run and that changes nothing."""
     os.mkdir(_PLACE, 0o700)
     directory = os.open(_PLACE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for _ in range(_TIMES):
-            rehearse()
+            prewarm_request()
             _look(config, outside)
             _say(InDirectory(directory, _PLACE.encode()))
             process.capabilities()
@@ -78,7 +78,7 @@ def _say(channel: InDirectory) -> None:
         theirs.close()
 
 
-def rehearse() -> None:
+def prewarm_request() -> None:
     """Receive and decode a request, with a descriptor."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     try:

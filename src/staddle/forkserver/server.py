@@ -38,7 +38,7 @@ from ..linux.openat2 import open_beneath
 from ..mounts.shared_view import OLD_ROOT
 from . import template, workspace
 from .cloner import Cloner
-from .prewarm import rehearse_all
+from .prewarm import prewarm_all
 from .spares import Spare, Spares, tell
 
 TYPE_CHECKING = False
@@ -67,7 +67,7 @@ def main(words: list[str]) -> NoReturn:
         outside += verify.template()
         old_root = os.open(OLD_ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         doing = "while it was made ready for more"
-        rehearse_all(config, outside)
+        prewarm_all(config, outside)
         gc.collect()
         gc.freeze()
         cloner = Cloner(config, outside)

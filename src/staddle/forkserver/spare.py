@@ -30,7 +30,7 @@ from ..linux.syscalls import call
 from ..mounts.operations import Empty
 from ..mounts.rows import decoded
 from ..mounts.shared_view import CONTROL
-from .prewarm import rehearse
+from .prewarm import prewarm_request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _live(
         agent.begin(socket, InDirectory(control, CONTROL.encode()), network)
         shell = agent.start_shell(config.bash, config.environment, b"/")
         agent.confirm()
-        rehearse()
+        prewarm_request()
         doing = "while its workspace was mounted"
         extra_fds = _await_workspace(socket, trees, lambda: os.write(shell[1][1], _THERE % config.directory))
         doing = "while its limits were put on"
@@ -151,9 +151,9 @@ def _await_workspace(socket: _socket.socket, trees: TreeMounts, there: Callable[
 
     `there` is called when everything is mounted.
     """
-    request = decode_request(_heard(socket)[0])
+    request = decode_request(_received(socket)[0])
     operations = request.operations() if request.workspace else ()
-    _, given = _heard(socket)
+    _, given = _received(socket)
     if operations:
         trees.mount(operations, given.pop(0))
     if request.trees:
@@ -163,10 +163,10 @@ def _await_workspace(socket: _socket.socket, trees: TreeMounts, there: Callable[
             os.close(fd)
         trees.tidy()
     there()
-    return _heard(socket)[1] if request.ahead else given
+    return _received(socket)[1] if request.ahead else given
 
 
-def _heard(socket: _socket.socket) -> tuple[bytes, list[int]]:
+def _received(socket: _socket.socket) -> tuple[bytes, list[int]]:
     """The next message of the fork server, with its descriptors."""
     poll = select.poll()
     poll.register(socket, select.POLLIN)

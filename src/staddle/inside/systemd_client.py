@@ -94,7 +94,7 @@ class _Client:
     def __init__(self, spec: systemd_spec.SystemdSpec, file: int, gateway: tuple[int, ...] = ()) -> None:
         """`gateway` are the descriptors that lead to the network gateway, if there is one."""
         self._spec = spec
-        self._said = b""
+        self._output = b""
         self._started = False
         self._failure: NotStarted | None = None
         self._code: int | None = None
@@ -161,7 +161,7 @@ class _Client:
                 attendant.leave(self._words)
 
         def read_control(_: int) -> None:
-            if not self._hear():
+            if not self._receive_message():
                 attendant.leave(control)
 
         attendant.serve(self._words, read_words)
@@ -173,10 +173,10 @@ class _Client:
             chunk = os.read(self._words, 65536)
         except BlockingIOError:
             return False  # the manager may still hold the other end
-        self._said = (self._said + chunk)[-LONGEST:]
+        self._output = (self._output + chunk)[-LONGEST:]
         return bool(chunk)
 
-    def _hear(self) -> bool:
+    def _receive_message(self) -> bool:
         try:
             message = self._control.recv(2 * LONGEST, _socket.MSG_DONTWAIT)
         except OSError:
@@ -201,7 +201,7 @@ class _Client:
             pass  # the unit has ended, and systemd-run is about to say so
 
     def _conclude(self, status: int | None) -> int:
-        while self._hear():  # what was said before systemd-run ended
+        while self._receive_message():  # what was said before systemd-run ended
             pass
         while self._collect():
             pass
@@ -216,7 +216,7 @@ class _Client:
         raise NotStarted(CONFINEMENT, self._why_not(os.waitstatus_to_exitcode(status)))
 
     def _why_not(self, code: int) -> str:
-        said = " ".join(self._said.decode("utf-8", "replace").split())
+        said = " ".join(self._output.decode("utf-8", "replace").split())
         if code in _NO_SUCH_START:
             why = f"systemd could not start the unit ({code}/{_NO_SUCH_START[code]})"
             return f"{why}: {said}" if said else why

@@ -47,7 +47,7 @@ def main() -> NoReturn:
         code = _unit(control)
     except (NotStarted, Malformed, OSError) as error:
         code = error.code if isinstance(error, NotStarted) else CONFINEMENT
-        _say(control, FAILED + written(code, str(error)))
+        _send(control, FAILED + written(code, str(error)))
     os._exit(code)
 
 
@@ -117,10 +117,10 @@ def _attend(control: _socket.socket, first: int, report: int) -> int:
     def read(_: int = 0) -> None:
         words.append(os.read(report, LONGEST))
         attendant.leave(report)
-        _say(control, FAILED + words[0] if words[0] else STARTED)
+        _send(control, FAILED + words[0] if words[0] else STARTED)
 
     def serve_client(_: int) -> None:
-        message = _hear(control)
+        message = _receive_message(control)
         if not message:
             os.kill(first, process.SIGKILL)
             os.waitpid(first, 0)
@@ -145,7 +145,7 @@ def _attend(control: _socket.socket, first: int, report: int) -> int:
         read()  # no process is left that could write more
     code = exit_status(status)
     if not words[0]:
-        _say(control, ENDED + b"%d" % code)
+        _send(control, ENDED + b"%d" % code)
     return code
 
 
@@ -160,14 +160,14 @@ def _contents(path: str) -> bytes:
         return b""
 
 
-def _say(control: _socket.socket, message: bytes) -> None:
+def _send(control: _socket.socket, message: bytes) -> None:
     try:
         control.send(message[:LONGEST], _socket.MSG_NOSIGNAL)
     except OSError:
         pass  # it has ended; reading the socket tells so
 
 
-def _hear(control: _socket.socket) -> bytes:
+def _receive_message(control: _socket.socket) -> bytes:
     try:
         return control.recv(LONGEST)
     except OSError:

@@ -12,6 +12,7 @@ import time
 
 from .._value import Value
 from ..errors import LaunchFailed
+from ..linux.fileio import write_all
 from .lifeline import Lifeline
 from .running import GRACE, give_pipes, never_started, release
 from .signals import SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM, SIGXFSZ, waiting
@@ -188,9 +189,7 @@ class _Attended:
             return False
         room = max(0, (self._cap or 0) - self._passed[stream])
         self._passed[stream] += len(data)
-        unwritten = memoryview(data[:room])
-        while unwritten:
-            unwritten = unwritten[os.write(stream, unwritten) :]
+        write_all(stream, data[:room])
         return True
 
     def _patience(self) -> int | None:

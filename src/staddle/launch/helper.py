@@ -8,6 +8,7 @@ import sys
 from ..errors import LaunchFailed
 from ..ipc.exec_spec import ExecSpec, encode
 from ..ipc.status import sentence
+from ..linux.fileio import memory_file
 from .contract import Launch
 
 #: The helper itself starts with this and nothing of the caller's: it can be read in /proc.
@@ -32,19 +33,18 @@ def python(program: str, *words: str) -> tuple[str, ...]:
     return (os.path.realpath(sys.executable), "-I", "-S", os.path.join(package, program), *words)
 
 
-def launch(instructions: ExecSpec, *, relays: bool = True) -> Launch:
-    """The helper, ready to be started once with these instructions; `status` and `launcher` are set here."""
+def launch(spec: ExecSpec, *, relays: bool = True) -> Launch:
+    """The helper, ready to be started once with this specification; `status` and `launcher` are set here."""
     read, write = os.pipe2(os.O_CLOEXEC)
-    file = os.memfd_create("staddle", os.MFD_CLOEXEC)
-    kept = [write, file]
+    kept = [write]
 
     def close() -> None:
         while kept:
             os.close(kept.pop())
 
     try:
-        complete = instructions.replace(status=b"%d" % write, launcher=os.getpid())
-        _write_all(file, encode(complete))
+        complete = spec.replace(status=b"%d" % write, launcher=os.getpid())
+        kept.append(file := memory_file(encode(complete)))
         argv = command("jail-exec", str(file))
     except BaseException:
         close()
@@ -59,11 +59,5 @@ def launch(instructions: ExecSpec, *, relays: bool = True) -> Launch:
         failure=sentence,
         relays=relays,
         close=close,
-        uid=instructions.uid if instructions.uid >= 0 else None,
+        uid=spec.uid if spec.uid >= 0 else None,
     )
-
-
-def _write_all(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from staddle.forkserver.prewarm import rehearse
+from staddle.forkserver.prewarm import prewarm_request
 
 
 def test_no_descriptor_is_left() -> None:
     before = os.listdir("/proc/self/fd")
-    rehearse()
+    prewarm_request()
     assert {*os.listdir("/proc/self/fd")} <= {*before}

@@ -21,6 +21,7 @@ from ...files.globs import Glob
 from ...ipc import file_messages
 from ...ipc.wire import Malformed
 from ...linux.openat2 import allow_steps, open_without_symlinks
+from ...linux.procfs import mount_id
 from . import tar
 
 TYPE_CHECKING = False
@@ -357,16 +358,11 @@ def _is_mounted(directory: int, name: bytes) -> bool:
     except OSError:
         return False
     try:
-        return _mount(fd) != _mount(directory)
+        return mount_id(fd) != mount_id(directory)
     except OSError:
         return False
     finally:
         os.close(fd)
-
-
-def _mount(fd: int) -> bytes:
-    with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as file:
-        return next((socket for socket in file.read().splitlines() if socket.startswith(b"mnt_id:")), b"")
 
 
 def _root(directory: bytes) -> int:

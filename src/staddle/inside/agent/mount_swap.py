@@ -13,6 +13,7 @@ import os
 
 from ...linux import mounts, overlay
 from ...linux.openat2 import open_beneath
+from ...linux.procfs import mount_id
 from ...mounts.builder import Builder
 from ...mounts.operations import Bind
 from ...mounts.shared_view import carried
@@ -325,14 +326,6 @@ def _is_mount(opened: int, path: str) -> bool:
     """Whether what is `opened`, and was found at `path`, is the root of a mount."""
     above = os.open(os.path.dirname(path), _DIRECTORY)
     try:
-        return _mount_of(opened) != _mount_of(above)
+        return mount_id(opened) != mount_id(above)
     finally:
         os.close(above)
-
-
-def _mount_of(opened: int) -> bytes:
-    fd = os.open(f"/proc/self/fdinfo/{opened}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, 1024).partition(b"mnt_id:")[2].split()[0]
-    finally:
-        os.close(fd)

@@ -20,6 +20,7 @@ import time
 
 from ...ipc.agent_messages import BRAKE, BRAKE_SIGNAL, HOLD, INTERRUPT, KILL, KILL_SHELL, TERMINATE, TIDY
 from ...linux import process
+from ...linux.procfs import stat_fields
 from ...linux.syscalls import call
 from .shell_files import identity
 
@@ -60,16 +61,9 @@ def table() -> dict[int, ProcessEntry]:
 
 
 def _entry(pid: int) -> ProcessEntry | None:
-    try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    words = stat_fields(pid)
+    if not words:
         return None
-    try:
-        words = os.read(fd, 2048).rpartition(b")")[2].split()
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
     return ProcessEntry(int(words[1]), int(words[19]), words[0] in (b"Z", b"X"), words[0] == b"T")
 
 

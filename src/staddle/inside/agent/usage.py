@@ -11,6 +11,7 @@ import os
 import resource  # noqa: F401 - os.wait4 loads it, and where we are then no file of ours can be read
 
 from ...linux.process import pidfd_open
+from ...linux.procfs import split_stat
 from . import process_tree
 
 TYPE_CHECKING = False
@@ -65,7 +66,7 @@ class Count:
         """The usage until now of ended and running processes. Reads /proc for each running one."""
         total = self._ended
         for pid in process_tree.below(os.getpid(), process_tree.table()):
-            words = _contents(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 15)
+            words = split_stat(_contents(f"/proc/{pid}/stat"), 15)
             if len(words) > 14:
                 user, system = int(words[11]) + int(words[13]), int(words[12]) + int(words[14])
                 moved = _moved(_contents(f"/proc/{pid}/io"))
