@@ -82,7 +82,7 @@ def sweep() -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             store.delete(f"{here}/{name}")
         except BlockingIOError:
-            pass  # somebody is at work there
+            pass  # another process is at work there
         finally:
             os.close(lock)
 

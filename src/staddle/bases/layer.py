@@ -1,9 +1,9 @@
 """One layer of an image applied to a directory: what it holds is put there, what it takes away goes.
 
-The directory is ours, in the making, and nobody else looks at it. Its links are the images': a
+The directory is ours, in the making, and no other process uses it. Its links are the images': a
 directory is found as one sees it who has ours as the root (openat2, RESOLVE_IN_ROOT), so none leads
 out; the last name of a path is never followed. Set-user-id bits and capabilities are dropped,
-devices, pipes and sockets are left out, and everything belongs to whoever imports.
+devices, pipes and sockets are left out, and everything belongs to the importing user.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Layers:
             if there is None or not stat.S_ISDIR(there.st_mode):
                 self._drop(name, here)
                 os.mkdir(name, 0o700, dir_fd=here)
-            # Whoever imports must be able to look into it, and to remove it.
+            # The importing user must be able to look into it, and to remove it.
             os.chmod(name, member.mode & 0o777 | 0o700, dir_fd=here)
             return
         if member.kind == "link":

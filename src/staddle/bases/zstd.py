@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         def close(self) -> None: ...
 
 
-#: Never looked for where somebody else could have put it.
+#: Never looked for where another user could have put it.
 _PROGRAMS = ("/usr/bin/zstd", "/bin/zstd", "/usr/local/bin/zstd", "/opt/homebrew/bin/zstd")
 _CHUNK = 1 << 18
 

@@ -116,7 +116,7 @@ def make_directories(root: int, path: str, mode: int = 0o755) -> int:
                 try:
                     os.mkdir(name, mode, dir_fd=here)
                 except FileExistsError:
-                    pass  # somebody was quicker; the next line sees what they made
+                    pass  # another process was quicker; the next line sees what it made
                 below = open_beneath(here, name, _DIRECTORY)
             os.close(here)
             here = below

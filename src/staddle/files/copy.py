@@ -1,6 +1,6 @@
 """One file copied to another, with its holes, and by reference where the file system can.
 
-Everything is by descriptor: whoever calls has opened both ends safely.
+Everything is by descriptor: the caller has opened both ends safely.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def remove(directories: Sequence[bytes], rest: Callable[[], object] | None = Non
             os.rmdir(directories[0])
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:
-                continue  # the kernel, or somebody who has not heard yet, put something into it
+                continue  # the kernel, or a process that still runs, put something into it
         return  # or gone already, or a file system that lets nothing be removed any more
 
 

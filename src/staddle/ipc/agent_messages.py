@@ -44,7 +44,7 @@ ATTACH = b"a"  # the files of a shell, once more
 RENEW = b"n"  # new pipes for what a shell prints
 AGAIN = b"A"  # another shell like this one, which has ended or will
 END_RUN = b"e"  # step, since when (clock ticks), the newest job before the run
-PING = b"i"  # serial; comes back at once, to wake up whoever waits on the socket
+PING = b"i"  # serial; comes back at once, to wake up the reader of the socket
 # From the agent, on the main socket, and after AGAIN on that of the shell.
 OPENED = b"s"  # process, places; the socket, the control pipe, the files, and if there is one a pidfd
 # From the agent, on the main socket.

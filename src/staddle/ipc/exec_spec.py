@@ -37,7 +37,7 @@ class ExecSpec(Value):
     #: Where a failure is told: b"" (standard error), a descriptor's number, or the path of a FIFO or file.
     #: Nothing is written there, and it is closed, when the command was exec'd.
     status: bytes = b""
-    #: The process that asked; the helper does not outlive it. 0: nobody in particular (a service manager).
+    #: The process that asked; the helper does not outlive it. 0: none (a service manager).
     launcher: int = 0
     #: Stay as the command's supervisor: pass signals on, end everything at the end, remove `scratch`.
     supervise: int = 0

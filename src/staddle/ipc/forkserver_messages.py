@@ -34,7 +34,7 @@ MAP, MAPPED = b"map", b"mapped"
 #: As long as a message may be, and as many descriptors as may come with one.
 LONGEST, MOST_DESCRIPTORS = 1 << 18, 64
 
-#: Of root's ids that nobody has, which one is the sandbox's user, whatever number it has inside: layers
+#: Of root's unused ids, the one of the sandbox's user, whatever number it has inside: layers
 #: that are kept belong to it.
 OWNER = 1000
 

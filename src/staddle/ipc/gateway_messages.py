@@ -37,7 +37,7 @@ class GatewaySettings(Value):
 
     `connections` at once, `idle` seconds without a byte before one is ended (0: never), and
     `most_bytes` in both directions together, for all connections (0: any number). `asks` is how
-    many seconds to wait for a decision about what no entry speaks of (0: nobody is asked). With
+    many seconds to wait for a decision about what no entry speaks of (0: do not ask). With
     `lasting`, it goes on when its socket is closed, for as long as its starter lives.
     """
 

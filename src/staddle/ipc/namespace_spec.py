@@ -42,7 +42,7 @@ class NamespaceSpec(Value):
     uid: int
     gid: int
     host: bytes
-    #: An id that nobody has, to become in the place of root; -1 where we are nobody special anyway.
+    #: An unused id to become in the place of root; -1 where the caller is an ordinary user.
     unprivileged_uid: int
     #: (name, inode) of the namespaces outside, which the sandbox must not be in.
     foreign: tuple[tuple[bytes, int], ...]

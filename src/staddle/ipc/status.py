@@ -48,7 +48,7 @@ def tell(status: int, failure: NotStarted) -> None:
         if status >= 0 and os.write(status, written(failure.code, str(failure))):
             return
     except OSError:
-        pass  # nobody listens
+        pass  # the other end is closed
     try:
         os.write(2, f"staddle: {failure}\n".encode("utf-8", "backslashreplace"))
     except OSError:

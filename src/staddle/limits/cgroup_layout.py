@@ -3,7 +3,7 @@
 Version 1 has a hierarchy for each controller, and a group may have processes and groups below
 it at the same time: a group of ours goes beneath the one we are in, so that the limits on us
 hold for our sandboxes as well. In version 2 a group whose children have controllers must not
-have processes, so that there must be one that was given to us: by whoever started us, or by
+have processes, so that there must be one that was given to us: by our starter, or by
 systemd for the asking. The root of the hierarchy is the exception.
 """
 
@@ -126,7 +126,7 @@ def _second_version(facts: CgroupFacts) -> list[CgroupParent]:
         useful = hierarchy.controllers & USEFUL[2]
         if hierarchy.above:
             return [CgroupParent(2, hierarchy.above, hierarchy.enabled & useful)]
-        # Below a group of systemd's nobody makes groups but systemd, who may also remove them;
+        # Below a cgroup of systemd only systemd makes cgroups, and it may remove others;
         # where it has no controllers to give (the hybrid layout) it does not mind.
         if hierarchy.writable and (hierarchy.enabled & useful or not facts.systemd or not useful):
             return [CgroupParent(2, hierarchy.own, hierarchy.enabled & useful)]

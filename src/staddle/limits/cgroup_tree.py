@@ -106,7 +106,7 @@ class CgroupTree:
             try:
                 os.write(self._line, b"\n")  # a fork of ours may have the pipe as well
             except BrokenPipeError:
-                pass  # somebody has ended it
+                pass  # it was killed
         os.close(self._line)
         if self._keeper:
             try:

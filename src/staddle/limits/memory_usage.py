@@ -1,6 +1,6 @@
 """Memory of the processes of a sandbox, as its first process sees them in /proc.
 
-What is counted is what nobody else has: anonymous memory, files in memory, shared memory of both
+Only memory of the sandbox alone counts: anonymous memory, files in memory, shared memory of both
 kinds, memory files that are only open. Programs and libraries are the host's pages.
 """
 

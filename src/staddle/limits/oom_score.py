@@ -34,7 +34,7 @@ def _opened() -> int:
     try:
         return os.open(_FILE, os.O_RDWR | os.O_CLOEXEC)
     except PermissionError:
-        # A copy of a process that nobody may look into; then its files in /proc are root's, and
+        # A copy of a process that is not dumpable; then its files in /proc are root's, and
         # we are not. Nobody in the sandbox can make use of the moment: they are in another user
         # namespace, with no rights over this one.
         process.dumpable(True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SHARE = 50
 #: Between two looks, in seconds, where the processes are counted; and when half of what may be is there.
 _SELDOM, _OFTEN = 0.25, 0.01
-#: How many events are kept for whoever asks; a sandbox can go on for ever like this.
+#: The most events that are kept: a sandbox can cause them for ever.
 _MOST_EVENTS = 64
 #: What a processor can fill in a second, in bytes; from this follows how long nobody needs to look.
 _FASTEST = 2 << 30
@@ -91,7 +91,7 @@ class Supervisor:
         self._unnamed, self._looked = 0, float("-inf")
         self._last: Sample | None = None
         self._still = 0
-        #: What was done, to be taken away by whoever tells the host program.
+        #: The kills that were not reported yet: see `take_events`.
         self.ended: list[MemoryKill] = []
         #: The memory that was seen last, and whether the sandbox was seen with all processes it may have.
         self.seen = 0

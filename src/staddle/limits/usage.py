@@ -172,7 +172,7 @@ class ProcSample(Value):
     system: float
     read: int
     written: int
-    #: Page faults of those that it has waited for: the same as long as it waits for nobody.
+    #: Page faults of those that it has waited for: unchanged until it waits for a child.
     faults: int
 
 
@@ -224,7 +224,7 @@ def in_the_end(spent: UsageCounts) -> ProcSample:
 def of_process(used: UsageCounts, wall: float) -> Usage:
     """The usage of a process that has ended, and of all it has waited for, from the agent's `UsageCounts`.
 
-    The most memory that the kernel tells is that of whoever forked it, where that was more.
+    The most memory that the kernel tells is that of the process that forked it, where that was more.
     """
     user, system, read, written, memory, count = (max(0, number) for number in used)  # it may say anything
     started = None if used[5] < 0 else count

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: The file that says who is in a group, and moves whoever is written there.
+#: The file that lists the processes of a cgroup; a pid that is written to it is moved there.
 MEMBERS = "cgroup.procs"
 #: As long as anything we read in a group may be: these are numbers and a few words.
 _LONGEST = 1 << 16

@@ -81,7 +81,7 @@ def extents(owner: int, unprivileged_uid: int) -> tuple[tuple[int, int, int], ..
 def translation(owner: int, group: int, unprivileged_uid: int) -> int:
     """A user namespace that `mounts.map_ids` takes to show `owner` and `group` as `unprivileged_uid`.
 
-    Nobody ever runs in it. Made once per process and pair, by a child that is gone when this
+    No process runs in it. Made once per process and pair, by a child that is gone when this
     returns. Needs CAP_SETUID and CAP_SETGID. The descriptor is ours to keep: do not close it.
     """
     key = (owner, group, unprivileged_uid)

@@ -4,7 +4,7 @@
         kernel.ask(link_up(LOOPBACK), address(LOOPBACK, packed, 32), local_route(packed, 15))
 
 Messages are made by pure functions; one `ask` sends all and checks every answer. They act on
-the network namespace of whoever made the socket, and need CAP_NET_ADMIN over it.
+the network namespace in which the socket was made, and need CAP_NET_ADMIN over it.
 """
 
 from __future__ import annotations

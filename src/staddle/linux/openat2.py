@@ -1,6 +1,6 @@
 """Open a name without following a planted link out of the tree (openat2, Linux 5.6).
 
-Whoever can write a directory can put a symbolic link in it. A trusted process that opens a
+A process that can write a directory can put a symbolic link in it. A trusted process that opens a
 path through that directory would follow the link with its own rights. Here the kernel
 refuses instead, at every component. There is no second try by another call: ENOSYS (an old
 kernel, or a filter that hides the call) and EAGAIN (a rename raced with the look-up) reach

@@ -5,7 +5,7 @@ colon, comma, backslash or newline in a real path can mean anything to it, none 
 and the mount table inside a sandbox tells nothing about the host.
 
 `userxattr` always: the marks of a layer are `user.overlay.*`, which an ordinary user can
-write, so a layer means the same whoever mounts it. It also switches off `redirect_dir` and
+write, so a layer means the same for every user. It also switches off `redirect_dir` and
 `metacopy`: what is in a layer is there whole, and a directory is never a reference to another.
 """
 
@@ -111,7 +111,7 @@ def in_one_string(lowers: Sequence[int], upper: int, work: int) -> int:
 def put_beneath(tree: int, target: int) -> None:
     """Put the detached `tree` beneath the mount whose root is open as `target` (Linux 6.5).
 
-    Nobody sees it until the mount on top is taken away; then nobody sees anything in between.
+    It is not seen until the mount on top is taken away; then nothing is seen in between.
     """
     call("move_mount", tree, b"", target, b"", _FROM_DESCRIPTOR | _TO_DESCRIPTOR | _BENEATH)
 
@@ -119,7 +119,7 @@ def put_beneath(tree: int, target: int) -> None:
 def exchange(tree: int, target: str) -> None:
     """Let the detached `tree` take the place of the mount at `target`, without a moment of nothing there.
 
-    Whoever stands in the old one stays in it. Before Linux 6.5 there is such a moment.
+    A process whose directory is in the old one stays in it. Before Linux 6.5 there is such a moment.
     """
     old = os.open(target, _DIRECTORY)
     try:

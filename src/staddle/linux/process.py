@@ -55,7 +55,7 @@ def empty_bounding_set() -> None:
 def keep_capabilities(kept: int) -> None:
     """Have the capabilities in `kept`, by their bits, and no others; as root after an exec, too.
 
-    Needs CAP_SETPCAP. Whoever becomes another user loses them, as on any machine.
+    Needs CAP_SETPCAP. A process that becomes another user loses them, as on any machine.
     """
     _bound(kept)
     clear_capabilities(kept)

@@ -63,7 +63,7 @@ class Children:
             try:
                 pidfd_send_signal(fd, SIGKILL)
             except OSError:
-                continue  # it is somebody else's by now
+                continue  # another user's process has the number by now
         self._await(seconds)
         while self._left:
             os.close(self._left.pop())

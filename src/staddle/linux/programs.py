@@ -1,7 +1,7 @@
 """The programs of the system that we start: which ones, and whether they can be trusted.
 
 They run with the rights of the user, or of root, before anything is confined. So they come
-from system directories only, never from PATH or the working directory, and nobody but root
+from system directories only, never from PATH or the working directory, and only root
 may be able to change them.
 """
 

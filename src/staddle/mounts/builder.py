@@ -1,8 +1,8 @@
 """Making the view with mounts of our own.
 
-One builder for whoever may mount: root's thread, an ordinary user's child in a user
+One builder for every process that may mount: root's thread, an ordinary user's child in a user
 namespace, the first process of a sandbox. They differ in where the tree is attached, whose
-the things in it are, and in which operations they leave to somebody else; not in how a path
+the things in it are, and in which operations they leave to another process; not in how a path
 is opened, or in where something may be created.
 
 Everything is named by descriptor and looked up without following a link. Nothing is ever
@@ -123,12 +123,12 @@ def mount_processes(target: str) -> None:
 class Builder:
     """Carries out operations on a tree that is attached at `place`.
 
-    Runs with the right to mount, in a mount namespace that nobody else is in.
+    Runs with the right to mount, in a mount namespace without other processes.
 
     `owner` has the private directories (-1: whoever we are). With `handed_on`, a launcher that
     runs as `owner` goes on in the tree, and so has everything that is made in it. `translation`
     is given where the owners of what is shown must be translated to the sandbox's user. `taken`
-    are trees that somebody else has opened, who could (None: it is optional and gone).
+    are trees that another process has opened, which could (None: it is optional and gone).
     """
 
     def __init__(

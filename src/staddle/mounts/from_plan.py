@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _OURS = "sandbox"
 #: Files of /proc that tell about the host: the launcher's keys, timers, symbols, how the machine was started.
 PROC_MASKS = ("/proc/keys", "/proc/key-users", "/proc/timer_list", "/proc/kallsyms", "/proc/cmdline")
-#: A directory that somebody denied: no room in it, should its owner open it up.
+#: A denied directory: it has no room, in case its owner opens it up.
 _HIDDEN_SIZE = 4096
 _ROOT_SIZE = 1 << 20
 _SHM_SIZE = 1 << 30
@@ -211,7 +211,7 @@ def _rebuild(items: list[_Item], view: View) -> tuple[list[_Item], list[Hidden]]
         except OSError:
             kept = None
             if not view.searchable(directory):
-                continue  # nobody in the sandbox can get at anything in there
+                continue  # no process in the sandbox can reach anything in there
         if directory not in missing and (kept is None or len(kept) + 1 >= len(cause)):
             continue  # as well masked one by one
         if kept is None or len(kept) > _REBUILD_TO:

@@ -1,6 +1,6 @@
 """Run by root: whose files are shown as the sandbox's own.
 
-The sandbox is never root, it runs as an id that nobody has. What it is granted is shown
+The sandbox is never root, it runs as an unused id. What it is granted is shown
 through mounts that translate the owner to that id; only root can make those, and not every
 filesystem takes part.
 """

@@ -8,6 +8,6 @@ settings, and nothing else exists that they could reach.
 
     rules       pure: what is read and decided
     namespace   what is made in the sandbox's network namespace, and handed out of it
-    gateway     the process on the host; gateway/proxy: in its place on macOS
-    host        what the launcher, and whoever started it, calls
+    gateway     the process on the host; gateway/http_proxy: in its place on macOS
+    host        called by the launcher, and by its starter
 """

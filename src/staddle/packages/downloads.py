@@ -1,6 +1,6 @@
 """Downloads for other sandboxes: a cache that they all see, and that none of them can change.
 
-It is filled only when somebody outside says so (`keep`), and used only by sandboxes that are told
+It is filled only on a call from outside (`keep`), and used only by sandboxes that are told
 to. There it lies under their own caches: what they download goes to their layers. Whoever keeps
 downloads vouches for them: what a sandbox has in its cache is that sandbox's word.
 """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..policy.package_sources.sources import Manager
 
 _LARGEST = 16 << 20
-#: More than this is nobody's idea of a name or a version.
+#: No name and no version is longer.
 _LONGEST = 200
 _STATUS, _LISTS = "/var/lib/dpkg/status", "/var/lib/dpkg/info/"
 #: Links to the same in /usr, in most systems of today.

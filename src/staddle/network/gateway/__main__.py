@@ -24,7 +24,7 @@ def main() -> None:
     close_from(3, (socket,))
     starter = pidfd_open(int(sys.argv[1]))
     if os.getppid() != int(sys.argv[1]):
-        return  # it has ended already, and the number may be somebody else's
+        return  # it has ended already, and the number may be another process's
     serve(socket, starter, ready=1)
 
 

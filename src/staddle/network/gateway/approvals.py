@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Questions that wait at once, and answers that are remembered.
 _WAITING, _REMEMBERED = 32, 1024
-#: Seconds: for which an answer holds, and for which nobody is asked again who did not answer.
+#: Seconds: for which an answer holds, and before a question without an answer is asked again.
 _FRESH, _UNANSWERED = 300.0, 10.0
 
 

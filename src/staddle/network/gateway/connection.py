@@ -66,7 +66,7 @@ class Connection:
         self._opening, self._pieces = b"", 0
         self._closed = self._ending = False
         self._queued: list[Flow] = []  # those that have more to do
-        self._foreign = False  # somebody else may have a copy of the server's socket
+        self._foreign = False  # another process may have a copy of the server's socket
         self.touched = context.loop.now
         self._look_until = 0.0
         self._deadline = self._give_up = context.loop.now + _DIALLING

@@ -136,7 +136,7 @@ class _Lookup:
         try:
             answer = dns.read_answer(packet, self._identities[kind], self.name, kind)
         except dns.DnsFormatError:
-            return False  # somebody else's, or forged: the right one may still come
+            return False  # another one, or forged: the right one may still come
         if not answer.truncated or over_tcp:
             self._answers[kind] = answer
         elif kind not in self._streams:

@@ -72,7 +72,7 @@ class DnsServer:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             verdict = self._known[name] = may_ask(name, self._context.network)
-        # Where somebody may be asked, that is when it is known which port is wanted.
+        # Where `on_connect` decides, it does so when the port is known.
         if not verdict.allowed and not self._context.approvals.can(verdict):
             self._context.events.about("refused", verdict)
             return dns.error_answer(question, dns.NO_SUCH_NAME)

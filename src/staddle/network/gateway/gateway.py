@@ -2,7 +2,7 @@
 
 It is given the sandbox's sockets over its socket, and lives as long as the socket. It has the
 host's network and nothing else: no files, no other programs, no rights (see `confinement`).
-When it ends, nobody accepts any more, and nothing goes out.
+When it ends, no connection is accepted any more, and nothing goes out.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Gateway(GatewayContext):
             self._refused(served)  # the last thing that a command tried is the first to be asked about
         self.events.flush()
         for served in self._listeners:
-            served.close()  # before the socket is: whoever sees that end finds nobody listening
+            served.close()  # before the socket: when that is seen to end, nothing listens any more
 
     # Orders.
 
@@ -92,7 +92,7 @@ class Gateway(GatewayContext):
         except BlockingIOError:
             return
         except OSError as error:
-            # A message that was cut is nonsense; else nobody is at the other end.
+            # A message that was cut is nonsense; else the other end is closed.
             data, descriptors = b"cut" if error.errno == errno.EMSGSIZE else b"", []
         sockets = [_socket.socket(fileno=fd) for fd in descriptors]
         try:
@@ -118,9 +118,9 @@ class Gateway(GatewayContext):
                     self._ready = -1
         except (Malformed, ValueError, OSError):
             if not data and self._listeners and self._settings and self._settings.lasting:
-                self.loop.forget(self._socket.fileno())  # nobody listens; it ends with who started it
+                self.loop.forget(self._socket.fileno())  # there is no reader; it ends with its starter
                 return
-            # Whoever sends nonsense here is not our launcher any more: there is nobody to serve.
+            # The sender of nonsense is not our launcher any more: there is no sandbox to serve.
             self.loop.stop()
 
     def _set(self, settings: GatewaySettings) -> None:

@@ -7,7 +7,7 @@ an allow list, one a line. It ends when LIFELINE does. Plain sockets and threads
 where the gateway does not; what it reads is as hostile: bounded, and parsed by the same code.
 
 CONNECT makes a tunnel, whose first bytes must be for the same host; `GET http://…` is passed on, one
-request a connection. Whoever is refused is told why, and with which entry it would be allowed.
+request a connection. A refusal says why, and which entry would allow it.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def main(words: list[str]) -> None:
     proxy = HttpProxy(Network.allow(*(entry for entry in entries if entry)), word)
     serving = socket.socket(fileno=listener)
     threading.Thread(target=proxy.serve, args=(serving,), daemon=True).start()
-    os.read(lifeline, 1)  # nobody writes there: it ends with who started us
+    os.read(lifeline, 1)  # nothing is written there: it ends with our starter
     os._exit(0)
 
 

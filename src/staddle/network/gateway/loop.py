@@ -1,8 +1,8 @@
 """One thread, one epoll: who waits for which descriptor, and a sweep of the clock.
 
 Descriptors are watched edge-triggered, for everything, once: no call is made when a side
-becomes slow or fast again. Whoever is told must go on until the kernel says EAGAIN, or put
-itself in line with `soon`, so that nobody can keep the others waiting.
+becomes slow or fast again. A handler must go on until the kernel says EAGAIN, or put
+itself in line with `soon`, so that none can keep the others waiting.
 """
 
 from __future__ import annotations
@@ -84,4 +84,4 @@ class Loop:
                 # All of them, not `any`: each has to look.
                 waiting = float(sum([look(now) for look in self._sweepers]))
             elif events:
-                waiting = 1.0  # somebody may have begun to wait
+                waiting = 1.0  # a sweeper may have begun to wait

@@ -3,7 +3,7 @@
 A flow is one direction. It reads into a buffer that all flows share and sends at once; only
 what the other side does not take is kept, and then nothing more is read. So memory is bounded
 by what is kept, and a slow reader slows down its own writer through the kernel, as if there
-were nobody in between. The end of one direction is passed on by itself, and a reset is a reset.
+were no relay in between. The end of one direction is passed on by itself, and a reset is a reset.
 
 A flow that has a lot to move borrows a pipe, through which the kernel passes pages from one socket to
 the other (splice): its bytes are not copied at all. It has the pipe for as long as bytes are in it. Only

@@ -2,7 +2,7 @@
 
 A datagram to one of our sockets inside belongs to a flow: who sent it, and to which address.
 The flow has a socket outside that is connected to the destination, so answers come from
-nobody else, and go back as if the destination itself had sent them.
+no other sender, and go back as if the destination itself had sent them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """On the host: start a gateway, give it the sandbox's sockets, read what it tells.
 
-    gateway = start(network)                  before the sandbox is there, so that nobody waits for it
+    gateway = start(network)                  before the sandbox is there, so that it need not wait
     gateway.pass_on(message, descriptors)     what `inside.hand_over` sent
     gateway.attempts()                        what was allowed, refused or failed since the last call
     gateway.all_attempts()                    the same, up to this very moment
@@ -135,7 +135,7 @@ class GatewayProcess:
         quiet = self._unread.is_quiet()
         found = self.attempts()
         if quiet and self._unread.is_quiet():
-            return found  # it is not there yet, and nobody has tried anything
+            return found  # it is not there yet, and nothing was tried
         self._flush += 1
         try:
             self._socket.send(encode_flush(self._flush), _socket.MSG_DONTWAIT)
@@ -249,7 +249,7 @@ def new_socket(
 ) -> tuple[_socket.socket, _socket.socket]:
     """A socket pair for a gateway that is started later (see `spawn`): our end, and its end.
 
-    With `lasting`, it goes on when nobody has our end any more, and ends with its starter only.
+    With `lasting`, it goes on when our end is closed, and ends with its starter only.
     """
     said = settings(network, bounds or GatewayBounds(), nameservers, hosts)
     message = _said(said.replace(lasting=int(lasting)))

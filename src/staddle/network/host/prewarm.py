@@ -14,9 +14,9 @@ import threading
 
 from .spawn import end, spawn
 
-#: Seconds after somebody took one before the next is made: the processor is their first command's.
+#: Seconds between taking one and making the next: the processor is for the caller's first command.
 _QUIET = 0.03
-#: Seconds for which one is kept when nobody has a gateway.
+#: Seconds for which one is kept when no gateway is in use.
 _KEPT = 3.0
 
 
@@ -82,7 +82,7 @@ class PrewarmedGateways:
                     if self._where == _surroundings():  # of this thread
                         self._waiting = _new()
                 except OSError:
-                    pass  # whoever needs one is told
+                    pass  # `take` raises it to its caller
             waiting, self._waiting = self._waiting, None
             self._is_working = False
         if waiting is not None:

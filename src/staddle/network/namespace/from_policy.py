@@ -40,7 +40,7 @@ def exact_names(network: Network) -> tuple[str, ...]:
 def network_spec(network: Network, *, asks: bool = False) -> NetworkSpec:
     """The specification of the network namespace for this policy.
 
-    With `asks`, somebody decides about what no entry speaks of: everything goes to the gateway.
+    With `asks`, `on_connect` decides about what no entry mentions: everything goes to the gateway.
     """
     if network.mode == "open":
         return NetworkSpec()

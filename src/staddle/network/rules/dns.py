@@ -23,7 +23,7 @@ _BAD_VERSION = 16
 #: What programs remember an answer for, in seconds. Short: the policy may change.
 TTL = 30
 LONGEST_NAME = 255  # bytes on the wire
-#: What fits into an answer over UDP when nobody says more, and what we send at most.
+#: The size of an answer over UDP unless the client allows more, and the most that we send.
 SMALL, LARGE = 512, 1232
 #: The longest message we take over TCP. Nothing that is allowed comes near.
 LONGEST_QUERY = 4096
