@@ -1,6 +1,6 @@
 """Another system inside: a root file system on the host, shown read-only in the place of the host's own.
 
-Everything in it is somebody else's: its links lead where they lead *inside*, and are never followed
+Nothing in it is ours: its links lead where they lead *inside*, and are never followed
 on the host; devices, pipes and sockets are left out. The root of it, /etc, /var and the directories
 on the way to something of the sandbox's own are put together entry by entry, so that our files and
 the policy's grants have their places whatever the base has there. All the rest is shown whole.
@@ -28,7 +28,7 @@ ORIGIN = "base"
 OWN = ("/dev", "/proc", "/sys", "/tmp", "/run", "/home", "/workspace", "/.staddle", "/boot", "/lost+found")
 #: Put together entry by entry in every base, because things of ours are in them.
 PARTS = ("/", "/etc", "/var")
-#: Files of /etc that are about accounts: ours, or nobody's business.
+#: Files of /etc about accounts, which are ours or not shown.
 NOT_SHOWN = frozenset(
     {"/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/passwd-", "/etc/group-"}
 )

@@ -1,6 +1,6 @@
 """Policy -> Plan: what the policy means on this host, now.
 
-Runs with the rights of whoever starts the sandbox, before anything else. It reads the disk
+Runs with the rights of the starting user, before anything else. It reads the disk
 and changes nothing. Backends open what the plan names by descriptor, without following
 links: what changes between the plan and the start is refused there.
 """

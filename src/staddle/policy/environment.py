@@ -34,7 +34,7 @@ NOT_INHERITED_WORDS = frozenset(
 )
 #: ... names that begin so: they tell programs what to load or run first ...
 NOT_INHERITED_PREFIXES = ("BASH_FUNC_", "DBUS_", "DYLD_", "GIT_", "LD_", "SSH_", "STADDLE_", "SUDO_", "XDG_")
-#: ... and these, which say who and where somebody is on the host, or open a door there.
+#: ... and these, which say who and where the user is on the host, or give access there.
 NOT_INHERITED = frozenset(
     {"BASH_ENV", "CDPATH", "DISPLAY", "DOCKER_HOST", "ENV", "HISTFILE", "HOME", "HOSTNAME", "IFS", "LOGNAME"}
     | {"MAIL", "NODE_OPTIONS", "OLDPWD", "PATH", "PERL5LIB", "PERL5OPT", "PROMPT_COMMAND", "PS1", "PS4"}
@@ -102,7 +102,7 @@ def is_inherited(name: str, value: str) -> bool:
         return False
     if not NOT_INHERITED_WORDS.isdisjoint(upper.replace("-", "_").split("_")):
         return False
-    # One that cannot be set, or that a shell would run as a function, is nobody's setting.
+    # One that cannot be set, or that a shell would run as a function, is not a setting.
     return bool(name) and _encodable(name + value) and not value.startswith("() {")
 
 

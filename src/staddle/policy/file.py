@@ -17,7 +17,7 @@
     [env]
     CI = "1"
 
-No file is ever looked for: a policy comes from the path somebody named. A file that a
+No file is ever looked for: a policy comes from the path that the caller named. A file that a
 sandbox could have changed is refused, because then the policy would be the agent's.
 """
 

@@ -1,7 +1,7 @@
 """Mask UNIX sockets of the host that are in granted directories but were not granted by name.
 
 A directory that can only be read does not stop connect(): the sockets in it have to be covered one by
-one. The kernel lists those that somebody has bound by a whole path in our network. Not found, and not
+one. The kernel lists those that were bound by a whole path in our network. Not found, and not
 covered, is one that is bound later, by a relative path, or in another network (a container's).
 """
 

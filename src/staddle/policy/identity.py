@@ -9,7 +9,7 @@ from .._value import Value
 from ..errors import PolicyError
 from .paths import LONGEST_PATH, ROOT_HOME, covers
 
-#: The last two of sixteen bits are nobody's.
+#: The last two ids of sixteen bits are not in use.
 LAST_ID = 65533
 LONGEST_USER, LONGEST_HOST, LONGEST_LABEL = 32, 64, 63
 
@@ -25,7 +25,7 @@ TAKEN = (
     *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/proc", "/run"),
     *("/sbin", "/sys", "/usr", "/workspace", "/.staddle"),
 )
-#: Nor at these themselves, which are somebody else's places; below them there is room.
+#: Nor at these themselves, which are places of others; below them there is room.
 PLACES = ("/", "/home", "/tmp", "/var", "/var/tmp", "/srv", "/mnt", "/media")
 
 

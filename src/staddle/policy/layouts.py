@@ -46,7 +46,7 @@ FLAT = (
     ("dotnet", "dotnet", ("dotnet", "shared", "host", "sdk", "packs", "sdk-manifests", "templates")),
 )
 
-#: Directories of the home in which one tool keeps its programs, and nobody anything else.
+#: Directories of the home in which one tool keeps its programs, and nothing else is.
 PROGRAMS = {
     "go/bin": "go",
     ".bun/bin": "bun",

@@ -26,7 +26,7 @@ KERNEL_TREES = ("/proc", "/sys", "/dev")
 _BELOW_KERNEL_TREES = tuple(f"{tree}/" for tree in KERNEL_TREES)
 #: Where a session sees its workspace.
 WORKSPACE_PATH = "/workspace"
-#: The home of whoever is root inside.
+#: The home of root inside.
 ROOT_HOME = "/root"
 #: These are private and empty in every sandbox; what lies below them on the host can be named.
 PRIVATE = ("/tmp", "/run")
@@ -90,7 +90,7 @@ def declared(path: object, field: str) -> str:
         raise _refused(
             field, path, "abstract sockets cannot be granted one by one", "use a socket that has a path"
         )
-    # "./~x" is a file of that name: without the dot it would be somebody's home.
+    # "./~x" is a file of that name: without the dot it would be a user's home.
     dot = "./" if parts and parts[0].startswith("~") and text[0] != "~" else ""
     return dot + "/".join(parts) or "."
 

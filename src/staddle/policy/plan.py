@@ -157,7 +157,7 @@ class Plan(Value):
     unprotect: tuple[str, ...] = ()
     #: Only the namespaces backend has these.
     layers: tuple[Layered, ...] = ()
-    #: Seconds for somebody to decide about a destination that the network leaves open; 0: nobody does.
+    #: Seconds for `on_connect` to decide about a destination that the network leaves open; 0: not asked.
     asks: int = 0
     closed: tuple[Closed, ...] = ()
     #: The root file system that is the system inside, as the host calls it; empty: the host's own is.

@@ -27,7 +27,7 @@ class Policy(Value):
     """A policy: what may be touched. Grants add, `deny` removes and wins; the order never matters.
 
     Paths stay as they were written until `compile` looks at this host. `~` is the home of
-    whoever starts the sandbox; relative paths are relative to where it is started.
+    the user who starts the sandbox; relative paths are relative to where it is started.
     """
 
     read: tuple[str, ...]
@@ -79,7 +79,7 @@ class Policy(Value):
         `identity` is who the command is inside, `environment` which variables it begins with
         ("linux", "inherit" or "empty"). `base` is a root file system, a directory or the name of an
         imported one, that is the system inside in the place of the host's own. `toolchains` says
-        whether those that are on the PATH of whoever starts the sandbox can be used inside, wherever
+        whether those that are on the PATH of the starting user can be used inside, wherever
         they lie (see `policy.toolchains`); by default, in the preset "agent".
         """
         if toolchains is None:

@@ -33,7 +33,7 @@ class ResolvedPath:
 class HostPaths:
     """This host's directory tree as it was when each part of it was first asked about.
 
-    Runs with the rights of whoever compiles. One HostPaths per plan: parents are looked at once,
+    Runs with the rights of the compiling process. One HostPaths per plan: parents are looked at once,
     so a thousand paths in one directory cost a thousand lstat calls, and all rules of a plan
     see the same links. With `root`, it is the tree below that directory, as one sees it who has it as
     the root: no link leads out.

@@ -143,7 +143,7 @@ def _look_at_etc(host: HostPaths) -> tuple[list[str], list[Link], list[Text]]:
     return grants, links, copies
 
 
-#: Accounts are in files inside, and names are asked of whoever resolv.conf names.
+#: Accounts are in files inside, and names are asked of the servers in resolv.conf.
 NSSWITCH = b"""\
 passwd: files
 group: files

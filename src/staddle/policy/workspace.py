@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Located = TypeVar("Located", Grant, Guard, Hidden, Scratch)
 
-#: How much fits into a workspace that is nobody's directory, when the policy does not say.
+#: The size of a workspace without a directory on the host, when the policy does not say.
 _SIZE = 1 << 30
 #: Who makes many sandboxes at once has one plan for those of a moment: seconds, and how many plans.
 _FRESH, _MOST_RECENT = 1.0, 32
