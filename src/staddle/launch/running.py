@@ -95,7 +95,7 @@ def end(process: subprocess.Popen[Any]) -> None:
     try:
         process.terminate()
     finally:
-        if children is not None:
+        if children is not None and process.returncode is None:  # else terminate() found that it has ended
             children.go_on()
     try:
         process.wait(GRACE)
