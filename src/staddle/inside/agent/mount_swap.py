@@ -228,6 +228,8 @@ class TreeMounts:
         try:
             tree = mounts.clone_tree(directory)
             try:
+                # Payloads come to its root past the cover, and must leave nothing there.
+                mounts.set_attributes(tree, mounts.ATTR_RDONLY)
                 mounts.attach(tree, directory)
             except BaseException:
                 os.close(tree)
