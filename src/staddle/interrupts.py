@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps costs ten times as much
+import sys
 import threading
 import time
 from functools import partial, wraps
@@ -72,6 +73,62 @@ def uninterruptible(method: Callable[P, T]) -> Callable[P, T]:
         return uninterrupted(partial(method, *args, **kwargs))
 
     return called
+
+
+class _Carried(BaseException):
+    """An OSError of the caller's, on its way through our code."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def unmistaken(work: Callable[[], T]) -> T:
+    """Run `work` so that no OSError of a signal handler is taken for one of ours on its way out.
+
+    An alarm that raises TimeoutError is the usual case. The error comes out of here as it was raised.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    handlers: dict[int, tuple[object, object]] = {}
+    try:
+        for number in _SIGNALS:
+            handler = _signal.getsignal(number)
+            if callable(handler) and handler is not _signal.default_int_handler:
+                handlers[number] = handler, _carrying(handler)
+                _signal.signal(number, handlers[number][1])
+        return work()
+    except _Carried as carried:
+        raise carried.error from None
+    finally:
+        for number, (handler, ours) in handlers.items():
+            if _signal.getsignal(number) is ours:  # else the caller has set another one meanwhile
+                _signal.signal(number, handler)
+
+
+def _carrying(handler: Callable[[int, object], object]) -> Callable[[int, object], object]:
+    def handle(number: int, frame: object) -> object:
+        try:
+            return handler(number, frame)
+        except OSError as error:
+            raise _Carried(error) from None
+
+    return handle
+
+
+def is_of_a_handler(error: BaseException) -> bool:
+    """Whether a signal handler of the caller raised `error` in the middle of our code.
+
+    A TimeoutError of theirs is an OSError, as one of ours is. An error of a system call was raised in our
+    code, or in a module of Python's own that we called; one of a handler in the handler.
+    """
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None:
+        return False
+    module = str(place.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    return module != "staddle" and module not in sys.stdlib_module_names
 
 
 def free_within(seconds: float, lock: _thread.LockType) -> bool:

@@ -164,7 +164,8 @@ print(hits > 20)
     assert told == "True"
 
 
-def test_a_sandbox_is_the_one_that_was_asked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "TimeoutError", "ConnectionResetError"])
+def test_a_sandbox_is_the_one_that_was_asked_for(tmp_path: Path, kind: str) -> None:
     """An answer to who was interrupted is never taken for one to somebody else; and nothing piles up."""
     told = child(
         """
@@ -202,5 +203,6 @@ time.sleep(0.5)
 print(hits > 15, len(os.listdir("/proc/self/fd")) < 60)
 """,
         tmp_path,
+        kind,
     )
     assert told == "True True"

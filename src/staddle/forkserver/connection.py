@@ -7,6 +7,7 @@ import os
 import threading
 
 from ..errors import LaunchFailed
+from ..interrupts import is_of_a_handler
 from ..ipc import forkserver_messages as records
 from ..ipc.descriptors import close_all, receive, send
 from ..launch import helper
@@ -69,7 +70,9 @@ class ForkReply:
             return not socket.recv(1, _socket.MSG_PEEK)
         except ConnectionResetError:
             return True
-        except OSError:
+        except OSError as error:
+            if is_of_a_handler(error):
+                raise
             return False  # the caller finds out when it uses the socket
         finally:
             socket.detach()
@@ -106,7 +109,7 @@ class ForkServerClient:
             self._process.kill()
             last_words = self._last_words()
             self.close()
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and not is_of_a_handler(error):
                 raise _failed(last_words, error) from error
             raise
 
@@ -127,9 +130,11 @@ class ForkServerClient:
             if self._ahead is None or request.alone or request.ahead:
                 return self._take(request, extra_fds, borrow, prewarmed)
             return self._take_with_groups(self._ahead, request, extra_fds, borrow)
-        except (BrokenPipeError, ConnectionResetError):
-            return None
         except OSError as error:
+            if is_of_a_handler(error):
+                raise
+            if isinstance(error, BrokenPipeError | ConnectionResetError):
+                return None
             raise _failed(b"", error) from error
 
     def _take_with_groups(
@@ -326,6 +331,8 @@ def _start(
         )
         return ours, process
     except OSError as error:
+        if is_of_a_handler(error):
+            raise
         raise LaunchFailed(
             "the fork server could not be started", why=error.strerror or str(error)
         ) from error

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from .._value import Value
 from ..errors import LaunchFailed, SandboxClosed, SandboxLost, StaddleError
-from ..interrupts import free_within
+from ..interrupts import free_within, is_of_a_handler
 from . import agent_messages
 from .descriptors import close_all
 from .wire import Malformed
@@ -301,6 +301,8 @@ class AgentClient:
         try:
             agent_messages.send_message(self._socket, request, descriptors)
         except OSError as error:
+            if is_of_a_handler(error):
+                raise
             if error.errno == 7:  # E2BIG
                 self._is_out_of_step = False
                 raise LaunchFailed("the program could not be started", why=str(error)) from None
@@ -332,10 +334,12 @@ class AgentClient:
             finally:
                 if patience != PATIENCE:
                     self._socket.settimeout(PATIENCE)
-        except TimeoutError:
-            self.kill()
-            raise lost("its agent does not answer") from None
         except (Malformed, OSError) as error:
+            if is_of_a_handler(error):
+                raise
+            if isinstance(error, TimeoutError):
+                self.kill()
+                raise lost("its agent does not answer") from None
             raise lost(str(error)) from error
         if message is None:
             raise lost()

@@ -13,6 +13,7 @@ import threading
 import time
 
 from ..errors import InvalidCall, SandboxClosed
+from ..interrupts import unmistaken
 from ..policy.on_connect import PATIENCE
 from ..shell.command import CommandSpec
 from . import arguments, spawn
@@ -68,6 +69,8 @@ class Sandbox(WorkspaceMethods):
     a command that ran at that moment has a result with `Reason.closed`.
     """
 
+    _closed = True  # until it is open
+
     def __init__(
         self,
         workspace: str | PathLike[str] | None = None,
@@ -82,12 +85,10 @@ class Sandbox(WorkspaceMethods):
         on_connect_timeout: float = PATIENCE,
         **overrides: Unpack[sandbox_settings.PolicyOverrides],
     ) -> None:
-        self._closed = True  # until it is open
         asked = (workspace, policy, backend, mode, best_effort, env, keep, on_connect, on_connect_timeout)
-        self._begin(sandbox_settings.settings(*asked, **overrides))
+        unmistaken(lambda: self._begin(sandbox_settings.settings(*asked, **overrides)))
 
     def _begin(self, settings: sandbox_settings.SandboxSettings, snapshot: Snapshot | None = None) -> None:
-        self._closed = True
         self._process = os.getpid()
         self._settings = settings
         self._lock = threading.RLock()

@@ -10,6 +10,7 @@ import struct
 import time
 
 from ..errors import LaunchFailed
+from ..interrupts import is_of_a_handler
 from ..ipc import agent_messages
 from ..ipc.agent_client import OpenShellFiles, lost, opened_shell, shell_files
 from ..ipc.wire import Malformed
@@ -172,8 +173,8 @@ class BashProcess:
             )
         except BlockingIOError:
             pass  # it will be asked again
-        except OSError:
-            raise lost() from None
+        except OSError as error:
+            raise _lost_or(error) from None
 
     def settle(self) -> None:
         """Wait until the agent has done all that it was asked: a late step would hit the next run."""
@@ -193,8 +194,8 @@ class BashProcess:
     ) -> agent_messages.Message:
         try:
             agent_messages.send_message(self._socket, agent_messages.encode(kind, *fields))
-        except OSError:
-            raise lost() from None
+        except OSError as error:
+            raise _lost_or(error) from None
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN)
         end = time.monotonic() + patience
@@ -217,7 +218,7 @@ class BashProcess:
             except BlockingIOError:
                 return found
             except (Malformed, OSError) as error:
-                raise lost(str(error)) from error
+                raise _lost_or(error) from None
             if message is None:
                 raise lost()
             if message.kind == agent_messages.ENDED:
@@ -258,6 +259,8 @@ class BashProcess:
                 os.ftruncate(files.input, 0)
                 _put(files.input, stdin)
         except OSError as error:
+            if is_of_a_handler(error):
+                raise
             raise LaunchFailed(
                 "a command or its input could not be handed over", why=str(error), fix="put it into a file"
             ) from error
@@ -469,3 +472,8 @@ def _resize(fd: int, size: int) -> None:
         fcntl.fcntl(fd, _F_SETPIPE_SZ, size)
     except OSError:
         pass  # over what this user may have: it stays as it is
+
+
+def _lost_or(error: Exception) -> Exception:
+    """The error of a sandbox that is gone; `error` itself, where a signal handler of the caller raised it."""
+    return error if is_of_a_handler(error) else lost(str(error))
