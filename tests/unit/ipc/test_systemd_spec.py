@@ -100,5 +100,5 @@ def test_a_limit_counts_only_when_the_control_group_says_so(text: bytes, most: i
 )
 def test_what_systemd_says_about_a_unit_that_did_not_start(code: int, said: bytes, words: str) -> None:
     client = _Client.__new__(_Client)
-    client._said = said
+    client._output = said
     assert words in client._why_not(code)
