@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..._value import Value
 from ...errors import LaunchFailed, StaddleError
 from ...launch.view import find_program
+from ...layers import trash
 from ...linux import process_tree, procfs
 from ...policy import plan_cache
 from . import as_root
@@ -139,12 +140,20 @@ def _spawn(
         raise
 
     first: list[process_tree.ProcessIdentity] = []
+    has_ended = False
+
+    def identify() -> None:
+        """Note which process the agent is, while no caller waits: its socket is closed to end it, mostly."""
+        if not has_ended and shell is not None and (pid := procfs.parent_of(shell.host_pid)):
+            first.append(process_tree.ProcessIdentity(pid))
 
     def kill() -> None:
         for process in first:
             process.kill()
 
     def ended() -> None:
+        nonlocal has_ended
+        has_ended = True
         kill()  # its socket is closed: it ends by itself, unless it was stopped
         network.close()
         if limits:
@@ -161,8 +170,7 @@ def _spawn(
         try:
             shell = agent.announced()
             wake(shell.control)
-            if pid := procfs.parent_of(shell.host_pid):
-                first.append(process_tree.ProcessIdentity(pid))
+            trash.in_background(identify)
         finally:
             if layers:  # not sooner: it may have been in the making
                 layers.adopt(taken)
