@@ -104,10 +104,8 @@ class AgentClient:
         self._closed = False
         #: Whether everything in the sandbox, the agent as well, may be stopped because we want it so.
         self.is_paused = False
-        self._is_out_of_step, self._serial = (
-            False,
-            0,
-        )  # whether an answer may come to a request that was given up
+        #: Whether an answer may come to a request that was given up; and the number of the last ping.
+        self._is_out_of_step, self._serial = False, 0
 
     def announced(self) -> OpenedShell:
         """Return the shell that was started ahead: the first message of an agent."""

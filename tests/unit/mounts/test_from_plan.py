@@ -111,20 +111,20 @@ def test_a_private_directory_covers_a_grant_and_a_grant_below_it_shows() -> None
 
 def test_directories_on_the_way_to_a_grant_in_a_private_directory_take_no_files() -> None:
     layout = laid_out(
-        grants=(write("/tmp/work/project/out"), read("/tmp/work/in")),
+        grants=(write("/tmp/way/project/out"), read("/tmp/way/in")),
         scratch=(scratch("/tmp"),),
-        texts=(Text("/tmp/work/project/t", b"", WHY),),
+        texts=(Text("/tmp/way/project/t", b"", WHY),),
         sockets=(Socket("/tmp/s/socket", True, WHY),),
     )
     assert of_plan(layout) == [
         Empty("/tmp", 0o1777, 1 << 20, WHY),
         Directory("/tmp/s", 0o555, WHY),
         Bind("/tmp/s/socket", False, WHY, optional=True),
-        Directory("/tmp/work", 0o555, WHY),
-        Bind("/tmp/work/in", False, WHY),
-        Directory("/tmp/work/project", 0o555, WHY),
-        Bind("/tmp/work/project/out", True, WHY),
-        File("/tmp/work/project/t", b"", WHY),
+        Directory("/tmp/way", 0o555, WHY),
+        Bind("/tmp/way/in", False, WHY),
+        Directory("/tmp/way/project", 0o555, WHY),
+        Bind("/tmp/way/project/out", True, WHY),
+        File("/tmp/way/project/t", b"", WHY),
     ]
 
 
