@@ -10,7 +10,7 @@ import pytest
 
 from staddle.ipc.gateway_messages import Attempt
 from tests.support.network_servers import http_server, nameserver
-from tests.support.network_world import OTHER, PUBLIC, in_a_world, sandbox
+from tests.support.network_world import OTHER, PUBLIC, at, in_a_world, sandbox
 from tests.support.waiting import until
 
 HOSTS = {"api.example.com": PUBLIC}
@@ -54,8 +54,9 @@ def test_an_answer_that_is_too_long_for_a_datagram_comes_over_tcp() -> None:
 @pytest.mark.same_for_everyone
 @in_a_world
 def test_a_nameserver_that_is_silent_is_a_failure_in_time() -> None:
-    silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    silent.bind((OTHER, 53))
+    with at(OTHER):
+        silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        silent.bind((OTHER, 53))
     with sandbox("api.example.com", nameservers=((OTHER, 53),)) as inside:
         assert inside.run("curl", "-sS", "-m", "15", "http://api.example.com/")[0] in (52, 56)
         assert any("no nameserver" in a.why for a in inside.attempts())

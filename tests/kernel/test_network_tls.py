@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.network_servers import certificate_for, http_server
-from tests.support.network_world import PUBLIC, Sandbox, apart, in_a_world, sandbox
+from tests.support.network_world import PUBLIC, Sandbox, apart, at, in_a_world, sandbox
 from tests.support.waiting import until
 from tests.unit.network.rules.hellos import extended, extension, real
 
@@ -212,7 +212,8 @@ print("frames")
 
     @in_a_world
     def world() -> None:
-        apart(lambda: os.execvp("node", ["node", "-e", server, str(certificate)]))  # noqa: S606
+        with at(PUBLIC):
+            apart(lambda: os.execvp("node", ["node", "-e", server, str(certificate)]))  # noqa: S606
         with sandbox(f"{NAME}:80,443,8443", hosts=HOSTS) as inside:
             curl = ("curl", "-sS", "--http2", "--cacert", str(trusted), f"https://{NAME}/")
             assert until(lambda: inside.run(*curl)[1] == f"h2 for {NAME}", 20)

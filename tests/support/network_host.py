@@ -4,8 +4,9 @@
         host.run("allow", "curl -sS https://api.example.com/")
 
 It is a program of its own, in network and mount namespaces that nobody else sees: the servers
-listen on every address it has, its nameserver is the only one, and its authority is the only one
-that clients trust. The sandboxes are started in there as on any host, one for each setting.
+listen on its loopback and are published on a made-up internet beside it, its nameserver is the only
+one, and its authority is the only one that clients trust. The sandboxes are
+started in there as on any host, one for each setting.
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ from typing import Any, Self
 
 from staddle import Network, Policy, Sandbox
 from staddle.linux.mounts import CLONE_NEWNS, MS_BIND, MS_REC, MS_SLAVE, mount
-from staddle.linux.netlink import LOOPBACK, Netlink, address, link_up
 from staddle.linux.process import SIGKILL, death_signal
 from staddle.linux.syscalls import call
 from staddle.linux.userns import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWUSER, map_ids
 from tests.support import network_offers
 from tests.support.network_clients import SCRIPTS, STATIC
-from tests.support.network_servers import certificate_for, nameserver, web_server
-from tests.support.network_world import OTHER, PUBLIC, apart
+from tests.support.network_servers import certificate_for, nameserver, published, web_server
+from tests.support.network_world import OTHER, PUBLIC, apart, connect_to_internet
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -107,11 +107,13 @@ def main(directory: Path) -> None:
     _become(directory)
     nameserver(PUBLIC, {NAME: PUBLIC, ANOTHER: OTHER}, directory / "names")
     for port, with_tls in ((80, None), (443, certificate)):
-        web_server("0.0.0.0", port, directory / "www", with_tls)
+        web_server("127.0.0.1", port, directory / "www", with_tls)
     _shells(directory)
     _database(directory)
     listening = [("127.0.0.1", port) for port in PORTS]
     assert until(lambda: all(_is_there(where) for where in listening), 90), _last_words(directory)
+    for port in PORTS:
+        published(port)
     print("{}", flush=True)
     before = _shown()
     sandboxes: dict[str, Sandbox] = {}
@@ -224,10 +226,7 @@ def _become(directory: Path) -> None:
     call("unshare", CLONE_NEWNET | CLONE_NEWNS | (CLONE_NEWUSER if uid else 0))
     if uid:
         map_ids(uid, gid, uid, gid)
-    with Netlink() as kernel:
-        kernel.ask(link_up(LOOPBACK))
-        for text in (PUBLIC, OTHER):
-            kernel.ask(address(LOOPBACK, socket.inet_aton(text), 32))
+    connect_to_internet()
     if uid:  # a program that is started has no rights any more
         Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").write_text("0")
     etc = directory / "etc"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import selectors
 import socket
 import ssl
 import subprocess
@@ -10,15 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from staddle.network.rules import dns
-from tests.support.network_world import apart
+from tests.support.network_world import PUBLIC, apart, at, come_home
 from tests.support.web import Answering
 
 
 def listening(host: str, port: int, serve: Callable[[socket.socket], None]) -> int:
     """A TCP server that calls `serve` with every connection, one at a time in children of its own."""
-    listener = socket.create_server(
-        (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
-    )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with at(host):
+        listener = socket.create_server((host, port), family=family, backlog=128)
 
     def work() -> None:
         while True:
@@ -87,10 +88,31 @@ def echo(host: str, port: int, greeting: bytes = b"") -> int:
     return listening(host, port, serve)
 
 
+def published(port: int) -> int:
+    """On the internet, the server that listens on the host's loopback at this port."""
+
+    def serve(connection: socket.socket) -> None:
+        come_home()
+        with socket.create_connection(("127.0.0.1", port)) as there, selectors.DefaultSelector() as ready:
+            ready.register(connection, selectors.EVENT_READ, there)
+            ready.register(there, selectors.EVENT_READ, connection)
+            while ready.get_map():
+                for key, _ in ready.select():
+                    data = key.fileobj.recv(65536)  # type: ignore[union-attr]
+                    key.data.sendall(data)
+                    if not data:
+                        ready.unregister(key.fileobj)
+                        key.data.shutdown(socket.SHUT_WR)
+
+    with at(PUBLIC):
+        return listening("0.0.0.0", port, serve)
+
+
 def udp_echo(host: str, port: int) -> int:
     """Sends every datagram back, in capital letters."""
-    served = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
-    served.bind((host, port))
+    with at(host):
+        served = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
+        served.bind((host, port))
 
     def work() -> None:
         while True:
@@ -104,8 +126,9 @@ def udp_echo(host: str, port: int) -> int:
 
 def nameserver(host: str, names: dict[str, str], log: Path, *, truncate: bool = False) -> int:
     """A DNS server on port 53 that knows these names, and writes down every name it is asked for."""
-    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    datagrams.bind((host, 53))
+    with at(host):
+        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        datagrams.bind((host, 53))
 
     def answer(packet: bytes, over_tcp: bool) -> bytes:
         question = dns.parse(packet, over_tcp)

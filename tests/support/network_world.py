@@ -4,8 +4,10 @@
     def test_something(): ...
 
 The test runs in a child that has become "the host": a user and a network namespace in which it
-may bind any port and have any address, nothing of which exists outside. A sandbox is a child
-of that, with a network namespace of its own. Everything ends with the child.
+may bind any port and have any address, nothing of which exists outside. The servers that it meets
+are in another network namespace, "the internet", behind a pair of virtual interfaces: an address of
+the host itself is not one of them. A sandbox is a child of the host, with a network namespace of its
+own. Everything ends with the child.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -26,7 +29,7 @@ from pathlib import Path
 
 from staddle.ipc.gateway_messages import LONGEST, Attempt
 from staddle.linux.mounts import CLONE_NEWNS, MS_BIND, MS_REC, MS_SLAVE, mount
-from staddle.linux.netlink import LOOPBACK, Netlink, address, link_up
+from staddle.linux.netlink import LOOPBACK, Netlink, attribute, link_up, message
 from staddle.linux.process import SIGKILL, death_signal
 from staddle.linux.syscalls import call
 from staddle.linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
@@ -37,9 +40,17 @@ from staddle.network.namespace.socket_handoff import answer, hand_over, is_forwa
 from staddle.policy.network import Network
 from staddle.policy.system import RESOLV_CONF
 
-#: Addresses that exist in the made-up host only.
+#: Addresses of the made-up internet.
 PUBLIC, OTHER, PUBLIC_V6, PRIVATE = "93.184.216.34", "93.184.216.35", "2606:2800:220:1::1", "10.1.2.3"
+_INTERNET = (PUBLIC, OTHER, PUBLIC_V6, PRIVATE)
+#: Public addresses of the made-up host itself.
+OWN, OWN_V6 = "93.184.216.41", "2606:2800:220:2::1"
 SECONDS = 60
+#: The index of the interface between the two, in both.
+_WAN = 77
+_LINK = struct.Struct("BxHiII")  # struct ifinfomsg
+#: The network namespaces of the host and of the internet, once this process is in such a world.
+_places: list[int] = []
 
 
 def in_a_world(test: Callable[..., None]) -> Callable[..., None]:
@@ -75,11 +86,70 @@ def _become_a_host() -> None:
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWNS)
     map_ids(uid, gid, 0, 0)
+    connect_to_internet()
+
+
+def connect_to_internet() -> None:
+    """Make the internet, in a namespace beside this one, and the interfaces between the two."""
+    host = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    call("unshare", CLONE_NEWNET)
+    internet = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    _places[:] = [host, internet]
     with Netlink() as kernel:
-        kernel.ask(link_up(LOOPBACK))
-        for text in (PUBLIC, OTHER, PRIVATE):
-            kernel.ask(address(LOOPBACK, socket.inet_aton(text), 32))
-        kernel.ask(address(LOOPBACK, socket.inet_pton(socket.AF_INET6, PUBLIC_V6), 128))
+        kernel.ask(link_up(LOOPBACK), _virtual_pair(host), link_up(_WAN), *map(_address, _INTERNET))
+        kernel.ask(*map(_route, (OWN, OWN_V6)))
+    call("setns", host, CLONE_NEWNET)
+    with Netlink() as kernel:
+        kernel.ask(link_up(LOOPBACK), link_up(_WAN), *map(_address, (OWN, OWN_V6)))
+        kernel.ask(*map(_route, ("0.0.0.0", "::")))
+
+
+def _packed(text: str) -> bytes:
+    return socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
+
+
+def _address(text: str) -> bytes:
+    """RTM_NEWADDR: an address of the virtual interface, for use by all."""
+    packed = _packed(text)
+    family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
+    body = struct.pack("BBBBI", family, 8 * len(packed), 2, 0, _WAN)  # IFA_F_NODAD
+    return message(20, 0x604, body + attribute(2, packed) + attribute(1, packed))
+
+
+def _virtual_pair(host: int) -> bytes:
+    """RTM_NEWLINK: a veth interface here, and its peer in the network namespace `host`."""
+    peer = _LINK.pack(0, 0, _WAN, 0, 0) + attribute(3, b"wan\0") + attribute(28, struct.pack("I", host))
+    kind = attribute(1, b"veth\0") + attribute(2, attribute(1, peer))
+    return message(16, 0x604, _LINK.pack(0, 0, _WAN, 0, 0) + attribute(3, b"wan\0") + attribute(18, kind))
+
+
+def _route(text: str) -> bytes:
+    """RTM_NEWROUTE: to this address, or to all of its family, over the virtual interface."""
+    packed = _packed(text)
+    bits = 8 * len(packed) if any(packed) else 0
+    family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
+    body = struct.pack("BBBBBBBBI", family, bits, 0, 0, 254, 3, 253, 1, 0)  # main table, on the link
+    if bits:
+        body += attribute(1, packed)
+    return message(24, 0x604, body + attribute(4, struct.pack("I", _WAN)))
+
+
+@contextmanager
+def at(host: str) -> Iterator[None]:
+    """Where this address is: sockets that are made meanwhile are on the host, or on the internet."""
+    if not _places or host not in _INTERNET:
+        yield
+        return
+    call("setns", _places[1], CLONE_NEWNET)
+    try:
+        yield
+    finally:
+        call("setns", _places[0], CLONE_NEWNET)
+
+
+def come_home() -> None:
+    """Back from the internet: this process makes its sockets on the host."""
+    call("setns", _places[0], CLONE_NEWNET)
 
 
 def apart(work: Callable[[], object]) -> int:
