@@ -9,7 +9,6 @@
     cloner        a fork of the server that does nothing but clone itself
     spare         the clone, until it is taken; spares: those that wait
     workspace     opens or mounts the directory of one sandbox
-    prewarm       runs code before the first clone, so that its memory is shared
 
 The server's side uses the standard library only, is single-threaded, and imports everything before
 the first clone: soon after, the files of this package are out of sight.

@@ -24,13 +24,13 @@ from ..mounts.operations import Bind
 from ..network.namespace.from_policy import network_spec
 from ..policy.paths import WORKSPACE_PATH
 from ..shell.quoting import quoted
-from .connection import ForkServerClient, Prewarmed
+from .connection import ForkServerClient
 from .requests import OverlayDirs, borrowed
 from .requests import request as request_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..limits.sandbox_cgroups import SandboxCgroups
     from ..mounts.operations import Operation
@@ -58,17 +58,14 @@ class SandboxProcess:
     """A sandbox that was taken: the socket to its agent, and its processes' uid on the host, if not ours.
 
     `layer` is the name of its prewarmed home layer, in the directory of the skeleton; the caller uses or
-    removes it. `instead` are the layers of its workspace where they are not those that were asked for, see
-    `make_next`. The sandbox ends when `agent_socket` is closed; `close` is to be called after that.
+    removes it. The sandbox ends when `agent_socket` is closed; `close` is to be called after that.
     """
 
     def __init__(
         self, reply: ForkReply, owner: ForkServerClient, config: records.ForkServerConfig, place: Bind | None
     ) -> None:
         self.agent_socket, self.layer = reply.descriptors[0], reply.layer
-        self.instead = reply.prewarmed.layers if reply.prewarmed else None
         self.uid = config.base + config.whose if config.base >= 0 else None
-        self._server, self._number = owner, owner.taken
         self._owner: ForkServerClient | None = owner  # until it is closed
         self._config, self._place = config, place
 
@@ -90,35 +87,6 @@ class SandboxProcess:
                 why="something else is mounted there since the sandbox was made",
                 fix="commit what is to be kept, and open another sandbox",
             )
-
-    @property
-    def is_usual(self) -> bool:
-        """Whether the next sandbox probably shows the same workspace, and none is prewarmed for that yet.
-
-        False once another one has been taken.
-        """
-        server, spares = self._server, self._config.spares
-        return (
-            bool(spares) and server.is_repeated and server.prewarmed is None and server.taken == self._number
-        )
-
-    def make_next(self, layers: OverlayDirs, fingerprint: bytes, drop: Callable[[], object]) -> None:
-        """Prewarm the next sandbox: it mounts the same workspace with `layers`, while the fingerprint stays.
-
-        The caller that takes it finds the layers as `instead`; if it is never taken, `drop` is called. Never
-        raises, and may be called when this sandbox has ended.
-        """
-        place = self._place
-        if place is None or self._server.ended:
-            drop()
-            return
-        try:
-            request = request_for((place,), layers, {}).replace(fingerprint=fingerprint, ahead=1)
-            prewarmed = Prewarmed(request.view_key, layers, drop)
-            if self._server.take(request, (), partial(borrowed, (place,), self._config), prewarmed) is None:
-                drop()
-        except (LaunchFailed, OSError):
-            drop()  # the next request reports the failure
 
     def groups_of(self, pid: int) -> SandboxCgroups | None:
         """The sandbox's cgroups, if it has any; `pid` is one of its processes, on the host."""
@@ -168,7 +136,6 @@ def open_sandbox(
     bash: str,
     layers: OverlayDirs | None = None,
     *,
-    fingerprint: bytes = b"",
     home: HomeTree | None = None,
     trees: Mapping[str, OverlayDirs] | None = None,
     extra_fds: Sequence[int] = (),
@@ -176,10 +143,9 @@ def open_sandbox(
 ) -> SandboxProcess:
     """Take a sandbox for `plan`; changes to its workspace go to `layers`, else to the host.
 
-    `fingerprint` identifies the state of the workspace, if nothing was changed in it yet: see
-    `SandboxProcess.instead`. Other writes go to the tree `home`, or to tmpfs; `trees` are layered
-    directories of the system, by their paths, where those can be written, too. `extra_fds` are descriptors
-    for its agent (see `SandboxRequest`), which stay the caller's; with `grouped` it is in cgroups.
+    Other writes go to the tree `home`, or to tmpfs; `trees` are layered directories of the system, by
+    their paths, where those can be written, too. `extra_fds` are descriptors for its agent (see
+    `SandboxRequest`), which stay the caller's; with `grouped` it is in cgroups.
 
     Its shell, the program `bash` inside, is running already. The first message on the agent's socket
     announces it, or says why there is no sandbox.
@@ -193,16 +159,13 @@ def open_sandbox(
     config, view = views.config(home, cgroup_fds), views.plain.workspace
     others = {HOME_TREE: home.layers} if home is not None and home.layers is not None else {}
     others |= trees or {}
-    request = request_for(view, layers, others).replace(
-        extra_fds=len(extra_fds), fingerprint=b"" if others else fingerprint
-    )
+    request = request_for(view, layers, others).replace(extra_fds=len(extra_fds))
     for _ in range(2):
         server = _server(config)
         found = _taken(server, request, extra_fds, partial(borrowed, view, config), home)
         if found is not None:
             with _registry:
                 server.live += 1
-                server.note(request.view_key)
             place = view[0] if view and isinstance(view[0], Bind) else None
             return SandboxProcess(found, server, config, place)
         _forget(config, server)
@@ -285,14 +248,14 @@ class _SharedViews:
 
     def config(self, home: HomeTree | None, cgroup_fds: int) -> records.ForkServerConfig:
         """The fork server's configuration; sandboxes with one skeleton share one."""
-        ahead = None if home is None else home.skeleton
-        key = (home is not None, ahead, cgroup_fds)
+        skeleton = None if home is None else home.skeleton
+        key = (home is not None, skeleton, cgroup_fds)
         if key not in self._configs:
-            made = _config(self.plan, self.plain if ahead is None else self.layered, self.bash)
+            made = _config(self.plan, self.plain if skeleton is None else self.layered, self.bash)
             made = made.replace(cgroup_fds=cgroup_fds)
             if home is not None:
                 places = tuple(map(os.fsencode, self.layered.places))
-                made = made.replace(places=places, skeleton=os.fsencode(ahead or ""))
+                made = made.replace(places=places, skeleton=os.fsencode(skeleton or ""))
             if len(_interned) >= _MOST_INTERNED:
                 _interned.clear()
             made = _interned.setdefault(made, made)  # then it is found without being compared

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from ..limits.prewarm import PrewarmedCgroups
     from ..limits.sandbox_cgroups import SandboxCgroups
-    from .requests import OverlayDirs
 
     #: Opens the workspace for root's fork server, which cannot; the caller closes the descriptors.
     Borrow: TypeAlias = Callable[[], Sequence[int]]
@@ -43,21 +42,11 @@ class _NeedCgroups(Exception):
     """The fork server has no cgroup descriptors for another sandbox."""
 
 
-class Prewarmed:
-    """A sandbox that is mounted before it is asked for: its view, its layers, and how to drop them."""
-
-    def __init__(self, view_key: object, layers: OverlayDirs, drop: Callable[[], object]) -> None:
-        self.view_key, self.layers, self.drop = view_key, layers, drop
-
-
 class ForkReply:
-    """Reply of the fork server: the agent's socket, its home layer's name, the Prewarmed entry it used."""
+    """Reply of the fork server: the agent's socket, and its home layer's name."""
 
-    def __init__(
-        self, descriptors: list[int], layer: str, prewarmed: Prewarmed | None, *, waited: bool
-    ) -> None:
-        self.descriptors, self.layer, self.prewarmed = descriptors, layer, prewarmed
-        self._waited = waited
+    def __init__(self, descriptors: list[int], layer: str, *, waited: bool) -> None:
+        self.descriptors, self.layer, self._waited = descriptors, layer, waited
 
     @property
     def has_been_killed(self) -> bool:
@@ -80,8 +69,6 @@ class ForkReply:
     def close(self) -> None:
         """Let go of a sandbox that is not used."""
         close_all(self.descriptors)
-        if self.prewarmed is not None:
-            self.prewarmed.drop()
 
 
 class ForkServerClient:
@@ -89,22 +76,18 @@ class ForkServerClient:
 
     def __init__(self, config: records.ForkServerConfig) -> None:
         self.live = 0  # open sandboxes, counted by client.py
-        self.prewarmed: Prewarmed | None = None
-        self.taken = 0  # sandboxes taken so far
-        self.is_repeated = False  # whether the last two showed the same
-        self._last: object = None
         self._lock = threading.Lock()
         self._deaf = False
         before, around = scope.asked() if config.cgroup_fds else ((), {})
         self._socket, self._process = _start(records.encode(config), before, around)
-        self._ahead: PrewarmedCgroups | None = None
+        self._cgroups: PrewarmedCgroups | None = None
         try:
             self._socket.settimeout(_PATIENCE)
             if config.base >= 0:
                 self._set_up_as_root(config)
             self._expect(records.READY)
             if config.cgroup_fds:
-                self._ahead = _groups(config, self._process.pid)
+                self._cgroups = _groups(config, self._process.pid)
         except BaseException as error:
             self._process.kill()
             last_words = self._last_words()
@@ -114,22 +97,18 @@ class ForkServerClient:
             raise
 
     def take(
-        self,
-        request: records.SandboxRequest,
-        extra_fds: Sequence[int],
-        borrow: Borrow,
-        prewarmed: Prewarmed | None = None,
+        self, request: records.SandboxRequest, extra_fds: Sequence[int], borrow: Borrow
     ) -> ForkReply | None:
-        """Ask for a new sandbox, for trees of an open one, or for one to be `prewarmed`.
+        """Ask for a new sandbox, or for trees of an open one.
 
         `extra_fds` go with the request, see `SandboxRequest`; before them the descriptors that `borrow`
         opens, where they are needed. None when the host's mounts have changed since the fork server was
         started, or it has ended.
         """
         try:
-            if self._ahead is None or request.alone or request.ahead:
-                return self._take(request, extra_fds, borrow, prewarmed)
-            return self._take_with_groups(self._ahead, request, extra_fds, borrow)
+            if self._cgroups is None or request.alone:
+                return self._take(request, extra_fds, borrow)
+            return self._take_with_groups(self._cgroups, request, extra_fds, borrow)
         except OSError as error:
             if is_of_a_handler(error):
                 raise
@@ -139,93 +118,64 @@ class ForkServerClient:
 
     def _take_with_groups(
         self,
-        ahead: PrewarmedCgroups,
+        cgroups: PrewarmedCgroups,
         request: records.SandboxRequest,
         extra_fds: Sequence[int],
         borrow: Borrow,
     ) -> ForkReply | None:
         for again in (False, True):
-            cgroup_fds = ahead.cgroup_fds(again=again)
+            cgroup_fds = cgroups.cgroup_fds(again=again)
             try:
                 asked = request.replace(extra_fds=request.extra_fds + len(cgroup_fds))
                 found = self._take(asked, [*extra_fds, *cgroup_fds], borrow)
-                trash.in_background(ahead.restock)
+                trash.in_background(cgroups.restock)
                 return found
             except _NeedCgroups:
                 continue
             except LaunchFailed:
-                ahead.not_taken()
+                cgroups.not_taken()
                 raise
             finally:
                 close_all(cgroup_fds)
         raise LaunchFailed("the sandbox could not be made", why="its control groups were lost, twice")
 
     def _take(
-        self,
-        request: records.SandboxRequest,
-        extra_fds: Sequence[int],
-        borrow: Borrow,
-        prewarmed: Prewarmed | None = None,
+        self, request: records.SandboxRequest, extra_fds: Sequence[int], borrow: Borrow
     ) -> ForkReply | None:
-        expected = self.prewarmed
-        is_ready = expected is not None and expected.view_key == request.view_key and not request.ahead
-        answer, descriptors, kept = self._asked(request, extra_fds, () if is_ready else borrow(), prewarmed)
-        if answer == records.NEED_MOUNTS:  # the prewarmed sandbox is not ready yet
-            answer, descriptors, kept = self._asked(request, extra_fds, borrow(), prewarmed)
+        answer, descriptors = self._asked(request, extra_fds, borrow())
         if answer in (records.STALE, b""):
             return None
         if answer == records.NEED_CGROUPS:
             raise _NeedCgroups
-        count = 0 if request.alone or request.ahead else 1
-        is_given = answer[:1] in (records.TAKEN, records.MADE) or kept is not None
-        if not is_given or len(descriptors) != count:
+        is_given = answer[:1] in (records.TAKEN, records.MADE)
+        if not is_given or len(descriptors) != (0 if request.alone else 1):
             raise _failed(answer)
-        return ForkReply(descriptors, os.fsdecode(answer[1:]), kept, waited=answer[:1] != records.MADE)
+        return ForkReply(descriptors, os.fsdecode(answer[1:]), waited=answer[:1] != records.MADE)
 
     def _asked(
-        self,
-        request: records.SandboxRequest,
-        extra_fds: Sequence[int],
-        borrowed: Sequence[int],
-        prewarmed: Prewarmed | None,
-    ) -> tuple[bytes, list[int], Prewarmed | None]:
-        """The reply, its descriptors, and the Prewarmed entry it used; closes what is `borrowed`."""
+        self, request: records.SandboxRequest, extra_fds: Sequence[int], borrowed: Sequence[int]
+    ) -> tuple[bytes, list[int]]:
+        """The reply and its descriptors; closes what is `borrowed`."""
         try:
             with self._lock:
-                answer, descriptors = self._answer(request, [*borrowed, *extra_fds])
-                before = after = self.prewarmed
-                if request.view_key is not None and answer != records.NEED_MOUNTS:
-                    # The entry has been used, or never will be.
-                    after = self.prewarmed = prewarmed if answer == records.TAKEN else None
+                try:
+                    send(self._socket, records.encode(request), [*borrowed, *extra_fds])
+                    return receive(self._socket, _LONGEST_ANSWER)
+                except BaseException:
+                    # A late reply must not be taken for the reply to another request.
+                    self._deaf = True
+                    raise
         finally:
             close_all(borrowed)
-        kept = before if answer[:1] == records.PREPARED else None
-        if before is not None and before not in (kept, after):
-            before.drop()
-        return answer, descriptors, kept
-
-    def _answer(self, request: records.SandboxRequest, given: Sequence[int]) -> tuple[bytes, list[int]]:
-        try:
-            send(self._socket, records.encode(request), given)
-            return receive(self._socket, _LONGEST_ANSWER)
-        except BaseException:
-            # A late reply must not be taken for the reply to another request.
-            self._deaf = True
-            raise
-
-    def note(self, view_key: object) -> None:
-        """Count a sandbox that shows the view `view_key`."""
-        self.taken += 1
-        self.is_repeated, self._last = view_key is not None and view_key == self._last, view_key
 
     def groups_of(self, pid: int) -> SandboxCgroups | None:
         """The cgroups of a sandbox that was taken; `pid` is one of its processes on the host."""
-        return None if self._ahead is None else self._ahead.taken(pid)
+        return None if self._cgroups is None else self._cgroups.taken(pid)
 
     @property
     def ended(self) -> bool:
         """Whether it has ended, or must not be asked any more."""
-        without_groups = self._ahead is not None and self._ahead.gone
+        without_groups = self._cgroups is not None and self._cgroups.gone
         return self._deaf or without_groups or self._has_exited
 
     @property
@@ -240,15 +190,12 @@ class ForkServerClient:
     def hang_up(self) -> None:
         """Close our end after a fork: the parent process still has the socket."""
         self._socket.close()
-        if self._ahead is not None:
-            self._ahead.let_go()
+        if self._cgroups is not None:
+            self._cgroups.let_go()
 
     def close(self) -> None:
         """End it, and every sandbox of it."""
         self._socket.close()
-        if self.prewarmed is not None:
-            self.prewarmed.drop()
-            self.prewarmed = None
         import subprocess
 
         try:
@@ -256,8 +203,8 @@ class ForkServerClient:
         except subprocess.TimeoutExpired:
             self._process.kill()  # it does not listen, or was stopped
             self._process.wait()
-        if self._ahead is not None:
-            self._ahead.close()
+        if self._cgroups is not None:
+            self._cgroups.close()
 
     def _set_up_as_root(self, config: records.ForkServerConfig) -> None:
         """As root: write the id maps of the fork server, which has unused ids, and open its binds for it."""

@@ -18,12 +18,9 @@ from ..inside.agent import home_layers, verify
 from ..inside.parent import contents
 from ..ipc.descriptors import close_all, receive, send
 from ..ipc.forkserver_messages import (
-    GO,
     LONGEST,
     MADE,
     NEED_CGROUPS,
-    NEED_MOUNTS,
-    PREPARED,
     READY,
     REFUSED,
     STALE,
@@ -38,7 +35,6 @@ from ..linux.openat2 import open_beneath
 from ..mounts.shared_view import OLD_ROOT
 from . import template, workspace
 from .cloner import Cloner
-from .prewarm import prewarm_all
 from .spares import Spare, Spares, tell
 
 TYPE_CHECKING = False
@@ -66,8 +62,6 @@ def main(words: list[str]) -> NoReturn:
         template.make(config, socket)
         outside += verify.template()
         old_root = os.open(OLD_ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        doing = "while it was made ready for more"
-        prewarm_all(config, outside)
         gc.collect()
         gc.freeze()
         cloner = Cloner(config, outside)
@@ -122,27 +116,18 @@ class ForkServer:
                 self._refill()
 
     def _hand_out(self, message: bytes, borrowed: list[int]) -> None:
-        """Answer one request: for a sandbox, for trees of one, or for a prewarmed one."""
+        """Answer one request: for a sandbox, or for trees of one."""
         extra_fds: list[int] = []
         try:
             request = decode_request(message)
             while borrowed and len(extra_fds) < request.extra_fds:
                 extra_fds.insert(0, borrowed.pop())
-            prepared = self._prepared(request)
-            if prepared is None and request.workspace and not borrowed and self._config.base >= 0:
-                _answer(self._socket, NEED_MOUNTS)
-                return
             if not request.alone:
                 self._put_by(extra_fds)
-            if prepared is not None:
-                self._give(prepared, GO, extra_fds, PREPARED)
-                return
             for upper in (*filter(None, (request.upper,)), *(tree[1] for tree in request.trees)):
                 self._use(os.path.dirname(os.path.dirname(upper)))
             if request.alone:
                 self._send_trees(request, borrowed, extra_fds)
-            elif request.ahead:
-                self._prepare(request, message, borrowed)
             else:
                 self._give_one(request, message, borrowed, extra_fds)
         except ConnectionError:
@@ -163,12 +148,6 @@ class ForkServer:
             _pass_on(sockets, trees)
         finally:
             close_all(trees)
-        send(self._socket, TAKEN)
-
-    def _prepare(self, request: SandboxRequest, message: bytes, borrowed: list[int]) -> None:
-        self._spares.forget()
-        trees = workspace.take_all(request, self._old_root, borrowed)
-        self._spares.prepare(request.view_key, message, trees)
         send(self._socket, TAKEN)
 
     def _give_one(
@@ -196,30 +175,21 @@ class ForkServer:
         try:
             if is_late:
                 tell(spare.socket, message)
-            self._give(spare, TAKEN, [*trees, *extra_fds], MADE if is_late else TAKEN)
+            self._give(spare, [*trees, *extra_fds], MADE if is_late else TAKEN)
         finally:
             close_all(trees)
         if is_late:  # they are asked for faster than we make them: then without a pause
             self._refill()
 
-    def _give(self, spare: Spare, word: bytes, descriptors: list[int], answer: bytes) -> None:
+    def _give(self, spare: Spare, descriptors: list[int], answer: bytes) -> None:
         """Hand a spare over, with the last message that it waits for."""
         try:
-            tell(spare.socket, word, descriptors)
+            tell(spare.socket, TAKEN, descriptors)
             send(self._socket, answer + spare.layer, [spare.socket.fileno()])
         except BaseException:
             self._spares.discard(spare)
             raise
         spare.close()
-
-    def _prepared(self, request: SandboxRequest) -> Spare | None:
-        """The prewarmed spare for such a request, if there is one."""
-        if request.view_key is None or request.alone or request.ahead:
-            return None
-        found = self._spares.take(request.view_key)
-        if found is None:
-            self._spares.forget()  # something else is wanted now
-        return found
 
     def _tidy(self) -> None:
         """Clean up once the reply is sent."""
@@ -282,7 +252,6 @@ class ForkServer:
 
     def _begin_one(self) -> None:
         """No spare waits: ask for a clone while we go on, unless one is being made already."""
-        self._spares.forget()  # a prewarmed one for another workspace takes a spare's room
         if not self._coming:
             self._ask()
 

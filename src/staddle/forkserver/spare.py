@@ -30,7 +30,6 @@ from ..linux.syscalls import call
 from ..mounts.operations import Empty
 from ..mounts.rows import decoded
 from ..mounts.shared_view import CONTROL
-from .prewarm import prewarm_request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -122,7 +121,6 @@ def _live(
         agent.begin(socket, InDirectory(control, CONTROL.encode()), network)
         shell = agent.start_shell(config.bash, config.environment, b"/")
         agent.confirm()
-        prewarm_request()
         doing = "while its workspace was mounted"
         extra_fds = _await_workspace(socket, trees, lambda: os.write(shell[1][1], _THERE % config.directory))
         doing = "while its limits were put on"
@@ -163,7 +161,7 @@ def _await_workspace(socket: _socket.socket, trees: TreeMounts, there: Callable[
             os.close(fd)
         trees.tidy()
     there()
-    return _received(socket)[1] if request.ahead else given
+    return given
 
 
 def _received(socket: _socket.socket) -> tuple[bytes, list[int]]:

@@ -1,8 +1,4 @@
-"""The spares of a fork server: sandboxes that wait to be taken.
-
-One of them may be prewarmed: it has mounted a workspace already. A caller that opens one sandbox after
-the other for the same directory takes one that is ready but for its name.
-"""
+"""The spares of a fork server: sandboxes that wait to be taken."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import select
 
 from ..inside.agent import home_layers
 from ..ipc.descriptors import close_all, send
-from ..ipc.forkserver_messages import TAKEN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,16 +16,15 @@ if TYPE_CHECKING:
 
 
 class Spare:
-    """One that waits: the socket to it, its home layer, and the view that it shows already, if any.
+    """One that waits: the socket to it, and its home layer.
 
     `cgroup_fds` are for another one if it is not taken.
     """
 
-    __slots__ = ("cgroup_fds", "layer", "socket", "view_key")
+    __slots__ = ("cgroup_fds", "layer", "socket")
 
     def __init__(self, socket: _socket.socket, layer: bytes, cgroup_fds: Sequence[int] = ()) -> None:
         self.socket, self.layer, self.cgroup_fds = socket, layer, tuple(cgroup_fds)
-        self.view_key: object = None
 
     @property
     def has_failed(self) -> bool:
@@ -51,7 +45,6 @@ class Spares:
     def __init__(self, config: ForkServerConfig, give_back: Callable[[tuple[int, ...]], object]) -> None:
         self._config, self._give_back = config, give_back
         self._waiting: list[Spare] = []
-        self._wish: tuple[object, bytes, list[int]] | None = None  # for the next that has nothing to show
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -64,40 +57,15 @@ class Spares:
     def add(self, spare: Spare, *, first: bool = False) -> None:
         """Add one; at the front with `first`, if it was taken before and not used."""
         self._waiting.insert(0 if first else len(self._waiting), spare)
-        self._fulfil()
 
-    def take(self, view_key: object = None) -> Spare | None:
-        """Remove and return one that shows this view already; None for one that shows nothing yet."""
-        for spare in [spare for spare in self._waiting if spare.view_key == view_key]:
-            self._waiting.remove(spare)
+    def take(self) -> Spare | None:
+        """Remove and return one that waits; None if there is none."""
+        while self._waiting:
+            spare = self._waiting.pop(0)
             if not spare.has_failed:
                 return spare
             self.discard(spare)  # something went wrong, and that may be over
         return None
-
-    def prepare(self, view_key: object, message: bytes, trees: Sequence[int]) -> None:
-        """Prewarm one: have it mount `trees`, which are ours from now on, as the request `message` says."""
-        self._wish = (view_key, message, list(trees))
-        self._fulfil()
-
-    def forget(self) -> None:
-        """Discard the prewarmed one: another view is wanted now."""
-        if self._wish is not None:
-            close_all(self._wish[2])
-            self._wish = None
-        for spare in [spare for spare in self._waiting if spare.view_key is not None]:
-            self._waiting.remove(spare)
-            self.discard(spare)
-
-    def _fulfil(self) -> None:
-        """Give the wish to a spare that shows nothing yet, if there are both."""
-        if self._wish is None or (spare := self.take()) is None:
-            return
-        (spare.view_key, message, trees), self._wish = self._wish, None
-        tell(spare.socket, message)
-        tell(spare.socket, TAKEN, trees)
-        close_all(trees)
-        self._waiting.append(spare)
 
     def discard(self, spare: Spare) -> None:
         """End one that will not be taken, and remove its home layer."""

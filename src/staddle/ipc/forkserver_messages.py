@@ -17,18 +17,14 @@ if TYPE_CHECKING:
 READY = b"r"
 #: A sandbox, with its agent's socket, and after the letter the name of its home layer. Or: trees were sent.
 TAKEN = b"t"
-#: As TAKEN, and the sandbox was prewarmed: it shows other layers than those that were asked for.
-PREPARED = b"p"
 #: As TAKEN, but it was cloned for this request: it did not wait as a spare.
 MADE = b"m"
 #: It cannot be had here, because the host's mounts have changed; a new fork server may have it.
 STALE = b"s"
 #: It cannot be had; a sentence follows.
 REFUSED = b"x"
-#: The request has to be repeated: with cgroup descriptors; with the workspace, opened by root.
-NEED_CGROUPS, NEED_MOUNTS = b"w", b"l"
-#: To a prewarmed sandbox: it is taken now.
-GO = b"g"
+#: The request has to be repeated, with cgroup descriptors.
+NEED_CGROUPS = b"w"
 #: While root's fork server starts. From it: write my id maps. To it: they are written.
 MAP, MAPPED = b"map", b"mapped"
 #: As long as a message may be, and as many descriptors as may come with one.
@@ -60,7 +56,7 @@ class ForkServerConfig(Value):
     #: For every process: resource limits and the filter.
     rlimits: tuple[tuple[int, int, int], ...]
     filter: bytes
-    #: The shell that is started ahead, with its variables and where it starts.
+    #: The shell of a spare, with its variables and where it starts.
     bash: bytes
     environment: tuple[bytes, ...]
     directory: bytes
@@ -77,7 +73,7 @@ class ForkServerConfig(Value):
     cgroup_fds: int = 0
     #: Where the world is seen, the tree of layers that holds what can be written beside the workspace.
     places: tuple[bytes, ...] = ()
-    #: What is in it at first: a directory of the host, beside which each sandbox's layer is made ahead.
+    #: What is in it at first: a directory of the host, beside which each sandbox's layer is prewarmed.
     #: Empty: the world comes with the request, if there is one.
     skeleton: bytes = b""
 
@@ -110,20 +106,6 @@ class SandboxRequest(Value):
     #: Whether only the trees are asked for, that of the workspace first, for a sandbox that is there; a
     #: socket to its agent comes along.
     alone: int = 0
-    #: Identifies the state of the workspace, if nothing has been changed in its layers yet: a prewarmed
-    #: sandbox with the same fingerprint will do as well.
-    fingerprint: bytes = b""
-    #: Whether it is only to be prewarmed, for the next request with the same view.
-    ahead: int = 0
-
-    @property
-    def view_key(self) -> object:
-        """Equal for requests that one prewarmed sandbox serves; None for a request that none can."""
-        return (
-            (self.workspace, self.device, self.inode, self.view, self.fingerprint)
-            if self.fingerprint
-            else None
-        )
 
     def operations(self) -> tuple[Operation, ...]:
         """The operations of `view`, or Malformed."""

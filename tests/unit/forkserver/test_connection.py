@@ -20,7 +20,7 @@ def line() -> tuple[_socket.socket, int]:
 def test_one_that_has_said_something_lives(line: tuple[_socket.socket, int]) -> None:
     theirs, ours = line
     theirs.send(b"here I am")
-    found = ForkReply([ours], "", None, waited=True)
+    found = ForkReply([ours], "", waited=True)
     assert not found.has_been_killed
     assert os.read(ours, 100) == b"here I am", "it is still there to be heard"
     found.close()
@@ -30,14 +30,14 @@ def test_one_that_has_said_something_lives(line: tuple[_socket.socket, int]) -> 
 def test_one_that_has_ended_without_a_word_was_killed(line: tuple[_socket.socket, int]) -> None:
     theirs, ours = line
     theirs.close()
-    found = ForkReply([ours], "", None, waited=True)
+    found = ForkReply([ours], "", waited=True)
     assert found.has_been_killed
     found.close()
 
 
 def test_one_that_was_just_made_is_not_waited_for(line: tuple[_socket.socket, int]) -> None:
     theirs, ours = line
-    found = ForkReply([ours], "", None, waited=False)
+    found = ForkReply([ours], "", waited=False)
     assert not found.has_been_killed
     found.close()
     theirs.close()

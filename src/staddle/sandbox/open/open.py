@@ -127,7 +127,6 @@ def _spawn(
             plan,
             bash,
             layers.mounted() if layers else None,
-            fingerprint=layers.fingerprint() if layers else b"",
             home=layers.home(*client.home_tree_of(plan, bash)) if layers else None,
             trees=layers.system() if layers else None,
             extra_fds=limits.extra_fds() if limits else (),
@@ -172,8 +171,8 @@ def _spawn(
             wake(shell.control)
             trash.in_background(identify)
         finally:
-            if layers:  # not sooner: it may have been in the making
-                layers.adopt(taken)
+            if layers and taken.layer:  # not sooner: it may have been in the making
+                layers.adopt_home(taken.layer)
         if limits and (group := taken.groups_of(shell.host_pid)):
             limits.hold(group)
         network.attach(agent)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
 from ...errors import LayerError
 from ...forkserver.client import HomeTree, mounter
-from ...forkserver.requests import OverlayDirs
 from ...inside.agent.mount_swap import HOME_TREE
 from ...layers import trash
 from ...layers.baseline import Baseline
@@ -22,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from ...forkserver.client import SandboxProcess
+    from ...forkserver.requests import OverlayDirs
     from ...layers.changes import Change
     from ...layers.stack import LayerSnapshot
     from ...layers.store import Store
@@ -43,7 +41,7 @@ class OverlayWorkspace(SandboxWorkspace):
         if trees is None:
             store = store_for(directory)
             place = directory or empty_directory(store)
-            self._start(place, Stack.new(store, [place]), baseline, fresh=True)
+            self._start(place, Stack.new(store, [place]), baseline)
             return
         workspace = trees[WORKSPACE_PATH]
         self._start(directory or empty_directory(workspace.store), workspace.shallow().stack(), baseline)
@@ -55,13 +53,11 @@ class OverlayWorkspace(SandboxWorkspace):
             self.close()
             raise
 
-    def _start(self, directory: str, stack: Stack, baseline: Baseline | None, *, fresh: bool = False) -> None:
+    def _start(self, directory: str, stack: Stack, baseline: Baseline | None) -> None:
         self.directory = directory
         self.trees = {WORKSPACE_PATH: LayeredTree(WORKSPACE_PATH, (WORKSPACE_PATH,), stack)}
         self.baseline = baseline or Baseline()
-        self._is_fresh = fresh
-        if not fresh:  # else when it is mounted
-            self._begin_watch()
+        self._begin_watch()
 
     @property
     def stand_in(self) -> str | None:
@@ -88,13 +84,6 @@ class OverlayWorkspace(SandboxWorkspace):
         """The directories to be mounted for the workspace."""
         return overlay_dirs(WORKSPACE_PATH, self.stack)
 
-    def fingerprint(self) -> bytes:
-        """Mode, owner and time of the directory, which a workspace mounted ahead must have taken over.
-
-        Empty when there are changes in its layers already.
-        """
-        return _fingerprint(self.directory) if self._is_fresh else b""
-
     def home(self, mount_points: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
         """The home tree to be mounted: as it is, or a fresh one over the home layer with `operations`."""
         if not mount_points:
@@ -116,23 +105,8 @@ class OverlayWorkspace(SandboxWorkspace):
             if root not in (WORKSPACE_PATH, HOME_TREE)
         }
 
-    def adopt(self, taken: SandboxProcess) -> None:
-        """Take over the layers that the fork server made ahead, if it has given out a sandbox with some."""
-        workspace = self.trees[WORKSPACE_PATH]
-        if taken.instead is not None:
-            before = workspace.stack
-            trash.in_background(before.close)
-            name = os.path.basename(os.path.dirname(taken.instead.upper))
-            workspace.stack = Stack(before.store, before.bases, (), before.store.adopted(name))
-        if self._is_fresh:
-            self._begin_watch()
-            if taken.is_usual:
-                trash.in_background(partial(_prewarm_next, taken, self.stack))
-            self._is_fresh = False
-        if taken.layer:
-            self._adopt_home(taken.layer)
-
-    def _adopt_home(self, layer: str) -> None:
+    def adopt_home(self, layer: str) -> None:
+        """Take over the home layer that the fork server has prewarmed, by its name."""
         mount_points, skeleton = self._fresh_home
         store = self.stack.store
         fresh = Stack(store, [skeleton or ""], (), store.adopted(layer))
@@ -279,28 +253,3 @@ def _squash(stack: Stack) -> None:
         stack.squash(trash.rest)
     except (OSError, LayerError):
         pass  # it was closed meanwhile, or there is no room: it stays as it is
-
-
-# ---------------------------------------------------------------- prewarming
-
-
-def _fingerprint(directory: str) -> bytes:
-    status = os.stat(directory)
-    return b"%d %d %d %d" % (status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns)
-
-
-def _prewarm_next(taken: SandboxProcess, stack: Stack) -> None:
-    """Have the fork server mount the next sandbox for the same directory ahead. Never raises."""
-    place = stack.bases[0]
-    if not taken.is_usual:
-        return
-    try:
-        found = _fingerprint(place)
-        layer = stack.store.layer(like=place).hold()
-        if found == _fingerprint(place):
-            taken.make_next(OverlayDirs(layer.upper, layer.work), found, layer.drop)
-        else:
-            layer.drop()
-        stack.store.prewarm()  # in place of that one
-    except (OSError, LayerError):
-        pass  # the sandbox that would have used it says what is wrong

@@ -1,0 +1,132 @@
+"""Sandboxes that are opened one after the other for the same directory: each is made of a spare."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from staddle import Identity, Policy, Reason, Sandbox
+from staddle.forkserver import client
+from staddle.layers import trash
+from staddle.sandbox.workspace import stores
+from tests.support.waiting import until
+
+
+def take(place: Path | None, said: str = "true", **options: object) -> str:
+    with Sandbox(place, backend="namespaces", **options) as sb:  # type: ignore[arg-type]
+        return sb.run(said).stdout
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory for which sandboxes were opened before."""
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "sub").mkdir()
+    for _ in range(3):
+        take(tmp_path)
+    return tmp_path
+
+
+def test_it_shows_the_directory_as_it_is_now(place: Path) -> None:
+    with open(place / "file", "r+") as file:
+        file.write("new and longer")
+    (place / "sub" / "later").write_text("x")
+    assert take(place, "cat file; ls sub") == "new and longerlater\n"
+    place.chmod(0o750)
+    assert take(place, "stat -c %a /workspace") == "750\n"
+
+
+def test_another_directory_of_that_name_is_another_one(place: Path) -> None:
+    status = place.stat()
+    place.rename(place.with_name("away"))
+    place.mkdir()
+    place.chmod(status.st_mode & 0o777)
+    os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert take(place, "ls") == ""
+
+
+def test_who_wants_something_else_gets_it(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (other / "here").touch()
+    assert take(other, "ls") == "here\n"
+    assert take(place, "touch x; ls", mode="bind") == "file\nsub\nx\n"
+    assert take(place, "id -u", identity=Identity(uid=0)) == "0\n"
+    assert take(None, "ls -A; pwd") == "/workspace\n"
+
+
+def test_what_is_denied_and_comes_later_is_hidden(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    policy = Policy.agent().with_deny(tmp_path / "sub" / "secret")
+    for _ in range(3):
+        take(tmp_path, policy=policy)
+    (tmp_path / "sub" / "secret").write_text("hush")  # the directory itself looks as before
+    assert "hush" not in take(tmp_path, "cat sub/secret; cat sub/*", policy=policy)
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", 'quo"te', "new\nline", "é文", "\udcff"])
+def test_a_directory_may_have_any_name(name: str, tmp_path: Path) -> None:
+    place = tmp_path / name
+    place.mkdir()
+    (place / "file").write_text("here")
+    for _ in range(3):
+        assert take(place, "cat file; echo new > new") == "here"
+    assert sorted(os.listdir(place)) == ["file"]
+
+
+def test_limits_are_put_on_it(tmp_path: Path) -> None:
+    policy = Policy.agent().with_limits(processes=20, memory=200 << 20, disk=1 << 20)
+    for _ in range(3):
+        take(tmp_path, policy=policy)
+    with Sandbox(tmp_path, policy, backend="namespaces") as sb:
+        assert sb.run("cat /dev/zero > big", timeout=20).reason is Reason.disk
+        sb.run("rm -f big; for i in {1..40}; do sleep 5 & done", timeout=10)
+        assert int(sb.run("jobs -pr | wc -l").stdout) < 20
+
+
+def test_when_all_spares_were_killed_another_one_is_made(place: Path) -> None:
+    # As when memory is needed.
+    servers = [server for server in client._servers.values() if not server.ended]
+    spares = [
+        pid for server in servers for cloner in _children(server._process.pid) for pid in _children(cloner)
+    ]
+    assert spares
+    for pid in spares:
+        os.kill(pid, signal.SIGKILL)
+    assert take(place, "cat file") == "old"
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_many_at_once_have_each_their_own(place: Path) -> None:
+    said: list[str] = []
+
+    def work(number: int) -> None:
+        for turn in range(5):
+            said.append(take(place, f"echo {number}.{turn} > mine; sleep 0.02; cat mine"))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(said) == sorted(f"{number}.{turn}\n" for number in range(4) for turn in range(5))
+    assert sorted(os.listdir(place)) == ["file", "sub"]
+
+
+def test_layers_that_nobody_uses_go(place: Path) -> None:
+    store = stores.store_for(str(place))
+
+    def count() -> int:
+        trash.wait()
+        return sum(name.isdigit() for name in os.listdir(store.path))
+
+    before = count()
+    for _ in range(8):
+        take(place)
+    assert until(lambda: count() <= before), os.listdir(store.path)
