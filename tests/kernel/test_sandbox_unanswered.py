@@ -17,7 +17,7 @@ import pytest
 from staddle import AsyncSandbox, Sandbox
 from staddle.errors import SandboxLost, StaddleError
 from staddle.ipc import agent_client
-from staddle.linux.procfs import parent_of
+from staddle.linux.process import parent_of
 from staddle.sandbox.aio.event_loop import in_thread
 from staddle.sandbox.open import via_backend
 from staddle.shell import bash_process, shell

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..display import shown
 from ..enforcement import Step
+from ..mounts.host import needs_translation
 from ..mounts.operations import Bind
-from ..mounts.owners import needs_translation
 from .exec_spec import needed, rlimits
 
 TYPE_CHECKING = False

@@ -40,7 +40,7 @@ def of_a_fresh_root(
             documented=True,
         )
     if unprivileged_uid is not None:
-        from ..mounts.owners import unwritable_grants
+        from ..mounts.host import unwritable_grants
 
         for error in unwritable_grants(layout.operations, unprivileged_uid):
             yield Gap("write", f"{error.what}: {error.why}", error.fix)

@@ -19,7 +19,7 @@ from ..ipc.network_spec import encoded as encoded_network
 from ..linux import idmaps, landlock
 from ..linux.seccomp import program
 from ..mounts import rows, shared_view
-from ..mounts.layouts import entry_of
+from ..mounts.from_plan import entry_of
 from ..mounts.operations import Bind
 from ..network.namespace.from_policy import network_spec
 from ..policy.paths import WORKSPACE_PATH
@@ -281,7 +281,7 @@ def _config(plan: Plan, shared: shared_view.SharedView, bash: str) -> records.Fo
     from ..backends.namespaces.launching import scopes
     from ..limits import cpu_affinity
     from ..limits.fallback import stand_ins
-    from ..mounts.sizes import sized
+    from ..mounts.operations import sized
 
     base, count = _ids() if os.geteuid() == 0 else (-1, 1)
     who = plan.identity

@@ -13,8 +13,8 @@ from ..ipc.status import CONFINEMENT, NotStarted
 from ..linux import mounts
 from ..linux.syscalls import call
 from ..mounts.builder import Builder, place_for
+from ..mounts.host import needs_translation
 from ..mounts.operations import Bind
-from ..mounts.owners import needs_translation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

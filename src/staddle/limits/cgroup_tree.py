@@ -12,7 +12,7 @@ import os
 
 from ..errors import LaunchFailed
 from ..linux import cgroups
-from ..linux.procfs import start_time
+from ..linux.process import start_time
 from .sandbox_cgroups import SandboxCgroups, removed
 
 TYPE_CHECKING = False

@@ -10,7 +10,7 @@ import os
 import stat
 
 from .._value import Value
-from ..mounts.sizes import inodes
+from ..mounts.operations import inodes
 
 
 class DiskUsage(Value):

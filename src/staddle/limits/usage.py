@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from .._value import Value
-from ..linux.procfs import split_stat
+from ..linux.process import split_stat
 from . import cgroup_files
 
 TYPE_CHECKING = False

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from .process import SIGKILL, pidfd_open, pidfd_send_signal
-from .procfs import STARTED, parent_of, stat_fields
+from .process import SIGKILL, STARTED, parent_of, pidfd_open, pidfd_send_signal, stat_fields
 
 _SIGSTOP, _SIGCONT = 19, 18
 _STOPPED, _ZOMBIE = [b"T"], [b"Z"]

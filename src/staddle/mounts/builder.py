@@ -22,10 +22,20 @@ from ..errors import LaunchFailed
 from ..linux import mounts
 from ..linux.fileio import write_all
 from ..linux.openat2 import open_beneath
-from .host import open_named
-from .operations import Bind, Devices, Directory, Empty, File, Mask, Overlay, ProcMount, Seal, Symlink
-from .owners import needs_translation, translate, unwritable
-from .sizes import tmpfs_options
+from .host import needs_translation, open_named, translate, unwritable
+from .operations import (
+    Bind,
+    Devices,
+    Directory,
+    Empty,
+    File,
+    Mask,
+    Overlay,
+    ProcMount,
+    Seal,
+    Symlink,
+    tmpfs_options,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -60,7 +60,7 @@ def _operations(change: Callable[[Any], list[Any]]) -> Patch:
     def off() -> None:
         from staddle import backends
         from staddle.backends import bwrap
-        from staddle.mounts import from_plan, layouts
+        from staddle.mounts import from_plan
 
         original = from_plan.lay_out
 
@@ -70,7 +70,7 @@ def _operations(change: Callable[[Any], list[Any]]) -> Patch:
             assert tuple(changed) != made.operations, "this switch takes nothing away any more"
             return made.replace(operations=tuple(changed))
 
-        bwrap.lay_out = from_plan.lay_out = layouts.lay_out = lay_out
+        bwrap.lay_out = from_plan.lay_out = from_plan.lay_out = lay_out
         backends._made.clear()
         _trust_bwrap()
 

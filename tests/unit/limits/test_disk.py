@@ -9,7 +9,7 @@ import pytest
 
 from staddle.limits import disk
 from staddle.limits.disk import DiskUsage
-from staddle.mounts.sizes import tmpfs_options
+from staddle.mounts.operations import tmpfs_options
 
 
 def test_options_of_a_file_system_that_holds_no_more() -> None:

@@ -23,9 +23,8 @@ from ...errors import BackendUnavailable, StaddleError
 from ...launch.contract import Launch
 from ...linux import programs
 from ...linux.userns import Obstacle
-from ...mounts.from_plan import lay_out
+from ...mounts.from_plan import forget, lay_out, layout_of
 from ...mounts.host import Host
-from ...mounts.layouts import forget, layout_of
 from ..unused_ids import unprivileged_uid
 from . import executable
 from .launching import Starter, launch

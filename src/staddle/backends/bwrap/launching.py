@@ -68,7 +68,7 @@ def is_staged(layout: Layout, unprivileged_uid: int | None) -> bool:
         return True  # bwrap would make an empty file of what has just gone
     if unprivileged_uid is None:
         return False
-    from ...mounts.owners import needs_translation
+    from ...mounts.host import needs_translation
 
     return any(needs_translation(op.outside, op.writable) for op in binds)
 

@@ -73,21 +73,21 @@ class Namespaces:
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
         """The gaps of `plan` here."""
-        from ...mounts.layouts import layout_of
+        from ...mounts.from_plan import layout_of
         from .description import gaps
 
         return tuple(gaps(plan, layout_of(plan), _who()))
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
         """Everything that is set up, in order."""
-        from ...mounts.layouts import layout_of
+        from ...mounts.from_plan import layout_of
         from .description import steps
 
         return tuple(steps(plan, layout_of(plan), _who()))
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
         """The helper that makes the sandbox and stands for the command."""
-        from ...mounts.layouts import forget, layout_of
+        from ...mounts.from_plan import forget, layout_of
         from .launching import launch
 
         layout = layout_of(plan)

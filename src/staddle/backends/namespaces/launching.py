@@ -83,7 +83,7 @@ def launch(plan: Plan, layout: Layout, unprivileged_uid: int | None, command: Se
 def _view(plan: Plan, layout: Layout) -> list[Operation]:
     if plan.limits.memory is None:
         return needed(layout)
-    from ...mounts.sizes import sized
+    from ...mounts.operations import sized
 
     return sized(plan.limits, needed(layout))
 

@@ -56,21 +56,21 @@ class Systemd:
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
         """The gaps of `plan` here."""
-        from ...mounts.layouts import layout_of
+        from ...mounts.from_plan import layout_of
         from .description import gaps
 
         return tuple(gaps(plan, layout_of(plan), self._manager()))
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
         """Everything that is set up, in order."""
-        from ...mounts.layouts import layout_of
+        from ...mounts.from_plan import layout_of
         from .description import steps
 
         return tuple(steps(plan, layout_of(plan), self._manager()))
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
         """The process that starts the unit and stands for it."""
-        from ...mounts.layouts import forget, layout_of
+        from ...mounts.from_plan import forget, layout_of
         from .launching import launch
 
         layout = layout_of(plan)

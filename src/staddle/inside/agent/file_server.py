@@ -21,7 +21,7 @@ from ...files.globs import Glob
 from ...ipc import file_messages
 from ...ipc.wire import Malformed
 from ...linux.openat2 import allow_steps, open_without_symlinks
-from ...linux.procfs import mount_id
+from ...linux.process import mount_id
 from . import tar
 
 TYPE_CHECKING = False

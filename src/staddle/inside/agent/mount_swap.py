@@ -13,7 +13,7 @@ import os
 
 from ...linux import mounts, overlay
 from ...linux.openat2 import open_beneath
-from ...linux.procfs import mount_id
+from ...linux.process import mount_id
 from ...mounts.builder import Builder
 from ...mounts.operations import Bind
 from ...mounts.shared_view import carried

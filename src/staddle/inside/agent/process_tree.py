@@ -20,7 +20,7 @@ import time
 
 from ...ipc.agent_messages import BRAKE, BRAKE_SIGNAL, HOLD, INTERRUPT, KILL, KILL_SHELL, TERMINATE, TIDY
 from ...linux import process
-from ...linux.procfs import stat_fields
+from ...linux.process import stat_fields
 from ...linux.syscalls import call
 from .shell_files import identity
 

@@ -25,7 +25,7 @@ _PACKAGES = (
     *("staddle.network", "staddle.network.namespace"),
 )
 _MODULES = (
-    *("staddle.linux.syscalls", "staddle.linux.process", "staddle.linux.fileio", "staddle.linux.procfs"),
+    *("staddle.linux.syscalls", "staddle.linux.process", "staddle.linux.fileio"),
     *("staddle.ipc.wire", "staddle.ipc.status"),
     *("staddle.inside.exec", "staddle.inside.attend"),
     *("staddle.ipc.descriptors", "staddle.ipc.agent_messages", "staddle.inside.agent.shell_files"),
@@ -39,7 +39,7 @@ _MODULES = (
 _FILE_SERVER_PACKAGES = (*_PACKAGES, "staddle.files")
 _FILE_SERVER_MODULES = (
     *("staddle._value", "staddle.errors", "staddle.linux.syscalls", "staddle.linux.openat2"),
-    *("staddle.linux.procfs", "staddle.linux.fileio"),
+    *("staddle.linux.process", "staddle.linux.fileio"),
     *("staddle.ipc.wire", "staddle.ipc.descriptors", "staddle.ipc.file_messages"),
     *("staddle.files.segments", "staddle.files.automaton", "staddle.files.globs"),
     *("staddle.files.beneath", "staddle.files.tar", "staddle.files.tree"),

@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import resource  # noqa: F401 - os.wait4 loads it, and where we are then no file of ours can be read
 
-from ...linux.process import pidfd_open
-from ...linux.procfs import split_stat
+from ...linux.process import pidfd_open, split_stat
 from . import process_tree
 
 TYPE_CHECKING = False

@@ -87,8 +87,8 @@ def load(program: bytes, flags: int = 0) -> int:
 
 def describe(profile: str, machine: str | None = None) -> tuple[RuleRow, ...]:
     """The rules of `profile` in words: calls, condition, answer, why."""
-    from .description import rows
+    from .rules import describe_rules
 
     machine = machine or syscalls.architecture()
     prebuilt_path(profile, machine)  # the same words for a name that means nothing
-    return rows(profile, machine)
+    return describe_rules(profile, machine)

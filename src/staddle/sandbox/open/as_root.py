@@ -102,7 +102,7 @@ def _check_owner(workspace: OverlayWorkspace, plan: Plan) -> None:
 def _bases(workspace: OverlayWorkspace, plan: Plan) -> dict[str, list[str]]:
     """The lower directories of each directory of the system, topmost first."""
     from ...forkserver.client import root_of
-    from ...mounts.layouts import layout_of
+    from ...mounts.from_plan import layout_of
     from ...packages.system_layer import mounted_below
 
     store = workspace.stack.store

@@ -78,7 +78,7 @@ def _idmappable(directory: str) -> bool:
     device = os.stat(directory).st_dev
     if device not in _IDMAPPABLE:
         from ...linux.idmaps import unused_ids_here
-        from ...mounts.owners import untranslatable
+        from ...mounts.host import untranslatable
 
         _IDMAPPABLE[device] = not untranslatable(directory, unused_ids_here()[0])
     return _IDMAPPABLE[device]

@@ -10,7 +10,8 @@ from ..._value import Value
 from ...errors import LaunchFailed, StaddleError
 from ...launch.view import find_program
 from ...layers import trash
-from ...linux import process_tree, procfs
+from ...linux import process_tree
+from ...linux.process import parent_of
 from ...policy import plan_cache
 from . import as_root
 from .decide import decide, has_limits, workspace_kind
@@ -143,7 +144,7 @@ def _spawn(
 
     def identify() -> None:
         """Note which process the agent is, while no caller waits: its socket is closed to end it, mostly."""
-        if not has_ended and shell is not None and (pid := procfs.parent_of(shell.host_pid)):
+        if not has_ended and shell is not None and (pid := parent_of(shell.host_pid)):
             first.append(process_tree.ProcessIdentity(pid))
 
     def kill() -> None:

@@ -68,7 +68,7 @@ def _can_be_shown(place: str) -> bool:
     if os.geteuid() != 0 or not os.path.isdir(place):
         return os.path.isdir(place)
     from ...linux.idmaps import unused_ids_here
-    from ...mounts.owners import untranslatable
+    from ...mounts.host import untranslatable
 
     return not untranslatable(place, unused_ids_here()[0])
 

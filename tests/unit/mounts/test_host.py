@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.mounts.owners import needs_translation
+from staddle.mounts.host import needs_translation
 
 
 @pytest.mark.parametrize(
