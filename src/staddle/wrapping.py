@@ -161,8 +161,8 @@ def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) 
     if chosen.name == "namespaces" and (limits.memory or limits.cpu or limits.processes):
         from .limits.enforced import (
             enforced_limits,  # who holds each is only looked up where it is not obvious
+            usable,
         )
-        from .limits.fallback import usable
 
         enforced = enforced.replace(limits=enforced_limits(limits, usable(), inside=True, layer="none")[0])
     return WrappedCommand(chosen.prepare(plan, command), plan, enforced)

@@ -12,7 +12,7 @@ from tests.support.in_a_child import python
 #: A first process in namespaces of its own, that starts others as a sandbox's does.
 ALONE = """
 import select, signal
-from staddle.limits import disk, fallback, memory_usage, oom_score, supervisor
+from staddle.limits import disk, enforced, process_attributes, supervisor
 from staddle.mounts import sizes
 from staddle.limits.cgroup_layout import CgroupFacts, decide
 from staddle.linux import mounts, process, process_tree as tree, userns
@@ -55,7 +55,7 @@ def start(work, limits=Limits()):
     try:
         call('unshare', userns.CLONE_NEWUSER)
         process.set_rlimits({number: (most, most) for _, number, most in
-                             fallback.rlimits(limits, decide(CgroupFacts(())))})
+                             enforced.rlimits(limits, decide(CgroupFacts(())))})
         work()
         os._exit(0)
     except BaseException as error:
@@ -105,7 +105,7 @@ os.waitpid(start(bomb, Limits(processes=50)), 0)
 def test_processes_that_enter_one_sandbox_count_together() -> None:
     said = alone("""
 limits = tuple((number, most, most) for _, number, most in
-               fallback.rlimits(Limits(processes=20), decide(CgroupFacts(()))))
+               enforced.rlimits(Limits(processes=20), decide(CgroupFacts(()))))
 confined = ProcessConfinement(1000, 1000, 0, limits, FILTER)
 confined.begin(())
 def enter(*argv):
@@ -195,11 +195,11 @@ def test_system_v_memory_counts() -> None:
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
 libc.shmat.restype = ctypes.c_void_p
-print(memory_usage.system_v())
+print(supervisor.system_v())
 shm = libc.shmget(0, ctypes.c_size_t(8 * MB), 0o1600)
 where = libc.shmat(shm, None, 0)
 ctypes.memset(where, 1, 8 * MB)
-print(memory_usage.system_v() // MB)
+print(supervisor.system_v() // MB)
 """)
     assert said == ["0", "8"]
 
@@ -297,7 +297,7 @@ def command():
     with open('/proc/self/oom_score_adj') as file: os.write(1, file.read().encode())
 pid = os.fork()
 if pid == 0:
-    oom_score.go_first()
+    process_attributes.go_first()
     call('unshare', userns.CLONE_NEWUSER)
     command()
     os._exit(0)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Limits
-from staddle.limits import cgroup_facts, cgroup_layout, host_cgroups
+from staddle.limits import cgroup_layout, host_cgroups
 from staddle.limits.cgroup_tree import CgroupTree, tidy
 from staddle.limits.sandbox_cgroups import SandboxCgroups
 from staddle.limits.usage import GroupMeter, Usage
@@ -110,7 +110,7 @@ def test_without_the_limit_the_same_bomb_goes_off() -> None:
 )
 def test_more_memory_than_the_limit_is_the_end_of_who_takes_it(hog: str) -> None:
     code = f"""
-    from staddle.limits.oom_score import go_first
+    from staddle.limits.process_attributes import go_first
     pid = os.fork()
     if pid == 0:
         go_first()
@@ -173,7 +173,7 @@ def test_nothing_survives_being_killed(how: str) -> None:
     print('ready', flush=True)
     time.sleep(60)
     """
-    facts = cgroup_facts.observe()
+    facts = host_cgroups.observe()
     if how == "first version":
         facts = facts.replace(hierarchies=tuple(item for item in facts.hierarchies if item.version == 1))
     whole = CgroupTree(cgroup_layout.decide(facts))
@@ -194,7 +194,7 @@ def test_nothing_survives_being_killed(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["unified", "first version"])
 def test_a_frozen_group_stands_still_and_goes_on(how: str) -> None:
-    facts = cgroup_facts.observe()
+    facts = host_cgroups.observe()
     if how == "first version":
         facts = facts.replace(hierarchies=tuple(item for item in facts.hierarchies if item.version == 1))
     whole = CgroupTree(cgroup_layout.decide(facts))
@@ -324,9 +324,9 @@ def test_when_the_program_is_killed_its_groups_go() -> None:
     code = f"""
 import sys, time; sys.path.insert(0, {str(SRC)!r})
 from staddle import Limits
-from staddle.limits import cgroup_facts, cgroup_layout
+from staddle.limits import cgroup_layout, host_cgroups
 from staddle.limits.cgroup_tree import CgroupTree
-tree = CgroupTree(cgroup_layout.decide(cgroup_facts.observe()))
+tree = CgroupTree(cgroup_layout.decide(host_cgroups.observe()))
 group = tree.group(Limits(memory="64M"))
 print(*tree._own.values(), flush=True)
 time.sleep(60)

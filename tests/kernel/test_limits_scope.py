@@ -17,7 +17,7 @@ import json, os, sys, time
 sys.path.insert(0, {SOURCE_INSIDE!r})
 from staddle import Policy, Sandbox
 from staddle.errors import LaunchFailed
-from staddle.limits import cgroup_facts, host_cgroups, scope
+from staddle.limits import host_cgroups, scope
 from staddle.limits.cgroup_layout import CgroupParent, CgroupSupport, decide
 from staddle.forkserver import client
 
@@ -31,7 +31,7 @@ def ours():
             for name in names if name.startswith(f'staddle-{{os.getpid()}}-')]
 
 seen = {{}}
-facts = cgroup_facts.observe()
+facts = host_cgroups.observe()
 seen['unasked'] = decide(facts).scope
 parent = CgroupParent(2, '', frozenset(), given=True)
 host_cgroups._known[os.getpid(), os.geteuid()] = CgroupSupport((parent,), facts.manager)

@@ -16,7 +16,7 @@ import pytest
 from staddle import Policy, Reason, Sandbox
 from staddle.forkserver import client
 from staddle.layers import trash
-from staddle.limits.fallback import usable
+from staddle.limits.enforced import usable
 from staddle.sandbox.spawn import spawn
 from tests.support.limited import leftovers, no_groups_left  # noqa: F401 - a fixture for all
 from tests.support.waiting import until

@@ -18,7 +18,7 @@ import pytest
 
 from staddle import AsyncSandbox, Policy, Reason, Sandbox
 from staddle.errors import CommandFailed, LaunchFailed, PolicyNotEnforceable, SandboxClosed
-from staddle.limits.fallback import usable
+from staddle.limits.enforced import usable
 from staddle.limits.usage import Usage
 from tests.support.in_a_child import SRC
 from tests.support.limited import HIDDEN, groups_in_use, leftovers, no_groups_left  # noqa: F401 - a fixture for all

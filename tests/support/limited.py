@@ -15,7 +15,7 @@ import pytest
 from staddle import Limits
 from staddle.forkserver import client
 from staddle.layers import trash
-from staddle.limits import cgroup_facts, cgroup_layout, host_cgroups
+from staddle.limits import cgroup_layout, host_cgroups
 from staddle.limits.cgroup_tree import CgroupTree
 from staddle.limits.sandbox_cgroups import SandboxCgroups
 from tests.support.in_a_child import SRC
@@ -25,7 +25,7 @@ GROUPS = "/sys/fs/cgroup"
 
 def means() -> cgroup_layout.CgroupSupport:
     """What this machine has to hold limits with."""
-    return cgroup_layout.decide(cgroup_facts.observe())
+    return cgroup_layout.decide(host_cgroups.observe())
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..files.beneath import PendingFile
-from ..files.beneath_path import open_for_write, safe_mkdir_all, safe_remove
+from ..files.beneath import PendingFile, open_for_write, safe_mkdir_all, safe_remove
 from .interface import CommandResult, ExecutionEnvironment
 from .landlock_exec import probe_landlock, run_jail_exec, wrap_bash_command
 from .local import LocalEnvironment

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from .._value import Value
 from ..errors import CommandNotUnderstood, CommandRefused, PolicyError
-from ..files.segments import Segment
+from ..files.globs import Segment
 from ..policy.paths import several
 from . import shell_parser
 from .shell_parser import UNKNOWN

@@ -4,6 +4,9 @@ Everything here runs with our own rights in a tree that an agent can change whil
 it. So nothing is opened by a whole path twice, no link is followed, and what is written
 appears by a rename beside its name, in a directory that we hold open. The kernel refuses
 what leads out (openat2); its refusals become errors in `translated`, the one place for that.
+
+`open_for_write`, `safe_mkdir_all` and `safe_remove` take the name of an anchor, for code that holds no
+descriptor of it. The anchor itself is the caller's word and may be a link; nothing beneath it may.
 """
 
 from __future__ import annotations
@@ -322,3 +325,37 @@ def walk(
 
 def _is_plain(entry: os.DirEntry[str]) -> bool:
     return entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
+
+
+def open_for_write(anchor: AnyPath, rel_path: AnyPath, perm: int = 0o644) -> PendingFile:
+    """A file beneath `anchor` to write to; it takes its place, whole, when it is closed."""
+    path = relative(rel_path)
+    root = _opened(anchor)
+    try:
+        return pending(root, path, perm)
+    finally:
+        os.close(root)
+
+
+def safe_mkdir_all(anchor: AnyPath, rel_dir: AnyPath, perm: int = 0o755) -> None:
+    """Make the directory `rel_dir` and what is missing above it, beneath `anchor`."""
+    path = relative(os.fsdecode(rel_dir).rstrip("/") or os.fsdecode(rel_dir))
+    root = _opened(anchor)
+    try:
+        os.close(make_directories(root, path, perm))
+    finally:
+        os.close(root)
+
+
+def safe_remove(anchor: AnyPath, rel_path: AnyPath) -> None:
+    """Remove a file beneath `anchor`; a link there is removed itself, never followed."""
+    path = relative(rel_path)
+    root = _opened(anchor)
+    try:
+        remove(root, path)
+    finally:
+        os.close(root)
+
+
+def _opened(anchor: AnyPath) -> int:
+    return os.open(anchor, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

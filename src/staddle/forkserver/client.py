@@ -279,8 +279,8 @@ def _views_of(plan: Plan, bash: str) -> _SharedViews:
 def _config(plan: Plan, shared: shared_view.SharedView, bash: str) -> records.ForkServerConfig:
     from ..backends.exec_spec import filter_profile, rlimits
     from ..backends.namespaces.launching import scopes
-    from ..limits import cpu_affinity
-    from ..limits.fallback import stand_ins
+    from ..limits import process_attributes
+    from ..limits.enforced import stand_ins
     from ..mounts.operations import sized
 
     base, count = _ids() if os.geteuid() == 0 else (-1, 1)
@@ -306,7 +306,7 @@ def _config(plan: Plan, shared: shared_view.SharedView, bash: str) -> records.Fo
         spares=_SPARES,
         memory=memory,
         processes=processes,
-        processors=cpu_affinity.count(plan.limits.cpu),
+        processors=process_attributes.cpu_count(plan.limits.cpu),
     )
 
 

@@ -21,7 +21,7 @@ from ..ipc import agent_messages
 from ..ipc.descriptors import receive, send
 from ..ipc.forkserver_messages import LONGEST, decode_request
 from ..ipc.reasons import reason
-from ..limits import cpu_affinity
+from ..limits import process_attributes
 from ..limits.limit_tally import LimitTally
 from ..limits.supervisor import Supervisor
 from ..linux import mounts, process, userns
@@ -105,7 +105,7 @@ def _live(
         config, trees, agent = template.config, template.trees, template.agent
         process.death_signal(process.SIGKILL)
         process.close_from(3, keep=(socket.fileno(), *cgroup_fds))
-        cpu_affinity.narrow(config.processors)
+        process_attributes.narrow_cpus(config.processors)
         doing = ""
         control = own_view.made(config, template.outside, layer)
         doing = "at a last look"

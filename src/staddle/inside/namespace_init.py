@@ -136,7 +136,7 @@ class _Work:
         self.watch = _watch(spec, self.operations)
         self.go_first: Callable[[], None] | None = None
         if spec.cgroup_fds or spec.memory:
-            from ..limits.oom_score import go_first  # while our files can be read
+            from ..limits.process_attributes import go_first  # while our files can be read
 
             self.go_first = go_first
         self.tally = () if self.watch is None else (spec.tally,)
@@ -180,9 +180,9 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
     if spec.cgroup_fds:  # before there is a namespace of groups: from inside, ours have no names
         cgroups.enter(spec.cgroup_fds)
     if spec.processors:
-        from ..limits import cpu_affinity  # while our files can be read
+        from ..limits import process_attributes  # while our files can be read
 
-        cpu_affinity.narrow(spec.processors)
+        process_attributes.narrow_cpus(spec.processors)
     call("unshare", mounts.CLONE_NEWNS | spec.namespaces)
     mounts.mount(None, "/", flags=mounts.MS_REC | mounts.MS_PRIVATE)
     call("sethostname", spec.host, len(spec.host))

@@ -40,7 +40,7 @@ def save(
 
     `progress` is called with the number of entries written.
     """
-    from ..files.beneath_path import open_for_write
+    from ..files.beneath import open_for_write
 
     directory, name = os.path.split(os.fspath(path))
     # Without a name until it is whole, where the file system can: a kill leaves nothing.

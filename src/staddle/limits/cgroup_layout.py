@@ -42,7 +42,7 @@ class Hierarchy(Value):
 
 
 class CgroupFacts(Value):
-    """The facts that `cgroup_facts.observe` collects.
+    """The facts that `host_cgroups.observe` collects.
 
     `manager` is the service manager that can be asked for a scope, empty where there is none,
     for the reason `no_manager`; `manageable` the controllers that it has to give.

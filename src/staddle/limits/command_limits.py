@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import struct
 
-from . import host_cgroups, reasons
-from .fallback import RLIMIT_NPROC, asked, rlimits, usable
+from . import host_cgroups, usage
+from .enforced import RLIMIT_NPROC, asked, rlimits, usable
 from .limit_tally import SIZE, TALLY
 from .usage import Events, GroupMeter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..policy.limits import Limits
-    from .reasons import RanInto
     from .sandbox_cgroups import SandboxCgroups
-    from .usage import Usage
+    from .usage import RanInto, Usage
 
 
 class CommandLimits:
@@ -51,7 +50,7 @@ class CommandLimits:
             told = os.pread(self.tally, SIZE, 0)
             ended, full, _ = struct.unpack(TALLY, told) if len(told) == SIZE else (0, 0, 0)
             events = Events(events.out_of_memory + ended, events.refused_processes + full)
-        return reasons.ran_into(self._limits, status, Events(), events)
+        return usage.ran_into(self._limits, status, Events(), events)
 
     def usage(self, wall: float) -> Usage | None:
         """The total usage, as far as the cgroups tell."""

@@ -12,7 +12,7 @@ import os
 
 from ..errors import LaunchFailed
 from ..linux import cgroups
-from . import cgroup_facts, host_cgroups
+from . import host_cgroups
 from .cgroup_layout import HOLDING, CgroupParent, CgroupSupport
 
 TYPE_CHECKING = False
@@ -52,7 +52,7 @@ def settle(pid: int, means: CgroupSupport, uid: int | None = None) -> CgroupSupp
     Run by the host program, which owns the scope: the user, or root. What `pid` has started by
     now is moved with it. LaunchFailed when it is in no scope of ours.
     """
-    hierarchy = next((item for item in cgroup_facts.observe(pid, uid).hierarchies if item.version == 2), None)
+    hierarchy = next((item for item in host_cgroups.observe(pid, uid).hierarchies if item.version == 2), None)
     if hierarchy is None or not hierarchy.own.endswith(".scope") or not hierarchy.writable:
         raise _refused(f"the process is in {hierarchy.own if hierarchy else 'no group'!r}")
     wanted = next((place.controllers for place in means.places if place.given), frozenset(HOLDING))

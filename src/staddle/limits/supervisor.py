@@ -2,6 +2,9 @@
 
 Run by the first process of the sandbox, which sees all others and is seen by none. It has no
 thread and never waits: its loop calls `turn`, and again after as many seconds as that says.
+
+Only memory of the sandbox alone counts: anonymous memory, files in memory, shared memory of both
+kinds, memory files that are only open. Programs and libraries are the host's pages.
 """
 
 from __future__ import annotations
@@ -10,12 +13,192 @@ import os
 
 from .._value import Value
 from ..linux import process, process_tree
-from . import memory_usage
-from .memory_usage import Sample
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+#: As many descriptors of one process as are looked at for memory files.
+_MOST_DESCRIPTORS = 4096
+
+
+class Sample(Value):
+    """A measurement: bytes by process, and bytes that all share (files in memory, shared memory).
+
+    Not `exact`: pages that processes share are counted for each of them, so that the truth is
+    no more than this.
+    """
+
+    processes: tuple[tuple[int, int], ...]
+    shared: int
+    exact: bool
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(memory for _, memory in self.processes) + self.shared
+
+
+def others() -> list[int]:
+    """Every process of this pid namespace but the one that asks."""
+    own = str(os.getpid())
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and name != own]
+
+
+def at_most(pids: Iterable[int], shared: int, enough: int) -> Sample:
+    """An upper bound, quickly: pages that were inherited by a fork count for parent and child.
+
+    If even with the pages of programs and libraries it is no more than `enough`, that will do;
+    else those are left out.
+    """
+    found, of_files = [], 0
+    for pid in pids:
+        words = _contents(f"/proc/{pid}/statm", 128).split()
+        if len(words) > 2 and (resident := int(words[1])):
+            found.append((pid, (resident - int(words[2])) * _PAGE))
+            of_files += int(words[2]) * _PAGE
+    sample = Sample(tuple(found), shared + of_files, exact=False)
+    if sample.total <= enough:
+        return sample
+    mapped = sum(_field(_contents(f"/proc/{pid}/status", 4096), b"RssShmem:") for pid, _ in found)
+    return Sample(tuple(found), max(shared, mapped), exact=False)
+
+
+def _field(text: bytes, name: bytes) -> int:
+    """Bytes that a line of a status says in kilobytes."""
+    _, found, rest = text.partition(b"\n" + name)
+    return int(rest.split(None, 1)[0]) << 10 if found else 0
+
+
+def exactly(pids: Iterable[int], shared: int) -> Sample:
+    """Each page once, shared out among those who have it.
+
+    Shared anonymous memory has no place where it could be counted but the processes that map it,
+    and these map files in memory as well. So the larger of both counts is taken.
+    """
+    found, mapped = [], 0
+    for pid in pids:
+        anonymous, shmem = _rolled_up(_contents(f"/proc/{pid}/smaps_rollup", 4096))
+        found.append((pid, anonymous))
+        mapped += shmem
+    return Sample(tuple(found), max(shared, mapped), exact=True)
+
+
+def _rolled_up(text: bytes) -> tuple[int, int]:
+    """Bytes of anonymous and of shared memory in the text of smaps_rollup."""
+    anonymous = shmem = 0
+    for line in text.splitlines():
+        name, _, value = line.partition(b":")
+        if name in (b"Pss_Anon", b"SwapPss"):
+            anonymous += int(value.split()[0]) << 10
+        elif name == b"Pss_Shmem":
+            shmem = int(value.split()[0]) << 10
+    return anonymous, shmem
+
+
+def threads(pids: Iterable[int]) -> int:
+    """The number of threads of these processes together, which the kernel counts as processes."""
+    count = 0
+    for pid in pids:
+        try:
+            count += os.stat(f"/proc/{pid}/task").st_nlink - 2
+        except OSError:
+            continue
+    return count
+
+
+def files_in_memory(places: Sequence[str]) -> int:
+    """Bytes that the file systems mounted at `places` keep in memory."""
+    total = 0
+    for place in places:
+        try:
+            status = os.statvfs(place)
+        except OSError:
+            continue
+        total += max(0, status.f_blocks - status.f_bfree) * status.f_frsize
+    return total
+
+
+def system_v() -> int:
+    """Bytes of System V shared memory in this IPC namespace."""
+    lines = _contents("/proc/sysvipc/shm", 1 << 20).splitlines()
+    if not lines or b"rss" not in (names := lines[0].split()):
+        return 0
+    columns = [names.index(name) for name in (b"rss", b"swap") if name in names]
+    return sum(int(words[column]) for line in lines[1:] if (words := line.split()) for column in columns)
+
+
+def memory_files(pids: Iterable[int], device: int) -> int:
+    """Bytes of files that have no name and are in memory: those of `device`, each once."""
+    found: dict[int, int] = {}
+    for pid in pids:
+        for status in _open_files(pid):
+            if status.st_dev == device:
+                found[status.st_ino] = status.st_blocks * 512
+    return sum(found.values())
+
+
+def _open_files(pid: int) -> Iterator[os.stat_result]:
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")[:_MOST_DESCRIPTORS]
+    except PermissionError:
+        yield from _open_files_by_number(pid)
+        return
+    except OSError:
+        return  # it has ended
+    for name in names:
+        try:
+            yield os.stat(f"/proc/{pid}/fd/{name}")
+        except OSError:
+            continue
+
+
+def _open_files_by_number(pid: int) -> Iterator[os.stat_result]:
+    """Open files of a process that is not dumpable: its /proc directory is root's, but we may enter it."""
+    try:
+        handle = process.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        _, _, rest = _contents(f"/proc/{pid}/status", 4096).partition(b"\nFDSize:")
+        for number in range(min(int(rest.split(None, 1)[0]) if rest else 0, _MOST_DESCRIPTORS)):
+            try:
+                copy = process.pidfd_getfd(handle, number)
+            except OSError:
+                continue
+            try:
+                yield os.fstat(copy)
+            finally:
+                os.close(copy)
+    finally:
+        os.close(handle)
+
+
+def device_of_memory_files() -> int:
+    """The device that files of memfd_create(2) are on; the same in the whole machine."""
+    fd = os.memfd_create("staddle", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
+
+
+def _contents(path: str, longest: int) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        data = b""
+        while len(data) < longest and (chunk := os.read(fd, longest - len(data))):
+            data += chunk
+        return data
+    except OSError:
+        return b""  # it has ended
+    finally:
+        os.close(fd)
+
 
 #: Looking for open memory files takes longer than all the rest: not more than this part of the time.
 _SHARE = 50
@@ -87,7 +270,7 @@ class Supervisor:
         self._memory, self._most_processes = memory, processes
         self._places, self._shells = tuple(places), shells
         self._cores = len(os.sched_getaffinity(0))
-        self._device = memory_usage.device_of_memory_files()
+        self._device = device_of_memory_files()
         self._unnamed, self._looked = 0, float("-inf")
         self._last: Sample | None = None
         self._still = 0
@@ -102,25 +285,21 @@ class Supervisor:
 
         `gone` processes that are to be counted have just ended.
         """
-        pids = memory_usage.others()
+        pids = others()
         seldom = _SELDOM
         if self._most_processes is not None:
-            count = memory_usage.threads(pids) + gone
+            count = threads(pids) + gone
             self.full = self.full or count >= self._most_processes
             if count * 2 > self._most_processes and not self.full:
                 seldom = _OFTEN
         if self._memory is None:
             return seldom
-        shared = (
-            memory_usage.files_in_memory(self._places)
-            + memory_usage.system_v()
-            + self._memory_files(pids, now)
-        )
-        sample = memory_usage.at_most(pids, shared, self._memory)
+        shared = files_in_memory(self._places) + system_v() + self._memory_files(pids, now)
+        sample = at_most(pids, shared, self._memory)
         resting = self._is_resting(sample)
         step = judge(sample, self._memory, self._shells(), self._cores, resting)
         if step.closer:
-            sample = memory_usage.exactly([pid for pid, _ in sample.processes], shared)
+            sample = exactly([pid for pid, _ in sample.processes], shared)
             step = judge(sample, self._memory, self._shells(), self._cores)
         self.seen = sample.total
         for pid in step.kill:
@@ -144,6 +323,6 @@ class Supervisor:
 
         if now >= self._looked:
             began = time.monotonic()
-            self._unnamed = memory_usage.memory_files(pids, self._device)
+            self._unnamed = memory_files(pids, self._device)
             self._looked = now + max(0.05, (time.monotonic() - began) * _SHARE)
         return self._unnamed

@@ -3,6 +3,10 @@
 With control groups the processors and the memory are their counts. Without them, and for all else,
 the shell's own lines in /proc say what it and all it has waited for used. Each is a read of two
 microseconds; more is looked up only for commands that did something.
+
+`ran_into` says from these counts which limit a command ran into. A limit is a reason only for a command
+that failed: one whose child was killed or could not be started, and that coped with it, has come to its
+own end.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from . import cgroup_files
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..ipc.agent_messages import UsageCounts
+    from ..policy.limits import Limits
     from .sandbox_cgroups import SandboxCgroups
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -229,3 +234,49 @@ def of_process(used: UsageCounts, wall: float) -> Usage:
     user, system, read, written, memory, count = (max(0, number) for number in used)  # it may say anything
     started = None if used[5] < 0 else count
     return Usage(wall, user / 1e6, system / 1e6, memory or None, read, written, started)
+
+
+_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+class RanInto(Value):
+    """The limit, by its name in `Reason`, and a sentence."""
+
+    limit: str
+    sentence: str
+
+
+def ran_into(
+    limits: Limits, exit_code: int, before: Events, after: Events, *, full: bool = False, ended: int = 0
+) -> RanInto | None:
+    """The limit that made a command fail, if one did.
+
+    `full`: too much is written, by the limit on that, or on memory where files are in it. `ended`:
+    how many processes a supervisor killed for their memory during it, where the kernel does not hold that.
+    """
+    if exit_code == 0:
+        return None
+    killed = after.out_of_memory - before.out_of_memory + ended
+    if killed > 0 and limits.memory is not None:
+        what = "a process was" if killed == 1 else f"{killed} processes were"
+        sentence = f"{what} killed: all together used more than {size(limits.memory)} of memory"
+        return RanInto("memory", f"{sentence} (limits.memory)")
+    if after.refused_processes > before.refused_processes and limits.processes is not None:
+        return RanInto(
+            "processes",
+            f"a process or thread could not be started: there were {limits.processes} (limits.processes)",
+        )
+    if full and limits.disk is not None:
+        return RanInto("disk", f"no room is left: {size(limits.disk)} are written (limits.disk)")
+    if full and limits.memory is not None:
+        sentence = f"no room is left: {size(limits.memory)} are written, which is in memory (limits.memory)"
+        return RanInto("memory", sentence)
+    return None
+
+
+def size(count: int) -> str:
+    """Bytes, as people say it."""
+    for unit, name in _UNITS:
+        if count >= unit:
+            return f"{count / unit:.4g} {name}"
+    return f"{count} bytes"

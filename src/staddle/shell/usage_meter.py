@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ..errors import StaddleError
-from ..limits import reasons
+from ..limits import usage
 from ..limits.usage import Events, ProcessMeter, Usage, in_the_end, of_process
 
 TYPE_CHECKING = False
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from ..ipc.agent_client import AgentClient
     from ..ipc.agent_messages import UsageCounts
-    from ..limits.reasons import RanInto
-    from ..limits.usage import GroupMeter, ProcSample
+    from ..limits.usage import GroupMeter, ProcSample, RanInto
     from ..policy.limits import Limits
     from .command import Outcome
 
@@ -188,7 +187,7 @@ class UsageMeter:
 
     def _ran_into(self, limits: MeteredLimits, code: int) -> RanInto | None:
         full = limits.filled > self._filled
-        return reasons.ran_into(limits.limits, code, self._before, self._events(), full=full)
+        return usage.ran_into(limits.limits, code, self._before, self._events(), full=full)
 
     def _refresh(self) -> bool:
         """Have the agent check its limits now, instead of at its next turn; False if it has ended."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.limits import cgroup_facts
+from staddle.limits import host_cgroups
 from staddle.limits.cgroup_layout import CgroupFacts, CgroupParent, CgroupSupport, Hierarchy, decide
 from staddle.limits.cgroup_tree import CgroupTree
 
@@ -164,21 +164,21 @@ def test_facts_are_read_from_the_machine(tmp_path: Path) -> None:
     expected = Hierarchy(
         2, frozenset({"memory", "pids"}), "/sys/fs/cgroup/a/b", writable=True, enabled=frozenset({"pids"})
     )
-    assert cgroup_facts.observe(root=str(tmp_path)) == CgroupFacts((expected,))
+    assert host_cgroups.observe(root=str(tmp_path)) == CgroupFacts((expected,))
 
 
 def test_of_two_mounts_of_one_hierarchy_the_upper_one_counts(tmp_path: Path) -> None:
     mounted = "30 23 0:26 / {} rw - cgroup cgroup rw,memory\n"
     machine(tmp_path, "4:memory:/x\n", mounted.format("/old") + mounted.format("/new"), {})
-    assert [item.own for item in cgroup_facts.observe(root=str(tmp_path)).hierarchies] == ["/new/x"]
+    assert [item.own for item in host_cgroups.observe(root=str(tmp_path)).hierarchies] == ["/new/x"]
 
 
 def test_a_machine_that_tells_nothing_has_nothing(tmp_path: Path) -> None:
-    assert cgroup_facts.observe(root=str(tmp_path)) == CgroupFacts(())
+    assert host_cgroups.observe(root=str(tmp_path)) == CgroupFacts(())
 
 
 def test_a_group_without_its_file_of_members_has_no_room_for_ours(tmp_path: Path) -> None:
-    assert not cgroup_facts.may_have_groups(str(tmp_path))
+    assert not host_cgroups.may_have_groups(str(tmp_path))
     (tmp_path / "cgroup.procs").write_text("")
-    assert cgroup_facts.may_have_groups(str(tmp_path))
-    assert not cgroup_facts.delegated(str(tmp_path)), "nobody has marked it"
+    assert host_cgroups.may_have_groups(str(tmp_path))
+    assert not host_cgroups.delegated(str(tmp_path)), "nobody has marked it"

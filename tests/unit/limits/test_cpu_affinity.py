@@ -8,20 +8,20 @@ import sys
 
 import pytest
 
-from staddle.limits import cpu_affinity
+from staddle.limits import process_attributes
 
 
 @pytest.mark.parametrize(
     ("cpu", "count"), [(None, 0), (0.1, 1), (1, 1), (1.0, 1), (1.5, 2), (2, 2), (63.01, 64)]
 )
 def test_a_limit_is_rounded_up(cpu: float | None, count: int) -> None:
-    assert cpu_affinity.count(cpu) == count
+    assert process_attributes.cpu_count(cpu) == count
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 10_000])
 def test_a_process_is_on_so_many(number: int) -> None:
     there = len(os.sched_getaffinity(0))
-    code = f"import os; from staddle.limits.cpu_affinity import narrow; narrow({number})"
+    code = f"import os; from staddle.limits.process_attributes import narrow_cpus; narrow_cpus({number})"
     code += "; print(len(os.sched_getaffinity(0)))"
     done = subprocess.run(
         [sys.executable, "-c", code],

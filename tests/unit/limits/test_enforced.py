@@ -6,8 +6,7 @@ import pytest
 
 from staddle import Limits
 from staddle.limits.cgroup_layout import CgroupFacts, CgroupParent, CgroupSupport, Hierarchy, decide
-from staddle.limits.enforced import enforced_limits
-from staddle.limits.fallback import RESERVE, RLIMIT_DATA, RLIMIT_NPROC, rlimits
+from staddle.limits.enforced import RESERVE, RLIMIT_DATA, RLIMIT_NPROC, enforced_limits, rlimits
 
 EVERYTHING = Limits(
     timeout=1,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from staddle import Limits
-from staddle.limits.reasons import ran_into, size
-from staddle.limits.usage import Events
+from staddle.limits.usage import Events, ran_into, size
 
 LIMITS = Limits(memory="100M", processes=64, disk="1G")
 NONE = Events()

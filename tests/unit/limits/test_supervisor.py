@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.limits.memory_usage import Sample
-from staddle.limits.supervisor import MemoryAction, judge
+from staddle.limits.supervisor import MemoryAction, Sample, judge
 
 MB = 1 << 20
 

@@ -51,8 +51,7 @@ def _groups(plan: Plan) -> Iterator[Step]:
     asked = {name: getattr(plan.limits, name) for name in ("memory", "cpu", "processes")}
     if not any(asked.values()):
         return
-    from ...limits.enforced import enforced_limits
-    from ...limits.fallback import usable
+    from ...limits.enforced import enforced_limits, usable
 
     for item in enforced_limits(plan.limits, usable(), inside=True, layer="none")[0]:
         if asked.get(item.limit):
@@ -73,7 +72,6 @@ def gaps(plan: Plan, layout: Layout, unprivileged_uid: int | None) -> Iterator[G
 def _limits(plan: Plan) -> Iterator[Gap]:
     if all(getattr(plan.limits, name) is None for name in common.NEED_MORE):
         return  # nothing is asked for: what this host has need not be looked up
-    from ...limits.enforced import enforced_limits
-    from ...limits.fallback import usable
+    from ...limits.enforced import enforced_limits, usable
 
     yield from enforced_limits(plan.limits, usable(), inside=True, layer="none")[1]

@@ -156,9 +156,9 @@ def spec(
 def _processors(plan: Plan) -> int:
     if plan.limits.cpu is None:
         return 0
-    from ...limits.cpu_affinity import count
+    from ...limits.process_attributes import cpu_count
 
-    return count(plan.limits.cpu)
+    return cpu_count(plan.limits.cpu)
 
 
 def namespaces(plan: Plan) -> tuple[str, ...]:

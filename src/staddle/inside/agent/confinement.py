@@ -11,7 +11,7 @@ import errno
 import os
 
 from ...ipc.exec_spec import ExecSpec
-from ...limits import oom_score
+from ...limits import process_attributes
 from ...linux import cgroups, process, userns
 from ...linux.syscalls import call
 from ..confine import become_command, confine
@@ -133,7 +133,7 @@ class ProcessConfinement:
     def _enter_groups(self) -> None:
         # While we still have the agent's rights, and nothing of the sandbox runs in us.
         if self._goes_first:
-            oom_score.go_first()
+            process_attributes.go_first()
         if self._cgroup_fds:
             cgroups.enter(self._cgroup_fds)
             call("unshare", userns.CLONE_NEWCGROUP)  # from inside, our group has no name

@@ -41,8 +41,7 @@ _FILE_SERVER_MODULES = (
     *("staddle._value", "staddle.errors", "staddle.linux.syscalls", "staddle.linux.openat2"),
     *("staddle.linux.process", "staddle.linux.fileio"),
     *("staddle.ipc.wire", "staddle.ipc.descriptors", "staddle.ipc.file_messages"),
-    *("staddle.files.segments", "staddle.files.automaton", "staddle.files.globs"),
-    *("staddle.files.beneath", "staddle.files.tar", "staddle.files.tree"),
+    *("staddle.files.globs", "staddle.files.beneath", "staddle.files.tar", "staddle.files.tree"),
     *("staddle.files.unpack", "staddle.inside.agent.tar", "staddle.inside.agent.file_server"),
 )
 

@@ -12,7 +12,7 @@ import os
 import struct
 
 from ...errors import LaunchFailed, StaddleError
-from ...limits import fallback, host_cgroups, reasons
+from ...limits import enforced, host_cgroups, usage
 from ...limits.limit_tally import PEAK, SIZE, TALLY
 from ...limits.usage import Events, GroupMeter, Usage
 
@@ -35,11 +35,11 @@ class SandboxLimits:
     def __init__(self, limits: Limits, workspace: SandboxWorkspace | None) -> None:
         """Make what holds `limits`. LaunchFailed when the host refuses. `workspace` takes the changes."""
         self.limits = limits
-        _, memory, processes = fallback.stand_ins(limits)
+        _, memory, processes = enforced.stand_ins(limits)
         self._disk_quota = _disk_quota(limits.disk, memory, workspace)
         self._tally = os.memfd_create("staddle", os.MFD_CLOEXEC) if memory or processes else -1
         #: Whether it is to have control groups.
-        self.grouped = fallback.asked(limits) and bool(host_cgroups.support().places)
+        self.grouped = enforced.asked(limits) and bool(host_cgroups.support().places)
         self._group: SandboxCgroups | None = None
         self._whole: GroupMeter | None = None
         self._peak = 0
@@ -105,7 +105,7 @@ class SandboxLimits:
     def too_little(self) -> str:
         """Why nothing can be run, if that is for the memory; else empty."""
         ended = 0 if self._whole is None else self._whole.events().out_of_memory
-        found = reasons.ran_into(self.limits, 1, Events(), Events(ended, 0))
+        found = usage.ran_into(self.limits, 1, Events(), Events(ended, 0))
         return "" if found is None else found.sentence
 
     def make_room(self, agent: AgentClient) -> None:
