@@ -6,8 +6,9 @@ import shutil
 import socket
 import time
 
+from staddle.linux.netlink import Netlink, local_route
 from tests.support.network_servers import echo, http_server, udp_echo
-from tests.support.network_world import OTHER, PRIVATE, PUBLIC, PUBLIC_V6, in_a_world, sandbox
+from tests.support.network_world import OTHER, OWN, OWN_V6, PRIVATE, PUBLIC, PUBLIC_V6, in_a_world, sandbox
 
 HOSTS = {
     "api.example.com": PUBLIC,
@@ -119,6 +120,51 @@ def test_a_name_does_not_lead_to_a_private_address() -> None:
         told = inside.attempts()
         assert {a.host for a in told if a.outcome == "refused"} == set(names)
         assert f"{PRIVATE}:80" in {a.allow for a in told}
+
+
+@in_a_world
+def test_a_name_does_not_lead_to_an_address_of_the_host() -> None:
+    """Services that listen on every address are not meant for a sandbox."""
+    for host in ("0.0.0.0", "::"):
+        echo(host, 2375)
+    own = socket.inet_pton(socket.AF_INET6, OWN_V6)
+    with Netlink() as kernel:  # a network of which every address is the host's, without having one
+        kernel.ask(local_route(own[:8] + bytes([1]) + bytes(7), 72))
+    routed = socket.inet_ntop(socket.AF_INET6, own[:8] + bytes([1]) + own[9:])
+    names = {
+        "a.example.com": OWN,
+        "b.example.com": OWN_V6,
+        "c.example.com": routed,
+        "d.example.com": f"::ffff:{OWN}",
+    }
+    for address in (OWN, OWN_V6, routed):
+        with socket.create_connection((address, 2375), 5) as control:
+            control.sendall(b"hello")
+            assert control.recv(5) == b"hello"
+    with sandbox(*(f"{name}:2375" for name in names), hosts=names) as inside:
+        for name in names:
+            assert inside.run("curl", "-sS", f"http://{name}:2375/")[0] in RESET, name
+        told = inside.attempts()
+        assert {a.host for a in told if a.outcome == "refused"} == set(names)
+        assert all("this machine" in a.why for a in told if a.outcome == "refused"), told
+        assert f"{OWN}:2375" in {a.allow for a in told}
+    with sandbox("a.example.com:2375", f"{OWN}:2375", hosts=names) as inside:
+        assert inside.python(RAW.format(host="a.example.com", port=2375, data=b"ping")) == "ping"
+
+
+@in_a_world
+def test_a_datagram_for_a_name_does_not_lead_to_an_address_of_the_host() -> None:
+    udp_echo("0.0.0.0", 53)
+    with sandbox("udp://a.example.com:53", hosts={"a.example.com": OWN}) as inside:
+        code = """
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(1)
+s.sendto(b"hello", (socket.gethostbyname("a.example.com"), 53))
+try: print(s.recv(10))
+except OSError as error: print(type(error).__name__)
+"""
+        assert inside.python(code) in ("TimeoutError", "ConnectionRefusedError")
+        assert {a.host for a in inside.attempts() if a.outcome == "refused"} == {"a.example.com"}
 
 
 @in_a_world

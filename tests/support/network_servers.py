@@ -19,7 +19,7 @@ def listening(host: str, port: int, serve: Callable[[socket.socket], None]) -> i
     """A TCP server that calls `serve` with every connection, one at a time in children of its own."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with at(host):
-        listener = socket.create_server((host, port), family=family, backlog=128)
+        listener = socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=False)
 
     def work() -> None:
         while True:

@@ -25,9 +25,10 @@ ROUTE, NETFILTER = 0, 12
 _AF_NETLINK = 16
 _REQUEST, _ACKNOWLEDGE, _REPLACE, _CREATE = 1, 4, 0x100, 0x400
 _ERROR = 2
-_NEW_LINK, _NEW_ADDRESS, _NEW_ROUTE = 16, 20, 24
+_NEW_LINK, _NEW_ADDRESS, _NEW_ROUTE, _GET_ROUTE = 16, 20, 24, 26
 _UP = 1
 _TABLE_LOCAL, _PROTOCOL_BOOT, _SCOPE_HOST, _TYPE_LOCAL = 255, 3, 254, 2
+_OWN_TYPES = (_TYPE_LOCAL, 3, 4)  # with RTN_BROADCAST, RTN_ANYCAST
 _NO_DUPLICATE_CHECK = 2  # IFA_F_NODAD
 _HEADER = struct.Struct("IHHII")  # struct nlmsghdr
 _ENOUGH = 65536
@@ -109,6 +110,17 @@ class Netlink:
                 answers -= 1
                 if error:
                     raise OSError(error, os.strerror(error))
+
+    def is_own(self, packed: bytes) -> bool:
+        """Whether packets to this address stay on this machine: one of its own, or a broadcast address.
+
+        Needs no capability. An address without a route is not an own one.
+        """
+        sent = struct.pack("BBBBBBBBI", _family(packed), 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
+        self._socket.send(message(_GET_ROUTE, 0, sent + attribute(1, packed)))  # RTA_DST
+        answer = self._socket.recv(_ENOUGH)
+        _, kind, _, _, _ = _HEADER.unpack_from(answer)
+        return kind == _NEW_ROUTE and answer[_HEADER.size + 7] in _OWN_TYPES
 
     def close(self) -> None:
         """Done with it."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
+
+from ...linux.netlink import Netlink
+from ...policy.addresses import embedded
 from ...policy.network import Network
 from ..rules import synthetic
 from ..rules.rules import resolved
@@ -13,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
 
-    from ..rules.rules import Verdict
+    from ..rules.rules import Protocol, Verdict
     from .approvals import Approvals
     from .dns_client import DnsClient
 
@@ -33,15 +37,20 @@ class GatewayContext:
         self.network = Network.deny()
         self.addresses = synthetic.Addresses(())
         self.budget = Budget()
-        self._answers: dict[tuple[str, str, int], Verdict] = {}
+        #: Opened before the gateway confines itself: it cannot make such a socket afterwards.
+        self._routes = Netlink()
+        self._answers: dict[tuple[str, str, int, Protocol, bool], Verdict] = {}
 
-    def resolved(self, name: str, address: str, port: int) -> Verdict:
-        """Whether this address may be dialled over TCP for a name."""
-        known = self._answers.get((name, address, port))
+    def resolved(self, name: str, address: str, port: int, protocol: Protocol = "tcp") -> Verdict:
+        """Whether this address may be dialled for a name."""
+        parsed = ipaddress.ip_address(address)
+        own = any(self._routes.is_own(each.packed) for each in (parsed, *embedded(parsed)))
+        key = (name, address, port, protocol, own)
+        known = self._answers.get(key)
         if known is None:
             if len(self._answers) >= MOST_DECISIONS:
                 self._answers.clear()
-            known = self._answers[name, address, port] = resolved(name, address, port, self.network)
+            known = self._answers[key] = resolved(name, address, port, self.network, protocol, own=own)
         return known
 
     def ended(self, connection: object) -> None:

@@ -133,7 +133,9 @@ class HttpProxy:
         refused: Verdict | None = None
         for _, _, _, _, where in socket.getaddrinfo(name, verdict.port, type=socket.SOCK_STREAM):
             address = str(where[0])
-            about = verdict if address == name else resolved(name, address, verdict.port, self._network)
+            about = verdict
+            if address != name:
+                about = resolved(name, address, verdict.port, self._network, own=_is_own(address))
             if not about.allowed:
                 refused = about
                 continue
@@ -254,6 +256,16 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
                 each.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
+
+
+def _is_own(address: str) -> bool:
+    """Whether it is an address of this machine: only those can be bound."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _is_address(name: str) -> bool:

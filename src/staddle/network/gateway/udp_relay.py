@@ -11,7 +11,7 @@ import _socket
 import struct
 
 from ..rules import synthetic
-from ..rules.rules import decide, resolved
+from ..rules.rules import decide
 from .loop import INPUT
 
 TYPE_CHECKING = False
@@ -106,10 +106,10 @@ class _UdpFlow:
 
     def found(self, addresses: tuple[str, ...], why: str) -> None:
         """The destination has these addresses: use the first that may be."""
-        verdict, network = self._verdict, self._context.network
+        verdict = self._verdict
         for address in addresses:
             if self._name is not None:
-                about = resolved(self._name, address, verdict.port, network, "udp")
+                about = self._context.resolved(self._name, address, verdict.port, "udp")
                 if not about.allowed:
                     self._context.events.about("refused", about)
                     continue

@@ -5,8 +5,8 @@
     may_ask("api.example.com", network)                  whether the name may be resolved at all
 
 A name that is allowed does not allow whatever address its owner puts behind it: private,
-loopback, link-local and metadata addresses are dialled only when the policy allows the
-address itself.
+loopback, link-local and metadata addresses, and those of this machine itself, are dialled only
+when the policy allows the address itself.
 """
 
 from __future__ import annotations
@@ -63,8 +63,14 @@ def decide(host: str, port: int, network: Network, protocol: Protocol = "tcp") -
     return Verdict(True, asked, port, protocol, str(allowing[0]))
 
 
-def resolved(name: str, address: str, port: int, network: Network, protocol: Protocol = "tcp") -> Verdict:
-    """Whether `address`, which a resolver gave for the allowed `name`, may be dialled in its place."""
+def resolved(
+    name: str, address: str, port: int, network: Network, protocol: Protocol = "tcp", *, own: bool = False
+) -> Verdict:
+    """Whether `address`, which a resolver gave for the allowed `name`, may be dialled in its place.
+
+    `own` says that it is an address of this machine: services that listen on all of its addresses are
+    behind that.
+    """
     try:
         asked = canonical(address)
     except PolicyError:
@@ -73,6 +79,8 @@ def resolved(name: str, address: str, port: int, network: Network, protocol: Pro
     if refusing is not None:
         return Verdict(False, name, port, protocol, f"it resolves to {asked}, refused by {refusing}")
     found = special_network(asked)
+    if found is None and own:
+        found = ipaddress.ip_network(asked), "an address of this machine"
     if found is None:
         return Verdict(True, name, port, protocol, "a public address")
     # 0.0.0.0/0 is not meant to hand the host's loopback to whoever owns a name.
