@@ -16,7 +16,7 @@ from ..inside.agent.confinement import ProcessConfinement
 from ..inside.agent.mount_swap import TreeMounts
 from ..inside.agent.network import AgentNetwork
 from ..inside.agent.shell_files import InDirectory
-from ..inside.attend import live
+from ..inside.child import live
 from ..ipc import agent_messages
 from ..ipc.descriptors import receive, send
 from ..ipc.forkserver_messages import LONGEST, decode_request

@@ -16,7 +16,7 @@ from ..linux import process
 from ..linux.landlock import RIGHTS, Ruleset
 from ..linux.openat2 import open_without_symlinks
 from ..linux.seccomp import NEW_LISTENER, WAIT_KILLABLE, load
-from .exec import execute
+from .child import execute
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ..ipc.status import ARGUMENTS, CONFINEMENT, NotStarted, tell
 from ..linux import process
 from . import confine
 from . import parent as parent_process
-from .landlock import supervise
+from .landlock import supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ def _start(spec: ExecSpec, status: int) -> NoReturn:
     process.close_from(3, keep=(status,))
     os.umask(0o022)
     # Held back from here on: launcher and supervisor read them from a descriptor later.
-    process.block_signals(supervise.HANDLED)
+    process.block_signals(supervisor.HANDLED)
     parent = os.getppid()
     _die_with(parent, spec, status)
     if spec.uid >= 0:
         # All of it now: who we become may not be able to read this package.
         from ..linux import process_tree  # noqa: F401
         from . import root_view
-        from .landlock import unix_sockets  # noqa: F401
+        from .landlock import connections  # noqa: F401
 
         root_view.build(spec)
     remove_tree.make(spec.scratch, spec.uid, spec.gid)
@@ -57,7 +57,7 @@ def _start(spec: ExecSpec, status: int) -> NoReturn:
         _become(spec)
         _die_with(parent, spec, status)  # a change of identity has cleared it
         if spec.supervise:
-            supervise.launch(spec, ruleset, status, parent)
+            supervisor.launch(spec, ruleset, status, parent)
         confine.become_command(spec, ruleset, status, guardian=0)
     except BaseException:
         remove_tree.remove(spec.scratch)
@@ -80,7 +80,7 @@ def _become(spec: ExecSpec) -> None:
 
 def _die_with(parent: int, spec: ExecSpec, status: int) -> None:
     if spec.launcher:
-        number = supervise.ORPHANED if spec.supervise else process.SIGKILL
+        number = supervisor.ORPHANED if spec.supervise else process.SIGKILL
         parent_process.die_with(parent, spec.launcher, status, number)
 
 

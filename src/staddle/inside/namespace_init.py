@@ -19,17 +19,21 @@ import gc
 import os
 import select
 
+from ..errors import StaddleError
 from ..ipc.exec_spec import decode
 from ..ipc.status import CONFINEMENT, NotStarted, not_started, written
 from ..linux import cgroups, loopback, mounts, process, userns
 from ..linux.process import exit_status
 from ..linux.syscalls import call
-from . import confine, fresh_root, verify
-from .attend import HANDLED, Attendant, live
+from ..mounts.builder import Builder, place_for
+from ..mounts.host import needs_translation
+from ..mounts.operations import Bind
+from . import confine, verify
+from .child import HANDLED, Attendant, live
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
     from ..ipc.exec_spec import ExecSpec
@@ -132,7 +136,7 @@ class _Work:
         self.operations = spec.operations()
         self.translated: dict[tuple[int, int], int] = {}
         if spec.unprivileged_uid >= 0:
-            self.translated = fresh_root.translations(self.operations, spec.unprivileged_uid)
+            self.translated = translations(self.operations, spec.unprivileged_uid)
         self.watch = _watch(spec, self.operations)
         self.go_first: Callable[[], None] | None = None
         if spec.cgroup_fds or spec.memory:
@@ -190,7 +194,7 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
         work.gateway.give_sockets(spec.network)
     elif spec.namespaces & userns.CLONE_NEWNET:
         loopback.up()
-    fresh_root.enter(work.operations, spec.unprivileged_uid, work.translated)
+    enter_root(work.operations, spec.unprivileged_uid, work.translated)
     if spec.unprivileged_uid >= 0:
         process.become(spec.unprivileged_uid, spec.unprivileged_uid)
         process.dumpable(True)  # changing ids took /proc/self away from us
@@ -289,3 +293,49 @@ def _report(report_to: int, error: BaseException) -> int:
     except OSError:
         pass
     return failure.code
+
+
+# The view of the command: a fresh root with only what the plan names. Made in a private copy of the host's
+# mounts, with the right to mount there: as root, or as an ordinary user in a user namespace.
+
+
+def translations(operations: Sequence[Operation], unprivileged_uid: int) -> dict[tuple[int, int], int]:
+    """As root: user namespaces that show the owners of granted trees as the unused id we become."""
+    from ..linux import idmaps
+
+    made: dict[tuple[int, int], int] = {}
+    for operation in operations:
+        if not isinstance(operation, Bind) or operation.again:
+            continue
+        if needs_translation(operation.outside, operation.writable):
+            try:
+                status = os.lstat(operation.outside)
+            except FileNotFoundError:
+                continue  # optional, or refused when it is to be shown
+            owner = (status.st_uid, status.st_gid)
+            if owner not in made:
+                made[owner] = idmaps.translation(*owner, unprivileged_uid)
+    return made
+
+
+def enter_root(
+    operations: Sequence[Operation], owner: int, translated: Mapping[tuple[int, int], int]
+) -> None:
+    """Make the new root and move into it; nothing of the old one can be reached afterwards.
+
+    `owner` owns the empty directories (-1: our own id), and is whom `translated` show, by owner and group.
+    """
+    try:
+        place = place_for(operations)
+        Builder(
+            place,
+            owner=owner,
+            translation=(lambda *whose: translated.get(whose)) if owner >= 0 else None,
+        ).build(operations)
+    except StaddleError as error:
+        raise NotStarted(CONFINEMENT, str(error)) from None
+    # "." twice: the old root ends up on top of the new one, and is taken off at once.
+    os.chdir(place)
+    call("pivot_root", b".", b".")
+    mounts.umount(".")
+    os.chdir("/")

@@ -15,7 +15,7 @@ from ..linux import process
 from ..linux.process import exit_status
 from . import namespace_init
 from . import parent as parent_process
-from .attend import HANDLED, Attendant, release_streams
+from .child import HANDLED, Attendant, release_streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

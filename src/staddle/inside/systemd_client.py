@@ -18,7 +18,7 @@ from ..ipc import systemd_spec
 from ..ipc.status import ARGUMENTS, CONFINEMENT, NotStarted, tell
 from ..linux import process
 from . import parent as parent_process
-from .attend import HANDLED, Attendant
+from .child import HANDLED, Attendant
 from .systemd_unit import ENDED, FAILED, LONGEST, SIGNAL, SPEC, STARTED
 
 TYPE_CHECKING = False

@@ -24,7 +24,7 @@ from ..linux import process
 from ..linux.process import exit_status
 from . import namespace_init
 from . import parent as parent_process
-from .attend import HANDLED, Attendant
+from .child import HANDLED, Attendant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -74,7 +74,7 @@ class ExecSpec(Value):
     #: the innermost counts, and at the same place "never".
     sockets: tuple[tuple[bytes, bytes], ...] = ()
     #: Whether the supervisor also makes Internet connections (they cannot be let through unseen), and
-    #: where that is not to every address, to which: see `destinations`.
+    #: where that is not to every address, to which: see `inside.landlock.connections`.
     internet: int = 0
     destinations: tuple[tuple[bytes, int, int, int], ...] = ()
 

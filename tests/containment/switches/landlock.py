@@ -139,7 +139,7 @@ SWITCHES: dict[str, Switch] = {
         ("terminal",),
         edits=(
             Edit("inside/confine.py", "    _leave_session()\n    if guardian", "    if guardian"),
-            Edit("inside/landlock/supervise.py", "    os.setsid()  # a signal", "    # a signal"),
+            Edit("inside/landlock/supervisor.py", "    os.setsid()  # a signal", "    # a signal"),
         ),
         same_for_everyone=True,
     ),

@@ -95,7 +95,7 @@ SWITCHES: dict[str, Switch] = {
         nothing,
         # As root nothing starts: who is not at the root of its mounts gets no user namespace.
         ("read-outside-by-own-directory", "start"),
-        edits=(Edit("inside/fresh_root.py", '    mounts.umount(".")\n', ""),),
+        edits=(Edit("inside/namespace_init.py", '    mounts.umount(".")\n', ""),),
     ),
     **{
         f"{kind} namespace": Switch(_without_namespace(flag), ("start",)) for kind, flag in NAMESPACES.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.inside.exec import places
+from staddle.inside.child import places
 
 
 @pytest.mark.parametrize(

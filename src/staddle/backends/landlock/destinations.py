@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ...inside.landlock.destinations import Row
+    from ...inside.landlock.connections import Row
     from ...policy.plan import Plan
 
 _ELSEWHERE = "use the namespaces, bwrap or systemd backend"

@@ -18,7 +18,7 @@ from ...linux.syscalls import call
 from ...mounts.builder import Builder, mount_processes
 from ...mounts.rows import decoded
 from ...mounts.shared_view import ASIDE, CONTROL, OLD_PROCESSES
-from ..attend import live
+from ..child import live
 from . import home_layers, verify
 
 TYPE_CHECKING = False

@@ -12,8 +12,8 @@ import sys
 from ...ipc.status import EXEC, NotStarted
 from ...linux import process
 from ...linux.process import exit_status
-from .. import exec as execution
-from ..attend import live
+from .. import child as execution
+from ..child import live
 from . import loader, process_tree
 
 TYPE_CHECKING = False

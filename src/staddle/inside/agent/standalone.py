@@ -27,7 +27,7 @@ _PACKAGES = (
 _MODULES = (
     *("staddle.linux.syscalls", "staddle.linux.process", "staddle.linux.fileio"),
     *("staddle.ipc.wire", "staddle.ipc.status"),
-    *("staddle.inside.exec", "staddle.inside.attend"),
+    *("staddle.inside.child", "staddle.inside.child"),
     *("staddle.ipc.descriptors", "staddle.ipc.agent_messages", "staddle.inside.agent.shell_files"),
     *("staddle.inside.agent.process_tree", "staddle.inside.agent.loader", "staddle.inside.agent.spawn"),
     *("staddle.inside.agent.processes", "staddle.inside.agent.usage"),

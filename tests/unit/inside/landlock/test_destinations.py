@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from staddle.inside.landlock.destinations import Destinations
+from staddle.inside.landlock.connections import Destinations
 
 RULES = Destinations(
     (

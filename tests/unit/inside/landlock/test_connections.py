@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.inside.landlock.unix_sockets import Rules
+from staddle.inside.landlock.connections import Rules
 
 RULES = Rules(
     (

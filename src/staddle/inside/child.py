@@ -1,4 +1,4 @@
-"""Attend a child: wait for its end, pass signals on, serve a few descriptors. And the life of a forked child.
+"""The life of a child: forked, it becomes a program; its parent waits for its end, passes signals on.
 
 Shared by all processes of ours that stand above a command: the launchers, PID 1 of a single command, the
 systemd unit and client, the Landlock supervisor. Each runs with no more rights than its caller has left it.
@@ -6,14 +6,16 @@ systemd unit and client, the Landlock supervisor. Each runs with no more rights 
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 
+from ..ipc.status import EXEC, NotStarted
 from ..linux import process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from typing import NoReturn
 
 #: Signals that are meant for the command.
@@ -106,3 +108,24 @@ def live(work: Callable[[], int], failed: Callable[[BaseException], int]) -> NoR
             code = failed(error)
     finally:
         os._exit(code)
+
+
+def execute(argv: tuple[bytes, ...], environment: Mapping[bytes, bytes]) -> NoReturn:
+    """Exec `argv`, found on the PATH of `environment`. Raises NotStarted, caused by the error that counts."""
+    failure: OSError | None = None
+    for program in places(argv[0], environment.get(b"PATH", b"/usr/bin:/bin")):
+        try:
+            os.execve(program, argv, environment)  # noqa: S606 - no shell, on purpose
+        except OSError as error:
+            # As execvp: a program that may not be run is worth more words than one that is not there.
+            if failure is None or error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                failure = error
+    why = os.strerror(failure.errno or 0) if failure else "it has no name"
+    raise NotStarted(EXEC, f"{os.fsdecode(argv[0])!r} cannot be run: {why}") from failure
+
+
+def places(name: bytes, path: bytes) -> list[bytes]:
+    """Where a program called `name` may be, in order, as execvp looks for it."""
+    if not name or b"/" in name:
+        return [name] if name else []
+    return [os.path.join(directory or b".", name) for directory in path.split(b":")]
