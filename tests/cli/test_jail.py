@@ -140,7 +140,7 @@ def test_when_it_is_ended_so_is_the_agent(name: str, how: signal.Signals, status
     finally:
         running.kill()
         running.communicate()
-    assert gone(mark, within=10)
+    assert gone(mark)
     assert state(name) == "failed"
     jail("run", name, "--", "true")
 
@@ -244,7 +244,7 @@ def test_when_the_window_is_closed_everything_inside_ends(name: str) -> None:
         time.sleep(0.02)
     window.kill()
     window.wait()
-    assert gone(mark, within=15)
+    assert gone(mark)
     until = time.monotonic() + 10
     while state(name) == "running" and time.monotonic() < until:
         time.sleep(0.05)

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.support.staddle_command import COMMAND, environment, gone, processes_with, staddle
+from tests.support.waiting import unique_seconds, until
 
 BACKENDS = ["namespaces", "bwrap"]
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -120,8 +121,9 @@ def test_the_terminal_is_raw_meanwhile(person: Person) -> None:
 
 @on_every_backend
 def test_control_c_goes_inside_and_the_shell_goes_on(person: Person) -> None:
-    person.type("sleep 1241.1; echo not-$((40+2))\n")
-    assert _appears("1241.1")
+    mark = unique_seconds()
+    person.type(f"sleep {mark}; echo not-$((40+2))\n")
+    assert _appears(mark)
     person.type("\x03")
     assert person.sees("$ ")
     person.type("echo alive-$((40+2))\n")
@@ -133,8 +135,9 @@ def test_control_c_goes_inside_and_the_shell_goes_on(person: Person) -> None:
 
 @pytest.mark.same_for_everyone
 def test_jobs_are_controlled(person: Person) -> None:
-    person.type("sleep 1241.2\n")
-    assert _appears("1241.2")
+    mark = unique_seconds()
+    person.type(f"sleep {mark}\n")
+    assert _appears(mark)
     person.type("\x1a")
     assert person.sees("Stopped")
     person.type("kill %1; wait %1; echo gone-$((40+2))\n")
@@ -166,38 +169,41 @@ def test_stopped_and_continued_it_takes_the_terminal_again(person: Person) -> No
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
 def test_a_signal_ends_it_all_and_gives_the_terminal_back(person: Person, number: int) -> None:
-    person.type("sleep 1241.3 &\n")
-    assert _appears("1241.3")
+    mark = unique_seconds()
+    person.type(f"sleep {mark} &\n")
+    assert _appears(mark)
     person.process.send_signal(number)
     assert person.status() == 128 + number
     assert person.has_the_terminal_back()
-    assert gone("1241.3")
+    assert gone(mark)
 
 
 @every_backend
 def test_killed_outright_it_leaves_nothing_inside(tmp_path: Path, backend: str) -> None:
+    mark = unique_seconds()
     person = Person(tmp_path, "--backend", backend)
     try:
         assert person.sees("$ ")
-        person.type("sleep 1241.4\n")
-        assert _appears("1241.4")
+        person.type(f"sleep {mark}\n")
+        assert _appears(mark)
         person.process.kill()
         person.process.wait()
-        assert gone("1241.4")
+        assert gone(mark)
     finally:
         person.leave()
 
 
 def test_a_terminal_that_is_taken_away_ends_it(tmp_path: Path) -> None:
+    mark = unique_seconds()
     person = Person(tmp_path, "--backend", "bwrap")
     try:
         assert person.sees("$ ")
-        person.type("sleep 1241.5\n")
-        assert _appears("1241.5")
+        person.type(f"sleep {mark}\n")
+        assert _appears(mark)
         os.close(person._terminal)
         os.close(person._master)
         assert person.process.wait(10) != 0
-        assert gone("1241.5")
+        assert gone(mark)
     finally:
         if person.process.poll() is None:
             person.process.kill()
@@ -222,12 +228,7 @@ def test_a_timeout_ends_it(tmp_path: Path) -> None:
 
 
 def _appears(mark: str) -> bool:
-    until = time.monotonic() + 10
-    while not processes_with(mark):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
+    return until(lambda: processes_with(mark))
 
 
 # ---------------------------------------------------------------- on a pipe
@@ -272,6 +273,7 @@ def test_no_input_is_an_empty_script(tmp_path: Path) -> None:
 
 
 def test_signals_reach_the_script(tmp_path: Path) -> None:
+    mark = unique_seconds()
     process = subprocess.Popen(
         [*COMMAND, "shell", "--backend", "bwrap"],
         stdin=subprocess.PIPE,
@@ -280,29 +282,30 @@ def test_signals_reach_the_script(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert process.stdin
-    process.stdin.write(b"trap 'echo caught; exit 9' TERM; echo ready; sleep 1241.6 & wait\n")
+    process.stdin.write(f"trap 'echo caught; exit 9' TERM; echo ready; sleep {mark} & wait\n".encode())
     process.stdin.flush()
     assert process.stdout
     assert process.stdout.readline() == b"ready\n"
     process.terminate()
     assert process.wait(10) == 9
     assert process.stdout.read() == b"caught\n"
-    assert gone("1241.6")
+    assert gone(mark)
 
 
 def test_a_timeout_ends_the_script(tmp_path: Path) -> None:
+    mark = unique_seconds()
     done = staddle(
         "shell",
         "--backend",
         "bwrap",
         "--timeout",
         "0.5",
-        input="trap '' TERM; sleep 1241.7; sleep 1241.7",
+        input=f"trap '' TERM; sleep {mark}; sleep {mark}",
         cwd=tmp_path,
     )
     assert done.returncode == 124
     assert "--timeout" in done.stderr
-    assert gone("1241.7")
+    assert gone(mark)
 
 
 @pytest.mark.same_for_everyone

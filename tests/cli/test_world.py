@@ -104,7 +104,7 @@ def test_an_import_that_is_ended_leaves_nothing(tmp_path: Path, bases: Path) -> 
     os.mkfifo(tmp_path / "endless.tar")  # nobody ever writes to it
     importing = start("base", "import", str(tmp_path / "endless.tar"))
     try:
-        assert until(lambda: bases.is_dir() and os.listdir(bases), 30)
+        assert until(lambda: bases.is_dir() and os.listdir(bases))
         importing.send_signal(signal.SIGTERM)
         assert importing.wait(30) == 128 + signal.SIGTERM
     finally:

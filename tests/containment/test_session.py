@@ -16,7 +16,8 @@ import pytest
 from staddle import Sandbox
 from staddle.errors import StaddleError
 from staddle.sandbox.workspace import stores
-from tests.support.sandboxes import descriptors, within
+from tests.support.sandboxes import descriptors
+from tests.support.waiting import until
 
 from .checks import Containment
 
@@ -151,7 +152,7 @@ def test_who_meddles_with_the_shells_of_a_sandbox_hurts_nobody_else(tmp_path: Pa
         before = descriptors()
         sandbox = Sandbox(tmp_path, backend="namespaces")
         meddling = sandbox.start(["/usr/bin/python3", "-c", MEDDLE])
-        assert within(10, lambda: "begun" in meddling.output().stdout)
+        assert until(lambda: "begun" in meddling.output().stdout)
         for _ in range(3):
             try:
                 sandbox.run("echo mine; sleep 0.05", timeout=1)
@@ -159,6 +160,6 @@ def test_who_meddles_with_the_shells_of_a_sandbox_hurts_nobody_else(tmp_path: Pa
                 break
         assert other.run("echo there").stdout == "there\n"
         sandbox.close()
-        assert within(10, lambda: descriptors() <= before)
+        assert until(lambda: descriptors() <= before)
         assert other.run("echo still there").stdout == "still there\n"
     assert os.listdir(tmp_path) == []

@@ -12,8 +12,8 @@ import pytest
 
 from staddle import AsyncSandbox, Reason
 from staddle.errors import CommandFailed, InvalidCall, SandboxClosed, SessionBusy, SessionError
-from tests.support.sandboxes import descriptors, every_backend, within
-from tests.support.waiting import with_argument
+from tests.support.sandboxes import descriptors, every_backend
+from tests.support.waiting import unique_seconds, until, with_argument
 
 
 @pytest.fixture(autouse=True)
@@ -83,25 +83,30 @@ def test_concurrent_runs_take_turns_and_sessions_do_not_wait_for_each_other(back
 @pytest.mark.same_for_everyone
 @every_backend
 def test_cancelling_interrupts_the_command_and_leaves_the_session_whole(backend: str) -> None:
+    mark, other_mark, third_mark = unique_seconds(), unique_seconds(), unique_seconds()
+
     async def test(sb: AsyncSandbox) -> None:
-        await sb.run("x=1; sleep 1239.3 &")
-        for command in ("x=2; sleep 1239.4; x=3", "x=2; (trap '' INT TERM; sleep 1239.4; sleep 1239.4)"):
+        await sb.run(f"x=1; sleep {mark} &")
+        for command in (
+            f"x=2; sleep {other_mark}; x=3",
+            f"x=2; (trap '' INT TERM; sleep {other_mark}; sleep {other_mark})",
+        ):
             task = asyncio.create_task(sb.run(command))
-            assert await asyncio.to_thread(within, 5, lambda: with_argument("1239.4"))
+            assert await asyncio.to_thread(until, lambda: with_argument(other_mark))
             task.cancel()
             await asyncio.sleep(0)
             task.cancel()  # asked twice
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert await asyncio.to_thread(within, 3, lambda: not with_argument("1239.4"))
+            assert await asyncio.to_thread(until, lambda: not with_argument(other_mark))
             assert (await sb.run("echo $x")).stdout == "2\n"
-        assert with_argument("1239.3")  # an earlier job is not part of it
-        waiting = asyncio.create_task(sb.exec(["sleep", "1239.5"]))
-        assert await asyncio.to_thread(within, 5, lambda: with_argument("1239.5"))
+        assert with_argument(mark)  # an earlier job is not part of it
+        waiting = asyncio.create_task(sb.exec(["sleep", third_mark]))
+        assert await asyncio.to_thread(until, lambda: with_argument(third_mark))
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert await asyncio.to_thread(within, 3, lambda: not with_argument("1239.5"))
+        assert await asyncio.to_thread(until, lambda: not with_argument(third_mark))
 
     awaited(backend, test)
 
@@ -129,16 +134,18 @@ def test_cancelling_at_any_moment(backend: str) -> None:
 @pytest.mark.same_for_everyone
 @every_backend
 def test_a_timeout_of_asyncio_is_a_cancellation(backend: str) -> None:
+    mark = unique_seconds()
+
     async def test(sb: AsyncSandbox) -> None:
         async def read() -> None:
-            async for _ in sb.stream("echo a; sleep 1239.6"):
+            async for _ in sb.stream(f"echo a; sleep {mark}"):
                 pass
 
-        for command in (sb.run("sleep 1239.6"), read()):
+        for command in (sb.run(f"sleep {mark}"), read()):
             with pytest.raises(TimeoutError):
                 await _with_timeout(0.3, command)
         assert (await sb.run("echo fine")).ok
-        assert await asyncio.to_thread(within, 3, lambda: not with_argument("1239.6"))
+        assert await asyncio.to_thread(until, lambda: not with_argument(mark))
 
     awaited(backend, test)
 
@@ -310,7 +317,7 @@ def test_opening_can_be_cancelled_and_leaves_nothing(tmp_path: Path) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
             await sb.close()
-        assert await asyncio.to_thread(within, 5, lambda: descriptors() <= before)
+        assert await asyncio.to_thread(until, lambda: descriptors() <= before)
 
     asyncio.run(asyncio.wait_for(main(), 60))
 

@@ -37,7 +37,7 @@ from staddle.errors import (
 )
 from staddle.launch import running
 from staddle.linux import landlock
-from tests.support.waiting import JumpingClock, as_soon_as, until, with_argument
+from tests.support.waiting import JumpingClock, as_soon_as, unique_seconds, until, with_argument
 
 confined = pytest.mark.parametrize("backend", ["bwrap", "landlock"])
 every = pytest.mark.parametrize("backend", ["bwrap", "landlock", "native"])
@@ -52,7 +52,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def gone(mark: str) -> bool:
-    return until(lambda: not with_argument(mark), 3)
+    return until(lambda: not with_argument(mark))
 
 
 @confined
@@ -138,7 +138,7 @@ def test_a_timeout_ends_the_whole_tree_and_carries_what_was_printed(
 ) -> None:
     monkeypatch.setattr(running, "time", JumpingClock((place / "ready").exists))
     env = LocalEnvironment(place, backend=backend)
-    mark = f"{98_000 + os.getpid() % 1000}.125"
+    mark = unique_seconds()
     script = f"echo part; sleep {mark} & setsid sleep {mark} & touch ready; sleep {mark}"
     with pytest.raises(CommandTimeout) as ended:
         env.exec_command("sh", ["-c", script if backend != "native" else script.replace("setsid ", "")], 20)
@@ -149,7 +149,7 @@ def test_a_timeout_ends_the_whole_tree_and_carries_what_was_printed(
 
 @every
 def test_what_runs_in_the_background_ends_with_the_command(place: Path, backend: str) -> None:
-    mark = f"{97_000 + os.getpid() % 1000}.125"
+    mark = unique_seconds()
     result = LocalEnvironment(place, backend=backend).exec_command(
         "sh", ["-c", f"sleep {mark} & echo done"], 60
     )
@@ -160,7 +160,7 @@ def test_what_runs_in_the_background_ends_with_the_command(place: Path, backend:
 @every
 def test_a_cancellation_is_not_a_timeout(place: Path, backend: str) -> None:
     env, cancel = LocalEnvironment(place, backend=backend), threading.Event()
-    mark = f"{96_000 + os.getpid() % 1000}.125"
+    mark = unique_seconds()
     as_soon_as((place / "ready").exists, cancel.set)
     with pytest.raises(CommandCancelled) as ended:
         # Its streams are closed at once: it is found out by waiting, not by reading.
@@ -178,7 +178,7 @@ def test_a_cancellation_is_not_a_timeout(place: Path, backend: str) -> None:
 @confined
 def test_a_cancelled_task_is_over_only_when_its_command_is_dead(place: Path, backend: str) -> None:
     env = AsyncLocalEnvironment(LocalEnvironment(place, backend=backend))
-    mark = f"{95_000 + os.getpid() % 1000}.125"
+    mark = unique_seconds()
 
     async def session() -> None:
         await env.write_file("a", "x")
@@ -186,7 +186,7 @@ def test_a_cancelled_task_is_over_only_when_its_command_is_dead(place: Path, bac
         assert (await env.exec_command("cat", ["a"])).stdout == "x"
         assert await env.glob("*") == ["a"]
         task = asyncio.create_task(env.exec_command("sleep", [mark]))
-        await asyncio.to_thread(lambda: next(iter(_until(lambda: with_argument(mark)))))
+        assert await asyncio.to_thread(until, lambda: with_argument(mark))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -195,14 +195,6 @@ def test_a_cancelled_task_is_over_only_when_its_command_is_dead(place: Path, bac
 
     asyncio.run(session())
     assert os.listdir(place) == []
-
-
-def _until(ready: object) -> list[bool]:
-    end = time.monotonic() + 10
-    while not ready():  # type: ignore[operator]
-        assert time.monotonic() < end, "it never started"
-        time.sleep(0.02)
-    return [True]
 
 
 @confined

@@ -15,7 +15,7 @@ from staddle.forkserver import client
 from staddle.sandbox.workspace import stores
 from tests.support.forkservers import children, close, opened, output
 from tests.support.in_a_child import ROOT, SRC, python
-from tests.support.waiting import until
+from tests.support.waiting import unique_seconds, until, with_argument
 
 
 @pytest.fixture
@@ -127,19 +127,14 @@ def test_a_workspace_that_is_mounted_after_the_fork_server_was_started_is_the_on
 def test_whatever_runs_in_a_sandbox_ends_with_it() -> None:
     sandbox = opened()
     null = os.open("/dev/null", os.O_RDWR)
-    name = f"{3000 + os.getpid() % 1000}.{os.getpid()}"
-    script = f"trap '' TERM INT HUP; setsid sleep {name} & setsid setsid sleep {name} & wait"
+    mark = unique_seconds()
+    script = f"trap '' TERM INT HUP; setsid sleep {mark} & setsid setsid sleep {mark} & wait"
     started = sandbox.agent.spawn(["bash", "-c", script], sandbox.environment, "/", stdio=(null, null, null))
     os.close(null)
-
-    def running() -> int:
-        said = subprocess.run(["pgrep", "-fc", f"^sleep {name}"], capture_output=True, text=True, check=False)
-        return int(said.stdout)
-
-    assert until(lambda: running() == 2)
+    assert until(lambda: len(with_argument(mark)) == 2)
     assert started.poll() is None
     close(sandbox)
-    assert until(lambda: running() == 0)
+    assert until(lambda: not with_argument(mark))
 
 
 def test_a_thousand_sandboxes_leave_nothing_behind() -> None:
@@ -149,7 +144,7 @@ def test_a_thousand_sandboxes_leave_nothing_behind() -> None:
     before = _there()
     for _ in range(1000):
         close(opened())
-    assert until(lambda: _there() == before, 20), f"{before} became {_there()}"
+    assert until(lambda: _there() == before), f"{before} became {_there()}"
 
 
 def _there() -> dict[str, int]:
@@ -178,7 +173,7 @@ sys.stdin.read()
     assert len(started) >= 1 + 5 * 2
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert until(lambda: not any(_alive(pid) for pid in started), 5)
+    assert until(lambda: not any(_alive(pid) for pid in started))
 
 
 def _alive(pid: int) -> bool:

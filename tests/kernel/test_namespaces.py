@@ -19,6 +19,7 @@ import pytest
 from staddle import Policy, wrap
 from staddle.errors import LaunchFailed
 from tests.support.staddle_command import COMMAND, environment
+from tests.support.waiting import until
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 SECRET = "do-not-tell-8361"
@@ -165,10 +166,7 @@ def processes_called(mark: str) -> list[int]:
 
 
 def gone(mark: str) -> bool:
-    until = time.monotonic() + 5
-    while processes_called(mark) and time.monotonic() < until:
-        time.sleep(0.02)
-    return not processes_called(mark)
+    return until(lambda: not processes_called(mark))
 
 
 def running(mark: str, script: str) -> subprocess.Popen[bytes]:
@@ -181,7 +179,7 @@ def running(mark: str, script: str) -> subprocess.Popen[bytes]:
 
 @pytest.fixture
 def mark() -> str:
-    return f"staddle-mark-{os.getpid()}-{time.monotonic_ns()}"
+    return f"staddle-mark-{os.urandom(8).hex()}"
 
 
 def test_everything_ends_when_the_launcher_is_killed(mark: str) -> None:

@@ -216,7 +216,7 @@ print("frames")
             apart(lambda: os.execvp("node", ["node", "-e", server, str(certificate)]))  # noqa: S606
         with sandbox(f"{NAME}:80,443,8443", hosts=HOSTS) as inside:
             curl = ("curl", "-sS", "--http2", "--cacert", str(trusted), f"https://{NAME}/")
-            assert until(lambda: inside.run(*curl)[1] == f"h2 for {NAME}", 20)
+            assert until(lambda: inside.run(*curl)[1] == f"h2 for {NAME}")
             assert inside.python(client) == "frames"
 
     world()

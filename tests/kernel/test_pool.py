@@ -11,18 +11,19 @@ import pytest
 
 from staddle import Pool, Sandbox
 from staddle.errors import InvalidCall, PolicyError, PoolExhausted, SandboxClosed
-from tests.support.sandboxes import children, descriptors, every_backend, within
-from tests.support.waiting import with_argument
+from tests.support.sandboxes import children, descriptors, every_backend
+from tests.support.waiting import unique_seconds, until, with_argument
 
 
 @every_backend
 def test_it_is_warm_and_a_release_leaves_nothing_for_the_next(backend: str) -> None:
+    mark = unique_seconds()
     with Pool(2, backend=backend) as pool:
-        assert within(10, lambda: pool.warm == 2)
+        assert until(lambda: pool.warm == 2)
         first = pool.acquire()
-        first.run("x=1; cd /usr; echo mine > /tmp/staddle-pool-mark; sleep 1240.1 &")
+        first.run(f"x=1; cd /usr; echo mine > /tmp/staddle-pool-mark; sleep {mark} &")
         pool.release(first)
-        assert within(10, lambda: pool.warm == 2 and not with_argument("1240.1"))
+        assert until(lambda: pool.warm == 2 and not with_argument(mark))
         with pytest.raises(SandboxClosed):
             first.run("true")
         for _ in range(3):
@@ -75,12 +76,12 @@ def test_many_threads_share_it() -> None:
 
 def test_idle_ones_are_closed_down_to_the_minimum() -> None:
     with Pool(4, minimum=1, idle=0.5, backend="native") as pool:
-        assert within(10, lambda: pool.warm == 1)
+        assert until(lambda: pool.warm == 1)
         taken = [pool.acquire() for _ in range(4)]
         for sandbox in taken:
             pool.release(sandbox)
-        assert within(10, lambda: pool.warm > 1)
-        assert within(10, lambda: pool.warm == 1)
+        assert until(lambda: pool.warm > 1)
+        assert until(lambda: pool.warm == 1)
         time.sleep(0.7)
         assert pool.warm == 1
         assert pool.acquire(timeout=5).run("echo fine").ok
@@ -91,16 +92,16 @@ def test_nothing_is_kept_warm_when_the_minimum_is_none() -> None:
         assert pool.warm == 0
         with pool.sandbox() as sb:
             assert sb.run("echo fine").ok
-        assert within(10, lambda: pool.warm == 0 and pool.in_use == 0)
+        assert until(lambda: pool.warm == 0 and pool.in_use == 0)
 
 
 def test_one_that_died_while_it_waited_is_not_handed_out() -> None:
     with Pool(1, backend="native") as pool:
-        assert within(10, lambda: pool.warm == 1)
+        assert until(lambda: pool.warm == 1)
         victim = pool._warm[0][0]
         agent = int(victim.run("echo $PPID").stdout)
         os.kill(agent, signal.SIGKILL)
-        assert within(5, lambda: not victim.alive)
+        assert until(lambda: not victim.alive)
         with pool.sandbox(timeout=10) as sb:
             assert sb is not victim
             assert sb.run("echo fine").ok
@@ -133,7 +134,7 @@ def test_after_close_everything_says_so_and_nothing_is_left() -> None:
     with pytest.raises(SandboxClosed):
         taken.run("true")
     pool.release(taken)  # late, but harmless
-    assert within(5, lambda: (descriptors(), len(children())) == before)
+    assert until(lambda: (descriptors(), len(children())) == before)
     assert "closed" in repr(pool)
 
 

@@ -24,8 +24,8 @@ from staddle.errors import (
     SessionBusy,
     UnknownBackend,
 )
-from tests.support.sandboxes import BACKENDS, confining, every_backend, within
-from tests.support.waiting import as_soon_as, with_argument
+from tests.support.sandboxes import BACKENDS, confining, every_backend
+from tests.support.waiting import as_soon_as, unique_seconds, until, with_argument
 
 
 @pytest.fixture(params=BACKENDS)
@@ -98,13 +98,14 @@ def test_exit_is_told_and_the_next_shell_goes_on(sb: Sandbox) -> None:
 
 
 def test_a_timeout_ends_everything_and_keeps_output_and_state(sb: Sandbox) -> None:
+    mark = unique_seconds()
     sb.run("x=5")
     began = time.monotonic()
-    got = sb.run("echo begun; x=6; (trap '' TERM INT; exec sleep 1234.5) & sleep 1234.6", timeout=0.5)
+    got = sb.run(f"echo begun; x=6; (trap '' TERM INT; exec sleep 1234.5) & sleep {mark}", timeout=0.5)
     assert time.monotonic() - began < 10
     assert (got.exit_code, got.reason, got.timed_out) == (124, Reason.timeout, True)
     assert got.stdout == "begun\n"
-    assert within(3, lambda: not with_argument("1234.6"))
+    assert until(lambda: not with_argument(mark))
     assert sb.run("echo $x").stdout == "6\n"
 
 
@@ -312,21 +313,23 @@ def test_exec_has_the_options_of_run(sb: Sandbox) -> None:
 
 
 def test_exec_is_interrupted_even_if_it_does_not_want_to_be(sb: Sandbox) -> None:
+    mark = unique_seconds()
     begun = threading.Event()
     as_soon_as(begun.is_set, sb.interrupt)
-    script = "trap '' INT TERM; echo begun; sleep 1235.2; sleep 1235.2"
+    script = f"trap '' INT TERM; echo begun; sleep {mark}; sleep {mark}"
     got = sb.exec(["sh", "-c", script], timeout=20, on_stdout=lambda _: begun.set())
     assert (got.reason, got.stdout) == (Reason.cancelled, "begun\n")
     assert got.duration < 10
-    assert within(3, lambda: not with_argument("1235.2"))
+    assert until(lambda: not with_argument(mark))
 
 
 def test_what_exec_leaves_behind_neither_holds_it_up_nor_dies_of_a_closed_pipe(sb: Sandbox) -> None:
+    mark = unique_seconds()
     began = time.monotonic()
-    script = "(trap 'exit 1' PIPE; sleep 0.5; echo late; echo late >&2; exec sleep 1235.3) & echo done"
+    script = f"(trap 'exit 1' PIPE; sleep 0.5; echo late; echo late >&2; exec sleep {mark}) & echo done"
     assert sb.exec(["bash", "-c", script]).stdout == "done\n"
     assert time.monotonic() - began < 10
-    assert within(5, lambda: with_argument("1235.3"))
+    assert until(lambda: with_argument(mark))
 
 
 # ---------------------------------------------------------------- stream
@@ -447,24 +450,26 @@ def test_state_is_there_to_be_read(sb: Sandbox) -> None:
 
 
 def test_reset_leaves_nothing(sb: Sandbox) -> None:
+    mark, other_mark = unique_seconds(), unique_seconds()
     dev = sb.session("dev")
-    process = sb.start("sleep 1235.5")
-    sb.run("x=1; sleep 1235.6 &")
+    process = sb.start(f"sleep {mark}")
+    sb.run(f"x=1; sleep {other_mark} &")
     sb.reset()
     assert sb.run('echo "${x-unset}"').stdout == "unset\n"
     assert sb.processes() == []
     assert process.wait(5) == 137
     with pytest.raises(SandboxClosed):
         dev.run("true")
-    assert within(3, lambda: not with_argument("1235.5") and not with_argument("1235.6"))
+    assert until(lambda: not with_argument(mark) and not with_argument(other_mark))
 
 
 def test_close_ends_everything_and_says_so(sb: Sandbox) -> None:
-    sb.run("sleep 1235.7 & disown; setsid sleep 1235.8 >/dev/null 2>&1 &")
-    sb.start("sleep 1235.9")
+    marks = [unique_seconds() for _ in range(4)]
+    sb.run(f"sleep {marks[0]} & disown; setsid sleep {marks[1]} >/dev/null 2>&1 &")
+    sb.start(f"sleep {marks[2]}")
     begun = threading.Event()
     closing = as_soon_as(begun.is_set, sb.close)
-    got = sb.run("echo begun; sleep 1236.1", on_stdout=lambda _: begun.set())
+    got = sb.run(f"echo begun; sleep {marks[3]}", on_stdout=lambda _: begun.set())
     closing.join()
     assert (got.reason, got.stdout) == (Reason.closed, "begun\n")
     for call in (sb.run, sb.stream, sb.session, sb.start):
@@ -480,8 +485,7 @@ def test_close_ends_everything_and_says_so(sb: Sandbox) -> None:
         sb.reset()
     sb.close()
     assert not sb.alive
-    marks = ("1235.7", "1235.8", "1235.9", "1236.1")
-    assert within(3, lambda: not any(with_argument(mark) for mark in marks))
+    assert until(lambda: not any(with_argument(mark) for mark in marks))
 
 
 def test_a_stream_that_nobody_reads_does_not_hold_up_the_end(sb: Sandbox) -> None:
@@ -516,7 +520,7 @@ PARENT = """
 import os, sys, time
 from staddle import Sandbox
 sb = Sandbox(backend=sys.argv[1])
-sb.run("sleep 1236.3 &")
+sb.run(f"sleep {sys.argv[2]} &")
 if os.fork() == 0:
     try:
         sb.run("true")
@@ -534,9 +538,10 @@ time.sleep(20)
 
 @every_backend
 def test_a_fork_of_the_program_neither_uses_nor_ends_nor_keeps_it(backend: str) -> None:
+    mark = unique_seconds()
     environment = {**os.environ, "PYTHONPATH": str(Path(staddle.__file__).parents[1])}
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, backend],
+        [sys.executable, "-c", PARENT, backend, mark],
         stdout=subprocess.PIPE,
         env=environment,
         start_new_session=True,
@@ -544,10 +549,10 @@ def test_a_fork_of_the_program_neither_uses_nor_ends_nor_keeps_it(backend: str) 
     try:
         assert parent.stdout is not None
         assert [parent.stdout.readline() for _ in range(2)] == [b"SandboxClosed\n", b"mine\n"]
-        assert with_argument("1236.3")
+        assert with_argument(mark)
         parent.kill()
         parent.wait()
-        assert within(3, lambda: not with_argument("1236.3"))
+        assert until(lambda: not with_argument(mark))
     finally:
         os.killpg(parent.pid, signal.SIGKILL)
         parent.wait()
@@ -605,11 +610,12 @@ def test_where_nothing_can_be_moved_the_workspace_is_where_it_is(work: Path, bac
 
 
 def test_a_session_without_namespaces_is_a_whole_one() -> None:
+    mark = unique_seconds()
     with Sandbox(backend="landlock") as sb:
         home = sb.run("pwd").stdout
         assert sb.run('test "$PWD" = "$HOME" && touch here "$TMPDIR/there" && ls').stdout == "here\n"
         assert sb.run("ls /root ~root 2>&1; echo x > /usr/x").exit_code == 1
-        sb.run("x=1; sleep 1236.6 &")
+        sb.run(f"x=1; sleep {mark} &")
         assert sb.run("exit 3").shell_exited
         assert sb.run("echo $x").stdout == "1\n"
         assert sb.exec(["pwd"]).stdout == home
@@ -619,7 +625,7 @@ def test_a_session_without_namespaces_is_a_whole_one() -> None:
         with sb.terminal(["tty"]) as terminal:
             assert terminal.wait(10) == 0
         assert [chunk.text for chunk in sb.stream("echo a")] == ["a\n"]
-    assert within(3, lambda: not with_argument("1236.6"))
+    assert until(lambda: not with_argument(mark))
     assert not os.path.exists(home.strip())
 
 

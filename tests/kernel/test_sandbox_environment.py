@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -31,7 +30,7 @@ from staddle.errors import (
 from staddle.launch import running
 from staddle.sandbox import execution
 from tests.support.file_habitats import HABITATS, opened
-from tests.support.waiting import JumpingClock, as_soon_as, until, with_argument
+from tests.support.waiting import JumpingClock, as_soon_as, unique_seconds, until, with_argument
 
 
 class World(NamedTuple):
@@ -67,7 +66,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 
 
 def gone(mark: str) -> bool:
-    return until(lambda: not with_argument(mark), 3)
+    return until(lambda: not with_argument(mark))
 
 
 @pytest.fixture
@@ -80,10 +79,6 @@ def time_is_up_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], b
             monkeypatch.setattr(module, "time", clock)
 
     return up
-
-
-def mark(number: int) -> str:
-    return f"{number}{os.getpid() % 1000:03}.125"
 
 
 # ---------------------------------------------------------------- files
@@ -207,7 +202,7 @@ def test_the_tail_is_kept_to_the_byte_on_both_streams(world: World) -> None:
 def test_a_timeout_ends_the_whole_tree_and_carries_what_was_printed(
     world: World, time_is_up_when: Callable[[Callable[[], bool]], None]
 ) -> None:
-    name = mark(98)
+    name = unique_seconds()
     time_is_up_when(lambda: len(with_argument(name)) >= 3)
     script = f"echo part; sleep {name} & setsid sleep {name} & trap '' TERM INT; sleep {name}; sleep {name}"
     with pytest.raises(CommandTimeout) as ended:
@@ -219,7 +214,7 @@ def test_a_timeout_ends_the_whole_tree_and_carries_what_was_printed(
 
 
 def test_what_runs_in_the_background_ends_with_the_command(world: World) -> None:
-    name = mark(97)
+    name = unique_seconds()
     script = f"sleep {name} & (setsid sleep {name} &) ; nohup sleep {name} >/dev/null 2>&1 & echo done"
     result = world.environment().exec_command("sh", ["-c", script], 60)
     assert (result.exit_code, result.stdout) == (0, "done\n")
@@ -227,7 +222,7 @@ def test_what_runs_in_the_background_ends_with_the_command(world: World) -> None
 
 
 def test_a_cancellation_is_not_a_timeout(world: World) -> None:
-    env, cancel, name = world.environment(), threading.Event(), mark(96)
+    env, cancel, name = world.environment(), threading.Event(), unique_seconds()
     as_soon_as(lambda: len(with_argument(name)) >= 2, cancel.set)
     with pytest.raises(CommandCancelled) as ended:
         env.exec_command(
@@ -242,7 +237,7 @@ def test_a_cancellation_is_not_a_timeout(world: World) -> None:
 
 
 def test_a_cancelled_task_is_over_only_when_its_command_is_dead(world: World) -> None:
-    env, name = AsyncLocalEnvironment(world.environment()), mark(95)
+    env, name = AsyncLocalEnvironment(world.environment()), unique_seconds()
 
     async def session() -> None:
         await env.write_file("a", "x")
@@ -250,10 +245,7 @@ def test_a_cancelled_task_is_over_only_when_its_command_is_dead(world: World) ->
         assert (await env.exec_command("cat", ["a"])).stdout == "x"
         assert await env.glob("*") == ["a"]
         task = asyncio.create_task(env.exec_command("sleep", [name]))
-        end = time.monotonic() + 10
-        while not with_argument(name):
-            assert time.monotonic() < end
-            await asyncio.sleep(0.02)
+        assert await asyncio.to_thread(until, lambda: with_argument(name))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -347,7 +339,7 @@ def test_commands_are_held_to_the_globs_where_changes_are_in_a_layer(
         assert env.exec_command("sh", ["-c", "cat out.md docs/deep/a.md"]).violations == ()
         (again,) = env.exec_command("sh", ["-c", "echo later! > earlier"]).violations
         assert (again.what, "stays" in again.rule) == ("/workspace/earlier", True)
-        name = mark(94)
+        name = unique_seconds()
         time_is_up_when(lambda: bool(with_argument(name)))
         with pytest.raises(CommandTimeout) as ended:
             env.exec_command("sh", ["-c", f"echo no > late; sleep {name}"], 60, cancel=threading.Event())

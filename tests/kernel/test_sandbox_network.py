@@ -130,7 +130,7 @@ def test_the_gateway_ends_with_the_sandbox(server: int, backend: str) -> None:
     sandbox = sandbox_with(Network.loopback(ports=[server]), backend)
     assert _gateways()
     sandbox.close()
-    assert until(lambda: not _gateways(), 20)  # nor one that waits for the next
+    assert until(lambda: not _gateways())  # nor one that waits for the next
 
 
 def test_the_next_sandbox_finds_a_gateway_that_waits(server: int) -> None:

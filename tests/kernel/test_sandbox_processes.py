@@ -12,8 +12,8 @@ from staddle import Sandbox
 from staddle.errors import InvalidCall, SandboxClosed
 from staddle.sandbox.processes import Process
 from staddle.sandbox.terminal import Terminal
-from tests.support.sandboxes import BACKENDS, children, descriptors, every_backend, within
-from tests.support.waiting import with_argument
+from tests.support.sandboxes import BACKENDS, children, descriptors, every_backend
+from tests.support.waiting import unique_seconds, until, with_argument
 
 
 @pytest.fixture(autouse=True)
@@ -97,19 +97,20 @@ def test_wait_gives_up_in_time(sb: Sandbox) -> None:
 
 
 def test_kill_reaches_all_that_was_started(sb: Sandbox) -> None:
-    process = sb.start("trap '' TERM; sleep 1237.2 & setsid sleep 1237.3 & wait")
-    assert within(5, lambda: with_argument("1237.2") and with_argument("1237.3"))
+    mark, other_mark = unique_seconds(), unique_seconds()
+    process = sb.start(f"trap '' TERM; sleep {mark} & setsid sleep {other_mark} & wait")
+    assert until(lambda: with_argument(mark) and with_argument(other_mark))
     process.kill(15)
     assert process.wait(0.3) is None
     process.kill()
     assert process.wait(10) == 137
-    assert within(5, lambda: not with_argument("1237.2") and not with_argument("1237.3"))
+    assert until(lambda: not with_argument(mark) and not with_argument(other_mark))
 
 
 @pytest.mark.same_for_everyone
 def test_a_process_that_prints_without_end_is_bounded(sb: Sandbox) -> None:
     process = sb.start("echo first; yes")
-    assert within(20, lambda: process.output().stdout_bytes_dropped > 3_000_000)
+    assert until(lambda: process.output().stdout_bytes_dropped > 3_000_000)
     output = process.output()
     assert output.startswith("first\ny\n")
     assert len(output.stdout_bytes) <= 1 << 20
@@ -120,10 +121,10 @@ def test_a_server_goes_on_between_commands() -> None:
     with Sandbox(backend="bwrap") as sb:
         sb.run("echo hello > /tmp/index.txt")
         server = sb.start(["python3", "-u", "-m", "http.server", "--directory", "/tmp", "8123"])
-        assert within(10, lambda: sb.run("exec 3<>/dev/tcp/127.0.0.1/8123").ok)
+        assert until(lambda: sb.run("exec 3<>/dev/tcp/127.0.0.1/8123").ok)
         code = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8123/index.txt').read())"
         assert sb.exec(["python3", "-c", code]).stdout == "b'hello\\n'\n"
-        assert within(5, lambda: "GET /index.txt" in server.output())
+        assert until(lambda: "GET /index.txt" in server.output())
         assert server.running
 
 
@@ -136,7 +137,7 @@ def test_jobs_are_listed_with_what_they_print_later(sb: Sandbox) -> None:
     assert got.stdout == "now\n"
     assert got.duration < 5
     assert sb.run("echo mine").stdout == "mine\n"
-    assert within(5, lambda: sb.processes()[0].output().stderr == "later\n")
+    assert until(lambda: sb.processes()[0].output().stderr == "later\n")
     (job,) = sb.processes()
     assert job.command == "(sleep 0.3; echo late; echo later >&2; exec sleep 1237.4) & echo now"
     assert job.output().stdout == "late\n"
@@ -144,7 +145,7 @@ def test_jobs_are_listed_with_what_they_print_later(sb: Sandbox) -> None:
     assert job.poll() is None
     assert str(job.pid) == sb.run("echo $!").stdout.strip()
     job.kill()
-    assert within(5, lambda: job.poll() is not None)
+    assert until(lambda: job.poll() is not None)
     assert not sb.processes()[0].running
 
 
@@ -209,26 +210,28 @@ def test_a_terminal_can_be_resized(sb: Sandbox) -> None:
 
 
 def test_control_c_reaches_the_job_in_the_foreground_and_job_control_works(sb: Sandbox) -> None:
+    mark, other_mark = unique_seconds(), unique_seconds()
     with sb.terminal(["bash", "--norc", "-i"], env={"PS1": "ready> "}) as terminal:
         read_until(terminal, b"ready> ")
-        terminal.write("sleep 1237.7\n")
-        assert within(5, lambda: with_argument("1237.7"))
+        terminal.write(f"sleep {mark}\n")
+        assert until(lambda: with_argument(mark))
         terminal.write(b"\x03")
         read_until(terminal, b"ready> ")
-        assert within(5, lambda: not with_argument("1237.7"))
-        terminal.write("sleep 1237.8\n")
-        assert within(5, lambda: with_argument("1237.8"))
+        assert until(lambda: not with_argument(mark))
+        terminal.write(f"sleep {other_mark}\n")
+        assert until(lambda: with_argument(other_mark))
         terminal.write(b"\x1a")
         read_until(terminal, b"Stopped")
         terminal.write("jobs; kill %1; exit\n")
 
 
 def test_closing_a_terminal_ends_what_is_on_it(sb: Sandbox) -> None:
-    terminal = sb.terminal(["bash", "-c", "trap '' HUP; sleep 1237.9; sleep 1237.9"])
-    assert within(5, lambda: with_argument("1237.9"))
+    mark = unique_seconds()
+    terminal = sb.terminal(["bash", "-c", f"trap '' HUP; sleep {mark}; sleep {mark}"])
+    assert until(lambda: with_argument(mark))
     terminal.close()
     terminal.close()
-    assert within(5, lambda: not with_argument("1237.9"))
+    assert until(lambda: not with_argument(mark))
     with pytest.raises(SandboxClosed):
         terminal.read(1)
 
@@ -260,4 +263,4 @@ def test_nothing_is_left_open(backend: str) -> None:
     files, processes = descriptors(), len(children())
     for _ in range(3):
         once()
-    assert within(5, lambda: descriptors() <= files and len(children()) <= processes)
+    assert until(lambda: descriptors() <= files and len(children()) <= processes)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -22,8 +23,7 @@ from staddle.sandbox.aio.event_loop import in_thread
 from staddle.sandbox.open import via_backend
 from staddle.shell import bash_process, shell
 from staddle.shell.command import CommandSpec
-from tests.support.sandboxes import within
-from tests.support.waiting import with_argument
+from tests.support.waiting import unique_seconds, until, with_argument
 
 #: Its own launcher, others' launchers, one without namespaces, and none at all.
 everywhere = pytest.mark.parametrize("backend", ["namespaces", "bwrap", "landlock", "native"])
@@ -121,6 +121,7 @@ def test_what_a_thread_has_not_begun_is_undone_all_the_same() -> None:
 @everywhere
 def test_cancelled_again_and_again_at_any_moment(backend: str) -> None:
     """The pipes of the shell are new for each command, because of the job: it begins in a thread."""
+    mark = unique_seconds()
     chosen = random.Random(7)  # noqa: S311 - moments, not secrets
 
     async def main() -> None:
@@ -128,14 +129,14 @@ def test_cancelled_again_and_again_at_any_moment(backend: str) -> None:
             await sb.run("x=0")
             for turn in range(25):
                 await sb.run("sleep 1251.3 &")
-                task = asyncio.create_task(sb.run("x=1; sleep 1251.4"))
+                task = asyncio.create_task(sb.run(f"x=1; sleep {mark}"))
                 for _ in range(chosen.randrange(1, 4)):
                     await asyncio.sleep(chosen.choice([0, 0, 0.001, 0.003, 0.01]))
                     task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
                 assert (await sb.run("echo fine")).stdout == "fine\n", turn
-            assert await asyncio.to_thread(within, 10, lambda: not with_argument("1251.4"))
+            assert await asyncio.to_thread(until, lambda: not with_argument(mark))
 
     awaited(main)
 
@@ -143,14 +144,16 @@ def test_cancelled_again_and_again_at_any_moment(backend: str) -> None:
 @stopped
 @everywhere
 def test_an_agent_that_does_not_answer_ends_with_its_sandbox(backend: str) -> None:
+    mark = unique_seconds()
+
     def main() -> None:
         with Sandbox(backend=backend) as sb:
             sb.run("x=1")
             with stopped_agent(sb) as agent:
                 with pytest.raises(SandboxLost, match="answer"):
-                    sb.run("sleep 1251.5", timeout=0.3)
-                assert within(10, lambda: not with_argument("1251.5"))
-                assert within(10, lambda: not parent_of(agent) or _is_dead(agent))
+                    sb.run(f"sleep {mark}", timeout=0.3)
+                assert until(lambda: not with_argument(mark))
+                assert until(lambda: not parent_of(agent) or _is_dead(agent))
             assert not sb.alive
 
     bounded(main)
@@ -159,23 +162,25 @@ def test_an_agent_that_does_not_answer_ends_with_its_sandbox(backend: str) -> No
 @stopped
 @everywhere
 def test_a_program_whose_agent_does_not_answer(backend: str) -> None:
+    mark = unique_seconds()
+
     def main() -> None:
         with Sandbox(backend=backend) as sb:
             errors: list[BaseException] = []
 
             def run() -> None:
                 try:
-                    sb.exec(["sleep", "1251.6"], timeout=2)
+                    sb.exec(["sleep", mark], timeout=2)
                 except StaddleError as error:
                     errors.append(error)
 
             thread = threading.Thread(target=run, daemon=True)
             thread.start()
-            assert within(10, lambda: with_argument("1251.6"))
+            assert until(lambda: with_argument(mark))
             with stopped_agent(sb):
                 thread.join()
                 assert isinstance(errors[0], SandboxLost)
-                assert within(10, lambda: not with_argument("1251.6"))
+                assert until(lambda: not with_argument(mark))
 
     bounded(main)
 
@@ -184,17 +189,19 @@ def test_a_program_whose_agent_does_not_answer(backend: str) -> None:
 @everywhere
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_a_close_ends_though_the_agent_is_stopped(backend: str, busy: bool) -> None:
+    mark, other_mark = unique_seconds(), unique_seconds()
+
     def main() -> None:
         sb = Sandbox(backend=backend)
-        sb.start("sleep 1251.7")
-        assert within(10, lambda: with_argument("1251.7"))
-        thread = threading.Thread(target=_tried, args=(lambda: sb.run("sleep 1251.8"),), daemon=True)
+        sb.start(f"sleep {mark}")
+        assert until(lambda: with_argument(mark))
+        thread = threading.Thread(target=_tried, args=(lambda: sb.run(f"sleep {other_mark}"),), daemon=True)
         if busy:
             thread.start()
-            assert within(10, lambda: with_argument("1251.8"))
+            assert until(lambda: with_argument(other_mark))
         with stopped_agent(sb):
             sb.close()
-            assert within(10, lambda: not with_argument("1251.7") and not with_argument("1251.8"))
+            assert until(lambda: not with_argument(mark) and not with_argument(other_mark))
         if busy:
             thread.join()
 
@@ -204,26 +211,30 @@ def test_a_close_ends_though_the_agent_is_stopped(backend: str, busy: bool) -> N
 @stopped
 @everywhere
 def test_a_task_is_cancelled_though_the_agent_is_stopped(backend: str) -> None:
+    mark = unique_seconds()
+
     async def main() -> None:
         async with AsyncSandbox(backend=backend) as sb:
-            task = asyncio.create_task(sb.run("sleep 1251.9"))
-            assert await asyncio.to_thread(within, 10, lambda: with_argument("1251.9"))
+            task = asyncio.create_task(sb.run(f"sleep {mark}"))
+            assert await asyncio.to_thread(until, lambda: with_argument(mark))
             with stopped_agent(sb._sandbox):
                 task.cancel()
                 with pytest.raises((asyncio.CancelledError, SandboxLost)):
                     await task
-            assert await asyncio.to_thread(within, 10, lambda: not with_argument("1251.9"))
+            assert await asyncio.to_thread(until, lambda: not with_argument(mark))
 
     awaited(main)
 
 
 @confined
 def test_an_agent_that_is_killed_gives_the_turn_back(backend: str) -> None:
+
     async def main() -> None:
         async with AsyncSandbox(backend=backend) as sb:
-            for begin in (lambda: sb.run("sleep 1252.1"), lambda: _read(sb, "sleep 1252.1")):
-                task = asyncio.create_task(begin())
-                assert await asyncio.to_thread(within, 10, lambda: with_argument("1252.1"))
+            for begin in (sb.run, lambda command: _read(sb, command)):
+                mark = unique_seconds()
+                task = asyncio.create_task(begin(f"sleep {mark}"))
+                assert await asyncio.to_thread(until, partial(with_argument, mark))
                 os.kill(parent_of(sb._sandbox._inside.first_shell.host_pid), signal.SIGKILL)
                 with pytest.raises(SandboxLost):
                     await task
@@ -236,15 +247,17 @@ def test_an_agent_that_is_killed_gives_the_turn_back(backend: str) -> None:
 @stopped
 @everywhere
 def test_a_run_that_is_not_driven_does_not_keep_its_session_from_closing(backend: str) -> None:
+    mark = unique_seconds()
+
     def main() -> None:
         with Sandbox(backend=backend) as sb:
             other = sb.session("other")
-            other._shell.begin(CommandSpec(b"sleep 1252.2", out=lambda _: None, err=lambda _: None))
-            assert within(10, lambda: with_argument("1252.2"))
+            other._shell.begin(CommandSpec(f"sleep {mark}".encode(), out=lambda _: None, err=lambda _: None))
+            assert until(lambda: with_argument(mark))
             began = time.monotonic()
             other.close()
             assert time.monotonic() - began < BOUND / 2
-            assert within(10, lambda: not with_argument("1252.2"))
+            assert until(lambda: not with_argument(mark))
             assert sb.run("echo fine").stdout == "fine\n"
 
     bounded(main)

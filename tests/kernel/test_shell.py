@@ -26,7 +26,7 @@ from staddle.shell.command import CommandSpec
 from staddle.shell.shell import Shell
 from tests.support.in_a_child import SRC
 from tests.support.shell_habitats import FULLY, HABITATS, TriedShell
-from tests.support.waiting import as_soon_as, until
+from tests.support.waiting import as_soon_as, unique_seconds, until, with_argument
 
 
 @pytest.fixture(params=FULLY)
@@ -446,13 +446,10 @@ def test_a_terminal(tried: TriedShell) -> None:
 
 
 def test_everything_ends_with_the_line(tried: TriedShell) -> None:
-    tried.run("(setsid sleep 4321 &) ; trap '' TERM; setsid setsid sleep 4321 & sleep 4321 &")
+    mark = unique_seconds()
+    tried.run(f"(setsid sleep {mark} &) ; trap '' TERM; setsid setsid sleep {mark} & sleep {mark} &")
     tried.agent.close()
-
-    def left() -> bytes:
-        return subprocess.run(["pgrep", "-f", "^sleep 4321$"], capture_output=True, check=False).stdout
-
-    assert until(lambda: not left(), 10)  # the kernel takes a moment to end a pid namespace
+    assert until(lambda: not with_argument(mark))  # the kernel takes a moment to end a pid namespace
 
 
 def test_a_lost_sandbox_is_an_error_with_a_sentence(unconfined: TriedShell) -> None:

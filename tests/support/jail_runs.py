@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from staddle import backends
 from staddle.jail.jail import RunOpts
 from staddle.jail.workspace import Workspace
 from tests.support.git_plants import World
+from tests.support.waiting import until
 
 #: Every backend that confines on this host; systemd has a file of its own, with a machine of its own.
 BACKENDS = tuple(name for name in backends.candidates() if name != "systemd")
@@ -52,14 +52,8 @@ def processes_with(mark: str) -> list[int]:
 
 
 def gone(mark: str) -> bool:
-    deadline = time.monotonic() + 10
-    while processes_with(mark) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not processes_with(mark)
+    return until(lambda: not processes_with(mark))
 
 
-def appears(path: str | Path, seconds: float = 30) -> bool:
-    deadline = time.monotonic() + seconds
-    while not os.path.exists(path) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return os.path.exists(path)
+def appears(path: str | Path) -> bool:
+    return until(lambda: os.path.exists(path))

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from tests.support.waiting import until
 
 #: Its own launcher, somebody else's, and none at all.
 BACKENDS = ["namespaces", "bwrap", "native"]
 
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 confining = pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "native"])
-
-
-def within(seconds: float, what: Callable[[], object]) -> bool:
-    """Whether `what` becomes true in time."""
-    return until(what, seconds)
 
 
 def descriptors() -> int:

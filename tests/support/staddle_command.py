@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
+
+from tests.support.waiting import until
 
 SRC = Path(__file__).parents[2] / "src"
 COMMAND = [sys.executable, "-m", "staddle"]
@@ -54,11 +55,6 @@ def processes_with(marker: str) -> list[int]:
     return found
 
 
-def gone(marker: str, within: float = 3.0) -> bool:
+def gone(marker: str) -> bool:
     """Whether nothing with `marker` among its arguments is left after a while."""
-    until = time.monotonic() + within
-    while processes_with(marker):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
+    return until(lambda: not processes_with(marker))

@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+#: Longer than anything takes, however busy the machine is; only what never comes is waited for so long.
+PATIENCE = 60.0
 
-def until(what: Callable[[], object], seconds: float = 10) -> bool:
+
+def until(what: Callable[[], object], seconds: float = PATIENCE) -> bool:
     """Whether it came to be so in time."""
     end = time.monotonic() + seconds
     while not what():
@@ -17,6 +20,11 @@ def until(what: Callable[[], object], seconds: float = 10) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def unique_seconds() -> str:
+    """A long time as an argument of `sleep`, by which nobody else's process is found."""
+    return f"{1000 + int.from_bytes(os.urandom(1))}.{int.from_bytes(os.urandom(7)):017d}"
 
 
 def with_argument(mark: str) -> list[int]:
