@@ -7,7 +7,7 @@ import subprocess
 from typing import Any, BinaryIO
 
 from staddle import Identity, Policy
-from staddle.inside.agent.as_root import RIGHTS
+from staddle.inside.agent.confinement import ROOT_RIGHTS
 from staddle.sandbox.open import as_root, settings
 from staddle.sandbox.open import open as opening
 
@@ -21,7 +21,7 @@ ROOTS_OWN = frozenset({"create-in-system-directories", "become-another-user", "c
 
 def rights(backend: str) -> int:
     """The capabilities that a command may have, as bits."""
-    return RIGHTS if USERS[backend] else 0
+    return ROOT_RIGHTS if USERS[backend] else 0
 
 
 class Started:

@@ -14,7 +14,7 @@ import os
 import select
 
 from ..files.remove_tree import remove
-from ..inside.agent import home_layers, verify
+from ..inside.agent import own_namespaces, verify
 from ..inside.parent import contents
 from ..ipc.descriptors import close_all, receive, send
 from ..ipc.forkserver_messages import (
@@ -28,7 +28,7 @@ from ..ipc.forkserver_messages import (
     decode_config,
     decode_request,
 )
-from ..ipc.reasons import reason
+from ..ipc.status import reason
 from ..ipc.wire import Malformed
 from ..linux import process
 from ..linux.openat2 import open_beneath
@@ -84,7 +84,7 @@ class ForkServer:
         self._config, self._cloner = config, cloner
         self._socket, self._old_root = socket, old_root
         self._coming: list[tuple[bytes, tuple[int, ...]]] = []  # clones in the making
-        self._stores: set[bytes] = {home_layers.store_of(config)} if config.skeleton else set()
+        self._stores: set[bytes] = {own_namespaces.layer_store(config)} if config.skeleton else set()
         self._held: dict[bytes, int] = {}
         self._cgroup_fds: list[tuple[int, ...]] = []  # of sandboxes to be made
         self._spares = Spares(config, self._cgroup_fds.append)
@@ -257,7 +257,7 @@ class ForkServer:
 
     def _ask(self) -> None:
         """Ask the cloner for one; `_made` follows."""
-        layer = home_layers.new_name(self._config)
+        layer = own_namespaces.new_layer_name(self._config)
         if self._config.cgroup_fds and not self._cgroup_fds:
             raise _NoCgroups
         cgroup_fds = self._cgroup_fds.pop(0) if self._cgroup_fds else ()
@@ -281,7 +281,7 @@ class ForkServer:
         """End all sandboxes. If the host program has ended, remove the layers of its sandboxes, too."""
         self._cloner.end()
         for layer in (*self._spares.layers, *(layer for layer, _ in self._coming)):
-            home_layers.take_back(self._config, layer)
+            own_namespaces.take_back_layer(self._config, layer)
         for store in self._stores:
             try:
                 lock = open_beneath(self._old_root, os.fsdecode(store[1:]) + "/lock", os.O_RDWR)

@@ -10,17 +10,17 @@ import _socket
 import os
 import select
 
-from ..inside.agent import as_root, own_view, verify
+from ..inside.agent import own_namespaces, verify
 from ..inside.agent.agent import SandboxAgent
-from ..inside.agent.confinement import ProcessConfinement
+from ..inside.agent.confinement import ROOT_RIGHTS, ProcessConfinement
 from ..inside.agent.mount_swap import TreeMounts
-from ..inside.agent.network import AgentNetwork
+from ..inside.agent.own_namespaces import AgentNetwork
 from ..inside.agent.shell_files import InDirectory
 from ..inside.child import live
 from ..ipc import agent_messages
 from ..ipc.descriptors import receive, send
 from ..ipc.forkserver_messages import LONGEST, decode_request
-from ..ipc.reasons import reason
+from ..ipc.status import reason
 from ..limits import process_attributes
 from ..limits.limit_tally import LimitTally
 from ..limits.supervisor import Supervisor
@@ -67,7 +67,7 @@ class SandboxTemplate:
             config.rlimits,
             config.filter,
             # A root has rights where it has something to itself: in layers, not in the host's directories.
-            rights=as_root.RIGHTS if config.uid == 0 and config.places else 0,
+            rights=ROOT_RIGHTS if config.uid == 0 and config.places else 0,
         )
         self.agent = SandboxAgent(
             confinement.become,
@@ -107,7 +107,7 @@ def _live(
         process.close_from(3, keep=(socket.fileno(), *cgroup_fds))
         process_attributes.narrow_cpus(config.processors)
         doing = ""
-        control = own_view.made(config, template.outside, layer)
+        control = own_namespaces.made(config, template.outside, layer)
         doing = "at a last look"
         verify.at_the_first()
         doing = "while its shell was started"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 
-from ..inside.agent import home_layers
+from ..inside.agent import own_namespaces
 from ..ipc.descriptors import close_all, send
 
 TYPE_CHECKING = False
@@ -70,7 +70,7 @@ class Spares:
     def discard(self, spare: Spare) -> None:
         """End one that will not be taken, and remove its home layer."""
         spare.socket.close()
-        home_layers.take_back(self._config, spare.layer)
+        own_namespaces.take_back_layer(self._config, spare.layer)
         if spare.cgroup_fds:
             self._give_back(spare.cgroup_fds)
 

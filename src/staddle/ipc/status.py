@@ -1,4 +1,4 @@
-"""Report that the command did not start: an exit code and one sentence."""
+"""Report that a command, or a part of a sandbox, was not started: an exit code and one sentence."""
 
 from __future__ import annotations
 
@@ -53,3 +53,12 @@ def tell(status: int, failure: NotStarted) -> None:
         os.write(2, f"staddle: {failure}\n".encode("utf-8", "backslashreplace"))
     except OSError:
         pass
+
+
+def reason(error: BaseException, doing: str = "") -> bytes:
+    """The error as one sentence, after the step that failed."""
+    from ..errors import StaddleError  # loaded long ago in a process that gives reasons
+    from .wire import Malformed
+
+    text = str(error) if isinstance(error, StaddleError | Malformed) else str(not_started(error))
+    return f"{doing}: {text}".removeprefix(": ").encode("utf-8", "backslashreplace")[:2048]

@@ -146,7 +146,9 @@ SWITCHES: dict[str, Switch] = {
         only="user",  # as root they belong to the fork server, whom nobody is inside
         edits=(
             Edit(
-                "inside/agent/own_view.py", "        mounts.set_attributes(cover, mounts.ATTR_RDONLY)\n", ""
+                "inside/agent/own_namespaces.py",
+                "        mounts.set_attributes(cover, mounts.ATTR_RDONLY)\n",
+                "",
             ),
         ),
     ),
@@ -229,7 +231,7 @@ ALONE = {
 # ---------------------------------------------------------------- as its root
 
 _MORE_RIGHTS = (
-    Edit("inside/agent/confinement.py", "        process.keep_capabilities(as_root.RIGHTS)\n", ""),
+    Edit("inside/agent/confinement.py", "        process.keep_capabilities(ROOT_RIGHTS)\n", ""),
     Edit(
         "inside/confine.py",
         '        _checked("capabilities cannot be dropped", process.drop_capabilities)\n',
@@ -238,7 +240,7 @@ _MORE_RIGHTS = (
 )
 _NO_LOOK_AS_ROOT = Edit(
     "inside/agent/confinement.py",
-    "        verify.at_myself(0, 0, maps, self._outer, as_root.RIGHTS)\n",
+    "        verify.at_myself(0, 0, maps, self._outer, ROOT_RIGHTS)\n",
     "        pass\n",
 )
 
@@ -259,7 +261,7 @@ AS_ROOT: dict[str, Switch] = {
         ("start",),
         edits=(
             _SAME_USER_NAMESPACE,
-            Edit("inside/agent/confinement.py", "            as_root.enter_alone()\n", "            pass\n"),
+            Edit("inside/agent/confinement.py", "            enter_alone()\n", "            pass\n"),
         ),
     ),
     "system call filter": Switch(

@@ -26,9 +26,8 @@ from ...ipc.status import CONFINEMENT, NotStarted
 from ...ipc.wire import Malformed
 from ...linux import process
 from . import process_tree, spawn, usage
-from .greeting import SHELL_OPTIONS, greeting
 from .processes import Child, QueuedSocket, available, terminal
-from .shell_files import ChannelFiles
+from .shell_files import SHELL_OPTIONS, ChannelFiles, greeting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from ...limits.limit_tally import LimitTally
     from ...network.namespace.socket_handoff import ForwardSockets
     from .mount_swap import Swap
-    from .network import AgentNetwork
+    from .own_namespaces import AgentNetwork
     from .shell_files import Channel
     from .spawn import Become
 

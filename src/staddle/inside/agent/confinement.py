@@ -1,7 +1,7 @@
 """Confine a process of the sandbox between fork and exec. Run by a child of the agent.
 
 It begins with the agent's capabilities over the sandbox, and ends in the sandbox's inner user namespace
-with none, or as a root of it with those of `as_root`.
+with none, or as a root of it with ROOT_RIGHTS.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...limits import process_attributes
 from ...linux import cgroups, process, userns
 from ...linux.syscalls import call
 from ..confine import become_command, confine
-from . import as_root, verify
+from . import verify
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,16 +95,16 @@ class ProcessConfinement:
     def become_root(
         self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes
     ) -> NoReturn:
-        """As `become`, but as the sandbox's root; see `as_root`."""
+        """As `become`, but as the sandbox's root, with ROOT_RIGHTS."""
         self._enter_groups()
         if self._whose:
             self._join()
             process.become(0, 0)
         else:
-            as_root.enter_alone()
-        process.keep_capabilities(as_root.RIGHTS)
+            enter_alone()
+        process.keep_capabilities(ROOT_RIGHTS)
         spec = self._spec(argv, environment, directory)
-        become_command(spec, None, -1, guardian=0, last=self._look_as_root, kept=as_root.RIGHTS)
+        become_command(spec, None, -1, guardian=0, last=self._look_as_root, kept=ROOT_RIGHTS)
 
     def confine(self) -> None:
         """Be confined in the same way, and go on as we are; open files are not limited."""
@@ -150,8 +150,8 @@ class ProcessConfinement:
         verify.at_myself(self._uid, self._gid, self._maps()[-2:], self._outer, self._rights)
 
     def _look_as_root(self) -> None:
-        maps = self._maps()[-2:] if self._whose else as_root.MAPS
-        verify.at_myself(0, 0, maps, self._outer, as_root.RIGHTS)
+        maps = self._maps()[-2:] if self._whose else ROOT_MAPS
+        verify.at_myself(0, 0, maps, self._outer, ROOT_RIGHTS)
 
     def _spec(self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> ExecSpec:
         return ExecSpec(argv, environment, directory, rlimits=self._rlimits, filter=self._filter)
@@ -171,3 +171,31 @@ def _everybody(number: int, whose: int) -> bytes:
     between, after = (low + 1, low + 1, high - low - 1), (high + 1, high + 1, 65535 - high)
     rows = ((0, 0, low), (number, whose, 1), between, after)
     return b"\n".join(b"%d %d %d" % row for row in rows if row[2] > 0)
+
+
+# Being root inside: with a root's rights over what is the sandbox's, and none over anything else.
+#
+# The capabilities count in a user namespace of the sandbox, and for files only where an owner is
+# known there. No mount, no network and no process of ours belongs to it. What is not among them
+# is not needed to install packages: no devices, no tracing, no administration.
+
+#: chown, dac_override, fowner, fsetid, kill, setgid, setuid.
+ROOT_RIGHTS = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7
+#: Who is who, where there is one id for everybody: the sandbox's user is its root, too.
+ROOT_MAPS = (("uid_map", b"0 0 1"), ("gid_map", b"0 0 1"))
+
+
+def enter_alone() -> None:
+    """Be in a new user namespace in which the one id that there is has the name 0.
+
+    Called by a child of the agent. It can be looked into for a moment, as far as the kernel goes by
+    ids; but a process in another user namespace of the sandbox has no right to.
+    """
+    process.dumpable(True)  # else our own maps would be closed to us
+    call("unshare", userns.CLONE_NEWUSER)
+    for name, text in (("setgroups", b"deny"), *ROOT_MAPS):
+        fd = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text)
+        finally:
+            os.close(fd)

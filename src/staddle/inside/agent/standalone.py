@@ -26,13 +26,12 @@ _PACKAGES = (
 )
 _MODULES = (
     *("staddle.linux.syscalls", "staddle.linux.process", "staddle.linux.fileio"),
-    *("staddle.ipc.wire", "staddle.ipc.status"),
-    *("staddle.inside.child", "staddle.inside.child"),
+    *("staddle.ipc.wire", "staddle.ipc.status", "staddle.inside.child"),
     *("staddle.ipc.descriptors", "staddle.ipc.agent_messages", "staddle.inside.agent.shell_files"),
     *("staddle.inside.agent.process_tree", "staddle.inside.agent.loader", "staddle.inside.agent.spawn"),
     *("staddle.inside.agent.processes", "staddle.inside.agent.usage"),
     *("staddle._value", "staddle.ipc.gateway_messages", "staddle.network.namespace.socket_handoff"),
-    *("staddle.inside.agent.greeting", "staddle.inside.agent.agent", "staddle.inside.agent.standalone"),
+    *("staddle.inside.agent.agent", "staddle.inside.agent.standalone"),
 )
 
 #: Those of a file server.

@@ -1,6 +1,6 @@
 """Commands as root inside a sandbox: the check of `user`, root's environment, the system in layers.
 
-Root inside has no rights outside: see inside.agent.as_root. It may write the whole system; for that
+Root inside has no rights outside: see inside.agent.confinement. It may write the whole system; for that
 the sandbox's layers are extended when it is first asked for, or, where the session itself is
 root, when that begins.
 """

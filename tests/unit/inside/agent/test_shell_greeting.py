@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from staddle.inside.agent.greeting import SHELL_OPTIONS, greeting
-from staddle.inside.agent.shell_files import NAMES
+from staddle.inside.agent.shell_files import NAMES, SHELL_OPTIONS, greeting
 
 
 def places(directory: Path) -> tuple[bytes, ...]:

@@ -1,0 +1,180 @@
+"""Fill the namespaces of one sandbox with what is its own: its part of the view, its home layer, its network.
+
+The view (/proc, terminals, private directories, control files) is made by a child of the sandbox's first
+process, in the same namespaces and with the same rights, which ends afterwards. The memory that it has
+copied is freed with it; the first process would have kept some hundred kilobytes of that for the sandbox's
+whole life.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+
+from ...errors import LaunchFailed
+from ...files.remove_tree import remove
+from ...ipc import network_spec
+from ...ipc.descriptors import receive, send
+from ...ipc.status import reason
+from ...linux import loopback, mounts, overlay
+from ...linux.syscalls import call
+from ...mounts.builder import Builder, mount_processes
+from ...mounts.rows import decoded
+from ...mounts.shared_view import ASIDE, BORROWED, CONTROL, OLD_PROCESSES, OLD_ROOT
+from ...network.namespace import setup, socket_handoff
+from ..child import live
+from . import verify
+from .mount_swap import show
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from ...ipc.forkserver_messages import ForkServerConfig
+    from ...ipc.network_spec import NetworkRow
+
+_DONE = b"!"
+_LONGEST = 4096
+_CONTROL_SIZE = 64 << 20
+
+
+def made(config: ForkServerConfig, outside: verify.Outside, layer: bytes) -> int:
+    """Have it made and verified; the directory of the control files. Raises LaunchFailed or OSError."""
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    child = os.fork()
+    if child == 0:
+        _live(theirs, config, outside, layer)
+    theirs.close()
+    try:
+        said, found = receive(ours, _LONGEST)
+    finally:
+        ours.close()
+        os.waitpid(child, 0)
+    if said != _DONE or len(found) != 1:
+        raise LaunchFailed(said.decode("utf-8", "replace") or "its view was not made")
+    return found[0]
+
+
+def _live(
+    socket: _socket.socket, config: ForkServerConfig, outside: verify.Outside, layer: bytes
+) -> NoReturn:
+    """Be the child: make it, verify it, and send the directory of the control files."""
+    doing = "while its own part of the view was made"
+
+    def work() -> int:
+        nonlocal doing
+        control = _make(config, layer)
+        doing = "at a last look"
+        verify.around(config, outside)
+        send(socket, _DONE, (control,))
+        return 0
+
+    def failed(error: BaseException) -> int:
+        send(socket, reason(error, doing))
+        return 1
+
+    live(work, failed)
+
+
+def _make(config: ForkServerConfig, layer: bytes) -> int:
+    _set_aside("/proc", OLD_PROCESSES)
+    mount_processes("/proc")
+    if layer:
+        make_layer(config, layer)
+    Builder.extending("/", owner=config.whose).build(decoded(config.own))
+    quiet = mounts.MS_NOSUID | mounts.MS_NOEXEC
+    mounts.mount("devpts", "/dev/pts", "devpts", flags=quiet, options="newinstance,ptmxmode=0666,mode=620")
+    # With it goes the old root: from here on nothing of the host can be reached. All at once, since
+    # the kernel waits for every processor before it lets go of a mount.
+    mounts.umount(ASIDE)
+    control = _control()
+    call("sethostname", config.host, len(config.host))
+    return control
+
+
+def _set_aside(mounted: str, place: str) -> None:
+    """Move a mount to a place that is unmounted with all that is in it."""
+    opened = [os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for path in (mounted, place)]
+    try:
+        mounts.attach(*opened)
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def _control() -> int:
+    """The control files: ours to write; inside they can only be read, or written as pipes."""
+    options = f"mode=0755,size={_CONTROL_SIZE}"
+    plain = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+    mounts.mount("tmpfs", CONTROL, "tmpfs", flags=plain, options=options)
+    control = os.open(CONTROL, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    cover = mounts.clone_tree(control)
+    try:
+        mounts.set_attributes(cover, mounts.ATTR_RDONLY)
+        mounts.attach(cover, control)
+    finally:
+        os.close(cover)
+    return control
+
+
+class AgentNetwork:
+    """Sockets of the sandbox's network namespace. Needs CAP_NET_ADMIN over it."""
+
+    def __init__(self, rows: tuple[NetworkRow, ...]) -> None:
+        """Bring loopback up, and make what the policy needs besides."""
+        self._ready: socket_handoff.PreparedSockets | None = None
+        if rows:
+            self._ready = setup.prepare(network_spec.decoded(rows))
+        else:  # the usual case, with as little of us as possible: every sandbox has this in memory
+            loopback.up()
+
+    def hand_over(self, socket: int) -> None:
+        """Send the sockets that were made, once, to the other end."""
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            socket_handoff.hand_over(socket, ready)
+
+    def answer(self, socket: int, wish: bytes) -> None:
+        """Serve a request of the host program: a connection to a server inside, more sockets."""
+        if socket_handoff.is_forward_request(wish):
+            socket_handoff.answer(socket, wish)
+
+
+# The layer of a sandbox's home tree, made before the sandbox is asked for, by a spare that still sees the
+# host: the layer lies in the host program's store, beside the skeleton. The fork server chooses its name and
+# sends it to the host program that takes the spare; that program then uses or removes the layer.
+
+
+def new_layer_name(config: ForkServerConfig) -> bytes:
+    """A name for a layer that no other has; empty when none is to be prewarmed."""
+    return b"ahead-" + os.urandom(6).hex().encode() if config.skeleton else b""
+
+
+def make_layer(config: ForkServerConfig, name: bytes) -> None:
+    """Make the layer, and mount the home tree with it."""
+    path = _path(config, name)
+    upper, work = f"{path}/upper", f"{path}/work"
+    # By name, at every step: when the store is being removed, nothing more is made in it.
+    os.mkdir(path, 0o700)
+    os.mkdir(upper, 0o755)
+    os.mkdir(work, 0o700)
+    tree = overlay.overlay([f"{OLD_ROOT}{os.fsdecode(config.skeleton)}"], upper, work)
+    try:
+        show(tree, tuple(map(os.fsdecode, config.places)), BORROWED)
+    finally:
+        os.close(tree)
+
+
+def take_back_layer(config: ForkServerConfig, name: bytes) -> None:
+    """Remove the layer of a spare that is not taken. Run by the fork server."""
+    if name:
+        remove((os.fsencode(_path(config, name)),))
+
+
+def layer_store(config: ForkServerConfig) -> bytes:
+    """The directory of such layers: a path of the host."""
+    return os.path.dirname(config.skeleton)
+
+
+def _path(config: ForkServerConfig, name: bytes) -> str:
+    return f"{OLD_ROOT}{os.fsdecode(layer_store(config))}/{os.fsdecode(name)}"
