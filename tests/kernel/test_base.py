@@ -13,7 +13,7 @@ import pytest
 from staddle import Identity, Policy, PolicyNotEnforceable, Sandbox, wrap
 from staddle.bases.import_image import import_image
 from staddle.errors import CommandNotFound
-from staddle.policy import base_store
+from staddle.policy import base
 from tests.support.roots import small_root
 from tests.unit.bases.images import docker_save, file, layer, oci
 
@@ -131,7 +131,7 @@ def test_a_session_on_another_backend_has_no_base(root: Path) -> None:
 
 
 def test_an_image_is_run_by_its_name(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(base_store.VARIABLE, str(tmp_path / "bases"))
+    monkeypatch.setenv(base.VARIABLE, str(tmp_path / "bases"))
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         tar.add(root, arcname=".")

@@ -13,7 +13,7 @@ from tests.support.in_a_child import python
 ALONE = """
 import select, signal
 from staddle.limits import disk, enforced, process_attributes, supervisor
-from staddle.mounts import sizes
+from staddle.mounts import operations
 from staddle.limits.cgroup_layout import CgroupFacts, decide
 from staddle.linux import mounts, process, process_tree as tree, userns
 from staddle.linux.syscalls import call
@@ -309,12 +309,12 @@ print(open('/proc/self/oom_score_adj').read())
 
 def test_a_file_system_of_the_layer_holds_bytes_and_inodes() -> None:
     said = alone("""
-mounts.mount('tmpfs', '/mnt', 'tmpfs', options=sizes.tmpfs_options(8 * MB))
+mounts.mount('tmpfs', '/mnt', 'tmpfs', options=operations.tmpfs_options(8 * MB))
 print(disk.full('/mnt'))
 made = 0
 try:
     for made in range(10000): open(f'/mnt/{made}', 'x').close()
-except OSError as error: print(error.errno == errno.ENOSPC, made < sizes.inodes(8 * MB), disk.full('/mnt'))
+except OSError as error: print(error.errno == errno.ENOSPC, made < operations.inodes(8 * MB), disk.full('/mnt'))
 for at in range(made): os.unlink(f'/mnt/{at}')
 with open('/mnt/sparse', 'wb') as file: file.truncate(1 << 40)
 print(disk.full('/mnt'))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from staddle.bases.import_image import import_image
 from staddle.errors import ArchiveRefused
 from staddle.files.unpack import UnpackBounds
-from staddle.policy import base_store
+from staddle.policy import base
 from tests.unit.bases.images import directory, docker_save, file, layer, link, oci, plain, symlink
 
 SMALL = UnpackBounds(bytes=1 << 16, entries=64, depth=8)
@@ -33,7 +33,7 @@ members = st.one_of(
 def imported(image: Path, here: Path) -> bool:
     """Whether a base was made of it. The only directory that anything may have been made in is looked at."""
     outside = here / "x"
-    with mock.patch.dict(os.environ, {base_store.VARIABLE: str(here / "bases")}):
+    with mock.patch.dict(os.environ, {base.VARIABLE: str(here / "bases")}):
         try:
             made = import_image(str(image), "one", bounds=SMALL)
         except ArchiveRefused:

@@ -13,7 +13,7 @@ import time
 
 from ..errors import BaseError
 from ..files.unpack import UnpackBounds
-from ..policy import base_store
+from ..policy import base
 from . import store
 from .image import Archive, refused
 from .layer import Layers
@@ -44,8 +44,8 @@ def import_image(
     ArchiveRefused for an archive that is damaged, means harm or becomes too large; BaseError
     when there is a base of that name. `progress` is told which layer is being unpacked.
     """
-    name = base_store.checked_name(name if name is not None else _name_of(archive))
-    here = base_store.directory()
+    name = base.checked_name(name if name is not None else _name_of(archive))
+    here = base.directory()
     _refuse_taken(here, name)
     os.makedirs(here, 0o700, exist_ok=True)
     sweep()
@@ -70,7 +70,7 @@ def import_image(
 
 def sweep() -> None:
     """Remove what imports that were killed have left."""
-    here = base_store.directory()
+    here = base.directory()
     for name in os.listdir(here):
         if not name.startswith("."):
             continue

@@ -13,7 +13,7 @@ import os
 
 from .._value import Value
 from ..errors import BaseError
-from ..policy.base_store import checked_name, directory, imported
+from ..policy.base import checked_name, directory, imported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,6 +4,8 @@ Nothing in it is ours: its links lead where they lead *inside*, and are never fo
 on the host; devices, pipes and sockets are left out. The root of it, /etc, /var and the directories
 on the way to something of the sandbox's own are put together entry by entry, so that our files and
 the policy's grants have their places whatever the base has there. All the rest is shown whole.
+
+An imported base has a name, and is in `directory()`. `bases/store.py` lists and removes them.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import os
 import stat
 
 from .._value import Value
-from ..errors import PolicyError
+from ..errors import BaseError, PolicyError
 from .paths import above
 from .plan import Grant, Link, Text
 from .resolution import HostPaths
@@ -22,6 +24,44 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from .resolution import PathContext
+
+#: Says where they are, in the place of the data directory.
+VARIABLE = "STADDLE_BASES"
+LONGEST_NAME = 64
+_IN_A_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+
+
+def directory() -> str:
+    """The directory of all of them. It need not exist."""
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen.startswith("/"):
+        return chosen
+    data = os.environ.get("XDG_DATA_HOME", "")
+    # The specification says that a relative one is to be ignored.
+    home = data if data.startswith("/") else os.path.expanduser("~/.local/share")
+    return f"{home}/staddle/bases"
+
+
+def checked_name(name: str) -> str:
+    """`name`, if a base can be called so."""
+    odd = next((char for char in name if char not in _IN_A_NAME), "")
+    if not name or len(name) > LONGEST_NAME or odd or name[0] in ".-":
+        why = f"it has {odd!r} in it" if odd else f"1 to {LONGEST_NAME} characters, no '.' or '-' first"
+        raise BaseError(
+            f"a base cannot be called {name!r}", why=why, fix="use letters, digits, '_', '-' and '.'"
+        )
+    return name
+
+
+def imported(name: str) -> str | None:
+    """The root of the base called `name`; None if there is none."""
+    try:
+        checked_name(name)
+    except BaseError:
+        return None
+    root = f"{directory()}/{name}/root"
+    return root if os.path.isdir(root) and not os.path.islink(root) else None
+
 
 ORIGIN = "base"
 #: Of the base's root, what every sandbox has of its own.
@@ -52,8 +92,6 @@ def find(text: str, context: PathContext, host: HostPaths) -> str:
     """The directory that `base` means: an imported one by its name, or a path."""
     place = None
     if "/" not in text and text[0] not in ".~":
-        from .base_store import imported
-
         place = imported(text)
     found = host.find(place or context.at(text))
     if found.kind == "directory":

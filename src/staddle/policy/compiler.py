@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from ..errors import PolicyError
 from . import environment, presets, system
-from .merge_grants import Visibility, hidden, outermost, strongest, without_covered, without_dead
+from .grants import Visibility, guard, hidden, outermost, strongest, without_covered, without_dead
 from .package_sources.config_files import configuration
 from .paths import Ancestry, above, covers, upward
 from .plan import Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
-from .protect import guard
 from .resolution import HostPaths, PathContext, ResolvedPath, current_directory
 from .resolve_rules import ResolvedRule, refuse_planted_links, resolve
 from .tools import Tools

@@ -14,7 +14,7 @@ from staddle.bases import store
 from staddle.bases.import_image import import_image
 from staddle.errors import ArchiveRefused, BaseError
 from staddle.files.unpack import UnpackBounds
-from staddle.policy import base_store
+from staddle.policy import base
 from tests.unit.bases.images import (
     archive,
     digest,
@@ -68,7 +68,7 @@ def test_an_oci_layout(tmp_path: Path, compress: object) -> None:
     image = oci(tmp_path / "image.tar", [BELOW, ABOVE], compress)  # type: ignore[arg-type]
     made = import_image(str(image), "mine")
     assert found(Path(made.root)) == TOGETHER
-    assert base_store.imported("mine") == made.root
+    assert base.imported("mine") == made.root
     assert (made.name, made.size, made.entries) == ("mine", 6, 10)
     assert [base.name for base in store.listed()] == ["mine"]
 

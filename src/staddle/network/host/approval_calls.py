@@ -77,7 +77,7 @@ class ApprovalCalls:
 
     def _decided(self, question: ConnectQuestion, note: Callable[[Event], None]) -> bool:
         """The decision of `on_connect`; anything but True is a no."""
-        from ...policy.addresses import special
+        from ...policy.hosts import special
         from ..rules.rules import decide
 
         # What comes from the gateway has been inside: it is judged anew, and nothing that an entry

@@ -15,8 +15,7 @@ import ipaddress
 
 from ..._value import Value
 from ...errors import PolicyError
-from ...policy.addresses import embedded, special_network
-from ...policy.hosts import allow_entry, canonical
+from ...policy.hosts import allow_entry, canonical, embedded, special_network
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ def configuration(network: str) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """
     if network not in ("allow", "open"):
         return {"/etc/pip.conf": _PIP.encode()}, {".npmrc": _NPM.encode()}
-    from .reader import read
+    from .allow_list import read
 
     found = read(("pip", "npm"))
     certificate = next((path for path in found.certificates if path.startswith(_VISIBLE)), "")

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from staddle import Network
 from staddle.network.rules.rules import decide, may_ask, refused_name, resolved
-from staddle.policy.addresses import special
-from staddle.policy.hosts import allow_entry
+from staddle.policy.hosts import allow_entry, special
 
 NETWORK = Network.allow(
     "api.example.com",

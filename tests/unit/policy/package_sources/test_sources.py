@@ -9,8 +9,7 @@ import pytest
 
 from staddle import Network
 from staddle.errors import PolicyError
-from staddle.policy.package_sources.allow_list import allowed
-from staddle.policy.package_sources.reader import read
+from staddle.policy.package_sources.allow_list import allowed, read
 from staddle.policy.package_sources.sources import Credential, Sources
 
 SECRET = "s3cret-pass"
