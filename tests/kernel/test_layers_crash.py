@@ -14,11 +14,12 @@ import pytest
 
 from staddle.errors import CommitFailed
 from staddle.files.remove_tree import remove
-from staddle.layers import commit_dir, journal, staging, trash
+from staddle.layers import commit as commits
+from staddle.layers import commit_dir, journal, trash
 from staddle.layers.baseline import Baseline
 from staddle.layers.commit import commit
+from staddle.layers.commit_dir import recover
 from staddle.layers.merged_view import LayerView
-from staddle.layers.recovery import recover
 from tests.support.kills import killed_at
 from tests.support.layers_overlay import MEMORY, Picture, fill, picture
 
@@ -213,7 +214,7 @@ def test_where_names_cannot_be_exchanged_it_is_done_in_two_moves(
 def test_where_directories_cannot_be_renamed_they_are_emptied(
     world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "is_overlay", lambda _: True)
+    monkeypatch.setattr(commits, "is_overlay", lambda _: True)
     assert min(killed_everywhere(world, 3).values()) > 5
 
 

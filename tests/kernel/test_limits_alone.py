@@ -314,7 +314,8 @@ print(disk.full('/mnt'))
 made = 0
 try:
     for made in range(10000): open(f'/mnt/{made}', 'x').close()
-except OSError as error: print(error.errno == errno.ENOSPC, made < operations.inodes(8 * MB), disk.full('/mnt'))
+except OSError as error:
+    print(error.errno == errno.ENOSPC, made < operations.inodes(8 * MB), disk.full("/mnt"))
 for at in range(made): os.unlink(f'/mnt/{at}')
 with open('/mnt/sparse', 'wb') as file: file.truncate(1 << 40)
 print(disk.full('/mnt'))

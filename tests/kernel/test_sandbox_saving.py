@@ -16,7 +16,7 @@ import pytest
 
 from staddle import AsyncSandbox, Sandbox, Snapshot
 from staddle.errors import ArchiveRefused, CommitRefused
-from staddle.layers import archive, archive_reader, trash
+from staddle.layers import archive, trash
 from staddle.layers.stack import LayerSnapshot
 from staddle.layers.store import Store, sweep
 from staddle.sandbox.workspace import snapshot_file
@@ -198,7 +198,7 @@ def test_a_file_that_is_cut_short_or_changed_is_refused(saved: Path, tmp_path: P
 
 def forged(saved: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     """The same archive with other facts, and a checksum that is right."""
-    layers, facts = archive_reader.load(str(saved), store_for(None))
+    layers, facts = archive.load(str(saved), store_for(None))
     change(facts)
     base = empty_directory(store_for(None))
     points = {name: LayerSnapshot(store_for(None), [base], [layer]) for name, layer in layers.items()}

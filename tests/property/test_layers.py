@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from staddle.errors import CommitRefused
-from staddle.layers import staging, trash
-from staddle.layers.archive import save
-from staddle.layers.archive_reader import load
+from staddle.layers import commit as commits
+from staddle.layers import trash
+from staddle.layers.archive import load, save
 from staddle.layers.baseline import Baseline
 from staddle.layers.change_watch import ChangeWatch
 from staddle.layers.changes import diff
@@ -215,7 +215,7 @@ def test_a_commit_makes_the_host_what_was_seen_inside(
     on_overlay: bool,
 ) -> None:
     with World(tree) as world, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging, "is_overlay", lambda _: on_overlay)
+        patch.setattr(commits, "is_overlay", lambda _: on_overlay)
         baseline = Baseline()
         world.run(first)
         stack = world.stack.freeze().stack()

@@ -69,7 +69,7 @@ def main(words: Sequence[str]) -> int:
             fix="look with `staddle diff`, then give --yes",
         )
     name, paths = named(parsed, "commit")
-    from ..layers.recovery import recover
+    from ..layers.commit_dir import recover
 
     recover()  # a commit that was killed is finished, or taken back, before another one begins
     kept = PersistentWorkspace(name)

@@ -16,8 +16,8 @@ from ..errors import LayerError
 from ..events import Event
 from ..layers.baseline import Baseline
 from ..layers.commit import commit
+from ..layers.commit_dir import recover
 from ..layers.merged_view import LayerView
-from ..layers.recovery import recover
 from ..layers.review import Names
 from ..layers.store import Store, home_for, sweep
 from ..policy.plan import Layered

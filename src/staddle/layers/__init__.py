@@ -9,15 +9,13 @@ change_watch      the changes of one command, from two scans of a layer
 layer_writer      write entries into a layer
 merge             copy, link or flatten whole layers
 discard           a layer without some of its changes
-diff_layer        a copy that was worked in, as the layer that it would have been
-exchange          exchange the content of two directories
+copied_tree       a copy that was worked in: condensed to the layer it would have been, or exchanged
 baseline          the state of the host's files when the sandbox began
 review            the objections to a commit: conflicts, protected names, new executables
-staging           the new files of a commit, beside the target
 journal           the renames of a commit, forwards and backwards, also after a crash
-commit_dir        the directory of a commit in progress; recovery finishes one after a kill
-commit            take changes over to the host, whole or not at all
-archive           layers as one file; archive_reader reads it
+commit_dir        the directory of a commit in progress, and how one is finished or undone after a kill
+commit            write the new files beside the target, then take them over whole or not at all
+archive           layers as one file: saved and loaded
 session_record    the record of a kept sandbox
 persistent_store  the store of its layers, claimed by one process at a time
 trash             delete directories in the background

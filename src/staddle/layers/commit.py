@@ -1,28 +1,281 @@
 """Taking changes over to the host: all of them, or none, also when we are killed on the way.
 
-Looked at first (`review`), then written beside the target (`staging`), then made durable at
+Looked at first (`review`), then written beside the target (`Staging`), then made durable at
 once, then renamed into place (`journal`).
+
+What comes out of a layer is content and names. Permissions lose their set-ID bits, owners
+become those of the place where a file goes, attributes are those of the file it replaces.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import time
 
 from .._value import Value
 from ..errors import CommitFailed, LayerError
+from ..files.copy import copy_content, unchanged
+from ..files.tree import LastDirectory, Tree, open_deep
 from .baseline import Baseline
 from .changes import Change, change_of
 from .commit_dir import CommitDirectory
+from .differences import Difference
+from .journal import Clear, Permit, Put, Remove, Step
 from .merged_view import LayerView, OpenLayers
 from .review import decided, review
-from .staging import Staging
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from .review import Choice, OnConflict
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ACL = "system.posix_acl_access"
+
+
+class Staging:
+    """Turns differences, in order, into steps; everything new is in `slots` (an open directory) then."""
+
+    def __init__(self, opened: OpenLayers, target: int, slots: int) -> None:
+        self._opened, self._target, self._slots = opened, target, slots
+        self._serial = 0
+        #: New directories: their path in the target, and where in the slots they are.
+        self._staged: dict[str, str] = {}
+        #: Directories of the target below which everything goes anyway.
+        self._gone: str | None = None
+        self._finish: list[tuple[str, os.stat_result, tuple[int, int] | None, bool]] = []
+        #: Steps that come before all others, after them, and those for directories that cannot be renamed.
+        self._opens: list[Step] = []
+        self._closes: list[Step] = []
+        self._clears: list[Step] = []
+        self._late: list[Step] = []
+        self._renames_directories = not is_overlay(target)
+        #: A file with several names in a layer: where its first one has been put.
+        self._linked: dict[tuple[int, int], str] = {}
+        self._source: tuple[tuple[int, str], int] | None = None
+        self._place = LastDirectory(slots, os.O_RDONLY | os.O_DIRECTORY)
+        self._replaced = LastDirectory(target)
+        self._root = os.geteuid() == 0
+        self._ours = (os.geteuid(), os.getegid())
+        #: The owner of new entries, by directory.
+        self._owners: dict[str, tuple[int, int]] = {}
+
+    def stage(
+        self, found: Sequence[Difference], progress: Callable[[int, int], object] | None = None
+    ) -> list[Step]:
+        """Write all of it. What is half done when this raises is in the slots, and nowhere else."""
+        steps: list[Step] = []
+        parts = [(item.path, item, False) for item in found]
+        # A rename is two things, and each has its place in the order of paths.
+        if moved := [(item.old_path, item, True) for item in found if item.old_path]:
+            parts = sorted(parts + moved, key=lambda part: part[0].split("/"))
+        try:
+            for count, (path, item, only_remove) in enumerate(parts):
+                step = self._removed(path, item) if only_remove else self._put(item)
+                if step is not None:
+                    steps.append(step)
+                if progress is not None and count % 64 == 0:
+                    progress(count, len(parts))
+        finally:
+            self._close_source()
+            self._place.close()
+            self._replaced.close()
+        for place, status, owner, closed in reversed(self._finish):
+            fd = open_deep(self._slots, place, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                _finish(fd, status, owner)
+                if closed:
+                    os.fchmod(fd, 0o700)
+            finally:
+                os.close(fd)
+        if progress is not None:
+            progress(len(parts), len(parts))
+        return [*self._opens, *steps, *reversed(self._clears), *self._late, *self._closes]
+
+    def _removed(self, path: str, item: Difference) -> Step | None:
+        if item.old is None or (self._gone is not None and path.startswith(self._gone)):
+            return None
+        self._goes(path, item.old)
+        if stat.S_ISDIR(item.old.st_mode) and not self._renames_directories:
+            self._clears.append(_clear(path, item.old))
+            return None
+        return Remove(path, self._slot(), item.old.st_ino, item.old.st_ctime_ns)
+
+    def _put(self, item: Difference) -> Step | None:
+        new = item.new
+        if new is None:
+            return self._removed(item.path, item)
+        old = None if item.old_path else item.old
+        if old and stat.S_ISDIR(new.st_mode) and stat.S_ISDIR(old.st_mode):
+            modes = (stat.S_IMODE(old.st_mode), stat.S_IMODE(new.st_mode))
+            # Opening a directory up comes before what is done in it, closing it comes after.
+            (self._opens if _can_change(new) else self._closes).append(Permit(item.path, old.st_ino, *modes))
+            return None
+        parent, _, name = item.path.rpartition("/")
+        above = self._staged.get(parent)
+        slot = f"{above}/{name}" if above is not None else self._slot()
+        place = slot.rpartition("/")[0]
+        here = self._place.at(place)
+        inode = self._write(item, new, old, here, slot)
+        if above is not None:
+            return None
+        if old is not None:
+            self._goes(item.path, old)
+            if stat.S_ISDIR(old.st_mode) and not self._renames_directories:
+                self._clears.append(_clear(item.path, old))
+                self._late.append(Put(item.path, slot, inode, 0))
+                return None
+        if stat.S_ISDIR(new.st_mode) and not _can_change(new):
+            self._closes.append(Permit(item.path, inode, 0o700, stat.S_IMODE(new.st_mode)))
+        return Put(item.path, slot, inode, old.st_ino if old else 0, old.st_ctime_ns if old else 0)
+
+    def _goes(self, path: str, old: os.stat_result) -> None:
+        """Note that the entry at `path` will be moved away. A directory takes along what is in it."""
+        if stat.S_ISDIR(old.st_mode):
+            if self._renames_directories:
+                self._gone = f"{path}/"
+            if not _can_change(old):
+                mode = stat.S_IMODE(old.st_mode)
+                self._opens.append(Permit(path, old.st_ino, mode, mode | 0o700))
+
+    def _write(
+        self, item: Difference, new: os.stat_result, old: os.stat_result | None, here: int, slot: str
+    ) -> int:
+        """Make the new file, link or directory of `item` in its slot; its inode."""
+        name = slot.rpartition("/")[2]
+        owner = self._owner(item.path, old)
+        if stat.S_ISDIR(new.st_mode):
+            os.mkdir(name, 0o700, dir_fd=here)
+            self._staged[item.path] = slot
+            # To be moved, it must be open to its owner: the permissions of one at the top come last.
+            closed = "/" not in slot and not _can_change(new)
+            self._finish.append((slot, new, owner, closed))
+        elif stat.S_ISLNK(new.st_mode):
+            _, source = self._from(item)
+            os.symlink(os.readlink(item.path.rpartition("/")[2], dir_fd=source), name, dir_fd=here)
+            if owner is not None:
+                os.chown(name, *owner, dir_fd=here, follow_symlinks=False)
+        elif new.st_nlink > 1 and (first := self._linked.get((item.layer, new.st_ino))):
+            os.link(first, name, src_dir_fd=self._slots, dst_dir_fd=here, follow_symlinks=False)
+        else:
+            if new.st_nlink > 1 and len(slot) < 1000:
+                self._linked[item.layer, new.st_ino] = slot
+            copy = os.open(name, _NEW, new.st_mode & 0o777, dir_fd=here)  # in a directory of ours alone
+            try:
+                self._copy(item, new, copy)
+                if old is not None and stat.S_ISREG(old.st_mode):
+                    self._keep_attributes(item.path, copy)
+                return _finish(copy, new, owner)
+            finally:
+                os.close(copy)
+        return os.stat(name, dir_fd=here, follow_symlinks=False).st_ino
+
+    def _copy(self, item: Difference, new: os.stat_result, copy: int) -> None:
+        tree, source = self._from(item)
+        fd = tree.file(source, item.path.rpartition("/")[2])
+        try:
+            copy_content(fd, copy, new)
+            unchanged(new, fd)  # since it was looked at: it is still that file, too
+        finally:
+            os.close(fd)
+
+    def _from(self, item: Difference) -> tuple[Tree, int]:
+        """The tree that has the new file, and its directory there, open."""
+        tree = self._opened.layers[item.layer]
+        wanted = (item.layer, item.path.rpartition("/")[0])
+        if self._source is None or self._source[0] != wanted:
+            self._close_source()
+            self._source = (wanted, tree.directory(wanted[1]))
+        return tree, self._source[1]
+
+    def _close_source(self) -> None:
+        if self._source is not None:
+            os.close(self._source[1])
+            self._source = None
+        self._opened.give_back()
+
+    def _owner(self, path: str, old: os.stat_result | None) -> tuple[int, int] | None:
+        """The owner of the new file: that of the old one, else of the directory. None: us anyway."""
+        if old is not None and not stat.S_ISDIR(old.st_mode):
+            owner = (old.st_uid, old.st_gid)
+        else:
+            parent = path.rpartition("/")[0]
+            if parent not in self._owners:
+                directory = self._nearest(path)
+                group = directory.st_gid if self._root or directory.st_mode & stat.S_ISGID else -1
+                self._owners[parent] = (directory.st_uid if self._root else -1, group)
+            owner = self._owners[parent]
+        return None if owner in ((-1, -1), self._ours) else owner
+
+    def _nearest(self, path: str) -> os.stat_result:
+        """The directory of the target that the path goes into, or that is above the new ones on its way."""
+        while path:
+            path = path.rpartition("/")[0]
+            if path in self._staged:
+                continue
+            try:
+                fd = open_deep(self._target, path, os.O_PATH | os.O_DIRECTORY)
+            except OSError:
+                continue
+            try:
+                return os.fstat(fd)
+            finally:
+                os.close(fd)
+        return os.fstat(self._target)
+
+    def _keep_attributes(self, path: str, copy: int) -> None:
+        """The attributes and the access list of the file that is replaced. Not its capabilities."""
+        parent, _, name = path.rpartition("/")
+        try:
+            directory = self._replaced.at(parent)
+            place = f"/proc/self/fd/{directory}/{name}"
+            for attribute in os.listxattr(place, follow_symlinks=False):
+                if attribute.startswith("user.") or attribute == _ACL:
+                    value = os.getxattr(place, attribute, follow_symlinks=False)
+                    os.setxattr(copy, attribute, value)
+        except OSError:
+            pass  # a file system without any, or one that we may not read: as after any rewrite
+
+    def _slot(self) -> str:
+        self._serial += 1
+        return str(self._serial)
+
+
+def is_overlay(directory: int) -> bool:
+    """Whether the open directory is on an overlay mount itself, as in a container."""
+    with open(f"/proc/self/fdinfo/{directory}") as file:
+        mount = next((line.split()[1] for line in file if line.startswith("mnt_id:")), "")
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            if line.split(" ", 1)[0] == mount:
+                return line.partition(" - ")[2].startswith("overlay ")
+    return False
+
+
+def _clear(path: str, old: os.stat_result) -> Clear:
+    return Clear(path, stat.S_IMODE(old.st_mode), old.st_uid, old.st_gid)
+
+
+def _can_change(status: os.stat_result) -> bool:
+    """Whether the owner may change what is in the directory, and so move it elsewhere."""
+    return status.st_mode & 0o300 == 0o300
+
+
+def _finish(fd: int, status: os.stat_result, owner: tuple[int, int] | None) -> int:
+    """Owner as far as we may, permissions without set-ID bits, and the time of the last change; its inode."""
+    if owner is not None:
+        try:
+            os.fchown(fd, *owner)
+        except PermissionError:
+            pass  # it stays ours, as after any rewrite by an ordinary user
+    made = os.fstat(fd)
+    mode = status.st_mode & 0o777
+    if stat.S_IMODE(made.st_mode) != mode:
+        os.fchmod(fd, mode)
+    os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return made.st_ino
 
 
 class Committed(Value):

@@ -19,8 +19,7 @@ from staddle.files import tar
 from staddle.files.tar import Member
 from staddle.files.unpack import UnpackBounds
 from staddle.layers import archive, store, trash
-from staddle.layers.archive import save
-from staddle.layers.archive_reader import load
+from staddle.layers.archive import load, save
 from staddle.layers.stack import LayerSnapshot, Stack
 from staddle.layers.store import Store, home_for
 from tests.support.layers_overlay import picture

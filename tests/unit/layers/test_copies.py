@@ -12,10 +12,9 @@ from staddle.errors import LayerError
 from staddle.files.tree import Tree, walk
 from staddle.layers import trash
 from staddle.layers.changes import diff
-from staddle.layers.diff_layer import condense
+from staddle.layers.copied_tree import condense, exchange
 from staddle.layers.differences import Selection, differences
 from staddle.layers.discard import bring_back
-from staddle.layers.exchange import exchange
 from staddle.layers.merge import copy_of, flatten
 from staddle.layers.merged_view import LayerView, OpenLayers
 from staddle.layers.store import home_for_copies

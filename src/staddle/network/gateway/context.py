@@ -9,7 +9,7 @@ from ...policy.addresses import embedded
 from ...policy.network import Network
 from ..rules import synthetic
 from ..rules.rules import resolved
-from .event_sender import EventSender
+from .host_channel import EventSender
 from .loop import Loop
 from .tcp_relay import Budget
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import _socket
 
     from ..rules.rules import Protocol, Verdict
-    from .approvals import Approvals
     from .dns_client import DnsClient
+    from .host_channel import Approvals
 
 #: Decisions that are remembered.
 MOST_DECISIONS = 1024

@@ -29,12 +29,12 @@ from ..namespace.socket_handoff import STOCK
 from ..rules import synthetic
 from ..rules.nflog import destinations
 from ..rules.rules import Verdict, decide
-from .approvals import Approvals
 from .confinement import confine
 from .connection import Connection
 from .context import MOST_DECISIONS, GatewayContext
 from .dns_client import DnsClient
 from .dns_server import DnsServer
+from .host_channel import Approvals
 from .loop import INPUT
 from .tcp_relay import reset
 from .udp_relay import UdpRelay

@@ -12,7 +12,7 @@ import time
 
 from ...events import Event
 from ...ipc.gateway_messages import Attempt, ConnectQuestion, encode_decision
-from .gateway_socket import receive
+from .gateway_process import receive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,12 +6,14 @@
     gateway.all_attempts()                    the same, up to this very moment
     gateway.close()
 
-The only part of the gateway that runs in the caller's process, and it never waits for long.
+The only part of the gateway that runs in the caller's process, and it never waits for long. Sockets that
+the gateway has not read yet are kept (`UnreadSockets`).
 """
 
 from __future__ import annotations
 
 import _socket
+import os
 import select
 import sys
 
@@ -26,20 +28,80 @@ from ...ipc.gateway_messages import (
     GatewaySettings,
     NeedSockets,
     Sockets,
+    decode_report,
     encode_decision,
     encode_flush,
     encode_settings,
     encode_sockets,
 )
-from .gateway_socket import UnreadSockets, receive
+from ...ipc.wire import Malformed
 from .spawn import end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ...ipc.gateway_messages import Flushed
+
+    Report = Attempt | ConnectQuestion | NeedSockets | Flushed
     from collections.abc import Callable, Sequence
     from typing import Self
 
     from ...policy.network import Network
+
+
+def receive(socket: _socket.socket, most: int) -> tuple[list[Report], bool]:
+    """The messages that are there, at most so many, without waiting; False once no more can come.
+
+    The gateway reads hostile bytes: what is no message is skipped.
+    """
+    found: list[Report] = []
+    for _ in range(most):
+        try:
+            data = socket.recv(LONGEST, _socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return found, True
+        except OSError:
+            return found, False
+        if not data:
+            return found, False
+        try:
+            found.append(decode_report(data))
+        except Malformed:
+            continue
+    return found, True
+
+
+class UnreadSockets:
+    """Copies of the sockets of a gateway that has not sent anything yet.
+
+    A gateway takes a moment to start. A caller that asks meanwhile what was refused need not wait for
+    it when nothing was tried: all attempts wait in these sockets, and the gateway sends a first message
+    before it takes anything out of them.
+    """
+
+    def __init__(self) -> None:
+        self._poll: select.poll | None = select.poll()
+        self._descriptors: list[int] = []
+
+    def add(self, descriptors: Iterable[int]) -> None:
+        """The gateway is given these."""
+        if self._poll is not None:
+            for descriptor in descriptors:
+                self._descriptors.append(os.dup(descriptor))
+                self._poll.register(self._descriptors[-1], select.POLLIN)
+
+    def is_quiet(self) -> bool:
+        """Whether no attempt waits for the gateway. Call it before `receive`."""
+        return self._poll is not None and not any(event & select.POLLIN for _, event in self._poll.poll(0))
+
+    def close(self) -> bool:
+        """Close the copies, so that the sockets end with the gateway. True the first time."""
+        first, self._poll = self._poll is not None, None
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+        return first
+
 
 #: As much as is read of the host's files about names.
 _LARGEST_FILE, _MOST_HOSTS, _MOST_SERVERS = 1 << 16, 512, 3

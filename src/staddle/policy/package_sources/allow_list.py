@@ -1,4 +1,4 @@
-"""Package indexes and proxies that this host's pip, uv, apt, npm and yarn use, as entries of an allow list."""
+"""Package indexes and proxies that pip, uv, apt, npm and yarn use on this host, as an allow list."""
 
 from __future__ import annotations
 

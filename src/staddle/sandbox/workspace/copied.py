@@ -17,10 +17,9 @@ import stat
 from ...errors import LayerError
 from ...files.tree import LastDirectory, Tree, walk
 from ...layers.baseline import Baseline
-from ...layers.diff_layer import condense
+from ...layers.copied_tree import condense, exchange
 from ...layers.differences import Selection, differences
 from ...layers.discard import bring_back
-from ...layers.exchange import exchange
 from ...layers.merge import copy_of, flatten
 from ...layers.merged_view import LayerView, OpenLayers
 from ...layers.stack import LayerSnapshot, Stack

@@ -16,7 +16,7 @@ from ..._value import Value
 from ...errors import ArchiveRefused
 from ...files.tree import Tree, walk
 from ...forkserver.client import mounter
-from ...layers import archive, archive_reader
+from ...layers import archive
 from ...layers.baseline import Baseline
 from ...layers.stack import LayerSnapshot
 from ...policy.paths import WORKSPACE_PATH
@@ -146,7 +146,7 @@ def load(path: str, progress: Progress | None = None) -> SavedSnapshot:
 
     `progress` is called with the bytes read and all bytes.
     """
-    layers, facts = archive_reader.load(path, store_for(None), owner=mounter(), progress=progress)
+    layers, facts = archive.load(path, store_for(None), owner=mounter(), progress=progress)
     try:
         return _loaded(layers, facts)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:

@@ -11,7 +11,7 @@ import threading
 
 from ...forkserver.client import mounter
 from ...layers import trash
-from ...layers.recovery import recover
+from ...layers.commit_dir import recover
 from ...layers.store import Store, home_for, home_for_copies, sweep
 
 _stores: list[Store] = []

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from staddle.ipc.gateway_messages import Attempt, decode_attempt, decode_flush
-from staddle.network.gateway.event_sender import EventSender
+from staddle.network.gateway.host_channel import EventSender
 from staddle.network.gateway.loop import Loop
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from staddle.network.host.gateway_socket import UnreadSockets
+from staddle.network.host.gateway_process import UnreadSockets
 
 
 @pytest.fixture
