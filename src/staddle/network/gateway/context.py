@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 from ...linux.netlink import Netlink
-from ...policy.addresses import embedded
+from ...policy.hosts import embedded
 from ...policy.network import Network
 from ..rules import synthetic
 from ..rules.rules import resolved
