@@ -16,7 +16,7 @@ import pytest
 from staddle import Policy, Sandbox
 from staddle.errors import CommitRefused, InvalidCall, LaunchFailed, LayerError
 from staddle.forkserver.client import SandboxProcess
-from staddle.forkserver.requests import OverlayDirs
+from staddle.forkserver.connection import OverlayDirs
 from tests.support.in_a_child import SRC
 from tests.support.waiting import until
 

@@ -3,12 +3,11 @@
     host program ── socket ── server ── socket ── cloner ── clone ── spare = agent (PID 1) ── fork ── shells
 
     client        the host program's side: fork servers by configuration, sandboxes taken from them
-    connection    one fork server: its process and the socket to it; requests: makes the requests
-    server        the fork server's loop
-    template      makes the shared part of the view, once
+    connection    one fork server: its process, the socket to it, and the requests
+    server        the fork server's loop, and its spares
+    server_mounts the shared part of the view, made once, and the directory of each sandbox
     cloner        a fork of the server that does nothing but clone itself
-    spare         the clone, until it is taken; spares: those that wait
-    workspace     opens or mounts the directory of one sandbox
+    spare         the clone, until it is taken
 
 The server's side uses the standard library only, is single-threaded, and imports everything before
 the first clone: soon after, the files of this package are out of sight.

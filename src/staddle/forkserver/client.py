@@ -24,9 +24,7 @@ from ..mounts.operations import Bind
 from ..network.namespace.from_policy import network_spec
 from ..policy.paths import WORKSPACE_PATH
 from ..shell.quoting import quoted
-from .connection import ForkServerClient
-from .requests import OverlayDirs, borrowed
-from .requests import request as request_for
+from .connection import ForkServerClient, OverlayDirs, borrowed, sandbox_request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,7 +78,7 @@ class SandboxProcess:
             raise LaunchFailed("there is nothing to be shown", why="the sandbox has ended")
         view = () if workspace is None or self._place is None else (self._place,)
         others = {root: layer for root, layer in layers.items() if root != WORKSPACE_PATH}
-        request = request_for(view, workspace, others).replace(alone=1, extra_fds=1)
+        request = sandbox_request(view, workspace, others).replace(alone=1, extra_fds=1)
         if self._owner.take(request, [socket], partial(borrowed, view, self._config)) is None:
             raise LaunchFailed(
                 "the workspace could not be shown again",
@@ -159,7 +157,7 @@ def open_sandbox(
     config, view = views.config(home, cgroup_fds), views.plain.workspace
     others = {HOME_TREE: home.layers} if home is not None and home.layers is not None else {}
     others |= trees or {}
-    request = request_for(view, layers, others).replace(extra_fds=len(extra_fds))
+    request = sandbox_request(view, layers, others).replace(extra_fds=len(extra_fds))
     for _ in range(2):
         server = _server(config)
         found = _taken(server, request, extra_fds, partial(borrowed, view, config), home)

@@ -1,11 +1,13 @@
-"""The host program's connection to one fork server: a child process and the socket to it."""
+"""The host program's connection to one fork server: its process, the socket to it, and the requests."""
 
 from __future__ import annotations
 
 import _socket
 import os
 import threading
+from functools import lru_cache
 
+from .._value import Value
 from ..errors import LaunchFailed
 from ..interrupts import is_of_a_handler
 from ..ipc import forkserver_messages as records
@@ -13,19 +15,25 @@ from ..ipc.descriptors import close_all, receive, send
 from ..launch import helper
 from ..layers import trash
 from ..limits import scope
+from ..linux import idmaps
 from ..linux.fileio import memory_file
+from ..mounts import rows
+from ..mounts.builder import not_built, take
+from ..mounts.host import open_named
 from ..mounts.operations import Bind
 from ..mounts.rows import decoded
-from .requests import taken_as_root
+from ..policy.paths import WORKSPACE_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import TypeAlias
 
     from ..limits.prewarm import PrewarmedCgroups
     from ..limits.sandbox_cgroups import SandboxCgroups
+    from ..mounts.operations import Operation
+    from ..mounts.rows import Row
 
     #: Opens the workspace for root's fork server, which cannot; the caller closes the descriptors.
     Borrow: TypeAlias = Callable[[], Sequence[int]]
@@ -298,3 +306,94 @@ def _failed(answer: bytes, error: OSError | None = None) -> LaunchFailed:
     else:
         why = "the fork server has ended"
     return LaunchFailed("the sandbox could not be made", why=why, fix="see `staddle doctor`")
+
+
+class OverlayDirs(Value):
+    """The directories of one overlay mount: paths of the host, lower ones topmost first.
+
+    Of a workspace the lowest one, the directory itself, is not among them.
+    """
+
+    upper: str
+    work: str
+    lowers: tuple[str, ...] = ()
+
+
+def in_order(roots: Iterable[str]) -> tuple[str, ...]:
+    """The roots of trees in the order in which a fork server makes them."""
+    return tuple(sorted(roots, key=lambda root: root != WORKSPACE_PATH))
+
+
+def sandbox_request(
+    view: Sequence[Operation],
+    layers: OverlayDirs | None,
+    others: Mapping[str, OverlayDirs],
+) -> records.SandboxRequest:
+    """The request for a sandbox, with a workspace or without one."""
+    trees = tuple(
+        (
+            os.fsencode(root),
+            os.fsencode(tree.upper),
+            os.fsencode(tree.work),
+            b"\0".join(_encoded(tree.lowers)),
+        )
+        for root, tree in others.items()
+    )
+    if not view:
+        return records.SandboxRequest(b"", 0, 0, b"", b"", (), (), trees=trees)
+    place = view[0]
+    if not isinstance(place, Bind):
+        raise TypeError("a workspace begins with what is shown")
+    device, inode = _found(place.outside)
+    return records.SandboxRequest(
+        os.fsencode(place.outside),
+        device,
+        inode,
+        os.fsencode(layers.upper) if layers else b"",
+        os.fsencode(layers.work) if layers else b"",
+        _encoded(layers.lowers) if layers else (),
+        _rows(tuple(view), layers is not None),
+        trees=trees,
+    )
+
+
+def borrowed(view: Sequence[Operation], config: records.ForkServerConfig) -> list[int]:
+    """Open the workspace for root's fork server, which cannot. The caller closes the descriptors."""
+    if config.base < 0 or not view or not isinstance(view[0], Bind):
+        return []
+    borrowed = taken_as_root(view[0], config)
+    return [] if borrowed is None else [borrowed]
+
+
+def taken_as_root(operation: Bind, config: records.ForkServerConfig) -> int | None:
+    """Open the source of a bind with its owner mapped to the sandbox's user. Run by root's host program."""
+    unprivileged_uid = config.base + config.whose
+    try:
+        return take(
+            operation, lambda owner, group: idmaps.translation(owner, group, unprivileged_uid), private=True
+        )
+    except OSError as error:
+        raise not_built(f"{operation.outside!r}: {error.strerror or error}") from error
+
+
+def _found(path: str) -> tuple[int, int]:
+    """Device and inode of the directory at `path`."""
+    source = open_named(path)
+    try:
+        status = os.fstat(source)
+        return status.st_dev, status.st_ino
+    finally:
+        os.close(source)
+
+
+@lru_cache(maxsize=64)
+def _rows(view: tuple[Operation, ...], writable: bool) -> tuple[Row, ...]:
+    """The operations of a workspace as rows; the first one shows it, `writable` if it is layered."""
+    place, *rest = view
+    if writable:
+        place = place.replace(writable=True)
+    return rows.encoded((place, *rest))
+
+
+def _encoded(paths: Sequence[str]) -> tuple[bytes, ...]:
+    return tuple(map(os.fsencode, paths))

@@ -1,7 +1,7 @@
 """The fork server: one process for each configuration that a host program opens sessions with.
 
 Single-threaded, started by exec, so that it may enter a user namespace and clone itself. It
-keeps a few sandboxes ready and hands one out when asked. It ends when the host program ends,
+keeps a few sandboxes ready, its spares, and hands one out when asked. It ends when the host program ends,
 however that happens, because their socket is closed then; with it the kernel kills every sandbox.
 """
 
@@ -33,12 +33,12 @@ from ..ipc.wire import Malformed
 from ..linux import process
 from ..linux.openat2 import open_beneath
 from ..mounts.shared_view import OLD_ROOT
-from . import template, workspace
+from . import server_mounts
 from .cloner import Cloner
-from .spares import Spare, Spares, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import NoReturn
 
     from ..ipc.forkserver_messages import ForkServerConfig, SandboxRequest
@@ -59,7 +59,7 @@ def main(words: list[str]) -> NoReturn:
         process.close_from(3, keep=(socket.fileno(),))
         _be_quiet()
         doing = "while the part that all sandboxes share was made"
-        template.make(config, socket)
+        server_mounts.make_template(config, socket)
         outside += verify.template()
         old_root = os.open(OLD_ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         gc.collect()
@@ -132,7 +132,7 @@ class ForkServer:
                 self._give_one(request, message, borrowed, extra_fds)
         except ConnectionError:
             self._end()  # the cloner or the host program has ended
-        except workspace.Moved:
+        except server_mounts.Moved:
             _answer(self._socket, STALE)
         except _NoCgroups:
             _answer(self._socket, NEED_CGROUPS)
@@ -143,7 +143,7 @@ class ForkServer:
             self._tidy()
 
     def _send_trees(self, request: SandboxRequest, borrowed: list[int], sockets: list[int]) -> None:
-        trees = workspace.take_all(request, self._old_root, borrowed)
+        trees = server_mounts.take_all(request, self._old_root, borrowed)
         try:
             _pass_on(sockets, trees)
         finally:
@@ -162,7 +162,7 @@ class ForkServer:
         trees: list[int] = []
         try:
             try:
-                trees = workspace.take_all(request, self._old_root, borrowed)
+                trees = server_mounts.take_all(request, self._old_root, borrowed)
             finally:
                 spare = spare or self._made()
         except BaseException:
@@ -194,7 +194,7 @@ class ForkServer:
     def _tidy(self) -> None:
         """Clean up once the reply is sent."""
         try:
-            workspace.tidy()
+            server_mounts.tidy()
         except OSError:
             pass  # done again before the next
         missing = max(0, self._config.spares - len(self._spares) - len(self._coming))
@@ -323,3 +323,71 @@ def _answer(socket: _socket.socket, message: bytes) -> None:
         send(socket, message)
     except OSError:
         os._exit(0)  # the host program has ended
+
+
+class Spare:
+    """One that waits: the socket to it, and its home layer.
+
+    `cgroup_fds` are for another one if it is not taken.
+    """
+
+    __slots__ = ("cgroup_fds", "layer", "socket")
+
+    def __init__(self, socket: _socket.socket, layer: bytes, cgroup_fds: Sequence[int] = ()) -> None:
+        self.socket, self.layer, self.cgroup_fds = socket, layer, tuple(cgroup_fds)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not be made: a spare that waits sends nothing."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Let go of it: it has been handed over."""
+        self.socket.close()
+        close_all(self.cgroup_fds)
+
+
+class Spares:
+    """All of them. `give_back` is called with the cgroup descriptors of one that was not taken."""
+
+    def __init__(self, config: ForkServerConfig, give_back: Callable[[tuple[int, ...]], object]) -> None:
+        self._config, self._give_back = config, give_back
+        self._waiting: list[Spare] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def layers(self) -> list[bytes]:
+        """Names of the home layers that were made for them."""
+        return [spare.layer for spare in self._waiting]
+
+    def add(self, spare: Spare, *, first: bool = False) -> None:
+        """Add one; at the front with `first`, if it was taken before and not used."""
+        self._waiting.insert(0 if first else len(self._waiting), spare)
+
+    def take(self) -> Spare | None:
+        """Remove and return one that waits; None if there is none."""
+        while self._waiting:
+            spare = self._waiting.pop(0)
+            if not spare.has_failed:
+                return spare
+            self.discard(spare)  # something went wrong, and that may be over
+        return None
+
+    def discard(self, spare: Spare) -> None:
+        """End one that will not be taken, and remove its home layer."""
+        spare.socket.close()
+        own_namespaces.take_back_layer(self._config, spare.layer)
+        if spare.cgroup_fds:
+            self._give_back(spare.cgroup_fds)
+
+
+def tell(socket: _socket.socket, message: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Send a message to a spare. One that could not be made has left its reason on its socket."""
+    try:
+        send(socket, message, descriptors)
+    except BrokenPipeError:
+        pass  # the host program reads the reason on its socket

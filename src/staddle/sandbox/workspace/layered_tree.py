@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from ...forkserver.requests import OverlayDirs
+from ...forkserver.connection import OverlayDirs
 from ...layers.stack import Stack
 from ...policy.paths import WORKSPACE_PATH, covers
 

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from functools import partial
 
 from ...errors import LayerError
-from ...forkserver.requests import in_order
+from ...forkserver.connection import in_order
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ...forkserver.requests import OverlayDirs
+    from ...forkserver.connection import OverlayDirs
     from ...ipc.agent_client import AgentClient
 
 

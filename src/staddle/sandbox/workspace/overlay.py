@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from ...forkserver.requests import OverlayDirs
+    from ...forkserver.connection import OverlayDirs
     from ...layers.changes import Change
     from ...layers.stack import LayerSnapshot
     from ...layers.store import Store
