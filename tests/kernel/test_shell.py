@@ -21,7 +21,7 @@ from staddle.errors import (
     SandboxLost,
     SessionBusy,
 )
-from staddle.shell import fd_budget
+from staddle.shell import idle
 from staddle.shell.command import CommandSpec
 from staddle.shell.shell import Shell
 from tests.support.in_a_child import SRC
@@ -347,8 +347,8 @@ def test_a_shell_at_rest_has_two_descriptors(tried: TriedShell) -> None:
 def test_only_the_shells_used_last_keep_their_files(
     unconfined: TriedShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fd_budget, "room", lambda _: 3)
-    monkeypatch.setattr(fd_budget.OPEN_SHELLS, "_room", 3)
+    monkeypatch.setattr(idle, "room", lambda _: 3)
+    monkeypatch.setattr(idle.OPEN_SHELLS, "_room", 3)
     before = open_descriptors()
     shells = [Shell(unconfined.agent, unconfined.agent.shell({}, "")) for _ in range(8)]
     for number in range(3):

@@ -8,7 +8,7 @@ from math import ceil
 from ..display import shown
 from ..errors import UsageError
 from ..packages.installed import fold
-from ..sandbox.workspace import inspect, persistent
+from ..sandbox.workspace import kept_record, persistent
 from .kept import JSON, LETTERS, begin, counted, named, print_json, row
 from .options import Option
 from .paging import BOLD, CYAN, GREEN, RED, Paint, print_paged
@@ -62,7 +62,7 @@ def main(words: Sequence[str]) -> int:
     name, paths = named(parsed, "diff")
     record = persistent.find(name)
     try:
-        found = inspect.changes(record, paths or None, everything=parsed.on("all"))
+        found = kept_record.changes(record, paths or None, everything=parsed.on("all"))
     except ValueError as error:
         raise UsageError(str(error), fix="name paths as `staddle diff --all` does") from None
     if parsed.on("json"):

@@ -83,7 +83,7 @@ def is_within(path: str, directory: str) -> bool:
 def below(paths: Sequence[str]) -> tuple[str, ...] | None:
     """Paths as they are seen inside, or relative to the workspace; None for all."""
     from ..policy.paths import WORKSPACE_PATH
-    from ..sandbox.workspace.layered_tree import by_tree
+    from ..sandbox.workspace.trees import by_tree
 
     try:
         return (

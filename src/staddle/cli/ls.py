@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..display import shown
 from ..errors import StaddleError, UsageError
-from ..sandbox.workspace import inspect
+from ..sandbox.workspace import kept_record
 from .kept import JSON, age, begin, every, human_size, print_json
 from .settings import HELP
 
@@ -51,14 +51,14 @@ def _facts(record: SessionRecord) -> dict[str, object]:
     changes: int | None = None
     problem = ""
     try:
-        changes = len(inspect.changes(record))
+        changes = len(kept_record.changes(record))
     except (StaddleError, OSError) as error:
         problem = str(error)
     return {
         "name": record.name,
         "workspace": record.workspace,
         "changes": changes,
-        "size": inspect.size(record),
+        "size": kept_record.size(record),
         "created": record.created,
         "used": record.used,
         "in_use": is_claimed(record.name),

@@ -6,7 +6,7 @@ aio/         the same, awaited
 
 sandbox      `Sandbox`; workspace_methods: diff, commit, snapshot and so on; session: one shell of it
 arguments    checks of what a caller gives; capture: a command with its output, bounded; result
-spawn        starts programs; execution: one in the foreground; driver: drives it, or a shell's command
+spawn        starts programs; execution: drives one in the foreground, or a shell's command
 stream       the output of a command while it runs; processes, terminal: programs beside it
 files        the files inside; archives: as tar; file_client: requests to the file server
 environment  the tools of an agent; pool: sandboxes that are opened ahead

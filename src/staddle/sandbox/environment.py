@@ -30,8 +30,7 @@ from ..ipc import file_messages
 from ..policy.paths import WORKSPACE_PATH
 from ..shell.command import CommandSpec
 from . import arguments, files
-from .driver import drive
-from .execution import Execution
+from .execution import Execution, drive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

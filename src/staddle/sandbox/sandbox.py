@@ -18,7 +18,7 @@ from ..policy.on_connect import PATIENCE
 from ..shell.command import CommandSpec
 from . import arguments, spawn
 from .capture import captured, command_bytes
-from .driver import drive
+from .execution import drive
 from .files import Files
 from .open import settings as sandbox_settings
 from .open.decide import decide

@@ -8,7 +8,7 @@ from collections import deque
 
 from .._value import Value
 from ..interrupts import uninterrupted
-from .driver import drive, readable, wait
+from .execution import drive, readable, wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

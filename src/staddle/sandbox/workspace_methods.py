@@ -7,8 +7,7 @@ from functools import partial
 from ..errors import InvalidCall, LayerError
 from ..interrupts import with_all
 from ..policy.paths import WORKSPACE_PATH
-from .workspace import snapshots
-from .workspace.snapshot import history, loaded
+from .workspace.snapshot import change, come_back, extend, history, loaded, restore, take
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class WorkspaceMethods:
         for name in PLACES:
             self.files.mkdir(f"{home}/{name}", parents=True)  # type: ignore[attr-defined]
         found = trees(home, store.path, store.owner[0] if store.owner else None)
-        snapshots.extend(workspace, found)
+        extend(workspace, found)
 
     def commit(
         self,
@@ -116,8 +115,7 @@ class WorkspaceMethods:
 
         def discarded(workspace: SandboxWorkspace, sessions: list[Session]) -> None:
             chosen = _by_tree(workspace, paths, sessions)
-            come_back = partial(snapshots.come_back, sessions, at_once=True)
-            snapshots.change(workspace, workspace.without(chosen), come_back)
+            change(workspace, workspace.without(chosen), partial(come_back, sessions, at_once=True))
 
         self._at_rest(discarded)
 
@@ -126,7 +124,7 @@ class WorkspaceMethods:
 
         Waits for commands that run.
         """
-        return self._at_rest(partial(snapshots.take, label=label))
+        return self._at_rest(partial(take, label=label))
 
     def snapshots(self) -> list[Snapshot]:
         """List its snapshots that are not closed, the oldest first; each one's `parent` makes them a tree.
@@ -141,7 +139,7 @@ class WorkspaceMethods:
         Waits for commands that run. Programs in the background go on, in directories that are no
         longer those that others see.
         """
-        self._at_rest(partial(snapshots.restore, snapshot=snapshot))
+        self._at_rest(partial(restore, snapshot=snapshot))
 
     @classmethod
     def from_snapshot(

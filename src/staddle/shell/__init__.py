@@ -9,5 +9,5 @@ state, quoting    a dump of the state of a shell, and words as bash writes them 
 hazards           guesses what a text may do to its shell (pure)
 usage_meter       what commands use, and the limit that a failed one ran into
 background_output what jobs print after their command is over
-idle, fd_budget   maintenance of idle shells, and the descriptors they give back
+idle              maintenance of idle shells, and the descriptors they give back
 """

@@ -7,8 +7,7 @@ import _thread
 from ..errors import SandboxClosed, SandboxLost, SessionBusy, StaddleError
 from ..interrupts import free_within
 from .bash_process import BashProcess
-from .fd_budget import OPEN_SHELLS
-from .idle import IDLE_MAINTENANCE, QUIET
+from .idle import IDLE_MAINTENANCE, OPEN_SHELLS, QUIET
 from .running_command import RunningCommand
 from .shell_state import ShellState
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from staddle.shell import hazards
-from staddle.shell.fd_budget import EACH, room
+from staddle.shell.idle import EACH, room
 
 
 @pytest.mark.parametrize(

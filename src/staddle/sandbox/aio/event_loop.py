@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ...events import Event
     from ...shell.command import Outcome
-    from ..driver import Machine
+    from ..execution import Machine
 
     P = ParamSpec("P")
     S = TypeVar("S")

@@ -6,7 +6,7 @@ import asyncio
 
 from ...errors import SessionBusy
 from ..capture import CapturedCommand, captured
-from ..driver import drive
+from ..execution import drive
 from ..stream import Chunks
 from .event_loop import advance, in_thread, see_through
 

@@ -54,9 +54,9 @@ def wants_root(user: object, decided: Decision, workspace: SandboxWorkspace | No
     from ..workspace.overlay import OverlayWorkspace
 
     if isinstance(workspace, OverlayWorkspace) and not _has_the_system(workspace):
-        from ..workspace import snapshots
+        from ..workspace.snapshot import extend
 
-        snapshots.extend(workspace, _bases(workspace, decided.plan))
+        extend(workspace, _bases(workspace, decided.plan))
     return True
 
 

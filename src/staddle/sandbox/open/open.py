@@ -99,7 +99,7 @@ def _open_with(
     after = None if workspace is None else workspace.close
     agent, shell, uid, network = launch_agent(decided.backend, plan, bash, settings.on_connect, after)
     if workspace is not None:
-        from ..workspace.mounted_trees import MountedTrees
+        from ..workspace.trees import MountedTrees
 
         workspace.attach(MountedTrees(agent), plan.cwd)
     return SandboxHandle(agent, shell, decided, bash, {}, "", uid, workspace, network=network)
@@ -112,8 +112,8 @@ def _spawn(
     from ...forkserver import client
     from ...ipc.agent_client import AgentClient
     from ...shell.bash_process import wake
-    from ..workspace.mounted_trees import MountedTrees
     from ..workspace.overlay import OverlayWorkspace
+    from ..workspace.trees import MountedTrees
     from .network import SandboxNetwork
 
     plan = decided.plan

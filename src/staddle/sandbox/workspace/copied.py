@@ -26,8 +26,8 @@ from ...layers.stack import LayerSnapshot, Stack
 from ...policy.paths import WORKSPACE_PATH, covers
 from ...policy.plan import COPY, Grant
 from ...policy.workspace import compile_session
-from .layered_tree import LayeredTree, by_tree
 from .stores import copy_store_for
+from .trees import LayeredTree, by_tree
 from .workspace import SandboxWorkspace
 
 TYPE_CHECKING = False
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ...layers.store import Layer, Store
     from ...policy import Policy
     from ...policy.plan import Plan
-    from .mounted_trees import MountedTrees
+    from .trees import MountedTrees
     from .workspace import Method
 
 
@@ -288,7 +288,7 @@ class CopiedWorkspace(SandboxWorkspace):
         return diff(self.stack.view(), chosen, at=self.mounted_at, baseline=self._baseline)
 
     def by_tree(self, paths: Collection[str], directory: str) -> dict[str, list[str]]:
-        """Paths as they are seen inside, from `directory`; see `layered_tree`."""
+        """Paths as they are seen inside, from `directory`; see `trees.by_tree`."""
         found = by_tree(paths, directory, {self.mounted_at: (self.mounted_at,)})
         return {WORKSPACE_PATH: [path for several in found.values() for path in several]}
 

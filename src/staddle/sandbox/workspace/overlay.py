@@ -12,8 +12,8 @@ from ...layers.baseline import Baseline
 from ...layers.stack import Stack, close_all
 from ...policy.paths import WORKSPACE_PATH
 from .home_layer import home_layer
-from .layered_tree import LayeredTree, by_tree, overlay_dirs
 from .stores import empty_directory, store_for
+from .trees import LayeredTree, by_tree, overlay_dirs
 from .workspace import SandboxWorkspace
 
 TYPE_CHECKING = False
@@ -132,7 +132,7 @@ class OverlayWorkspace(SandboxWorkspace):
         return found
 
     def by_tree(self, paths: Collection[str], directory: str) -> dict[str, list[str]]:
-        """Paths as seen inside, from `directory`, by the roots of their trees; see `layered_tree`."""
+        """Paths as seen inside, from `directory`, by the roots of their trees; see `trees.by_tree`."""
         return by_tree(paths, directory, {root: tree.mounted_at for root, tree in self.trees.items()})
 
     # ------------------------------------------------------------ snapshots

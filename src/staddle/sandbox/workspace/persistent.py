@@ -19,8 +19,8 @@ from ...layers.differences import differences
 from ...layers.merged_view import OpenLayers
 from ...layers.stack import Stack
 from ...policy.paths import WORKSPACE_PATH
-from . import home_layer, record_codec
-from .inspect import check_workspace
+from . import home_layer, kept_record
+from .kept_record import check_workspace
 from .overlay import OverlayWorkspace
 from .snapshot import Snapshot
 from .stores import empty_directory
@@ -93,9 +93,9 @@ class PersistentWorkspace(OverlayWorkspace):
         top, *frozen = (layers[name] for name in record.layers)
         self._start(place, Stack(self._store, [place], frozen, top), record.baseline)
         for recorded in record.beside:
-            self.trees[recorded.root] = record_codec.tree(self._store, recorded, layers)
+            self.trees[recorded.root] = kept_record.tree(self._store, recorded, layers)
         for point in record.points:
-            self.snapshots[point.label] = record_codec.snapshot(self._store, place, point, layers)
+            self.snapshots[point.label] = kept_record.snapshot(self._store, place, point, layers)
 
     # ------------------------------------------------------------ for a sandbox
 
@@ -216,10 +216,10 @@ class PersistentWorkspace(OverlayWorkspace):
         others = [tree for root, tree in self.trees.items() if root != WORKSPACE_PATH]
         self.record = self.record.replace(
             used=time.time(),
-            layers=record_codec.layer_names((self.stack.top, *self.stack.frozen)),
+            layers=kept_record.layer_names((self.stack.top, *self.stack.frozen)),
             baseline=self.baseline,
-            points=tuple(map(record_codec.snapshot_record, self.snapshots.values())),
-            beside=tuple(map(record_codec.tree_record, others)),
+            points=tuple(map(kept_record.snapshot_record, self.snapshots.values())),
+            beside=tuple(map(kept_record.tree_record, others)),
         )
         session_record.write(self._store.home, self.record)
         self._store.recorded = self.record.every_layer

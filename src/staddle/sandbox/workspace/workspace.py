@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from ...layers.commit import Committed
     from ...layers.review import OnConflict
     from ...layers.stack import LayerSnapshot, Stack
-    from .layered_tree import LayeredTree
-    from .mounted_trees import MountedTrees
+    from .trees import LayeredTree, MountedTrees
 
     Method = Literal["swap", "copy"]
 
@@ -116,7 +115,7 @@ class SandboxWorkspace:
         raise NotImplementedError
 
     def by_tree(self, paths: Collection[str], directory: str) -> dict[str, list[str]]:
-        """Paths as seen inside, from `directory`, by the roots of their trees; see `layered_tree`."""
+        """Paths as seen inside, from `directory`, by the roots of their trees; see `trees.by_tree`."""
         raise NotImplementedError
 
     def commit(

@@ -1,4 +1,4 @@
-"""The layered trees of a sandbox, each known by the path of its root inside.
+"""The layered trees of a sandbox, each known by the path of its root inside, and as they are mounted there.
 
 The workspace is one. The home tree, whose root is "/", is the home, /tmp and /var/tmp in one; directories
 of the system are others, once root inside may write them. Only the workspace is ever committed. All are
@@ -8,15 +8,19 @@ part of every snapshot, fork and kept sandbox.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
+from functools import partial
 
-from ...forkserver.connection import OverlayDirs
+from ...errors import LayerError
+from ...forkserver.connection import OverlayDirs, in_order
 from ...layers.stack import Stack
 from ...policy.paths import WORKSPACE_PATH, covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+    from ...ipc.agent_client import AgentClient
     from ...layers.baseline import Baseline
     from ...layers.changes import Change
     from ...layers.stack import LayerSnapshot
@@ -81,3 +85,34 @@ def overlay_dirs(root: str, stack: Stack) -> OverlayDirs:
     """
     lowers = stack.lowers[:-1] if root == WORKSPACE_PATH else stack.lowers
     return OverlayDirs(stack.top.upper, stack.top.work, lowers)
+
+
+class MountedTrees:
+    """The trees that the agent of one sandbox has mounted.
+
+    `make` has the fork server mount trees that are attached nowhere, and send them to the agent at the
+    other end of a socket. Without it there are no layers, and only `stopped` can be used.
+    """
+
+    def __init__(
+        self, agent: AgentClient, make: Callable[[Mapping[str, OverlayDirs], int], None] | None = None
+    ) -> None:
+        self._agent, self._make = agent, make
+
+    def swap(self, trees: Mapping[str, OverlayDirs], *, alone: bool) -> bool:
+        """Mount `trees`, by their roots inside, in place of those of the same roots.
+
+        With `alone`, False and nothing is done when a process other than an idle shell uses the old ones.
+        """
+        if self._make is None:
+            raise LayerError("this sandbox has no layers")
+        return not self._agent.swap(in_order(trees), partial(self._make, trees), alone=alone)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Every process of the sandbox is stopped meanwhile."""
+        self._agent.pause()
+        try:
+            yield
+        finally:
+            self._agent.resume()

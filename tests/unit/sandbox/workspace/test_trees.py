@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.sandbox.workspace.layered_tree import by_tree
+from staddle.sandbox.workspace.trees import by_tree
 
 PLACES = {"/workspace": ("/workspace",), "/": ("/home/user", "/tmp"), "/usr": ("/usr",)}
 
