@@ -1,16 +1,16 @@
-"""Steps that several backends share, in the same words, for `staddle explain`."""
+"""Steps and gaps that several backends share, in the same words, for `staddle explain` and for errors.
+
+A backend picks from these and adds those that only it has. `who` is the backend's name in a sentence.
+"""
 
 from __future__ import annotations
 
-from ..display import shown
-from ..enforcement import Step
-from ..mounts.host import needs_translation
-from ..mounts.operations import Bind
-from .exec_spec import needed, rlimits
+from ..enforcement import Gap, Step
+from . import gateways
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ..mounts.from_plan import Layout
     from ..policy.plan import Plan
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 def view(layout: Layout, as_root: bool) -> Iterator[Step]:
     """The operations that make the view."""
+    from ..mounts.host import needs_translation  # not on a system without mounts
+    from ..mounts.operations import Bind
+    from .launching import needed
+
     for operation in needed(layout):
         text = str(operation)
         if as_root and isinstance(operation, Bind) and not operation.again:
@@ -33,6 +37,9 @@ def become(uid: int, ours: str) -> Step:
 
 def last(plan: Plan, ours: str) -> Iterator[Step]:
     """The last steps of the command's own process, but for Landlock and the filter."""
+    from ..display import shown
+    from .launching import rlimits
+
     yield Step(f"working directory {shown(plan.cwd)}", "plan")
     for variable in plan.variables:
         value = "(secret)" if variable.secret else shown(variable.value)
@@ -49,3 +56,68 @@ def filter_steps(profile: str) -> Iterator[Step]:
     for row in describe(profile):
         when = f" when {row.condition}" if row.condition else ""
         yield Step(f"filter {profile}: {', '.join(row.calls)}{when}: {row.answer}", row.why)
+
+
+#: Limits that take control groups, or a file system of its own size.
+NEED_MORE = ("memory", "cpu", "processes", "disk")
+#: The first Landlock that can tell whose an abstract socket is.
+_SCOPES_SINCE = 6
+
+
+def of_a_fresh_root(
+    plan: Plan, layout: Layout, unprivileged_uid: int | None, scopes: Callable[[], bool]
+) -> Iterator[Gap]:
+    """The gaps of a sandbox with a root and a network namespace of its own, and nothing else.
+
+    `unprivileged_uid` is the id that root's sandbox runs as; `scopes` says whether Landlock is put on
+    against abstract sockets where the network is shared.
+    """
+    yield from unheld(layout)
+    yield from gateways.gaps(plan)
+    if plan.network.mode == "open" and not scopes():
+        yield Gap(
+            "sockets",
+            "with the network open, abstract UNIX sockets of the host can be reached on this kernel",
+            "deny the network, or use Linux 6.12 or newer",
+            documented=True,
+        )
+    if unprivileged_uid is not None:
+        from ..mounts.host import unwritable_grants
+
+        for error in unwritable_grants(layout.operations, unprivileged_uid):
+            yield Gap("write", f"{error.what}: {error.why}", error.fix)
+
+
+def unheld(layout: Layout) -> Iterator[Gap]:
+    """Denied names that nothing keeps from being created."""
+    for hidden in layout.unheld:
+        yield Gap(
+            "deny",
+            f"{hidden.path!r} is denied and does not exist yet: what would be created there can be reached",
+            "deny it in a policy that does not make it writable, or create it first",
+        )
+
+
+def identity(who: str, plan: Plan, *, documented: bool = False) -> Iterator[Gap]:
+    """Names and numbers that `who` cannot give to a command."""
+    if not plan.identity.is_usual:
+        yield Gap(
+            "identity",
+            f"{who} changes neither the user nor the host's name: the command is who started it",
+            "choose namespaces or bwrap, or leave the identity out",
+            documented,
+        )
+
+
+def scopes_sockets() -> bool:
+    """Whether Landlock can keep a command from the abstract sockets of others here."""
+    from ..linux import landlock  # only where it matters
+
+    return landlock.abi() >= _SCOPES_SINCE
+
+
+def limits(who: str, plan: Plan, names: Iterable[str] = NEED_MORE) -> Iterator[Gap]:
+    """Limits that `who` has no means for."""
+    for name in names:
+        if getattr(plan.limits, name) is not None:
+            yield Gap(f"limits.{name}", f"{who} cannot limit {name}", f"leave limits.{name} out")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..ipc.network_spec import NetworkRow, NetworkSpec
     from ..network.host.gateway_log import GatewayLog
     from ..policy.plan import Plan
-    from .descriptors import Descriptors
+    from .launching import Descriptors
 
 
 def reaches_out(plan: Plan) -> bool:

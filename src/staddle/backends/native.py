@@ -11,7 +11,7 @@ import os
 
 from ..enforcement import PROTECTIONS, Gap, Probe, Step
 from ..launch.contract import Launch
-from .gaps import identity
+from .description import identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from ..launch.contract import Launch
 from ..policy.identity import Identity
 from ..policy.plan import Grant, Plan
 from . import sbpl
-from .gaps import identity
+from .description import identity
 from .gateways import nobody_asks
 
 TYPE_CHECKING = False

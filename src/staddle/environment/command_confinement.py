@@ -178,7 +178,7 @@ class CommandConfinement:
     def _in_a_layer(
         self, root: int, division: list[str], argv: list[str], env: Mapping[str, str] | None
     ) -> tuple[WrappedCommand, CommandLayer]:
-        from ..backends.unused_ids import unprivileged_uid
+        from ..linux.idmaps import unprivileged_uid
 
         policy, written = self._with(division)
         plan = compile(policy, cwd=self._path, env=env)

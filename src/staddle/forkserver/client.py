@@ -275,7 +275,7 @@ def _views_of(plan: Plan, bash: str) -> _SharedViews:
 
 
 def _config(plan: Plan, shared: shared_view.SharedView, bash: str) -> records.ForkServerConfig:
-    from ..backends.exec_spec import filter_profile, rlimits
+    from ..backends.launching import filter_profile, rlimits
     from ..backends.namespaces.launching import scopes
     from ..limits import process_attributes
     from ..limits.enforced import stand_ins

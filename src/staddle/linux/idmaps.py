@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+
+from .userns import Obstacle
 
 #: From here on no convention hands out ids: above all containers (up to 0x6FFFFFFF), below the
 #: foreign ids of systemd and the sign bit. https://systemd.io/UIDS-GIDS/
@@ -150,3 +153,31 @@ def _accounts() -> frozenset[int]:
         except OSError:
             continue
     return frozenset(found)
+
+
+#: Needed to become another user, and to show that user the files that are granted.
+_CAPABILITIES = {"CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_ADMIN": 21}
+
+
+def unprivileged_uid() -> int | Obstacle | None:
+    """An id that no account has, for root's sandbox; None for an ordinary user, who keeps his own.
+
+    Real root is never inside.
+    """
+    if sys.platform != "linux":
+        return Obstacle("namespaces are a matter of Linux", "choose backend='seatbelt' on macOS")
+    if os.geteuid() != 0:
+        return None
+    from .process import capabilities
+
+    effective, _, _ = capabilities()
+    missing = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
+    if missing:
+        return Obstacle(
+            f"root lacks the capabilities {', '.join(missing)}: the sandbox would run as root",
+            "run staddle as an ordinary user, or as root with all capabilities",
+        )
+    return unused_id_here() or Obstacle(
+        "no other id exists in this user namespace: the sandbox would have to run as root",
+        "run staddle as an ordinary user",
+    )

@@ -155,9 +155,9 @@ def _keep_variables() -> None:
 
 
 def _no_limits() -> None:
-    from staddle.backends.bwrap import rlimits
+    from staddle.backends.bwrap import arguments
 
-    rlimits.ALWAYS = {"memlock": 65536}
+    arguments.ALWAYS = {"memlock": 65536}
     _trust_bwrap()
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from staddle.backends.bwrap import arguments, rlimits
+from staddle.backends.bwrap import arguments
 from staddle.backends.bwrap.launching import failure
-from staddle.backends.descriptors import Descriptors
+from staddle.backends.launching import Descriptors
 from staddle.errors import LaunchFailed, PolicyNotEnforceable
 from staddle.mounts.operations import Bind, Devices, Directory, Empty, File, Mask, ProcMount, Seal, Symlink
 from staddle.policy.limits import Limits
@@ -151,12 +151,12 @@ def test_arguments_are_separated_by_nul_and_may_be_anything_else() -> None:
 
 def test_no_limit_is_above_what_we_have() -> None:
     endless = (1 << 64) - 1
-    assert "--core=1:1" in rlimits.outside(lambda _: endless)
-    assert "--core=0:0" in rlimits.outside(lambda _: 0)
-    assert rlimits.inside(Limits(), lambda _: endless) == ()
+    assert "--core=1:1" in arguments.rlimits_outside(lambda _: endless)
+    assert "--core=0:0" in arguments.rlimits_outside(lambda _: 0)
+    assert arguments.rlimits_inside(Limits(), lambda _: endless) == ()
     limits = Limits(file_size="1K", open_files=20)
-    assert rlimits.inside(limits, lambda _: endless) == ("--fsize=1024:1024", "--nofile=20:20")
-    assert rlimits.inside(limits, lambda name: 5) == ("--fsize=5:5", "--nofile=5:5")
+    assert arguments.rlimits_inside(limits, lambda _: endless) == ("--fsize=1024:1024", "--nofile=20:20")
+    assert arguments.rlimits_inside(limits, lambda name: 5) == ("--fsize=5:5", "--nofile=5:5")
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.backends.bwrap import abstract_sockets, description
-from staddle.backends.bwrap.description import steps
-from staddle.backends.bwrap.launching import Starter, is_staged
+from staddle.backends.bwrap import abstract_sockets, launching
+from staddle.backends.bwrap.launching import Starter, is_staged, steps
 from staddle.mounts.from_plan import Layout, lay_out
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
@@ -84,7 +83,7 @@ def test_when_the_view_is_built_by_us() -> None:
 
 def gaps(**fields: object) -> list[tuple[str, bool]]:
     wanted = plan(**{"grants": (read("/usr"),), **fields})
-    return [(gap.protection, gap.documented) for gap in description.gaps(wanted, laid_out(wanted), STARTER)]
+    return [(gap.protection, gap.documented) for gap in launching.gaps(wanted, laid_out(wanted), STARTER)]
 
 
 def test_an_ordinary_plan_has_no_gap() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from staddle.backends.descriptors import Descriptors
+from staddle.backends.launching import Descriptors
 
 
 def test_a_descriptor_is_never_one_of_the_standard_three() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from staddle.backends.landlock import Landlock, description, rules
+from staddle.backends import landlock
+from staddle.backends.landlock import Landlock, rules
 from staddle.backends.landlock.private_dirs import PrivateDirs, parent_for_private
 from staddle.backends.landlock.probe import uid_for_run
 from staddle.backends.landlock.root_view import as_user, view
@@ -108,7 +109,7 @@ def test_private_directories_below_a_grant_are_stepped_around_too(tree: Path) ->
 def test_too_many_rules_are_not_made(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "MOST_RULES", 3)
     crowded = plan(grants=(read(tree),), hidden=(hidden(tree / "a/secret"),))
-    assert "deny" in {gap.protection for gap in description.gaps(crowded, found()) if not gap.documented}
+    assert "deny" in {gap.protection for gap in landlock._gaps(crowded, found()) if not gap.documented}
     with pytest.raises(PolicyNotEnforceable, match="3 rules"):
         made(crowded)
 
@@ -362,7 +363,7 @@ def test_steps_say_what_the_instructions_do() -> None:
 
 
 def names(of: Plan, *, documented: bool, **findings: Any) -> set[str]:
-    gaps = description.gaps(of, found(**findings))
+    gaps = landlock._gaps(of, found(**findings))
     return {gap.protection for gap in gaps if gap.documented is documented}
 
 
@@ -442,7 +443,7 @@ def test_every_gap_is_about_a_promise_and_says_what_to_do() -> None:
         network=Network.loopback(),
         limits=Limits(memory=1),
     )
-    for gap in description.gaps(everything, found(abi=1)):
+    for gap in landlock._gaps(everything, found(abi=1)):
         assert gap.protection in PROTECTIONS or gap.protection.startswith("limits.")
         assert gap.why
         assert gap.fix

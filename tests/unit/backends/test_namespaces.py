@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from staddle.backends import gaps as common
+from staddle.backends import description as common
 from staddle.backends import gateways
-from staddle.backends.namespaces import Namespaces, description, launching
+from staddle.backends.namespaces import Namespaces, launching
 from staddle.backends.namespaces.launching import NAMESPACES
 from staddle.ipc import namespace_spec
 from staddle.ipc.exec_spec import decode
@@ -125,7 +125,7 @@ def test_nobody_is_asked_to_be_root_and_nonsense_is_not_sent(wrong: dict[str, ob
 
 
 def gaps(made: Plan) -> dict[str, bool]:
-    return {gap.protection: gap.documented for gap in description.gaps(made, lay_out(made, DictHost()), None)}
+    return {gap.protection: gap.documented for gap in launching.gaps(made, lay_out(made, DictHost()), None)}
 
 
 def test_an_ordinary_plan_has_no_gap() -> None:
@@ -193,7 +193,7 @@ def test_a_launch_with_a_gateway_can_be_given_up() -> None:
 
 
 def printed(made: Plan, unprivileged_uid: int | None = None) -> list[str]:
-    return [step.action for step in description.steps(made, lay_out(made, DictHost()), unprivileged_uid)]
+    return [step.action for step in launching.steps(made, lay_out(made, DictHost()), unprivileged_uid)]
 
 
 def test_every_step_is_a_line() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.backends.systemd import description, launching, unit
+from staddle.backends.systemd import launching, unit
 from staddle.ipc import systemd_spec
 from staddle.ipc.exec_spec import decode
 from staddle.linux.systemd_manager import Manager, Obstacle, delegated_controllers, find
@@ -153,9 +153,7 @@ def test_a_launch_can_be_given_up() -> None:
 
 
 def gaps(made: Plan, found: Manager = USER) -> dict[str, bool]:
-    return {
-        gap.protection: gap.documented for gap in description.gaps(made, lay_out(made, DictHost()), found)
-    }
+    return {gap.protection: gap.documented for gap in launching.gaps(made, lay_out(made, DictHost()), found)}
 
 
 def test_an_ordinary_plan_has_no_gap() -> None:
@@ -163,7 +161,7 @@ def test_an_ordinary_plan_has_no_gap() -> None:
 
 
 def test_what_it_cannot_hold_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(description, "delegated_controllers", lambda scope: frozenset({"memory"}))
+    monkeypatch.setattr(launching, "delegated_controllers", lambda scope: frozenset({"memory"}))
     limits = Limits(memory="1G", cpu=1, processes=5, disk="1G")
     made = plan(
         limits=limits,
@@ -179,9 +177,9 @@ def test_what_it_cannot_hold_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_open_network_needs_landlock_scopes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(description.landlock, "abi", lambda: 5)
+    monkeypatch.setattr(launching.landlock, "abi", lambda: 5)
     assert gaps(plan(network=Network.open())) == {"sockets": True}
-    monkeypatch.setattr(description.landlock, "abi", lambda: 6)
+    monkeypatch.setattr(launching.landlock, "abi", lambda: 6)
     assert gaps(plan(network=Network.open())) == {}
 
 
@@ -198,7 +196,7 @@ def test_controllers_are_those_of_the_managers_own_part(tmp_path: Path) -> None:
 def test_the_steps_name_everything_and_no_secret() -> None:
     made = plan(grants=(write("/w"),), variables=(Variable("TOKEN", "hush", "env", secret=True),))
     for found in (USER, ROOT):
-        told = "\n".join(step.action for step in description.steps(made, lay_out(made, DictHost()), found))
+        told = "\n".join(step.action for step in launching.steps(made, lay_out(made, DictHost()), found))
         for item in unit.properties(made, found.scope):
             assert item in told
         assert "/w" in told
@@ -210,7 +208,7 @@ def test_the_steps_name_everything_and_no_secret() -> None:
 def test_as_root_it_says_whose_owner_is_translated() -> None:
     made = plan(grants=(write("/srv/w"), write("/opt/w"), read("/usr"), read("/home/u")))
     for found, translated in ((USER, set()), (ROOT, {"/srv/w", "/opt/w", "/home/u"})):
-        steps = description.steps(made, lay_out(made, DictHost()), found)
+        steps = launching.steps(made, lay_out(made, DictHost()), found)
         told = {step.action.split()[1] for step in steps if "its owner shown as" in step.action}
         assert told == translated
 

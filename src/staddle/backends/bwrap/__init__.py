@@ -3,10 +3,9 @@
     probe             finds bwrap, checks it, and runs a harmless command in a real sandbox
     executable        which bwrap it is, and why one that is there does not confine
     staged_view       as root, or with very many mounts: the view built by us (see `mounts`)
-    arguments         operations -> bwrap's arguments; rlimits: prlimit's
-    launching         argv and descriptors of the whole chain of programs
+    arguments         operations -> bwrap's arguments, and prlimit's
+    launching         argv and descriptors of the whole chain of programs; steps and gaps in words
     abstract_sockets  with an open network: Landlock's scope, put on before bwrap starts
-    description       the steps in words, and the gaps
 
 What it does not do, by nature: a UNIX socket that appears in a granted directory after the start can
 be connected to, read-only or not; a name of the policy's that appears on the host after the start is not
@@ -22,10 +21,10 @@ from ...enforcement import Probe, Step
 from ...errors import BackendUnavailable, StaddleError
 from ...launch.contract import Launch
 from ...linux import programs
+from ...linux.idmaps import unprivileged_uid
 from ...linux.userns import Obstacle
 from ...mounts.from_plan import forget, lay_out, layout_of
 from ...mounts.host import Host
-from ..unused_ids import unprivileged_uid
 from . import executable
 from .launching import Starter, launch
 
@@ -70,13 +69,13 @@ class Bwrap:
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
         """The gaps of `plan`: what bwrap does not hold on this host."""
-        from .description import gaps
+        from .launching import gaps
 
         return tuple(gaps(plan, layout_of(plan), self._starter()))
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
         """Everything that is set up, in order."""
-        from .description import steps
+        from .launching import steps
 
         return tuple(steps(plan, layout_of(plan), self._starter()))
 

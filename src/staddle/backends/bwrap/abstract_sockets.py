@@ -15,7 +15,7 @@ import sys
 
 def prefix() -> tuple[str, ...]:
     """The words to put before the launcher's command line; none when this host cannot hold it."""
-    from ..gaps import scopes_sockets
+    from ..description import scopes_sockets
 
     if not sys.executable or not scopes_sockets():
         return ()

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import struct
 
 from ...errors import LaunchFailed, PolicyNotEnforceable
+from ...linux.syscalls import call
 from ...mounts.host import check_place
 from ...mounts.operations import Bind, Devices, Directory, Empty, File, Mask, ProcMount, Seal, Symlink
 from ..gateways import reaches_out
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ...mounts.operations import Operation
+    from ...policy.limits import Limits
     from ...policy.plan import Plan
-    from ..descriptors import Descriptors
+    from ..launching import Descriptors
 
 #: bwrap gives up at this many (MAX_ARGS in bubblewrap.c).
 _MOST = 9000
@@ -128,3 +132,38 @@ def packed(words: Iterable[str]) -> bytes:
     if data.count(b"\0") != len(listed):
         raise PolicyNotEnforceable("a path or variable has a NUL in it", why="nothing can be called so")
     return data
+
+
+# Resource limits, set by prlimit of util-linux: a plain command line cannot set them otherwise.
+#
+# Outside, before bwrap: what holds for every sandbox. Inside, before the command: what the
+# policy asks for, because bwrap itself must open and write files to set everything up.
+
+_NUMBERS = {"fsize": 1, "core": 4, "nofile": 7, "memlock": 8, "nice": 13, "rtprio": 14}
+#: 1 byte of core is the only value that also stops a core handler (`|program` in core_pattern,
+#: run by the kernel as root on the host); nothing real-time, no higher priority, little pinned memory.
+ALWAYS = {"core": 1, "rtprio": 0, "nice": 0, "memlock": 65536}
+
+
+def rlimits_outside(ceiling: Callable[[str], int]) -> tuple[str, ...]:
+    """prlimit's options for every sandbox. `ceiling` is the hard limit we have: none is raised."""
+    return _options(ALWAYS, ceiling)
+
+
+def rlimits_inside(limits: Limits, ceiling: Callable[[str], int]) -> tuple[str, ...]:
+    """prlimit's options for what this policy limits, none when it does not."""
+    asked = {"fsize": limits.file_size, "nofile": limits.open_files}
+    return _options({name: value for name, value in asked.items() if value is not None}, ceiling)
+
+
+def _options(asked: dict[str, int], ceiling: Callable[[str], int]) -> tuple[str, ...]:
+    lowered = {name: min(value, ceiling(name)) for name, value in asked.items()}
+    return tuple(f"--{name}={value}:{value}" for name, value in lowered.items())
+
+
+def hard_limit(name: str) -> int:
+    """The hard limit of this process; no limit is the largest number."""
+    answer = ctypes.create_string_buffer(16)
+    call("prlimit64", 0, _NUMBERS[name], None, ctypes.addressof(answer))
+    ceiling: int = struct.unpack("QQ", answer.raw)[1]
+    return ceiling

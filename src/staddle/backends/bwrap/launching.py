@@ -1,4 +1,4 @@
-"""From operations to a command line: who starts whom, with which rights.
+"""From operations to a command line: who starts whom, with which rights. Also in words, and the gaps.
 
     python    (only with the network open) keeps abstract sockets of the host out of reach
     nsenter   (as root, or with a staged view) enters the staged mounts, becomes an unused id
@@ -17,19 +17,23 @@ from __future__ import annotations
 import os
 
 from ..._value import Value
+from ...display import shown
+from ...enforcement import Gap, Step
 from ...errors import LaunchFailed
 from ...ipc.status import sentence
 from ...launch.contract import Launch
 from ...linux.seccomp import program
+from ...mounts.host import needs_translation
 from ...mounts.operations import Bind, File, Mask
+from .. import description as common
 from .. import gateways
-from ..descriptors import Descriptors
-from ..exec_spec import filter_profile
-from . import arguments, rlimits
+from ..description import become, filter_steps
+from ..launching import Descriptors, filter_profile
+from . import abstract_sockets, arguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ...mounts.from_plan import Layout
     from ...mounts.operations import Operation
@@ -117,7 +121,7 @@ def _launch(
         *("--json-status-fd", str(status)),
     ]
     packed = give.holding(arguments.packed(words))
-    within = rlimits.inside(plan.limits, rlimits.hard_limit)
+    within = arguments.rlimits_inside(plan.limits, arguments.hard_limit)
     scoped: tuple[str, ...] = ()
     if plan.network.mode == "open":
         from .abstract_sockets import prefix
@@ -126,7 +130,7 @@ def _launch(
     argv = (
         *scoped,
         *enter.before,
-        *(starter.prlimit, *rlimits.outside(rlimits.hard_limit), "--"),
+        *(starter.prlimit, *arguments.rlimits_outside(arguments.hard_limit), "--"),
         *(starter.bwrap, "--args", str(packed), "--"),
         *((starter.prlimit, *within, "--") if within else ()),
         *command,
@@ -203,3 +207,63 @@ def failure(said: bytes) -> str | None:
     if b'"child-pid"' in said:
         return "bwrap could not finish the sandbox or execute the command; it said why on standard error"
     return "bwrap did not get as far as making a sandbox; it said why on standard error"
+
+
+_OURS = "bwrap"
+
+
+def steps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Step]:
+    """Each thing that is set up, in the order in which it is."""
+    unprivileged_uid = starter.unprivileged_uid
+    yield from gateways.started(_OURS, plan)
+    if gateways.reaches_out(plan):
+        yield Step("a network of its own, with nothing but a loopback", "plan")
+    yield from gateways.reached(plan)
+    if plan.network.mode == "open" and abstract_sockets.prefix():
+        yield Step("Landlock: abstract UNIX sockets of others are out of reach", _OURS)
+    if unprivileged_uid is not None:
+        yield become(unprivileged_uid, _OURS)
+    if is_staged(layout, unprivileged_uid):
+        yield Step("build the filesystem below in a mount namespace of its own", _OURS)
+    for option in arguments.rlimits_outside(arguments.hard_limit):
+        yield Step(f"resource limit {option.removeprefix('--').split(':')[0]}", _OURS)
+    yield Step(f"start {shown(starter.bwrap)} with an empty environment: {_flags(plan)}", _OURS)
+    for operation in layout.operations:
+        owner = ""
+        if unprivileged_uid is not None and isinstance(operation, Bind) and not operation.again:
+            translated = needs_translation(operation.outside, operation.writable)
+            owner = ", its owner as the sandbox's user" if translated else ""
+        yield Step(f"{operation}{owner}", operation.origin)
+    yield Step(f"working directory {shown(plan.cwd)}", "plan")
+    for variable in plan.variables:
+        value = "(secret)" if variable.secret else shown(variable.value)
+        yield Step(f"variable {shown(variable.name)}={value}", variable.origin)
+    yield from filter_steps(filter_profile(plan))
+    for option in arguments.rlimits_inside(plan.limits, arguments.hard_limit):
+        yield Step(f"resource limit {option.removeprefix('--').split(':')[0]}", "limits")
+
+
+def _flags(plan: Plan) -> str:
+    return " ".join(shown(word) for word in arguments.confinement(plan))
+
+
+_FILES = ("file_size", "open_files")
+
+
+def gaps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Gap]:
+    """Every gap, those of the policy first."""
+    yield from common.of_a_fresh_root(plan, layout, starter.unprivileged_uid, _scopes)
+    yield from common.limits("bwrap", plan)
+    for name in _FILES:
+        if getattr(plan.limits, name) is not None and plan.access(starter.prlimit) == "none":
+            yield Gap(
+                f"limits.{name}",
+                f"{starter.prlimit} sets it, and the policy hides that program",
+                f"grant {starter.prlimit}, or leave limits.{name} out",
+            )
+
+
+def _scopes() -> bool:
+    from . import abstract_sockets  # only where it matters
+
+    return bool(abstract_sockets.prefix())

@@ -1,7 +1,6 @@
 """Namespaces of our own: a fresh root with only what the plan names, made by our helper.
 
-    launching     plan -> what the helper makes around the command, and its launch
-    description   the steps in words, and the gaps
+    launching     plan -> what the helper makes around the command, its launch, steps and gaps
 
 No program but the interpreter is needed, and no right: an ordinary user gets a user namespace,
 and root becomes an id that no account has. The helper does every step itself and starts nothing
@@ -20,8 +19,8 @@ import os
 
 from ...enforcement import Probe
 from ...errors import BackendUnavailable, StaddleError
+from ...linux.idmaps import unprivileged_uid
 from ...linux.userns import Obstacle
-from ..unused_ids import unprivileged_uid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,14 +73,14 @@ class Namespaces:
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
         """The gaps of `plan` here."""
         from ...mounts.from_plan import layout_of
-        from .description import gaps
+        from .launching import gaps
 
         return tuple(gaps(plan, layout_of(plan), _who()))
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
         """Everything that is set up, in order."""
         from ...mounts.from_plan import layout_of
-        from .description import steps
+        from .launching import steps
 
         return tuple(steps(plan, layout_of(plan), _who()))
 

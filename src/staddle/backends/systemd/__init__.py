@@ -1,8 +1,7 @@
 """systemd: the command in a transient unit of the user's or the system's service manager.
 
     unit          plan -> the unit's properties and systemd-run's command line (pure)
-    launching     plan -> what the process inside the unit does, and the launch
-    description   the steps in words, and the gaps
+    launching     plan -> what the process inside the unit does, the launch, steps and gaps
 
 Which manager there is to talk to is in linux/systemd_manager.py.
 
@@ -57,14 +56,14 @@ class Systemd:
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
         """The gaps of `plan` here."""
         from ...mounts.from_plan import layout_of
-        from .description import gaps
+        from .launching import gaps
 
         return tuple(gaps(plan, layout_of(plan), self._manager()))
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
         """Everything that is set up, in order."""
         from ...mounts.from_plan import layout_of
-        from .description import steps
+        from .launching import steps
 
         return tuple(steps(plan, layout_of(plan), self._manager()))
 

@@ -1,9 +1,11 @@
-"""The specification for the process inside the unit, and the launch that brings it there."""
+"""The specification for the process inside the unit, its launch, its steps in words, and the gaps."""
 
 from __future__ import annotations
 
 import os
 
+from ...display import shown
+from ...enforcement import Gap, Step
 from ...errors import LaunchFailed
 from ...ipc import systemd_spec
 from ...ipc.exec_spec import encode as encode_instructions
@@ -11,17 +13,19 @@ from ...ipc.namespace_spec import foreign
 from ...ipc.status import sentence
 from ...launch import helper
 from ...launch.contract import Launch
-from ...linux import userns
+from ...linux import landlock, userns
+from ...linux.systemd_manager import delegated_controllers
 from ...mounts import rows
+from .. import description as common
 from .. import gateways
-from ..descriptors import Descriptors
-from ..exec_spec import instructions, needed
+from ..description import become, filter_steps, last, view
+from ..launching import Descriptors, filter_profile, instructions, needed
 from . import unit
-from .description import scopes
+from .unit import bounds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ...linux.systemd_manager import Manager
     from ...mounts.from_plan import Layout
@@ -99,3 +103,61 @@ def spec(
         gateway=gateway,
         cgroup_fds=(),
     )
+
+
+_OURS = "systemd"
+_LIMIT_PROPERTIES = {"MemoryMax", "MemorySwapMax", "CPUQuota", "TasksMax"}
+
+
+def steps(plan: Plan, layout: Layout, found: Manager) -> Iterator[Step]:
+    """Each thing that is set up, in the order in which it is."""
+    yield from gateways.started(_OURS, plan)
+    yield Step(f"ask the {found.scope} manager for a transient unit, with {shown(found.systemd_run)}", _OURS)
+    for setting in unit.properties(plan, found.scope):
+        yield Step(
+            f"unit property {setting}", "limits" if setting.split("=")[0] in _LIMIT_PROPERTIES else _OURS
+        )
+    yield Step(
+        "inside the unit: see that the properties hold, then make pid, mount and host name namespaces", _OURS
+    )
+    yield from gateways.reached(plan)
+    yield from view(layout, found.unprivileged_uid >= 0)
+    yield Step("leave the old root for good", _OURS)
+    if found.unprivileged_uid >= 0:
+        yield become(found.unprivileged_uid, _OURS)
+    yield Step(
+        f"be uid {plan.identity.uid} and gid {plan.identity.gid} in a user namespace of its own", _OURS
+    )
+    yield from last(plan, _OURS)
+    if scopes():
+        yield Step(f"Landlock keeps within the sandbox: {', '.join(sorted(scopes()))}", _OURS)
+    yield from filter_steps(filter_profile(plan))
+
+
+_LIMITS = {"memory": "memory", "cpu": "cpu", "pids": "processes"}
+
+
+def gaps(plan: Plan, layout: Layout, found: Manager) -> Iterator[Gap]:
+    """Every gap, those of the policy first."""
+    unprivileged_uid = found.unprivileged_uid if found.unprivileged_uid >= 0 else None
+    yield from common.of_a_fresh_root(plan, layout, unprivileged_uid, common.scopes_sockets)
+    yield from _limits(plan, found)
+
+
+def scopes() -> frozenset[str]:
+    """Landlock's scopes in the sandbox here."""
+    return landlock.weaken(landlock.SCOPES, landlock.abi())[0]
+
+
+def _limits(plan: Plan, found: Manager) -> Iterator[Gap]:
+    asked = bounds(plan.limits)
+    missing = asked.keys() - delegated_controllers(found.scope) if asked else ()
+    for controller in asked:
+        if controller in missing:
+            yield Gap(
+                f"limits.{_LIMITS[controller]}",
+                f"the {found.scope} manager has no {controller} controller to limit it with",
+                "delegate it (Delegate=yes for user@.service, on the unified hierarchy), or leave "
+                f"limits.{_LIMITS[controller]} out",
+            )
+    yield from common.limits("systemd", plan, ("disk",))

@@ -11,7 +11,7 @@ import sys
 
 from ... import backends
 from ..._value import Value
-from ...backends.gaps import NEED_MORE
+from ...backends.description import NEED_MORE
 from ...enforcement import Gap
 from ...errors import PolicyNotEnforceable
 from ...policy import Policy, plan_cache

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from staddle.backends.unused_ids import unprivileged_uid
 from staddle.linux import idmaps, process
+from staddle.linux.idmaps import unprivileged_uid
 from staddle.linux.userns import Obstacle
 
 ALL = (1 << 41) - 1

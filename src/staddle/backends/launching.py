@@ -1,12 +1,18 @@
-"""The last steps of the command's own process, for every backend that starts it with our helper."""
+"""What every launcher is handed: the last steps of the command's own process, and descriptors.
+
+A descriptor cannot be swapped for something else between the check and the start, and what
+it holds is on no command line. The launcher closes every one of these before the command begins.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 
 from ..ipc.exec_spec import ExecSpec
 from ..linux import landlock, process
 from ..linux.seccomp import program
+from ..mounts.host import open_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,3 +71,42 @@ def landlock_profile(plan: Plan) -> str:
     profile = {"open": "landlock-open", "deny": "landlock"}.get(plan.network.mode, "landlock-tcp")
     # Where the host's directories can be written, no setuid file may be left there.
     return profile + ("-nosuid" if any(grant.access == "write" for grant in plan.grants) else "")
+
+
+class Descriptors:
+    """Open descriptors that belong to one launch, closed together."""
+
+    def __init__(self) -> None:
+        self._open: list[int] = []
+
+    def keep(self, descriptor: int) -> int:
+        """Close this one too. Never one of the standard three, should our caller have closed those."""
+        if descriptor <= 2:
+            low, descriptor = descriptor, fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+            os.close(low)
+        self._open.append(descriptor)
+        return descriptor
+
+    def holding(self, data: bytes) -> int:
+        """A nameless file in memory with `data`, to be read from its start."""
+        descriptor = self.keep(os.memfd_create("staddle"))
+        written = 0
+        while written < len(data):
+            written += os.pwrite(descriptor, data[written:] if written else data, written)
+        return descriptor
+
+    def naming(self, path: str) -> int:
+        """The file or directory at `path`, in which no component may be a link."""
+        return self.keep(open_named(path))
+
+    def all(self) -> tuple[int, ...]:
+        """Every descriptor to pass on."""
+        return tuple(self._open)
+
+    def close(self) -> None:
+        """Close them all. Never raises, and a second time does nothing."""
+        while self._open:
+            try:
+                os.close(self._open.pop())
+            except OSError:
+                continue

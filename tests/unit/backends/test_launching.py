@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from staddle.backends.exec_spec import filter_profile
+from staddle.backends.launching import filter_profile
 from tests.unit.mounts.plans import plan, read, write
 
 
