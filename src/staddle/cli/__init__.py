@@ -1,4 +1,4 @@
-"""The command line. Each command is one file, loaded when it is asked for."""
+"""The command line. Each command, or pair of opposite ones, is one file, loaded when it is asked for."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ _COMMANDS = {
     "doctor": "show what this host can enforce, and how to get the rest",
     "jail": "let a coding agent work on a git worktree, and review what it did",
 }
+
+#: Commands that are in another one's file, each as a function of its name.
+_FILE_OF = {"discard": "commit", "restore": "snapshot", "rm": "ls"}
 
 _HELP = """\
 staddle gives an AI agent a computer that it cannot hurt you with.
@@ -74,8 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if name == "sessions":
                 fix = "`staddle ls` lists kept sandboxes, `staddle rm NAME` removes one"
             raise UsageError(f"staddle has no command {name!r}", fix=fix)
-        command = __import__(f"staddle.cli.{name}", fromlist=["main"])
-        status: int = command.main(words[1:])
+        function = name if name in _FILE_OF else "main"
+        file = __import__(f"staddle.cli.{_FILE_OF.get(name, name)}", fromlist=[function])
+        status: int = getattr(file, function)(words[1:])
         return status
     except BrokenPipeError:
         # The reader of our output is gone; the interpreter must not complain about it at exit.

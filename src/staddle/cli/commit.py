@@ -1,4 +1,4 @@
-"""`staddle commit`: write the changes of a kept sandbox to its workspace, all or nothing."""
+"""`staddle commit` writes the changes of a kept sandbox to its workspace, `staddle discard` drops them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from ..display import shown
 from ..errors import CommitRefused, LayerError, UsageError
 from ..policy.paths import WORKSPACE_PATH
 from ..sandbox.workspace.persistent import PersistentWorkspace
-from .kept import begin, below, counted, named, print_json, progress, row
+from .kept import begin, below, counted, named, print_json, print_paged, progress, row
 from .options import Option
-from .paging import print_paged
 from .settings import HELP
 
 TYPE_CHECKING = False
@@ -189,3 +188,43 @@ def _agreed(count: int, workspace: str) -> bool:
     what = "this change" if count == 1 else f"these {count:,} changes"
     print(f"Take {what} over to {shown(workspace)}? [y/N] ", end="", flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+_DISCARD_OPTIONS = (HELP,)
+_DISCARD_HELP = """\
+Drop changes of a kept sandbox: inside, the workspace is again as on the host.
+
+usage: staddle discard NAME [PATH...]
+
+Without PATHs everything is dropped. Snapshots stay: take one with `staddle snapshot NAME LABEL` first
+if you may want the changes back. PATHs are as `staddle diff` shows them, or relative to the workspace.
+{options}
+
+  staddle discard fix                  everything
+  staddle discard fix src/generated    only in this directory
+"""
+
+
+def discard(words: Sequence[str]) -> int:
+    """Drop the changes, and print their number."""
+    parsed = begin(words, _DISCARD_OPTIONS, "discard", _DISCARD_HELP)
+    if parsed is None:
+        return 0
+    name, paths = named(parsed, "discard")
+    kept = PersistentWorkspace(name)
+    try:
+        chosen = _by_tree(kept, paths)
+        dropped = kept.diff(chosen)
+        if dropped:
+            kept.drop(chosen)
+        print(f"{counted(len(dropped), 'change')} dropped")
+    finally:
+        kept.close()
+    return 0
+
+
+def _by_tree(kept: PersistentWorkspace, paths: Sequence[str]) -> dict[str, list[str]] | None:
+    try:
+        return kept.by_tree(paths, WORKSPACE_PATH) if paths else None
+    except ValueError as error:
+        raise UsageError(str(error), fix="name paths as `staddle diff --all` does") from None

@@ -9,9 +9,22 @@ from ..display import shown
 from ..errors import UsageError
 from ..packages.installed import fold
 from ..sandbox.workspace import kept_record, persistent
-from .kept import JSON, LETTERS, begin, counted, named, print_json, row
+from .kept import (
+    BOLD,
+    CYAN,
+    GREEN,
+    JSON,
+    LETTERS,
+    RED,
+    Paint,
+    begin,
+    counted,
+    named,
+    print_json,
+    print_paged,
+    row,
+)
 from .options import Option
-from .paging import BOLD, CYAN, GREEN, RED, Paint, print_paged
 from .settings import HELP
 
 TYPE_CHECKING = False

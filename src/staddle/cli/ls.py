@@ -1,4 +1,4 @@
-"""`staddle ls`: list the kept sandboxes."""
+"""`staddle ls` lists the kept sandboxes, `staddle rm` removes some."""
 
 from __future__ import annotations
 
@@ -91,3 +91,31 @@ def _print(found: list[dict[str, object]]) -> None:
     for facts in found:
         if "problem" in facts:
             print(f"{facts['name']}: {shown(str(facts['problem']))}")
+
+
+_RM_OPTIONS = (HELP,)
+_RM_HELP = """\
+Remove kept sandboxes with everything that was changed in them. Their workspaces are not touched.
+
+usage: staddle rm NAME...
+
+{options}
+
+  staddle ls                           lists the names
+"""
+
+
+def rm(words: Sequence[str]) -> int:
+    """Remove them, and wait until their files are deleted."""
+    parsed = begin(words, _RM_OPTIONS, "rm", _RM_HELP)
+    if parsed is None:
+        return 0
+    if not parsed.words:
+        raise UsageError("no kept sandbox is named", fix="staddle rm NAME; `staddle ls` lists them")
+    from ..layers import trash
+    from ..layers.persistent_store import remove
+
+    for name in parsed.words:
+        remove(name)
+    trash.wait()
+    return 0

@@ -9,8 +9,8 @@ import pytest
 
 from staddle.cli import kept
 from staddle.cli.diff import text_of
+from staddle.cli.kept import GREEN, Paint
 from staddle.cli.options import Option, parse_among
-from staddle.cli.paging import GREEN, Paint
 from staddle.errors import UsageError
 from staddle.layers.changes import Change, diff
 from staddle.layers.merged_view import LayerView
