@@ -22,7 +22,7 @@ from staddle.environment import (
     safe_mkdir_all,
     safe_remove,
     wrap_bash_command,
-    write_grants,
+    writable_paths,
 )
 from staddle.errors import (
     BackendUnavailable,
@@ -370,7 +370,7 @@ def test_a_link_planted_where_commands_may_write_is_refused(
     with pytest.raises(PathEscape):
         env.exec_command("touch", ["docs/x"])
     (place / "docs").unlink()
-    real = write_grants.grants
+    real = writable_paths.grants
 
     def late(*args: object, make: bool) -> list[str]:
         found = real(*args, make=make)  # type: ignore[arg-type]
@@ -378,7 +378,7 @@ def test_a_link_planted_where_commands_may_write_is_refused(
         (place / "docs").symlink_to(place.parent / "outside")
         return found
 
-    monkeypatch.setattr(write_grants, "grants", late)
+    monkeypatch.setattr(writable_paths, "grants", late)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(PathEscape):
         env.exec_command("touch", ["docs/x"])

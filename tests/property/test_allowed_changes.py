@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.environment.partial_commit import parents, refused
+from staddle.environment.writable_paths import parents, refused
 
 Tree = dict[str, str]  # path: "directory" or the content of a file
 

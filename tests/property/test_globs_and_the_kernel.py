@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staddle import LocalEnvironment
-from staddle.environment import write_grants
+from staddle.environment import writable_paths
 from staddle.environment.writable_paths import parse_globs as parse
 from staddle.errors import PathNotAllowed
 from staddle.files.globs import Glob
@@ -135,7 +135,7 @@ def test_in_a_layer_they_leave_the_same(
         ]
         with LocalEnvironment(work, texts, backend="namespaces") as env:
             assert env.limits() == ()
-            in_a_layer = write_grants.division(env._root, parse(texts))[1]  # else the kernel refuses at once
+            in_a_layer = writable_paths.division(env._root, parse(texts))[1]  # or refused at once
             result = env.exec_command("sh", ["-c", CHANGES, "sh", *changes])
             assert result.exit_code == 0 or not in_a_layer, result
             told = {os.path.relpath(event.what, work) for event in result.violations}

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import IO
 
+    from .image import ClosableReader
     from .store import ImportedBase
-    from .zstd import ClosableReader
 
 _CHUNK = 1 << 18
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -245,7 +245,7 @@ def _decompressing(source: ClosableReader, head: bytes) -> ClosableReader:
 
         opened: ClosableReader = gzip.GzipFile(fileobj=source, mode="rb")  # type: ignore[call-overload]
         return opened
-    from .zstd import decompressing
+    from .image import decompressing
 
     return decompressing(source)
 

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..jail.planted_files import PlantedFile
+    from ..jail.review import PlantedFile
 
 _JSON = Option("json", "", "the same as JSON")
 

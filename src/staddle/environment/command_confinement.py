@@ -13,7 +13,7 @@ from ..policy.compiler import compile
 from ..policy.paths import covers
 from ..policy.plan import Layered
 from ..wrapping import WrappedCommand, checked, prepare, wrap
-from . import write_grants
+from . import writable_paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class CommandConfinement:
         self._path, self._policy, self._globs = path, policy, globs
         self._hidden = tuple(item.path for item in plan.hidden)
         written = [grant.path for grant in plan.grants if grant.access == "write"]
-        self._by_policy = tuple(write_grants.by_policy(place) for place in written if covers(path, place))
+        self._by_policy = tuple(writable_paths.by_policy(place) for place in written if covers(path, place))
         self._backend, self._record = backend, record
         self._layers: CommandLayers | None = None
         self._first = _thread.allocate_lock()
@@ -61,7 +61,7 @@ class CommandConfinement:
         self, root: int, argv: list[str], env: Mapping[str, str] | None
     ) -> tuple[WrappedCommand, CommandLayer | None]:
         """The command, not started, and its layer if it needs one. `root` is the directory, open."""
-        write_grants.refuse_replaced(root, self._path)
+        writable_paths.refuse_replaced(root, self._path)
         division = self._division(root)
         if division is not None:
             try:
@@ -71,9 +71,9 @@ class CommandConfinement:
         return self.directly(root, argv, env), None
 
     def directly(self, root: int, argv: list[str], env: Mapping[str, str] | None) -> WrappedCommand:
-        """The command, not started, without a layer: see `write_grants.grants` for what it may write."""
-        write_grants.refuse_replaced(root, self._path)
-        names = [""] if self._globs is None else write_grants.grants(root, self._globs, make=True)
+        """The command, not started, without a layer: see `writable_paths.grants` for what it may write."""
+        writable_paths.refuse_replaced(root, self._path)
+        names = [""] if self._globs is None else writable_paths.grants(root, self._globs, make=True)
         policy, written = self._with(names)
         try:
             made = self._wrap(argv, policy, self._backend, env)
@@ -118,11 +118,11 @@ class CommandConfinement:
 
     def enforced(self, root: int) -> Enforcement:
         """The enforcement of the next command, and every gap."""
-        write_grants.refuse_replaced(root, self._path)
+        writable_paths.refuse_replaced(root, self._path)
         found = self._layered(root)
         if isinstance(found, Enforcement):
             return Enforcement.of(found.backend, (*found.gaps, *self._by_policy), found.why)
-        names = [""] if self._globs is None else write_grants.grants(root, self._globs, make=False)
+        names = [""] if self._globs is None else writable_paths.grants(root, self._globs, make=False)
         plan = compile(self._with(names)[0], cwd=self._path)
         try:
             _, held = backends.choose(plan, self._backend, best_effort=self._record)
@@ -139,9 +139,9 @@ class CommandConfinement:
         found = self._layered(root)
         if isinstance(found, Enforcement):
             return self._by_policy
-        wider = write_grants.limits(root, self._globs)
+        wider = writable_paths.limits(root, self._globs)
         if wider and found:
-            wider = (*wider, write_grants.unlayered(found))
+            wider = (*wider, writable_paths.unlayered(found))
         return (*wider, *self._by_policy)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class CommandConfinement:
             return None
         if _LAYERED not in (*backends.candidates(), self._backend):
             return None
-        whole, more = write_grants.division(root, self._globs)
+        whole, more = writable_paths.division(root, self._globs)
         return whole if more else None
 
     def _layered(self, root: int) -> Enforcement | str:
@@ -218,7 +218,7 @@ class CommandConfinement:
 def _looked_at(made: WrappedCommand, program: str, written: list[str]) -> WrappedCommand:
     """The same, if nothing that may be written leads elsewhere and there is such a program."""
     try:
-        write_grants.refuse_strangers(made.plan, written)
+        writable_paths.refuse_strangers(made.plan, written)
         if made.backend == "native":
             _find_anywhere(made.plan, made.env, program)
         else:

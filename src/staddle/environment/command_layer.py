@@ -21,7 +21,7 @@ from ..layers.merged_view import LayerView
 from ..layers.review import Names
 from ..layers.store import Store, home_for, sweep
 from ..policy.plan import Layered
-from .partial_commit import refused
+from .writable_paths import refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

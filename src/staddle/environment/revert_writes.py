@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from ..events import Event
-from .partial_commit import parents, refused
+from .writable_paths import parents, refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..files.globs import GlobSet
     from ..layers.changes import Change
-    from .partial_commit import Touched
+    from .writable_paths import Touched
 
     class LayeredSandbox(Protocol):
         """A sandbox whose changes are in a layer."""

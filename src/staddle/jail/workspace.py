@@ -18,8 +18,7 @@ from . import git as safe_git
 from . import journal, worktree
 from . import record as records
 from .index import GitIndex
-from .planted_files import PlantedFile, find_planted
-from .review import WITH_REPOSITORIES, worth_a_look
+from .review import WITH_REPOSITORIES, PlantedFile, find_planted, worth_a_look
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

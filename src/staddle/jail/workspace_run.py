@@ -1,6 +1,9 @@
 """One command in one workspace: its claim, its state, its journal, and the checks after its end.
 
 `Jail.run`, `Jail.run_capture` and the command line all go through here, on any streams.
+
+An agent commits, so it can write all refs: git keeps them in one place. A ref that is not its own
+branch and was moved or removed meanwhile is reported, with the commit that it pointed to.
 """
 
 from __future__ import annotations
@@ -11,22 +14,61 @@ import time
 from ..errors import CommandCancelled, CommandTimeout, StaddleError
 from ..events import Event
 from . import journal
-from .agent_settings import changed, fingerprint
-from .agents import Agent
+from .agents import Agent, changed_settings, fingerprint
+from .git import text
 from .options import bootstrap, confinement
-from .ref_changes import moved, snapshot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from types import TracebackType
     from typing import Any, Self
 
-    from .agent_settings import Fingerprint
+    from .agents import Fingerprint
     from .options import RunOpts
 
-    #: Called as `wrap` is, returns what has `run` as a WrappedCommand has.
     Runner = Callable[..., Any]
+
+#: A repository with more loose refs, or a longer list of packed ones, is compared in part.
+MOST_REFS = 50_000
+MOST_BYTES = 64 << 20
+
+
+def read_refs(common: str) -> dict[str, str]:
+    """Every ref and what it says, loose ones before packed ones. Runs nothing and follows no link."""
+    found: dict[str, str] = {}
+    for line in text(f"{common}/packed-refs", MOST_BYTES).split("\n")[:-1]:
+        commit, _, name = line.partition(" ")
+        if name.startswith("refs/"):
+            found[name] = commit
+    pending = ["refs"]
+    left = MOST_REFS
+    while pending and left > 0:
+        place = pending.pop()
+        try:
+            with os.scandir(f"{common}/{place}") as entries:
+                for entry in entries:
+                    name = f"{place}/{entry.name}"
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(name)
+                    elif not entry.name.endswith(".lock"):
+                        left -= 1
+                        found[name] = text(f"{common}/{name}").strip()
+        except OSError:
+            continue  # gone meanwhile
+    return found
+
+
+def moved_refs(
+    before: dict[str, str], after: dict[str, str], own: Collection[str]
+) -> tuple[tuple[str, str, str], ...]:
+    """(ref, where it was, where it is or "") for each that was there before and is elsewhere now."""
+    return tuple(
+        (name, was, after.get(name, ""))
+        for name, was in sorted(before.items())
+        if was and name not in own and after.get(name, "") != was
+    )
+
 
 #: The reason after which a workspace is `stopped`. Any other leaves it `failed`.
 BY_ITSELF = "exited"
@@ -56,7 +98,7 @@ class WorkspaceRun:
         self.command = None
         try:
             extra = {"best_effort": True} if opts.best_effort else {}
-            self._before, self._refs = self._obeyed(), snapshot(opts.workspace.common)
+            self._before, self._refs = self._obeyed(), read_refs(opts.workspace.common)
             self.command = self._runner(
                 list(opts.command),
                 confinement(opts),
@@ -120,14 +162,14 @@ class WorkspaceRun:
                 "the agent changed what your own agent obeys when it starts",
                 "look at it before you start that agent yourself",
             )
-            for path in changed(self._before, self._obeyed())
+            for path in changed_settings(self._before, self._obeyed())
         ]
         found += self._moved()
         return tuple(self._secrets.event(event) for event in found)
 
     def _moved(self) -> list[Event]:
         workspace = self._opts.workspace
-        now = snapshot(workspace.common)
+        now = read_refs(workspace.common)
         if now == self._refs:
             return []
         # Other workspaces of this repository move branches of their own.
@@ -140,7 +182,7 @@ class WorkspaceRun:
                 f"moved while the agent ran, from {was} to {now_at or 'nowhere'}",
                 f"if that was not you, `git update-ref {name} {was}` puts it back",
             )
-            for name, was, now_at in moved(self._refs, now, own)
+            for name, was, now_at in moved_refs(self._refs, now, own)
         ]
 
     def _obeyed(self) -> Fingerprint:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.environment.partial_commit import refused
+from staddle.environment.writable_paths import refused
 
 D, F, NONE = "directory", "file", ""
 

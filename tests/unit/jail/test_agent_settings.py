@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from staddle.jail import agent_settings
-from staddle.jail.agent_settings import changed, fingerprint
+from staddle.jail import agents
+from staddle.jail.agents import changed_settings, fingerprint
 
 
 @pytest.fixture
@@ -42,26 +42,26 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 def test_it_is_seen(config: Path, change: Callable[[Path], object]) -> None:
     before = fingerprint([str(config)])
     change(config)
-    assert len(changed(before, fingerprint([str(config)]))) == 1
+    assert len(changed_settings(before, fingerprint([str(config)]))) == 1
 
 
 def test_nothing_is_nothing(config: Path) -> None:
     before = fingerprint([str(config), str(config / "missing")])
     os.utime(config / "settings.json")
-    assert changed(before, fingerprint([str(config), str(config / "missing")])) == ()
+    assert changed_settings(before, fingerprint([str(config), str(config / "missing")])) == ()
 
 
 @pytest.mark.parametrize("limit", ["MOST_BYTES", "MOST_BYTES_IN_ALL"])
 def test_what_is_large_is_told_apart_by_size_and_time(
     config: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(agent_settings, limit, 1)
+    monkeypatch.setattr(agents, limit, 1)
     before = fingerprint([str(config)])
-    assert changed(before, fingerprint([str(config)])) == ()
+    assert changed_settings(before, fingerprint([str(config)])) == ()
     info = os.stat(config / "settings.json")
     (config / "settings.json").write_text("[]")
     os.utime(config / "settings.json", ns=(info.st_atime_ns, info.st_mtime_ns))
-    assert changed(before, fingerprint([str(config)])) == (f"{config}/settings.json",)
+    assert changed_settings(before, fingerprint([str(config)])) == (f"{config}/settings.json",)
 
 
 STATE = {
@@ -90,7 +90,7 @@ def test_of_state_and_settings_in_one_file_only_the_settings_count(
     file.write_text(json.dumps(STATE))
     before = fingerprint([], mixed)
     file.write_text(json.dumps(after, indent=3))
-    assert bool(changed(before, fingerprint([], mixed))) is told
+    assert bool(changed_settings(before, fingerprint([], mixed))) is told
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, "\xff"])
@@ -99,7 +99,7 @@ def test_what_is_no_json_counts_as_a_whole(tmp_path: Path, text: str) -> None:
     file.write_text("{}")
     before = fingerprint([], [(str(file), ("x",))])
     file.write_text(text)
-    assert changed(before, fingerprint([], [(str(file), ("x",))])) == (str(file),)
+    assert changed_settings(before, fingerprint([], [(str(file), ("x",))])) == (str(file),)
 
 
 def test_links_are_not_followed(config: Path, tmp_path: Path) -> None:
@@ -107,4 +107,4 @@ def test_links_are_not_followed(config: Path, tmp_path: Path) -> None:
     (config / "link").symlink_to(tmp_path / "elsewhere")
     before = fingerprint([str(config)])
     (tmp_path / "elsewhere/new").touch()
-    assert changed(before, fingerprint([str(config)])) == ()
+    assert changed_settings(before, fingerprint([str(config)])) == ()
