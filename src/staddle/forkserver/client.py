@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-from functools import partial
 
 from .._value import Value
 from ..errors import LaunchFailed
@@ -24,7 +23,7 @@ from ..mounts.operations import Bind
 from ..network.namespace.from_policy import network_spec
 from ..policy.paths import WORKSPACE_PATH
 from ..shell.quoting import quoted
-from .connection import ForkServerClient, OverlayDirs, borrowed, sandbox_request
+from .connection import ForkServerClient, OverlayDirs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from ..limits.sandbox_cgroups import SandboxCgroups
     from ..mounts.operations import Operation
     from ..policy.plan import Plan
-    from .connection import Borrow, ForkReply
+    from .connection import ForkReply
 
 #: With the home, the mount points of the home tree.
 _LAYERED = ("/tmp", "/var/tmp")
@@ -78,8 +77,7 @@ class SandboxProcess:
             raise LaunchFailed("there is nothing to be shown", why="the sandbox has ended")
         view = () if workspace is None or self._place is None else (self._place,)
         others = {root: layer for root, layer in layers.items() if root != WORKSPACE_PATH}
-        request = sandbox_request(view, workspace, others).replace(alone=1, extra_fds=1)
-        if self._owner.take(request, [socket], partial(borrowed, view, self._config)) is None:
+        if self._owner.take(view, workspace, others, [socket], alone=True) is None:
             raise LaunchFailed(
                 "the workspace could not be shown again",
                 why="something else is mounted there since the sandbox was made",
@@ -133,9 +131,9 @@ def open_sandbox(
     plan: Plan,
     bash: str,
     layers: OverlayDirs | None = None,
-    *,
     home: HomeTree | None = None,
     trees: Mapping[str, OverlayDirs] | None = None,
+    *,
     extra_fds: Sequence[int] = (),
     grouped: bool = False,
 ) -> SandboxProcess:
@@ -157,10 +155,15 @@ def open_sandbox(
     config, view = views.config(home, cgroup_fds), views.plain.workspace
     others = {HOME_TREE: home.layers} if home is not None and home.layers is not None else {}
     others |= trees or {}
-    request = sandbox_request(view, layers, others).replace(extra_fds=len(extra_fds))
     for _ in range(2):
         server = _server(config)
-        found = _taken(server, request, extra_fds, partial(borrowed, view, config), home)
+        for _ in range(_SPARES + 1):  # a spare may have been killed while it waited
+            found = server.take(view, layers, others, extra_fds)
+            if found is None or not found.has_been_killed:
+                break
+            _discard(found, home)
+        else:
+            raise LaunchFailed("the sandbox could not be made", why="its first process is killed")
         if found is not None:
             with _registry:
                 server.live += 1
@@ -176,22 +179,11 @@ def open_sandbox(
     )
 
 
-def _taken(
-    server: ForkServerClient,
-    request: records.SandboxRequest,
-    extra_fds: Sequence[int],
-    borrow: Borrow,
-    home: HomeTree | None,
-) -> ForkReply | None:
-    """Take a sandbox that lives: a spare may have been killed while it waited."""
-    for _ in range(_SPARES + 1):
-        found = server.take(request, extra_fds, borrow)
-        if found is None or not found.has_been_killed:
-            return found
-        found.close()
-        if found.layer and home is not None and home.skeleton is not None:
-            remove((os.fsencode(f"{os.path.dirname(home.skeleton)}/{found.layer}"),))
-    raise LaunchFailed("the sandbox could not be made", why="its first process is killed")
+def _discard(reply: ForkReply, home: HomeTree | None) -> None:
+    """Let go of a sandbox that is not used, and of its home layer."""
+    reply.close()
+    if reply.layer and home is not None and home.skeleton is not None:
+        remove((os.fsencode(f"{os.path.dirname(home.skeleton)}/{reply.layer}"),))
 
 
 def _server(config: records.ForkServerConfig) -> ForkServerClient:

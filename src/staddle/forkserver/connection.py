@@ -27,16 +27,12 @@ from ..policy.paths import WORKSPACE_PATH
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import TypeAlias
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ..limits.prewarm import PrewarmedCgroups
     from ..limits.sandbox_cgroups import SandboxCgroups
     from ..mounts.operations import Operation
     from ..mounts.rows import Row
-
-    #: Opens the workspace for root's fork server, which cannot; the caller closes the descriptors.
-    Borrow: TypeAlias = Callable[[], Sequence[int]]
 
 #: A reply is a letter and a name, or a sentence.
 _LONGEST_ANSWER = 4096
@@ -83,6 +79,7 @@ class ForkServerClient:
     """One fork server: its process, and the lock under which it is asked."""
 
     def __init__(self, config: records.ForkServerConfig) -> None:
+        self._config = config
         self.live = 0  # open sandboxes, counted by client.py
         self._lock = threading.Lock()
         self._deaf = False
@@ -105,18 +102,25 @@ class ForkServerClient:
             raise
 
     def take(
-        self, request: records.SandboxRequest, extra_fds: Sequence[int], borrow: Borrow
+        self,
+        view: Sequence[Operation],
+        layers: OverlayDirs | None,
+        others: Mapping[str, OverlayDirs],
+        extra_fds: Sequence[int],
+        *,
+        alone: bool = False,
     ) -> ForkReply | None:
-        """Ask for a new sandbox, or for trees of an open one.
+        """Ask for a new sandbox, or, `alone`, for trees of an open one.
 
-        `extra_fds` go with the request, see `SandboxRequest`; before them the descriptors that `borrow`
-        opens, where they are needed. None when the host's mounts have changed since the fork server was
-        started, or it has ended.
+        `view` is mounted at its workspace, with `layers`; `others` are further trees, by their roots.
+        `extra_fds` go with the request, see `SandboxRequest`. None when the host's mounts have changed since
+        the fork server was started, or it has ended.
         """
+        request = _request(view, layers, others).replace(extra_fds=len(extra_fds), alone=int(alone))
         try:
-            if self._cgroups is None or request.alone:
-                return self._take(request, extra_fds, borrow)
-            return self._take_with_groups(self._cgroups, request, extra_fds, borrow)
+            if self._cgroups is None or alone:
+                return self._take(view, request, extra_fds)
+            return self._take_with_groups(self._cgroups, view, request, extra_fds)
         except OSError as error:
             if is_of_a_handler(error):
                 raise
@@ -127,15 +131,15 @@ class ForkServerClient:
     def _take_with_groups(
         self,
         cgroups: PrewarmedCgroups,
+        view: Sequence[Operation],
         request: records.SandboxRequest,
         extra_fds: Sequence[int],
-        borrow: Borrow,
     ) -> ForkReply | None:
         for again in (False, True):
             cgroup_fds = cgroups.cgroup_fds(again=again)
             try:
                 asked = request.replace(extra_fds=request.extra_fds + len(cgroup_fds))
-                found = self._take(asked, [*extra_fds, *cgroup_fds], borrow)
+                found = self._take(view, asked, [*extra_fds, *cgroup_fds])
                 trash.in_background(cgroups.restock)
                 return found
             except _NeedCgroups:
@@ -148,9 +152,9 @@ class ForkServerClient:
         raise LaunchFailed("the sandbox could not be made", why="its control groups were lost, twice")
 
     def _take(
-        self, request: records.SandboxRequest, extra_fds: Sequence[int], borrow: Borrow
+        self, view: Sequence[Operation], request: records.SandboxRequest, extra_fds: Sequence[int]
     ) -> ForkReply | None:
-        answer, descriptors = self._asked(request, extra_fds, borrow())
+        answer, descriptors = self._asked(request, extra_fds, _borrowed(view, self._config))
         if answer in (records.STALE, b""):
             return None
         if answer == records.NEED_CGROUPS:
@@ -226,7 +230,7 @@ class ForkServerClient:
             trees: list[int | None] = []
             try:
                 for operation in shown[first : first + records.MOST_DESCRIPTORS]:
-                    trees.append(taken_as_root(operation, config))
+                    trees.append(_taken_as_root(operation, config))
                 there = bytes(tree is not None for tree in trees)
                 send(self._socket, there, [tree for tree in trees if tree is not None])
             finally:
@@ -324,7 +328,7 @@ def in_order(roots: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(roots, key=lambda root: root != WORKSPACE_PATH))
 
 
-def sandbox_request(
+def _request(
     view: Sequence[Operation],
     layers: OverlayDirs | None,
     others: Mapping[str, OverlayDirs],
@@ -357,15 +361,15 @@ def sandbox_request(
     )
 
 
-def borrowed(view: Sequence[Operation], config: records.ForkServerConfig) -> list[int]:
+def _borrowed(view: Sequence[Operation], config: records.ForkServerConfig) -> list[int]:
     """Open the workspace for root's fork server, which cannot. The caller closes the descriptors."""
     if config.base < 0 or not view or not isinstance(view[0], Bind):
         return []
-    borrowed = taken_as_root(view[0], config)
+    borrowed = _taken_as_root(view[0], config)
     return [] if borrowed is None else [borrowed]
 
 
-def taken_as_root(operation: Bind, config: records.ForkServerConfig) -> int | None:
+def _taken_as_root(operation: Bind, config: records.ForkServerConfig) -> int | None:
     """Open the source of a bind with its owner mapped to the sandbox's user. Run by root's host program."""
     unprivileged_uid = config.base + config.whose
     try:

@@ -6,7 +6,7 @@ import os
 from weakref import WeakSet
 
 from ..shell.shell import Shell
-from ..shell.usage_meter import SandboxMeter
+from ..shell.usage_meter import SandboxMeter, UsageMeter
 from .file_client import FileClient
 from .open.open import open_agent
 from .processes import ProcessList
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ..events import Event
     from ..layers.changes import Change
     from ..limits.usage import Usage
-    from ..shell.usage_meter import UsageMeter
     from .execution import Execution
     from .open.settings import SandboxSettings
     from .terminal import Terminal
@@ -131,7 +130,7 @@ class OpenSandbox:
 
     def meter(self) -> UsageMeter:
         """Return a meter for one shell, or one program."""
-        return self._meter.meter()
+        return UsageMeter(self._meter, self.agent, self.enforced_limits)
 
     def every_session(self) -> list[Session]:
         """The main one first."""

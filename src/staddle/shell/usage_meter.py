@@ -52,10 +52,6 @@ class SandboxMeter:
         #: The number of processes at the last call of `started`.
         self.counted = 0
 
-    def meter(self) -> UsageMeter:
-        """Return a meter for one shell, or one program."""
-        return UsageMeter(self, self._agent, self._limits)
-
     def started(self) -> int | None:
         """Return how many processes and threads were started since the last call, if that is known."""
         try:

@@ -14,6 +14,7 @@ from ..._value import Value
 from ...backends.description import NEED_MORE
 from ...enforcement import Gap
 from ...errors import PolicyNotEnforceable
+from ...launch.view import find_program
 from ...policy import Policy, plan_cache
 from ...policy.host_sockets import mask_host_sockets
 from ...policy.paths import WORKSPACE_PATH
@@ -44,12 +45,18 @@ _IDMAPPABLE: dict[int, bool] = {}
 
 
 class Decision(Value):
-    """The decision about a sandbox. `workspace` is the plan of the workspace alone, as the host sees it."""
+    """The decision about a sandbox. `workspace` is the plan of the workspace alone, as the host sees it.
+
+    `is_limited`: there is a limit on the sandbox as a whole. `bash` is the path of its shell inside; empty on
+    other backends than namespaces.
+    """
 
     backend: Backend
     plan: Plan
     workspace: Plan | None
     enforced: Enforcement
+    is_limited: bool
+    bash: str
 
 
 def workspace_kind(settings: SandboxSettings) -> WorkspaceKind:
@@ -147,9 +154,10 @@ def _decided(
     asking = name, settings.mode, settings.best_effort
     if (known := plan_cache.get(plan, asking)) is not None:
         return known  # type: ignore[no-any-return]
+    is_limited = any(getattr(plan.limits, limit) is not None for limit in NEED_MORE)
     planned, chosen = plan, name
     limits: tuple[EnforcedLimit, ...] = ()
-    if chosen in _MAY_BE_LAYERED and has_limits(plan.limits) and _layers().usable:
+    if chosen in _MAY_BE_LAYERED and is_limited and _layers().usable:
         limits, gaps = _enforced_limits(plan.limits, settings.mode)
         if not gaps or settings.best_effort or chosen == _LAYERED:  # else another backend may do better
             # A session enforces more than one command alone: its agent watches.
@@ -158,14 +166,11 @@ def _decided(
     backend, enforced = backends.choose(planned, chosen, best_effort=settings.best_effort)
     if backend.name == _LAYERED and limits:
         enforced = enforced.replace(limits=limits)
-    decided = Decision(backend, plan, workspace, enforced)
+    # On other backends the plan may still change.
+    bash = find_program(plan, "bash") if backend.name == _LAYERED else ""
+    decided = Decision(backend, plan, workspace, enforced, is_limited, bash)
     plan_cache.put(plan, asking, decided)
     return decided
-
-
-def has_limits(limits: Limits) -> bool:
-    """Whether there is a limit on a sandbox as a whole."""
-    return any(getattr(limits, name) is not None for name in NEED_MORE)
 
 
 def _enforced_limits(limits: Limits, mode: str) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from ..._value import Value
 from ...errors import LaunchFailed, StaddleError
-from ...launch.view import find_program
 from ...layers import trash
 from ...linux import process_tree
 from ...linux.process import parent_of
-from ...policy import plan_cache
 from . import as_root
-from .decide import decide, has_limits, workspace_kind
+from .decide import decide, workspace_kind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,14 +86,13 @@ def _open_with(
 ) -> SandboxHandle:
     stand_in, copy = (None, None) if workspace is None else (workspace.stand_in, workspace.copy)
     decided = decide(settings, kind, stand_in, copy)
-    plan = decided.plan
-    bash = plan_cache.get(plan, "bash")
-    if bash is None:
-        plan_cache.put(plan, "bash", bash := find_program(plan, "bash"))
     if decided.backend.name == "namespaces":
-        return _spawn(decided, bash, workspace, settings.on_connect)
+        return _spawn(decided, workspace, settings.on_connect)
+    from ...launch.view import find_program
     from .via_backend import launch_agent
 
+    plan = decided.plan
+    bash = find_program(plan, "bash")
     after = None if workspace is None else workspace.close
     agent, shell, uid, network = launch_agent(decided.backend, plan, bash, settings.on_connect, after)
     if workspace is not None:
@@ -106,7 +103,7 @@ def _open_with(
 
 
 def _spawn(
-    decided: Decision, bash: str, workspace: SandboxWorkspace | None, on_connect: OnConnect | None
+    decided: Decision, workspace: SandboxWorkspace | None, on_connect: OnConnect | None
 ) -> SandboxHandle:
     """A sandbox of the fork server."""
     from ...forkserver import client
@@ -116,20 +113,19 @@ def _spawn(
     from ..workspace.trees import MountedTrees
     from .network import SandboxNetwork
 
-    plan = decided.plan
+    plan, bash = decided.plan, decided.bash
     # A copy is bound as any directory is.
     layers = workspace if isinstance(workspace, OverlayWorkspace) else None
     if layers:
         as_root.prepare(layers, plan)
     network, limits = SandboxNetwork(plan, on_connect), None
     try:
-        limits = _sandbox_limits(plan.limits, workspace)
+        limits = _sandbox_limits(plan.limits, workspace) if decided.is_limited else None
+        mounts = layers.to_mount(*client.home_tree_of(plan, bash)) if layers else (None, None, None)
         taken = client.open_sandbox(
             plan,
             bash,
-            layers.mounted() if layers else None,
-            home=layers.home(*client.home_tree_of(plan, bash)) if layers else None,
-            trees=layers.system() if layers else None,
+            *mounts,
             extra_fds=limits.extra_fds() if limits else (),
             grouped=limits is not None and limits.grouped,
         )
@@ -205,9 +201,7 @@ def _spawn(
     )
 
 
-def _sandbox_limits(limits: Limits, workspace: SandboxWorkspace | None) -> SandboxLimits | None:
-    if not has_limits(limits):
-        return None
+def _sandbox_limits(limits: Limits, workspace: SandboxWorkspace | None) -> SandboxLimits:
     from .limits import SandboxLimits
 
     try:

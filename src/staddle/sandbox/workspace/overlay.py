@@ -12,7 +12,7 @@ from ...layers.baseline import Baseline
 from ...layers.stack import Stack, close_all
 from ...policy.paths import WORKSPACE_PATH
 from .home_layer import home_layer
-from .stores import empty_directory, store_for
+from .stores import EMPTY, empty_directory, store_for
 from .trees import LayeredTree, by_tree, overlay_dirs
 from .workspace import SandboxWorkspace
 
@@ -62,7 +62,7 @@ class OverlayWorkspace(SandboxWorkspace):
     @property
     def stand_in(self) -> str | None:
         """The empty directory below the layers, if there is no directory of the host to commit to."""
-        return self.directory if self.directory == empty_directory(self.stack.store) else None
+        return self.directory if self.directory == f"{self.stack.store.path}/{EMPTY}" else None
 
     # ------------------------------------------------------------ opening
 
@@ -80,12 +80,21 @@ class OverlayWorkspace(SandboxWorkspace):
                 tree.mounted_at = mounted_at or tree.mounted_at
                 before.close()
 
-    def mounted(self) -> OverlayDirs:
-        """The directories to be mounted for the workspace."""
-        return overlay_dirs(WORKSPACE_PATH, self.stack)
+    def to_mount(
+        self, mount_points: tuple[str, ...], operations: Sequence[Operation]
+    ) -> tuple[OverlayDirs, HomeTree | None, dict[str, OverlayDirs]]:
+        """The directories to be mounted: of the workspace, of the home tree, of directories of the system.
 
-    def home(self, mount_points: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
-        """The home tree to be mounted: as it is, or a fresh one over the home layer with `operations`."""
+        The home tree is as it is, or a fresh one over the home layer with `operations`.
+        """
+        system = {
+            root: overlay_dirs(root, tree.stack)
+            for root, tree in self.trees.items()
+            if root not in (WORKSPACE_PATH, HOME_TREE)
+        }
+        return overlay_dirs(WORKSPACE_PATH, self.stack), self._home(mount_points, operations), system
+
+    def _home(self, mount_points: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
         if not mount_points:
             return None
         store = self.stack.store
@@ -96,14 +105,6 @@ class OverlayWorkspace(SandboxWorkspace):
         self._fresh_home = (mount_points, skeleton)
         begun = self.trees.get(HOME_TREE)
         return HomeTree(skeleton, None if begun is None else overlay_dirs(HOME_TREE, begun.stack))
-
-    def system(self) -> dict[str, OverlayDirs]:
-        """The directories to be mounted for directories of the system, those that have layers."""
-        return {
-            root: overlay_dirs(root, tree.stack)
-            for root, tree in self.trees.items()
-            if root not in (WORKSPACE_PATH, HOME_TREE)
-        }
 
     def adopt_home(self, layer: str) -> None:
         """Take over the home layer that the fork server has prewarmed, by its name."""

@@ -162,11 +162,11 @@ class PersistentWorkspace(OverlayWorkspace):
         self._next = None
         self.save()  # before anything is deleted
 
-    def home(self, mount_points: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
+    def _home(self, mount_points: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
         """The home tree to be mounted: as it was left, over the home layer of the present plan."""
         if HOME_TREE in self.trees:
             self.rebase({HOME_TREE: [home_layer.home_layer(self._store, operations)]}, mount_points)
-        found = super().home(mount_points, operations)
+        found = super()._home(mount_points, operations)
         self.save()
         home_layer.sweep(self._store, self.record.every_base)
         return found

@@ -17,6 +17,8 @@ from ...layers.store import Store, home_for, home_for_copies, sweep
 _stores: list[Store] = []
 _copy_stores: dict[str, Store] = {}
 _making = threading.Lock()
+#: The name of the empty directory in a store.
+EMPTY = "empty"
 
 
 def store_for(directory: str | None) -> Store:
@@ -40,7 +42,7 @@ def _within(path: str, directory: str) -> bool:
 
 def empty_directory(store: Store) -> str:
     """An empty directory in `store`, that lies below the layers of sandboxes without a directory."""
-    path = f"{store.path}/empty"
+    path = f"{store.path}/{EMPTY}"
     if not os.path.isdir(path):
         try:
             os.mkdir(path, 0o755)

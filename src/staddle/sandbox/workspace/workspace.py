@@ -44,8 +44,8 @@ class SandboxWorkspace:
     1. the constructor (which begins with the directory, or where a snapshot was taken), or
        `persistent.claim_workspace`;
     2. `stand_in` or, of a copy, `copy`: the plan is compiled with that;
-    3. of layers only: `begin` or `rebase` (see `as_root.prepare`), then `mounted`, `home` and
-       `system`, which say what the fork server has to mount;
+    3. of layers only: `begin` or `rebase` (see `as_root.prepare`), then `to_mount`, which says
+       what the fork server has to mount;
     4. of layers only: `adopt_home`, as soon as the fork server has answered, whatever follows: the home
        layer that it has prewarmed is ours from then on;
     5. `attach`, when the sandbox is open; everything else can be called from then on;
