@@ -10,7 +10,7 @@ import os
 import select
 import time
 
-from ..launch.lifeline import Lifeline
+from ..launch.running import Lifeline
 from ..policy.identity import Identity
 from ..policy.limits import Limits
 from ..policy.network import Network

@@ -22,7 +22,7 @@ import select
 from ..errors import StaddleError
 from ..ipc.exec_spec import decode
 from ..ipc.status import CONFINEMENT, NotStarted, not_started, written
-from ..linux import cgroups, loopback, mounts, process, userns
+from ..linux import cgroups, mounts, netlink, process, userns
 from ..linux.process import exit_status
 from ..linux.syscalls import call
 from ..mounts.builder import Builder, place_for
@@ -193,7 +193,7 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
     if work.gateway is not None:
         work.gateway.give_sockets(spec.network)
     elif spec.namespaces & userns.CLONE_NEWNET:
-        loopback.up()
+        netlink.loopback_up()
     enter_root(work.operations, spec.unprivileged_uid, work.translated)
     if spec.unprivileged_uid >= 0:
         process.become(spec.unprivileged_uid, spec.unprivileged_uid)

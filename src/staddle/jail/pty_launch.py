@@ -10,8 +10,7 @@ import os
 
 from ..errors import LaunchFailed
 from ..launch import pty
-from ..launch.lifeline import Lifeline
-from ..launch.running import end, never_started, start
+from ..launch.running import Lifeline, end, never_started, start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

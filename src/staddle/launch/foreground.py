@@ -13,8 +13,7 @@ import time
 from .._value import Value
 from ..errors import LaunchFailed
 from ..linux.fileio import write_all
-from .lifeline import Lifeline
-from .running import GRACE, give_pipes, never_started, release
+from .running import GRACE, Lifeline, give_pipes, never_started, release
 from .signals import SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM, SIGXFSZ, waiting
 
 TYPE_CHECKING = False

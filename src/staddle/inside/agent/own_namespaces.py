@@ -16,7 +16,7 @@ from ...files.remove_tree import remove
 from ...ipc import network_spec
 from ...ipc.descriptors import receive, send
 from ...ipc.status import reason
-from ...linux import loopback, mounts, overlay
+from ...linux import mounts, netlink, overlay
 from ...linux.syscalls import call
 from ...mounts.builder import Builder, mount_processes
 from ...mounts.rows import decoded
@@ -126,7 +126,7 @@ class AgentNetwork:
         if rows:
             self._ready = setup.prepare(network_spec.decoded(rows))
         else:  # the usual case, with as little of us as possible: every sandbox has this in memory
-            loopback.up()
+            netlink.loopback_up()
 
     def hand_over(self, socket: int) -> None:
         """Send the sockets that were made, once, to the other end."""

@@ -16,7 +16,7 @@ from ...errors import LaunchFailed, StaddleError
 from ...inside.agent import standalone
 from ...ipc.agent_client import AgentClient
 from ...launch import running
-from ...launch.lifeline import Lifeline
+from ...launch.running import Lifeline
 from ...linux import process_tree
 
 TYPE_CHECKING = False
