@@ -11,6 +11,7 @@ import os
 
 from ..ipc.exec_spec import ExecSpec
 from ..linux import landlock, process
+from ..linux.fileio import memory_file
 from ..linux.seccomp import program
 from ..mounts.host import open_named
 
@@ -89,10 +90,8 @@ class Descriptors:
 
     def holding(self, data: bytes) -> int:
         """A nameless file in memory with `data`, to be read from its start."""
-        descriptor = self.keep(os.memfd_create("staddle"))
-        written = 0
-        while written < len(data):
-            written += os.pwrite(descriptor, data[written:] if written else data, written)
+        descriptor = self.keep(memory_file(data))
+        os.lseek(descriptor, 0, os.SEEK_SET)
         return descriptor
 
     def naming(self, path: str) -> int:

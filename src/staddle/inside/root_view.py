@@ -17,6 +17,7 @@ import stat
 
 from ..ipc.status import CONFINEMENT, NotStarted
 from ..linux import mounts
+from ..linux.fileio import write_all
 from ..linux.openat2 import open_without_symlinks
 
 TYPE_CHECKING = False
@@ -146,8 +147,7 @@ def _make_way(path: bytes, content: bytes | None) -> None:
         return
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
     try:
-        while content:
-            content = content[os.write(fd, content) :]
+        write_all(fd, content)
     finally:
         os.close(fd)
 

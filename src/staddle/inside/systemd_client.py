@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import _socket
 import os
-import struct
 import time
 
 from ..ipc import systemd_spec
+from ..ipc.descriptors import send
 from ..ipc.status import ARGUMENTS, CONFINEMENT, NotStarted, tell
 from ..linux import process
 from . import parent as parent_process
@@ -135,8 +135,7 @@ class _Client:
         """
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         stdio = [fd if _is_open(fd) else null for fd in range(3)]
-        given = struct.pack(f"{4 + len(gateway)}i", *stdio, file, *gateway)
-        self._control.sendmsg([SPEC], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, given)])
+        send(self._control, SPEC, (*stdio, file, *gateway))
         for fd in (0, 1):
             os.dup2(null, fd)
         os.close(file)

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import _socket
 import os
-import struct
 
 from ..ipc import systemd_spec
+from ..ipc.descriptors import receive
 from ..ipc.status import CONFINEMENT, NotStarted, written
 from ..ipc.wire import Malformed
 from ..linux import process
+from ..linux.fileio import read_if_there
 from ..linux.process import exit_status
 from . import namespace_init
 from . import parent as parent_process
@@ -65,14 +66,11 @@ def _receive(
     control: _socket.socket,
 ) -> tuple[tuple[int, ...], systemd_spec.SystemdSpec, CommandGateway | None]:
     """The command's descriptors, the specification, and the gateway. Only the client holds the other end."""
-    message, extra, flags, _ = control.recvmsg(16, _socket.CMSG_SPACE(6 * 4))
-    if message != SPEC or len(extra) != 1 or flags & _socket.MSG_CTRUNC:
+    message, received = receive(control, 16, most=6)
+    if message != SPEC or len(received) < 4:
         os._exit(CONFINEMENT)  # the client has ended before it asked for anything
-    count = len(extra[0][2]) // 4
-    *stdio, file = received = struct.unpack(f"{count}i", extra[0][2])[:4]
-    outward = struct.unpack(f"{count}i", extra[0][2])[4:]
-    for fd in (*received, *outward):
-        os.set_inheritable(fd, False)
+    *stdio, file = received[:4]
+    outward = received[4:]
     spec = systemd_spec.decode(parent_process.contents(file))
     if len(outward) != len(spec.gateway):
         raise NotStarted(CONFINEMENT, "the network gateway is missing")
@@ -85,7 +83,7 @@ def _receive(
 
 def _check_unit(spec: systemd_spec.SystemdSpec) -> None:
     """See that the properties did what they say: some mean nothing in some managers."""
-    if b"\nNoNewPrivs:\t1\n" not in _contents("/proc/self/status"):
+    if b"\nNoNewPrivs:\t1\n" not in read_if_there("/proc/self/status"):
         raise NotStarted(CONFINEMENT, "systemd ignored NoNewPrivileges=yes")
     for name, inode in spec.foreign:
         kind = os.fsdecode(name)
@@ -93,10 +91,12 @@ def _check_unit(spec: systemd_spec.SystemdSpec) -> None:
             raise NotStarted(CONFINEMENT, f"systemd did not give the unit its own {kind} namespace")
     if not spec.bounds:
         return
-    own = next((line[3:] for line in _contents("/proc/self/cgroup").splitlines() if line[:3] == b"0::"), b"/")
+    own = next(
+        (line[3:] for line in read_if_there("/proc/self/cgroup").splitlines() if line[:3] == b"0::"), b"/"
+    )
     for name, most in spec.bounds:
         path = f"/sys/fs/cgroup{os.fsdecode(own)}/{os.fsdecode(name)}"
-        if not _is_bounded(_contents(path), most):
+        if not _is_bounded(read_if_there(path), most):
             raise NotStarted(CONFINEMENT, f"systemd did not set the limit in {path}")
 
 
@@ -150,14 +150,6 @@ def _attend(control: _socket.socket, first: int, report: int) -> int:
 
 
 # ---------------------------------------------------------------- small things
-
-
-def _contents(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
 
 
 def _send(control: _socket.socket, message: bytes) -> None:

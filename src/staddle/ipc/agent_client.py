@@ -18,6 +18,7 @@ from contextlib import suppress
 from .._value import Value
 from ..errors import LaunchFailed, SandboxClosed, SandboxLost, StaddleError
 from ..interrupts import free_within, is_of_a_handler
+from ..linux.process import exit_status
 from . import agent_messages
 from .descriptors import close_all
 from .wire import Malformed
@@ -418,8 +419,7 @@ class SpawnedProcess:
 
 def exit_code(status: int) -> int:
     """Return the exit status as a shell reports it: 128 + N for signal N."""
-    code = os.waitstatus_to_exitcode(status & 0xFFFF)
-    return code if code >= 0 else 128 - code
+    return exit_status(status & 0xFFFF)  # it came from inside: any number
 
 
 def lost(why: str = "") -> SandboxLost:

@@ -13,7 +13,7 @@ import time
 from .._value import Value
 from ..errors import LaunchFailed
 from ..linux.fileio import write_all
-from .running import GRACE, Lifeline, give_pipes, never_started, release
+from .running import GRACE, Lifeline, give_pipes, never_started, not_startable, release
 from .signals import SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM, SIGXFSZ, waiting
 
 TYPE_CHECKING = False
@@ -63,6 +63,8 @@ def attend(launch: Launch, *, seconds: float | None = None, cap: int | None = No
 
 
 class _Attended:
+    """One started launch. See `running.see_through` for why this is a loop of its own."""
+
     def __init__(
         self,
         launch: Launch,
@@ -116,9 +118,7 @@ class _Attended:
                 setsigdef=_TO_DEFAULT,
             )
         except OSError as error:
-            raise LaunchFailed(
-                f"{launch.argv[0]!r} could not be started", why=error.strerror or str(error)
-            ) from error
+            raise not_startable(launch, error) from error
         finally:
             launch.close()
             for fd in ours:

@@ -61,11 +61,14 @@ def start(launch: Launch, *, group: int | None = None, **kwargs: Any) -> subproc
             finalize(process, launch.limited.leave)
         return process
     except OSError as error:
-        raise LaunchFailed(
-            f"{launch.argv[0]!r} could not be started", why=error.strerror or str(error)
-        ) from error
+        raise not_startable(launch, error) from error
     finally:
         launch.close()
+
+
+def not_startable(launch: Launch, error: OSError) -> LaunchFailed:
+    """The error of a launcher that the kernel did not start."""
+    return LaunchFailed(f"{launch.argv[0]!r} could not be started", why=error.strerror or str(error))
 
 
 def give_pipes(uid: int | None, descriptors: Iterable[int]) -> None:
@@ -211,6 +214,11 @@ def see_through(
     gateway_log: GatewayLog | None = None,
 ) -> tuple[Kept | None, Kept | None, Literal["", "timeout", "cancelled"]]:
     """Feed stdin, collect bounded output, wait. The last value says why it was ended, if it was.
+
+    `foreground.attend` is another loop, on purpose. This one serves a Popen in any thread of any program,
+    which has no descriptor of its end to wait on; that one owns the process: it has one thread, waits for
+    signals beside descriptors, and loads neither subprocess nor selectors. Only the steps around both,
+    above and below here, are the same.
 
     `keep` makes the buffer of a stream; `cancelled` is asked every `look_every` seconds. `gateway_log` is
     read as it comes.

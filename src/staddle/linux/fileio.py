@@ -34,6 +34,14 @@ def read_whole(path: str) -> bytes:
     return bytes(data)
 
 
+def read_if_there(path: str) -> bytes:
+    """The whole content of such a file; empty when it cannot be read."""
+    try:
+        return read_whole(path)
+    except OSError:
+        return b""
+
+
 def write_all(fd: int, data: bytes | memoryview) -> None:
     """Write all of `data`, however many calls it takes."""
     left = memoryview(data)

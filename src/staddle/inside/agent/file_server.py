@@ -20,6 +20,7 @@ from ...files import beneath
 from ...files.globs import Glob
 from ...ipc import file_messages
 from ...ipc.wire import Malformed
+from ...linux.fileio import write_all
 from ...linux.openat2 import allow_steps, open_without_symlinks
 from ...linux.process import mount_id
 from . import tar
@@ -303,9 +304,7 @@ class _InPlace:
             raise
 
     def write(self, data: bytes) -> int:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(self._fd, left) :]
+        write_all(self._fd, data)
         return len(data)
 
     def __enter__(self) -> _InPlace:
