@@ -58,10 +58,18 @@ def edited(backend: str, name: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="mutated-") as place:
         os.chmod(place, 0o755)
         target = Path(place) / "src"
-        shutil.copytree(SOURCE, target, ignore=HALF_WRITTEN)
+        shutil.copytree(SOURCE, target, ignore=HALF_WRITTEN, copy_function=_linked)
         for edit in edits:
             edit.apply(target)
         yield target
+
+
+def _linked(source: str, target: str) -> None:
+    """The same file, where that can be: what is edited is made anew."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def parsed(done: subprocess.CompletedProcess[bytes]) -> dict[str, Any] | None:

@@ -24,10 +24,11 @@ class Edit:
     new: str
 
     def apply(self, source: Path) -> None:
-        """Change it, once, in the tree at `source`."""
+        """Change it, once, in the tree at `source`, whose files may be others' as well."""
         texts = {path: path.read_text() for path in (source / "staddle").glob(self.file)}
         saying = [path for path, text in texts.items() for _ in range(text.count(self.old))]
         assert len(saying) == 1, f"{self.file} does not say this once any more: {self.old!r}"
+        saying[0].unlink()
         saying[0].write_text(texts[saying[0]].replace(self.old, self.new))
         for compiled in (saying[0].parent / "__pycache__").glob(f"{saying[0].stem}.*"):
             compiled.unlink()  # it says what the file said before
