@@ -14,7 +14,7 @@ import pytest
 from staddle.network.host.gateway_process import GatewayBounds
 from tests.support.in_a_child import ROOT
 from tests.support.network_servers import echo, http_server, listening
-from tests.support.network_world import PUBLIC, in_a_world, sandbox, status
+from tests.support.network_world import PUBLIC, apart, at, in_a_world, sandbox, status
 from tests.support.waiting import until
 
 HOSTS = {"api.example.com": PUBLIC}
@@ -87,6 +87,34 @@ def test_half_a_connection_can_end() -> None:
         assert inside.python(code).split("\n") == ["b'got \\x00half'", "b''"]
         # and the same with not one byte before the end
         assert inside.python(CONNECT + "s.shutdown(1); print(s.recv(100))") == "b'got '"
+
+
+@pytest.mark.same_for_everyone
+@in_a_world
+def test_the_end_of_a_server_that_speaks_and_leaves_at_once_arrives() -> None:
+    with at(PUBLIC):
+        listener = socket.create_server((PUBLIC, 9000), backlog=128)
+
+    def greet() -> None:
+        while True:
+            connection, _ = listener.accept()
+            connection.sendall(b"bye")
+            connection.close()
+
+    apart(greet)
+    with sandbox(f"{PUBLIC}:9000") as inside:
+        # Whether the end comes together with the connection is a matter of chance, each time.
+        code = f"""
+import socket
+for _ in range(60):
+    with socket.create_connection(("{PUBLIC}", 9000), 10) as s:
+        s.settimeout(10)
+        text = b""
+        while data := s.recv(9): text += data
+        assert text == b"bye"
+print("all")
+"""
+        assert inside.python(code) == "all"
 
 
 @pytest.mark.same_for_everyone

@@ -203,7 +203,7 @@ class Connection:
             return
         self.fail("failed", why)
 
-    def _dialled(self, _: int) -> None:
+    def _dialled(self, event: int) -> None:
         server = self._server
         if server is None:
             return
@@ -211,6 +211,8 @@ class Connection:
         if error:
             self._dial(os.strerror(error))
             return
+        # A server that speaks first may have ended already; that is told once only, together with this.
+        self._ending = self._ending or bool(event & ENDING)
         self._context.loop.hand(server.fileno(), self._server_told)
         self._connected(server)
 
