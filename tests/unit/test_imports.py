@@ -48,7 +48,7 @@ def test_public_names_load_no_third_party_module() -> None:
 def test_the_path_of_a_run_stays_light() -> None:
     code = (
         "import staddle.cli.run, staddle.wrapping, staddle.launch.view, staddle.launch.foreground,"
-        "staddle.backends.bwrap, staddle.backends.namespaces.launching"
+        "staddle.backends.bwrap, staddle.backends.namespaces"
     )
     assert sorted(loaded_by(code) & set(HEAVY)) == []
 

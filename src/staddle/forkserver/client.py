@@ -268,7 +268,7 @@ def _views_of(plan: Plan, bash: str) -> _SharedViews:
 
 def _config(plan: Plan, shared: shared_view.SharedView, bash: str) -> records.ForkServerConfig:
     from ..backends.launching import filter_profile, rlimits
-    from ..backends.namespaces.launching import scopes
+    from ..backends.namespaces import scopes
     from ..limits import process_attributes
     from ..limits.enforced import stand_ins
     from ..mounts.operations import sized

@@ -10,7 +10,6 @@ import errno
 import os
 
 from .._value import Value
-from .fileio import read_if_there
 from .mounts import CLONE_NEWNS, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_REC, MS_SLAVE, mount
 from .process import become, dumpable
 from .syscalls import call
@@ -105,7 +104,7 @@ def observe(identity: int | None = None) -> UsernsFacts:
     return UsernsFacts(
         stage,
         error,
-        seccomp=b"\nSeccomp:\t2" in read_if_there("/proc/self/status"),
+        seccomp=b"\nSeccomp:\t2" in _read("/proc/self/status"),
         userns_clone=_sysctl("kernel/unprivileged_userns_clone"),
         apparmor=_sysctl("kernel/apparmor_restrict_unprivileged_userns"),
         maximum=_sysctl("user/max_user_namespaces"),
@@ -188,10 +187,16 @@ def reap(child: int) -> None:
 
 
 def _mounted_below_proc() -> tuple[str, ...]:
-    points = [line.split(b" ")[4] for line in read_if_there("/proc/self/mountinfo").splitlines()]
+    points = [line.split(b" ")[4] for line in _read("/proc/self/mountinfo").splitlines()]
     own = (b"/proc/sys/fs/binfmt_misc",)  # mounted by systemd on any host; hides nothing
     return tuple(sorted({os.fsdecode(p) for p in points if p.startswith(b"/proc/") and p not in own}))
 
 
 def _sysctl(name: str) -> str | None:
-    return read_if_there(f"/proc/sys/{name}").decode(errors="replace").strip() or None
+    return _read(f"/proc/sys/{name}").decode(errors="replace").strip() or None
+
+
+def _read(path: str) -> bytes:
+    from .fileio import read_if_there  # not in a process that only makes namespaces
+
+    return read_if_there(path)

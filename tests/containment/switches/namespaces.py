@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from staddle.backends.namespaces.launching import NAMESPACES
+from staddle.backends.namespaces import NAMESPACES
 from staddle.linux import userns
 
 from . import bwrap
@@ -37,9 +37,9 @@ def _asked(change: Callable[[Any], Any]) -> Patch:
     """Change what the helper is told to make."""
 
     def off() -> None:
-        from staddle.backends.namespaces import launching
+        from staddle.backends import namespaces
 
-        original = launching.spec
+        original = namespaces.spec
 
         def changed(*args: Any, **options: Any) -> Any:
             before = original(*args, **options)
@@ -47,7 +47,7 @@ def _asked(change: Callable[[Any], Any]) -> Patch:
             assert after != before, "this switch takes nothing away any more"
             return after
 
-        launching.spec = changed
+        namespaces.spec = changed
         _trust()
 
     return off

@@ -7,9 +7,8 @@ import os
 import pytest
 
 from staddle.backends import description as common
-from staddle.backends import gateways
-from staddle.backends.namespaces import Namespaces, launching
-from staddle.backends.namespaces.launching import NAMESPACES
+from staddle.backends import gateways, namespaces
+from staddle.backends.namespaces import NAMESPACES, Namespaces
 from staddle.ipc import namespace_spec
 from staddle.ipc.exec_spec import decode
 from staddle.ipc.network_spec import decoded
@@ -31,7 +30,7 @@ ODD = '/w/a b:c"d\\e%h$HOME\n'
 def asked(
     made: Plan, unprivileged_uid: int | None = None, command: tuple[str, ...] = ("true",)
 ) -> namespace_spec.NamespaceSpec:
-    return launching.spec(made, lay_out(made, DictHost()), unprivileged_uid, command, status=9)
+    return namespaces.spec(made, lay_out(made, DictHost()), unprivileged_uid, command, status=9)
 
 
 # What the helper is told.
@@ -43,7 +42,7 @@ def test_nothing_of_the_policy_is_on_a_command_line() -> None:
         texts=(Text("/etc/secret-text", b"secret-content", "test"),),
         variables=(Variable("TOKEN", "secret-value", "test", secret=True),),
     )
-    launch = launching.launch(made, lay_out(made, DictHost()), None, ["secret-program"])
+    launch = namespaces.launch(made, lay_out(made, DictHost()), None, ["secret-program"])
     launch.close()
     os.close(launch.status or -1)
     assert launch.argv[1:3] == ("-I", "-S")
@@ -73,11 +72,11 @@ def test_the_network_is_its_own_unless_it_is_open() -> None:
 def test_landlock_is_used_only_where_the_hosts_abstract_sockets_are_within_reach(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launching, "scopes_sockets", lambda: True)
+    monkeypatch.setattr(namespaces, "scopes_sockets", lambda: True)
     assert decode(asked(plan()).command).scoped == 0
     bit = RIGHTS["scope"]["abstract_unix_socket"][0]
     assert decode(asked(plan(network=Network.open())).command).scoped == bit
-    monkeypatch.setattr(launching, "scopes_sockets", lambda: False)
+    monkeypatch.setattr(namespaces, "scopes_sockets", lambda: False)
     assert decode(asked(plan(network=Network.open())).command).scoped == 0
 
 
@@ -96,13 +95,13 @@ def test_the_first_process_is_not_covered_because_it_is_not_shown() -> None:
 
 def test_a_launch_can_be_given_up() -> None:
     before = set(os.listdir("/proc/self/fd"))
-    launch = launching.launch(plan(), lay_out(plan(), DictHost()), None, ["true"])
+    launch = namespaces.launch(plan(), lay_out(plan(), DictHost()), None, ["true"])
     launch.close()
     launch.close()
     assert launch.status is not None
     os.close(launch.status)
     with pytest.raises(ValueError, match="no command"):
-        launching.launch(plan(), lay_out(plan(), DictHost()), None, [])
+        namespaces.launch(plan(), lay_out(plan(), DictHost()), None, [])
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
@@ -125,7 +124,7 @@ def test_nobody_is_asked_to_be_root_and_nonsense_is_not_sent(wrong: dict[str, ob
 
 
 def gaps(made: Plan) -> dict[str, bool]:
-    return {gap.protection: gap.documented for gap in launching.gaps(made, lay_out(made, DictHost()), None)}
+    return {gap.protection: gap.documented for gap in namespaces.gaps(made, lay_out(made, DictHost()), None)}
 
 
 def test_an_ordinary_plan_has_no_gap() -> None:
@@ -160,7 +159,7 @@ def test_a_list_of_hosts_is_held_as_far_as_this_kernel_delivers_every_port(
 def test_a_gateway_is_asked_for_only_where_something_can_be_reached() -> None:
     for network in (Network.deny(), Network.open(), Network.loopback()):
         made = plan(network=network)
-        launch = launching.launch(made, lay_out(made, DictHost()), None, ["true"])
+        launch = namespaces.launch(made, lay_out(made, DictHost()), None, ["true"])
         assert launch.gateway_log is None
         assert len(launch.pass_fds) == 2
         launch.close()
@@ -169,7 +168,7 @@ def test_a_gateway_is_asked_for_only_where_something_can_be_reached() -> None:
 
 def test_the_network_and_both_ends_of_its_line_are_in_the_orders() -> None:
     network = Network.allow("example.com:443", "*.example.org", "udp://10.0.0.1:53", "127.0.0.1:80", "!b.com")
-    said = launching.spec(
+    said = namespaces.spec(
         plan(network=network), lay_out(plan(), DictHost()), None, ["true"], status=7, gateway=(8, 9)
     )
     assert namespace_spec.decode(namespace_spec.encode(said)) == said
@@ -182,7 +181,7 @@ def test_the_network_and_both_ends_of_its_line_are_in_the_orders() -> None:
 def test_a_launch_with_a_gateway_can_be_given_up() -> None:
     before = set(os.listdir("/proc/self/fd"))
     made = plan(network=Network.allow("example.com"))
-    launch = launching.launch(made, lay_out(made, DictHost()), None, ["true"])
+    launch = namespaces.launch(made, lay_out(made, DictHost()), None, ["true"])
     assert launch.gateway_log is not None
     assert len(launch.pass_fds) == 4
     launch.close()
@@ -193,7 +192,7 @@ def test_a_launch_with_a_gateway_can_be_given_up() -> None:
 
 
 def printed(made: Plan, unprivileged_uid: int | None = None) -> list[str]:
-    return [step.action for step in launching.steps(made, lay_out(made, DictHost()), unprivileged_uid)]
+    return [step.action for step in namespaces.steps(made, lay_out(made, DictHost()), unprivileged_uid)]
 
 
 def test_every_step_is_a_line() -> None:

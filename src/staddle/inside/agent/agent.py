@@ -25,7 +25,7 @@ from ...ipc.descriptors import await_descriptors, close_all
 from ...ipc.status import CONFINEMENT, NotStarted
 from ...ipc.wire import Malformed
 from ...linux import process
-from . import process_tree, spawn, usage
+from . import process_tree, processes, usage
 from .processes import Child, QueuedSocket, available, terminal
 from .shell_files import SHELL_OPTIONS, ChannelFiles, greeting
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from ...network.namespace.socket_handoff import ForwardSockets
     from .mount_swap import Swap
     from .own_namespaces import AgentNetwork
+    from .processes import Become
     from .shell_files import Channel
-    from .spawn import Become
 
 #: When nothing was asked for this long, in milliseconds, there is time for what can wait.
 _IDLE = 100
@@ -59,7 +59,7 @@ class SandboxAgent:
         started: Callable[[int], None] = lambda _: None,
         become_root: Become | None = None,
     ) -> None:
-        """`become` confines a child of ours and execs in it; see spawn.start. `confine` only confines.
+        """`become` confines a child of ours and execs in it; see processes.start. `confine` only confines.
 
         `started` is called with each child, which may wait for that. `become_root` is as `become`,
         for the root of the sandbox.
@@ -113,7 +113,9 @@ class SandboxAgent:
         # What it says outside of commands goes where it says that they are over.
         noise = os.open(f"/proc/self/fd/{files.descriptor('done')}", os.O_WRONLY | os.O_CLOEXEC)
         try:
-            spec = spawn.SpawnSpec((program, *SHELL_OPTIONS), environment, directory, (control, null, noise))
+            spec = processes.SpawnSpec(
+                (program, *SHELL_OPTIONS), environment, directory, (control, null, noise)
+            )
             os.write(commands, greeting(files.paths()))
             self._count.leave_out_one()
             child, theirs = self._start(spec, files, self._become)
@@ -310,7 +312,9 @@ class SandboxAgent:
                 stdin = stdout = stderr = other
             whole = message.kind == agent_messages.SPAWN_WHOLE
             stdio = (stdin, stdout, stderr)
-            spec = spawn.SpawnSpec(argv, environment, directory, stdio, terminal=bool(master), whole=whole)
+            spec = processes.SpawnSpec(
+                argv, environment, directory, stdio, terminal=bool(master), whole=whole
+            )
             child, theirs = self._start(spec, None, become)
             child.is_ours = whole
             self._main.send(
@@ -325,7 +329,7 @@ class SandboxAgent:
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._count.leave_out_one()
         try:
-            child, theirs = self._add(lambda: spawn.start_file_server(socket, code, confine, null), None)
+            child, theirs = self._add(lambda: processes.start_file_server(socket, code, confine, null), None)
         finally:
             os.close(null)
         child.is_file_server = True
@@ -364,10 +368,10 @@ class SandboxAgent:
     # ---------------------------------------------------------------- children
 
     def _start(
-        self, spec: spawn.SpawnSpec, files: ChannelFiles | None, become: Become
+        self, spec: processes.SpawnSpec, files: ChannelFiles | None, become: Become
     ) -> tuple[Child, _socket.socket]:
         """Start a child; (it, the host program's end of its socket)."""
-        return self._add(lambda: spawn.start(spec, become), files)
+        return self._add(lambda: processes.start(spec, become), files)
 
     def _add(
         self, start: Callable[[], tuple[int, int]], files: ChannelFiles | None

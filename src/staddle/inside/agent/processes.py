@@ -1,21 +1,35 @@
-"""The agent's children, each with its socket; and the terminals of the sandbox."""
+"""The agent's children, each with its socket, and how they are started; the terminals of the sandbox.
+
+Starting one is all that happens between the agent's fork and its exec.
+"""
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import _socket
+import errno
 import fcntl
 import os
 import struct
+import sys
 
 from ...ipc import agent_messages
+from ...ipc.status import EXEC, NotStarted
 from ...linux import process
-from . import process_tree
+from ...linux.process import exit_status
+from ..child import execute as become_program
+from ..child import live
+from . import loader, process_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import NoReturn
 
     from .shell_files import ChannelFiles
+
+    #: Confines this process and execs; argv, environment, directory. Raises NotStarted or OSError.
+    Become = Callable[[tuple[bytes, ...], tuple[bytes, ...], bytes], NoReturn]
 
 #: Signals that are meant to end a process.
 _ENDING = (process.SIGINT, process.SIGTERM, process.SIGKILL)
@@ -113,3 +127,152 @@ def available(fd: int) -> bytes:
         return os.read(fd, 2048)
     except BlockingIOError:
         return b""
+
+
+#: As a shell says it: not there, there but not to be run, and our own failure.
+NOT_FOUND, NOT_RUNNABLE, NOT_CONFINED = 127, 126, 125
+_TIOCSCTTY = 0x540E
+#: Standard descriptors are first moved up here: they may be each other's numbers.
+_ASIDE = 64
+
+
+class SpawnSpec:
+    """A process to be started."""
+
+    def __init__(
+        self,
+        argv: tuple[bytes, ...],
+        environment: tuple[bytes, ...],
+        directory: bytes,
+        stdio: tuple[int, int, int],
+        *,
+        terminal: bool = False,
+        whole: bool = False,
+    ) -> None:
+        """With `terminal`, its standard input becomes the terminal that controls it.
+
+        With `whole`, a process of ours stays above it, and ends what it leaves behind.
+        """
+        self.whole = whole
+        self.argv, self.environment, self.directory = argv, environment, directory
+        self.stdio, self.terminal = stdio, terminal
+
+
+def start_file_server(socket: int, code: int, confine: Callable[[], None], null: int) -> tuple[int, int]:
+    """Fork a file server that serves on `socket`, made of the modules in `code`; returns as `start`.
+
+    `null` becomes its three standard streams.
+    """
+
+    def serve(*_: object) -> NoReturn:
+        confine()
+        # Nothing in the sandbox looks into us: we are a fork of the agent, and were more.
+        process.dumpable(False)
+        process.close_from(3, keep=(socket, code))
+        for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # errors, and not our end
+            _signal.signal(number, _signal.SIG_IGN)
+        load(code)
+        sys.modules["staddle.inside.agent.file_server"].serve(_socket.socket(fileno=socket))
+        os._exit(1)
+
+    return start(SpawnSpec((), (), b"/", (null, null, null)), serve)
+
+
+def load(code: int) -> None:
+    """Run the modules in a memory file (standalone.code) that are not there already, in their order."""
+    import marshal
+
+    data = b""
+    while chunk := os.pread(code, 1 << 20, len(data)):
+        data += chunk
+    os.close(code)
+    loader.load(marshal.loads(data)[1])  # noqa: S302 - the host program's own
+
+
+def start(spec: SpawnSpec, become: Become) -> tuple[int, int]:
+    """Fork and have the child become `spec`.
+
+    Returns the process and a descriptor, which says nothing and closes when the program runs,
+    or says why it does not.
+    """
+    report, report_to = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        pid = os.fork()
+    except BaseException:
+        os.close(report)
+        os.close(report_to)
+        raise
+    if pid == 0:
+        _live(spec, become, report_to)
+    os.close(report_to)
+    return pid, report
+
+
+def _live(spec: SpawnSpec, become: Become, report_to: int) -> NoReturn:
+    """Be the child: take its streams and become the program, or report on `report_to` why not."""
+
+    def work() -> NoReturn:
+        nonlocal report_to
+        os.setsid()
+        report_to = fcntl.fcntl(report_to, fcntl.F_DUPFD_CLOEXEC, _ASIDE)
+        aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ASIDE) for fd in spec.stdio]
+        for number, fd in enumerate(aside):
+            os.dup2(fd, number)
+        if spec.terminal:
+            fcntl.ioctl(0, _TIOCSCTTY, 0)
+        process.default_signals()
+        # Whatever loses its parent stays below this process, where it is found and ended.
+        process.subreaper()
+        if spec.whole:
+            _watched()
+        become(spec.argv, spec.environment, spec.directory)
+
+    def failed(error: BaseException) -> int:
+        why = str(error) if isinstance(error, NotStarted | OSError) else f"{type(error).__name__}: {error}"
+        try:
+            os.write(report_to, why.encode("utf-8", "backslashreplace")[:2048])
+        except OSError:
+            pass
+        return _code(error)
+
+    live(work, failed)
+
+
+def _watched() -> None:
+    """Continue as a child. The parent, which nothing inside can signal, waits and ends what is left."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        return
+    status = 0
+    try:
+        process.block_signals(range(1, 65))  # those are for the program
+        process.close_from(0)
+        while True:
+            ended, status = os.waitpid(-1, 0)
+            if ended == pid:
+                break
+        process_tree.end_everything(os.getpid())
+    finally:
+        os._exit(exit_status(status))
+
+
+def _code(error: BaseException) -> int:
+    if not isinstance(error, NotStarted) or error.code != EXEC:
+        return NOT_CONFINED
+    cause = error.__cause__ or FileNotFoundError(errno.ENOENT, "")
+    missing = isinstance(cause, OSError) and cause.errno in (errno.ENOENT, errno.ENOTDIR)
+    return NOT_FOUND if missing else NOT_RUNNABLE
+
+
+def execute(argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
+    """Become the program, without any confinement but what this process is in already.
+
+    No environment and no directory: what the agent itself was started with.
+    """
+    try:
+        os.chdir(directory or b".")
+    except OSError as error:
+        raise NotStarted(0, f"{os.fsdecode(directory)!r} cannot be entered: {error.strerror}") from None
+    variables = dict(item.split(b"=", 1) for item in environment) if environment else dict(os.environb)
+    become_program(argv, variables)

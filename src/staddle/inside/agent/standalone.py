@@ -28,7 +28,7 @@ _MODULES = (
     *("staddle.linux.syscalls", "staddle.linux.process", "staddle.linux.fileio"),
     *("staddle.ipc.wire", "staddle.ipc.status", "staddle.inside.child"),
     *("staddle.ipc.descriptors", "staddle.ipc.agent_messages", "staddle.inside.agent.shell_files"),
-    *("staddle.inside.agent.process_tree", "staddle.inside.agent.loader", "staddle.inside.agent.spawn"),
+    *("staddle.inside.agent.process_tree", "staddle.inside.agent.loader"),
     *("staddle.inside.agent.processes", "staddle.inside.agent.usage"),
     *("staddle._value", "staddle.ipc.gateway_messages", "staddle.network.namespace.socket_handoff"),
     *("staddle.inside.agent.agent", "staddle.inside.agent.standalone"),
@@ -89,7 +89,7 @@ def code(packages: Sequence[str] = _PACKAGES, modules: Sequence[str] = _MODULES)
 
 
 def file_server_code() -> bytes:
-    """The modules of a file server, for spawn.load."""
+    """The modules of a file server, for processes.load."""
     return code(_FILE_SERVER_PACKAGES, _FILE_SERVER_MODULES)
 
 
@@ -110,8 +110,8 @@ def serve(socket: _socket.socket) -> NoReturn:
     from ...linux import process
     from ...network.namespace.socket_handoff import ForwardSockets
     from .agent import SandboxAgent
+    from .processes import execute
     from .shell_files import Nameless
-    from .spawn import execute
 
     # As we were started: the interpreter has added to it since.
     with open("/proc/self/environ", "rb") as file:

@@ -1,33 +1,46 @@
-"""The namespace specification for the helper, the launch that starts it, its steps in words, and the gaps."""
+"""Namespaces of our own: a fresh root with only what the plan names, made by our helper.
+
+No program but the interpreter is needed, and no right: an ordinary user gets a user namespace,
+and root becomes an id that no account has. The helper does every step itself and starts nothing
+when one fails.
+
+What it does not do, by nature: a UNIX socket that appears in a granted directory after the start can
+be connected to, read-only or not; a name of the policy's that appears on the host after the start is
+not seen; the mount table inside shows the paths of what was granted; the groups of the user stay, so
+that what a group may read in a granted directory can be read.
+"""
 
 from __future__ import annotations
 
+import _thread
 import os
 
-from ...enforcement import Step
-from ...errors import LaunchFailed
-from ...ipc import namespace_spec
-from ...ipc.exec_spec import encode as encode_instructions
-from ...ipc.status import sentence
-from ...launch import helper
-from ...launch.contract import Launch
-from ...linux import userns
-from ...mounts import rows
-from .. import description as common
-from .. import gateways
-from ..description import become, filter_steps, last, scopes_sockets, view
-from ..launching import Descriptors, filter_profile, instructions, needed
+from ..enforcement import Probe, Step
+from ..errors import BackendUnavailable, LaunchFailed, StaddleError
+from ..ipc import namespace_spec
+from ..ipc.exec_spec import encode as encode_instructions
+from ..ipc.status import sentence
+from ..launch import helper
+from ..launch.contract import Launch
+from ..linux import userns
+from ..linux.idmaps import unprivileged_uid
+from ..linux.userns import Obstacle
+from ..mounts import rows
+from . import description as common
+from . import gateways
+from .description import become, filter_steps, last, scopes_sockets, view
+from .launching import Descriptors, filter_profile, instructions, needed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ...enforcement import Gap
-    from ...limits.command_limits import CommandLimits
-    from ...mounts.from_plan import Layout
-    from ...mounts.operations import Operation
-    from ...network.host.gateway_log import GatewayLog
-    from ...policy.plan import Plan
+    from ..enforcement import Gap
+    from ..limits.command_limits import CommandLimits
+    from ..mounts.from_plan import Layout
+    from ..mounts.operations import Operation
+    from ..network.host.gateway_log import GatewayLog
+    from ..policy.plan import Plan
 
 #: By their names in /proc. Those of the user, the processes and the mounts come with every sandbox.
 NAMESPACES = {
@@ -37,6 +50,111 @@ NAMESPACES = {
     "cgroup": userns.CLONE_NEWCGROUP,
 }
 _ALWAYS = ("user", "pid", "mnt")
+
+
+_probing = _thread.allocate_lock()
+
+
+class Namespaces:
+    """Confines in namespaces that our own helper makes."""
+
+    name = "namespaces"
+
+    # The contract.
+
+    def begin_probe(self) -> None:
+        """Let the start of the command tell: it looks around before it starts anything, and says if it fails.
+
+        For our command line, which asks `doubt` then.
+        """
+        who = os.geteuid()
+        found = unprivileged_uid()
+        with _probing:
+            if who not in _known:
+                _known[who] = self._unusable(found) if isinstance(found, Obstacle) else self._to_be_seen()
+
+    def probe(self) -> Probe:
+        """Whether a real sandbox confines as it must: a harmless command in it tells. Tried once."""
+        who = os.geteuid()
+        with _probing:  # a second caller waits for the first one's answer
+            if who not in _known:
+                _known[who] = self._try()
+            return _known[who]
+
+    def doubt(self) -> bool:
+        """A start has failed: whether that is because nothing can be confined here, now that it is tried."""
+        who = os.geteuid()
+        with _probing:
+            if _known.get(who) == self._to_be_seen():
+                _known[who] = self._try()
+                return not _known[who].usable
+            return False
+
+    def gaps(self, plan: Plan) -> tuple[Gap, ...]:
+        """The gaps of `plan` here."""
+        from ..mounts.from_plan import layout_of
+
+        return tuple(gaps(plan, layout_of(plan), _who()))
+
+    def steps(self, plan: Plan) -> tuple[Step, ...]:
+        """Everything that is set up, in order."""
+        from ..mounts.from_plan import layout_of
+
+        return tuple(steps(plan, layout_of(plan), _who()))
+
+    def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
+        """The helper that makes the sandbox and stands for the command."""
+        from ..mounts.from_plan import forget, layout_of
+
+        layout = layout_of(plan)
+        forget(plan)
+        return launch(plan, layout, _who(), command)
+
+    # How.
+
+    def _try(self) -> Probe:
+        found = unprivileged_uid()
+        if isinstance(found, Obstacle):
+            return self._unusable(found)
+        from ..mounts.from_plan import lay_out
+        from ..mounts.host import Host
+        from . import canary
+
+        nonce = os.urandom(8).hex()
+        plan = canary.plan(nonce)
+        try:
+            started = canary.SelfTest(launch(plan, lay_out(plan, Host()), found, canary.command()), nonce)
+        except (OSError, StaddleError) as error:
+            return self._unusable(Obstacle(f"its self-test could not be started: {error}", ""))
+        problem, message = started.outcome()
+        return self._judged(problem, started.not_started or message)
+
+    def _to_be_seen(self) -> Probe:
+        return Probe(self.name, usable=True, why="the start will tell")
+
+    def _judged(self, problem: str, message: str) -> Probe:
+        if not problem:
+            return Probe(self.name, usable=True)
+        if problem != "the command did not run":
+            return self._unusable(
+                Obstacle(f"its self-test ran, but with {problem}", "please report this, it is a bug")
+            )
+        from ..linux.userns import observe, obstacle
+
+        in_the_way = obstacle(observe(_who()))
+        said = Obstacle(f"its self-test failed: {message or 'without a word'}", "see `staddle doctor`")
+        return self._unusable(in_the_way or said)
+
+    def _unusable(self, obstacle: Obstacle) -> Probe:
+        return Probe(self.name, usable=False, why=obstacle.why, fix=obstacle.fix)
+
+
+def _who() -> int | None:
+    """The id of root's sandbox; None for an ordinary user."""
+    found = unprivileged_uid()
+    if isinstance(found, Obstacle):
+        raise BackendUnavailable("namespaces cannot confine anything here", why=found.why, fix=found.fix)
+    return found
 
 
 def launch(plan: Plan, layout: Layout, unprivileged_uid: int | None, command: Sequence[str]) -> Launch:
@@ -85,7 +203,7 @@ def launch(plan: Plan, layout: Layout, unprivileged_uid: int | None, command: Se
 def _view(plan: Plan, layout: Layout) -> list[Operation]:
     if plan.limits.memory is None:
         return needed(layout)
-    from ...mounts.operations import sized
+    from ..mounts.operations import sized
 
     return sized(plan.limits, needed(layout))
 
@@ -95,7 +213,7 @@ def _limited(plan: Plan) -> CommandLimits | None:
     limits = plan.limits
     if limits.memory is None and limits.cpu is None and limits.processes is None:
         return None
-    from ...limits.command_limits import command_limits
+    from ..limits.command_limits import command_limits
 
     return command_limits(limits)
 
@@ -103,12 +221,12 @@ def _limited(plan: Plan) -> CommandLimits | None:
 def _start_here(
     asked: namespace_spec.NamespaceSpec, prepare: Callable[[], None], gateway_log: GatewayLog | None
 ) -> int:
-    from ...inside.namespace_init import start_here
+    from ..inside.namespace_init import start_here
 
     if gateway_log is None:
         return start_here(asked, prepare)
-    from ...inside.gateway import CommandGateway
-    from ...ipc.status import NotStarted
+    from ..inside.gateway import CommandGateway
+    from ..ipc.status import NotStarted
 
     try:
         gateway = CommandGateway(asked.gateway)
@@ -158,7 +276,7 @@ def spec(
 def _processors(plan: Plan) -> int:
     if plan.limits.cpu is None:
         return 0
-    from ...limits.process_attributes import cpu_count
+    from ..limits.process_attributes import cpu_count
 
     return cpu_count(plan.limits.cpu)
 
@@ -206,7 +324,7 @@ def _groups(plan: Plan) -> Iterator[Step]:
     asked = {name: getattr(plan.limits, name) for name in ("memory", "cpu", "processes")}
     if not any(asked.values()):
         return
-    from ...limits.enforced import enforced_limits, usable
+    from ..limits.enforced import enforced_limits, usable
 
     for item in enforced_limits(plan.limits, usable(), inside=True, layer="none")[0]:
         if asked.get(item.limit):
@@ -227,6 +345,10 @@ def gaps(plan: Plan, layout: Layout, unprivileged_uid: int | None) -> Iterator[G
 def _limits(plan: Plan) -> Iterator[Gap]:
     if all(getattr(plan.limits, name) is None for name in common.NEED_MORE):
         return  # nothing is asked for: what this host has need not be looked up
-    from ...limits.enforced import enforced_limits, usable
+    from ..limits.enforced import enforced_limits, usable
 
     yield from enforced_limits(plan.limits, usable(), inside=True, layer="none")[1]
+
+
+#: What was found out, by who asked. Per process.
+_known: dict[int, Probe] = {}
