@@ -1,13 +1,26 @@
-"""Background work of the host program: a daemon thread for each kind, started when it is first needed."""
+"""Background work of the host program: a daemon thread for each kind, started when it is first needed.
+
+A `Worker` is the thread of one kind of work. `do_later` is for all work that no caller waits for and that is
+done once: deleting layers, merging them, making things in advance.
+"""
 
 from __future__ import annotations
 
 import _thread
+import atexit
 import os
+import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+#: Delay before the first of some jobs, so that it does not compete with the caller that queued it.
+_STANDS_BACK = 0.01
+#: A thread that makes one short system call after the other hardly ever lets another one have the
+#: interpreter: so it sleeps for a moment after so many.
+_AT_A_TIME, _RESTS = 16, 0.0003
 
 
 class Worker:
@@ -77,3 +90,106 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+class JobQueue:
+    """Jobs that no caller waits for, done one after the other, the newest first, in one thread.
+
+    The interpreter waits for them when it ends. Holds no lock: a signal's handler may add one at any time.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: list[Callable[[], object]] = []
+        #: Locked, one for each caller of `wait`; released when no job is left.
+        self._waiters: list[_thread.LockType] = []
+        self._is_busy = self._is_registered = False
+        self._steps = 0
+        self._worker = Worker(self._work, self._forget)
+
+    def add(self, job: Callable[[], object]) -> None:
+        """Have it done soon."""
+        if not self._is_registered:
+            self._is_registered = True
+            atexit.register(self.wait)
+        self._jobs.append(job)
+        self._wake()
+
+    def rest(self) -> None:
+        """Sleep for a moment between steps of a job, so that other threads run, unless one waits for it."""
+        self._steps += 1
+        if self._steps % _AT_A_TIME == 0 and not self._waiters:
+            time.sleep(_RESTS)
+
+    def wait(self) -> None:
+        """Wait until all are done that were added before."""
+        done = _thread.allocate_lock()
+        done.acquire()
+        self._waiters.append(done)  # before the look: the thread clears its mark first, and then looks here
+        if self._jobs or self._is_busy:
+            self._wake()
+            done.acquire()
+        elif done in self._waiters:
+            try:
+                self._waiters.remove(done)
+            except ValueError:
+                pass  # it was released that moment
+
+    def _wake(self) -> None:
+        try:
+            self._worker.wake()
+        except RuntimeError:  # the interpreter is ending, and starts no threads any more
+            self._work()
+
+    def _work(self) -> None:
+        self._is_busy = True
+        try:
+            if self._jobs and not self._waiters:
+                time.sleep(_STANDS_BACK)
+            while self._jobs:
+                _do(self._jobs.pop())
+        finally:
+            self._is_busy = False
+            waiters = []
+            while self._waiters:
+                waiters.append(self._waiters.pop())
+            if self._jobs:  # added at this moment, perhaps by one of these
+                self._waiters += waiters
+                self._wake()
+            else:
+                for waiter in waiters:
+                    waiter.release()
+
+    def _forget(self) -> None:
+        """In a fork: the jobs are its parent's."""
+        self._jobs.clear()
+        self._waiters.clear()
+        self._is_busy = False
+
+
+def _do(job: Callable[[], object]) -> None:
+    try:
+        job()
+    except Exception:
+        # A bug of ours: reported as any thread's is, and the next job is done.
+        import threading
+
+        report = (*sys.exc_info(), threading.current_thread())
+        threading.excepthook(threading.ExceptHookArgs(report))
+
+
+_jobs = JobQueue()
+
+
+def do_later(job: Callable[[], object]) -> None:
+    """Do a `job` that never raises, when no caller waits."""
+    _jobs.add(job)
+
+
+def rest() -> None:
+    """To be called between small steps of such a job."""
+    _jobs.rest()
+
+
+def wait_for_jobs() -> None:
+    """Wait until all jobs are done that were added before."""
+    _jobs.wait()

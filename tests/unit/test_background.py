@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from staddle.background import Worker
+from staddle.background import JobQueue, Worker
 
 PATIENCE = 10.0
 
@@ -74,3 +74,60 @@ def test_a_fork_forgets_what_is_its_parents_and_has_a_thread_of_its_own() -> Non
         os._exit(0 if seen.wait(PATIENCE) and not mine else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert mine == ["the parent's"]
+
+
+def test_jobs_are_done_and_waited_for() -> None:
+    queue, done = JobQueue(), list[int]()
+    for number in range(100):
+        queue.add(lambda number=number: done.append(number))  # type: ignore[misc]
+    queue.wait()
+    assert sorted(done) == list(range(100))
+    queue.wait()  # for nothing
+
+
+def test_many_wait_for_their_own_jobs() -> None:
+    queue, wrong = JobQueue(), list[int]()
+
+    def one(number: int) -> None:
+        for _ in range(50):
+            done = threading.Event()
+            queue.add(done.set)
+            queue.wait()
+            if not done.is_set():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert wrong == []
+
+
+def test_a_job_that_fails_is_reported_and_the_others_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, done, reported = JobQueue(), list[int](), list[object]()
+    monkeypatch.setattr(threading, "excepthook", lambda report: reported.append(report.exc_type))
+
+    def fails() -> None:
+        raise OSError
+
+    queue.add(lambda: done.append(1))
+    queue.add(fails)
+    queue.wait()
+    assert (done, reported) == ([1], [OSError])
+
+
+def test_a_fork_leaves_the_jobs_to_its_parent_and_has_its_own() -> None:
+    queue, held, done = JobQueue(), threading.Event(), list[str]()
+    queue.add(held.wait)
+    queue.add(lambda: done.append("parent"))
+    child = os.fork()
+    if child == 0:
+        queue.add(lambda: done.append("child"))
+        queue.wait()
+        os._exit(done[-1:] != ["child"])
+    held.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    queue.wait()
+    assert done == ["parent"]

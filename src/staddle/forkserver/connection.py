@@ -8,12 +8,12 @@ import threading
 from functools import lru_cache
 
 from .._value import Value
+from ..background import do_later
 from ..errors import LaunchFailed
 from ..interrupts import is_of_a_handler
 from ..ipc import forkserver_messages as records
 from ..ipc.descriptors import close_all, receive, send
 from ..launch import helper
-from ..layers import trash
 from ..limits import scope
 from ..linux import idmaps
 from ..linux.fileio import memory_file
@@ -140,7 +140,7 @@ class ForkServerClient:
             try:
                 asked = request.replace(extra_fds=request.extra_fds + len(cgroup_fds))
                 found = self._take(view, asked, [*extra_fds, *cgroup_fds])
-                trash.in_background(cgroups.restock)
+                do_later(cgroups.restock)
                 return found
             except _NeedCgroups:
                 continue

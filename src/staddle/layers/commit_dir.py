@@ -17,10 +17,10 @@ import fcntl
 import json
 import os
 
+from ..background import do_later, rest
 from ..errors import CommitFailed, LayerError, StaddleError
 from ..files.remove_tree import remove
 from ..linux.rename import sync_file_system
-from . import trash
 from .journal import KINDS, Steps, rows
 
 TYPE_CHECKING = False
@@ -112,7 +112,7 @@ class CommitDirectory:
             os.close(self._lock)
         elif self._slots_path.startswith(self.path):
             # What was replaced may be as much as what is new.
-            trash.in_background(lambda: self._erase(trash.rest))
+            do_later(lambda: self._erase(rest))
         else:
             self._erase()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from staddle.background import do_later
 from staddle.errors import LayerError
 from staddle.files.tree import Tree, walk
 from staddle.layers import trash
@@ -174,7 +175,7 @@ def test_copies_are_beside_their_directory_if_that_can_be(
 def test_what_is_to_be_deleted_is_waited_for(tmp_path: Path) -> None:
     done: list[int] = []
     for number in range(3):
-        trash.in_background(lambda number=number: done.append(number))  # type: ignore[misc]
+        do_later(lambda number=number: done.append(number))  # type: ignore[misc]
     trash.wait()
     assert sorted(done) == [0, 1, 2]
     write(tmp_path / "home/1/upper/file", "x")

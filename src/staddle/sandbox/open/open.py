@@ -7,8 +7,8 @@ the backend confines, and it starts everything else inside.
 from __future__ import annotations
 
 from ..._value import Value
+from ...background import do_later
 from ...errors import LaunchFailed, StaddleError
-from ...layers import trash
 from ...linux import process_tree
 from ...linux.process import parent_of
 from . import as_root
@@ -166,7 +166,7 @@ def _spawn(
         try:
             shell = agent.announced()
             wake(shell.control)
-            trash.in_background(identify)
+            do_later(identify)
         finally:
             if layers and taken.layer:  # not sooner: it may have been in the making
                 layers.adopt_home(taken.layer)

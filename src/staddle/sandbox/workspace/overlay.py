@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from ...background import do_later, rest
 from ...errors import LayerError
 from ...forkserver.client import HomeTree, mounter
 from ...inside.agent.mount_swap import HOME_TREE
-from ...layers import trash
 from ...layers.baseline import Baseline
 from ...layers.stack import Stack, close_all
 from ...policy.paths import WORKSPACE_PATH
@@ -222,7 +222,7 @@ class OverlayWorkspace(SandboxWorkspace):
         if self.stack.store.is_persistent:
             close()  # the next process that opens it must not wait for that
         else:
-            trash.in_background(close)
+            do_later(close)
         if WORKSPACE_PATH in stacks:
             with self._watching:
                 self._watch.follow(self.stack.view())
@@ -234,7 +234,7 @@ class OverlayWorkspace(SandboxWorkspace):
         """Make few layers of many, in the background: look-ups cost a little for every one."""
         for tree in self.trees.values():
             if tree.stack.is_deep:
-                trash.in_background(partial(_squash, tree.stack))
+                do_later(partial(_squash, tree.stack))
 
     def close(self) -> None:
         """Let the layers go."""
@@ -246,11 +246,11 @@ def _close(stacks: Iterable[Stack], store: Store) -> None:
     for stack in stacks:
         stack.close()
     if not store.is_persistent:
-        trash.in_background(store.prewarm)
+        do_later(store.prewarm)
 
 
 def _squash(stack: Stack) -> None:
     try:
-        stack.squash(trash.rest)
+        stack.squash(rest)
     except (OSError, LayerError):
         pass  # it was closed meanwhile, or there is no room: it stays as it is
