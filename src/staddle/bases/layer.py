@@ -4,6 +4,9 @@ The directory is ours, in the making, and no other process uses it. Its links ar
 directory is found as one sees it who has ours as the root (openat2, RESOLVE_IN_ROOT), so none leads
 out; the last name of a path is never followed. Set-user-id bits and capabilities are dropped,
 devices, pipes and sockets are left out, and everything belongs to the importing user.
+
+The result is a plain tree in which later layers replace what earlier ones made, not a layer of overlayfs: so
+there is no `layers/layer_writer.py` here.
 """
 
 from __future__ import annotations

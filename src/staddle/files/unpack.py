@@ -4,6 +4,9 @@ Names are looked at before they are used: relative, without `..`, `.` or empty p
 directory on the way must have been made by the same archive and is opened without following
 links, so a link that an earlier member made leads nowhere. Nothing is made twice. What is
 written is counted, not what a header claims.
+
+`layers/layer_writer.py` copies from a tree that is trusted; this reads a stream that is not, also inside a
+sandbox, where that room is not loaded.
 """
 
 from __future__ import annotations

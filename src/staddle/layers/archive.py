@@ -6,6 +6,10 @@
     staddle-end                 SHA-256 of all before it, uncompressed
 
 Owners are not kept. Sockets, pipes and devices are not either. A file that is loaded is untrusted input.
+
+The walk is not that of `inside/agent/tar.py`: it reads frozen layers of ours, with their holes, attributes
+and whiteouts, and a file that changes meanwhile is an error. That one reads a tree in use, with the rights
+inside, and copes with files that come and go.
 """
 
 from __future__ import annotations

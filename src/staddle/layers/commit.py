@@ -4,7 +4,8 @@ Looked at first (`review`), then written beside the target (`Staging`), then mad
 once, then renamed into place (`journal`).
 
 What comes out of a layer is content and names. Permissions lose their set-ID bits, owners
-become those of the place where a file goes, attributes are those of the file it replaces.
+become those of the place where a file goes, attributes are those of the file it replaces. So `Staging`, which
+writes files of the host, has no `LayerWriter`: a layer has whiteouts, one owner and no attributes to keep.
 """
 
 from __future__ import annotations

@@ -11,7 +11,9 @@ import _socket
 import os
 import select
 import threading
+import time
 
+from ...background import Worker
 from .spawn import end, spawn
 
 #: Seconds between taking one and making the next: the processor is for the caller's first command.
@@ -24,12 +26,13 @@ class PrewarmedGateways:
     """The gateways of this process. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # held itself: a signal can come into the `with` of a Condition
-        self._changed = threading.Condition(self._lock)
+        self._lock = threading.RLock()  # a signal's handler may take one as well
+        self._changed_at = 0.0
         self._waiting: tuple[_socket.socket, int] | None = None
         self._where: object = None  # it was made, or is wanted
         self._in_use = 0
-        self._is_wanted = self._is_working = False
+        self._is_wanted = False
+        self._worker = Worker(self._work, self._forget)
 
     def take(self) -> tuple[_socket.socket, int]:
         """A gateway that was told nothing yet: our end of its socket, and its pid. `release` follows."""
@@ -39,10 +42,7 @@ class PrewarmedGateways:
             is_alike, self._where = here == self._where, here
             self._in_use += 1
             self._is_wanted = True
-            if not self._is_working:
-                self._is_working = True
-                threading.Thread(target=self._work, name="staddle-gateway", daemon=True).start()
-            self._changed.notify()
+            self._change()
         if found is not None:
             if is_alike and not _has_ended(found[0]):
                 return found
@@ -57,36 +57,45 @@ class PrewarmedGateways:
         """One that was taken has ended."""
         with self._lock:
             self._in_use = max(0, self._in_use - 1)  # in a fork, one that its parent has taken
-            self._changed.notify()
+            self._change()
 
-    def forsake(self) -> None:
-        """In a fork of the program: what there is is its parent's."""
+    def _change(self) -> None:
+        self._changed_at = time.monotonic()
+        try:
+            self._worker.wake()
+        except RuntimeError:
+            pass  # no thread can be started: none is made ahead
+
+    def _forget(self) -> None:
+        """In a fork of the program: the waiting gateway is its parent's."""
         self._lock = threading.RLock()  # a thread that had it is not here
-        self._changed = threading.Condition(self._lock)
         waiting, self._waiting = self._waiting, None
-        self._in_use, self._is_wanted, self._is_working = 0, False, False
+        self._in_use, self._is_wanted = 0, False
         if waiting is not None:
             waiting[0].close()
 
-    def _work(self) -> None:
+    def _work(self) -> float | None:
         """Have one wait as long as they are needed."""
         with self._lock:
-            while True:
-                patience = _QUIET if self._is_wanted else None if self._in_use else _KEPT
-                if self._changed.wait(patience):
-                    continue  # something happens: not now
-                if not self._is_wanted:
-                    break
+            patience = _QUIET if self._is_wanted else _KEPT
+            left = self._changed_at + patience - time.monotonic()
+            if left > 0:
+                return left
+            if self._is_wanted:
                 self._is_wanted = False
+                self._changed_at = time.monotonic()
                 try:
                     if self._where == _surroundings():  # of this thread
                         self._waiting = _new()
                 except OSError:
                     pass  # `take` raises it to its caller
+                return _KEPT
+            if self._in_use:
+                return None  # until one is released
             waiting, self._waiting = self._waiting, None
-            self._is_working = False
         if waiting is not None:
             _end(*waiting)
+        return None
 
 
 def _new() -> tuple[_socket.socket, int]:
@@ -119,4 +128,3 @@ def _end(socket: _socket.socket, pid: int) -> None:
 
 
 GATEWAYS = PrewarmedGateways()
-os.register_at_fork(after_in_child=GATEWAYS.forsake)
