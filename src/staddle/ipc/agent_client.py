@@ -439,9 +439,13 @@ def shell_files(
     if not plain or not all(kind(os.fstat(fd).st_mode) for kind, fd in zip(_KINDS, descriptors, strict=True)):
         message.close()
         raise lost("its agent handed out something else than the files of a shell")
-    for fd in descriptors:
-        os.set_blocking(fd, False)
     text, status, done, stdin, output, errors = descriptors
+    try:
+        for fd, flags in ((done, os.O_RDWR), (output, os.O_RDONLY), (errors, os.O_RDONLY)):
+            _reopen_pipe(fd, flags)
+    except BaseException:
+        message.close()
+        raise
     return OpenShellFiles(text, status, done, stdin, output, errors, ShellPaths(*places))
 
 
@@ -455,7 +459,7 @@ def opened_shell(message: agent_messages.Message, what: str = "a shell could not
         if not stat.S_ISSOCK(os.fstat(socket).st_mode) or not stat.S_ISFIFO(os.fstat(control).st_mode):
             raise lost("its agent handed out something else than a line and a pipe")
         made = shell_files(message, places, files)
-        os.set_blocking(control, False)
+        _reopen_pipe(control, os.O_WRONLY)
         host_pid = 0
         for handle in message.descriptors[8:]:
             host_pid = _pid_of(handle)
@@ -464,6 +468,16 @@ def opened_shell(message: agent_messages.Message, what: str = "a shell could not
     except BaseException:
         message.close()
         raise
+
+
+def _reopen_pipe(fd: int, flags: int) -> None:
+    """Have an open file of our own at this number, that does not block.
+
+    The one that came is the agent's as well. Whoever traces the agent could let it block.
+    """
+    ours = os.open(f"/proc/self/fd/{fd}", flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.dup2(ours, fd, inheritable=False)
+    os.close(ours)
 
 
 def _pid_of(handle: int) -> int:

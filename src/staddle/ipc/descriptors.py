@@ -21,7 +21,7 @@ def send(socket: _socket.socket, message: bytes, descriptors: Sequence[int] = ()
     """Send one message. OSError when the other end is closed, or the message does not fit."""
     rights = struct.pack(f"{len(descriptors)}i", *descriptors)
     extra = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if descriptors else []
-    socket.sendmsg([message], extra, _socket.MSG_NOSIGNAL)
+    socket.sendmsg([message], extra, _socket.MSG_NOSIGNAL | _without_blocking(socket))
 
 
 def await_descriptors(socket: int, count: int) -> list[int]:
@@ -41,7 +41,7 @@ def await_descriptors(socket: int, count: int) -> list[int]:
 def receive(socket: _socket.socket, longest: int, most: int = _MOST) -> tuple[bytes, list[int]]:
     """One message, empty when the other end is closed, and the descriptors that came with it."""
     room = _socket.CMSG_SPACE(4 * most)
-    message, extra, flags, _ = socket.recvmsg(longest, room, _CLOSE_ON_EXEC)
+    message, extra, flags, _ = socket.recvmsg(longest, room, _CLOSE_ON_EXEC | _without_blocking(socket))
     descriptors = [
         fd
         for level, kind, data in extra
@@ -52,6 +52,14 @@ def receive(socket: _socket.socket, longest: int, most: int = _MOST) -> tuple[by
         close_all(descriptors)
         raise OSError(90, "a message is longer than it may be")  # EMSGSIZE
     return message, descriptors
+
+
+def _without_blocking(socket: _socket.socket) -> int:
+    """The flag by which a call on a socket with a timeout never blocks, whatever is done to its open file.
+
+    An agent that hands out a socket has the same open file, and may take O_NONBLOCK off it.
+    """
+    return 0 if socket.gettimeout() is None else _socket.MSG_DONTWAIT
 
 
 def close_all(descriptors: Iterable[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import termios
 
 _PIECE = 64 << 10
@@ -14,6 +15,8 @@ _TYPED = 4096
 def read_available(master: int) -> bytes | None:
     """The bytes that were printed; None when there are none yet, empty when no program has it open."""
     try:
+        if not _is_ready(master, select.POLLIN):
+            return None
         return os.read(master, _PIECE)
     except BlockingIOError:
         return None
@@ -26,6 +29,8 @@ def read_available(master: int) -> bytes | None:
 def write_available(master: int, data: bytes | memoryview) -> int:
     """Type as much of `data` as there is room for, and return how much. All, when no program has it open."""
     try:
+        if not _is_ready(master, select.POLLOUT):
+            return 0
         return os.write(master, data[:_TYPED])
     except BlockingIOError:
         return 0
@@ -33,6 +38,14 @@ def write_available(master: int, data: bytes | memoryview) -> int:
         if error.errno == errno.EIO:
             return len(data)
         raise
+
+
+def _is_ready(master: int, event: int) -> bool:
+    """Whether a call need not wait. The open file may be an agent's, too, and blocking since."""
+    os.set_blocking(master, False)
+    poll = select.poll()
+    poll.register(master, event)
+    return bool(poll.poll(0))
 
 
 def set_size(master: int, rows: int, cols: int) -> None:
