@@ -140,7 +140,7 @@ def test_whatever_runs_in_a_sandbox_ends_with_it() -> None:
 def test_a_thousand_sandboxes_leave_nothing_behind() -> None:
     for _ in range(3):
         close(opened())
-        time.sleep(0.3)  # for the spares to be made again, and for what is made ahead for the next
+        time.sleep(0.3)  # for the spares to be made again
     before = _there()
     for _ in range(1000):
         close(opened())

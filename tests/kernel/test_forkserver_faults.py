@@ -63,7 +63,7 @@ def test_no_call_of_a_command_that_becomes_root_may_fail(tmp_path: Path) -> None
     assert [run for run in runs if run["next"] != "it ran\n"] == []
 
 
-# ---------------------------------------------------------------- those that were made ahead
+# ---------------------------------------------------------------- spares
 
 
 @pytest.fixture

@@ -9,5 +9,5 @@ arguments    checks of what a caller gives; capture: a command with its output, 
 spawn        starts programs; execution: drives one in the foreground, or a shell's command
 stream       the output of a command while it runs; processes, terminal: programs beside it
 files        the files inside; archives: as tar; file_client: requests to the file server
-environment  the tools of an agent; pool: sandboxes that are opened ahead
+environment  the tools of an agent; pool: prewarmed sandboxes
 """

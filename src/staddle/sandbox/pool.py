@@ -1,4 +1,4 @@
-"""Warm sandboxes: opened ahead, handed out at once, never used by two.
+"""Prewarmed sandboxes: opened before they are asked for, handed out at once, never used by two.
 
     with Pool(4, workspace="project") as pool:
         with pool.sandbox() as sb:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from .sandbox import Sandbox
 
-#: After a sandbox could not be opened ahead, how long before that is tried again unasked.
+#: After a sandbox could not be prewarmed, how long before that is tried again unasked.
 _AFTER_FAILURE = 5.0
 
 
@@ -178,7 +178,7 @@ class Pool:
         self._refuse_closed()
         raise AssertionError("a pool that was closed is open again: this is a bug, please report it")
 
-    # The attendant's thread: opens sandboxes ahead, and closes those that were released.
+    # The attendant's thread: prewarms sandboxes, and closes those that were released.
 
     def _attend(self) -> None:
         while True:
@@ -194,9 +194,9 @@ class Pool:
             for sandbox in leaving:
                 sandbox.close()
             if opening:
-                self._open_ahead()
+                self._prewarm()
 
-    def _open_ahead(self) -> None:
+    def _prewarm(self) -> None:
         try:
             sandbox = self._open()
             sandbox._now().main._shell.prewarm()
