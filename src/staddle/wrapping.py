@@ -12,9 +12,9 @@ import os
 
 from .backends import choose
 from .errors import AlreadyWrapped, PolicyError
-from .policy.compiler import compile
+from .policy.compiler import asking, compile
 from .policy.host_sockets import mask_host_sockets
-from .policy.on_connect import PATIENCE, asking, whole_seconds
+from .policy.network import PATIENCE, whole_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -372,3 +372,24 @@ def _start(plan: Plan, context: PathContext, host: HostPaths) -> str:
 
 def _sorted(items: Iterable[Located]) -> tuple[Located, ...]:
     return tuple(sorted(items, key=lambda item: item.path))
+
+
+def asking(plan: Plan, seconds: int) -> Plan:
+    """The same plan, with `seconds` for each decision of `on_connect`; 0 does not ask.
+
+    Names are asked of our own resolver then, which knows every name: whether it may be reached is
+    decided when it is known at which port.
+    """
+    if not seconds:
+        return plan
+    if plan.network.mode == "open":
+        raise PolicyError(
+            "on_connect has nothing to decide",
+            why="the network is open: everything can be reached",
+            fix="use Network.deny() or Network.allow(...), which leave something open",
+        )
+    texts = tuple(
+        text.replace(content=system.RESOLV_CONF) if text.path == "/etc/resolv.conf" else text
+        for text in plan.texts
+    )
+    return plan.replace(texts=texts, asks=seconds)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .hosts import HostRule
 
 MODES = ("deny", "open", "loopback", "allow")
+#: Seconds that a connection waits for an answer of `on_connect`, and as many as can be asked for.
+PATIENCE, MOST_PATIENCE = 5.0, 3600.0
 
 
 class Network(Value):
@@ -105,3 +107,14 @@ class Network(Value):
             return f"allow {', '.join(map(str, self.rules))}"
         ports = f" {', '.join(map(str, self.ports))}" if self.ports else ""
         return self.mode + ports
+
+
+def whole_seconds(patience: object) -> int:
+    """The time that a decision of `on_connect` may take, checked and rounded up."""
+    if isinstance(patience, bool) or not isinstance(patience, int | float):
+        raise PolicyError(f"on_connect_timeout is {patience!r}", why="it is not a number of seconds")
+    if not 0 < patience <= MOST_PATIENCE:  # nor NaN
+        raise PolicyError(
+            f"on_connect_timeout is {patience!r}", why=f"it is more than 0 and at most {MOST_PATIENCE:.0f}"
+        )
+    return -int(-patience // 1)

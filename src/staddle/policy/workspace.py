@@ -10,8 +10,7 @@ import os
 import time
 
 from ..errors import PolicyError
-from .compiler import compile
-from .on_connect import asking
+from .compiler import asking, compile
 from .paths import WORKSPACE_PATH, covers
 from .plan import Grant, Scratch
 from .resolution import current_directory

@@ -14,7 +14,7 @@ import time
 
 from ..errors import InvalidCall, SandboxClosed
 from ..interrupts import unmistaken
-from ..policy.on_connect import PATIENCE
+from ..policy.network import PATIENCE
 from ..shell.command import CommandSpec
 from . import arguments, spawn
 from .capture import captured, command_bytes

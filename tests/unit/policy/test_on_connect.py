@@ -6,7 +6,8 @@ import pytest
 
 from staddle import Network
 from staddle.errors import PolicyError
-from staddle.policy.on_connect import asking, whole_seconds
+from staddle.policy.compiler import asking
+from staddle.policy.network import whole_seconds
 from staddle.policy.plan import Text
 from staddle.policy.system import RESOLV_CONF
 from tests.unit.mounts.plans import plan

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 
 from ...errors import SandboxClosed, SessionError
-from ...policy.on_connect import PATIENCE
+from ...policy.network import PATIENCE
 from .. import arguments, spawn
 from ..capture import captured, command_bytes
 from ..files import Files

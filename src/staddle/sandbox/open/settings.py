@@ -10,7 +10,7 @@ from ..._value import Value
 from ...errors import InvalidCall, PolicyError
 from ...policy import Policy
 from ...policy.environment import checked
-from ...policy.on_connect import PATIENCE, whole_seconds
+from ...policy.network import PATIENCE, whole_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
