@@ -11,74 +11,27 @@ import _socket
 import _thread
 import os
 import select
-import stat
 import time
 from contextlib import suppress
 
-from .._value import Value
-from ..errors import LaunchFailed, SandboxClosed, SandboxLost, StaddleError
+from ..errors import LaunchFailed, SandboxClosed, StaddleError
 from ..interrupts import free_within, is_of_a_handler
 from ..linux.process import exit_status
 from . import agent_messages
-from .descriptors import close_all
+from .opened_shell import lost, opened_shell, refused
 from .wire import Malformed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from .opened_shell import OpenedShell
+
 #: An agent does nothing that takes long, once it has started. One that does not answer is stopped, or worse.
 PATIENCE = 10.0
 _STARTING_PATIENCE = 60.0
 #: When the sandbox ends anyway, it is not waited for so long.
 _LAST_PATIENCE = 3.0
-#: What the paths of a shell's files may be made of: they are put into its command lines as they are.
-_PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-")
-#: Of which kind the files of a shell are, in the order in which they come.
-_KINDS = (stat.S_ISREG, stat.S_ISREG, stat.S_ISFIFO, stat.S_ISREG, stat.S_ISFIFO, stat.S_ISFIFO)
-
-
-class ShellPaths(Value):
-    """Where the shell finds its files."""
-
-    text: bytes
-    status: bytes
-    done: bytes
-    input: bytes
-    output: bytes
-    errors: bytes
-    missing_dir: bytes
-
-
-class OpenShellFiles(Value):
-    """The files between us and a shell, and where the shell finds them."""
-
-    text: int
-    status: int
-    done: int
-    input: int
-    output: int
-    errors: int
-    paths: ShellPaths
-
-    def descriptors(self) -> tuple[int, ...]:
-        """All descriptors."""
-        return self.text, self.status, self.done, self.input, self.output, self.errors
-
-
-class OpenedShell(Value):
-    """A shell that was just started, and all that belongs to it; the taker's to close."""
-
-    pid: int
-    socket: int
-    control: int
-    files: OpenShellFiles
-    #: Its number on the host, 0 when that is not known.
-    host_pid: int = 0
-
-    def close(self) -> None:
-        """Close all of it: the shell ends."""
-        close_all((self.socket, self.control, *self.files.descriptors()))
 
 
 class AgentClient:
@@ -149,7 +102,7 @@ class AgentClient:
         )
         message = self._ask(request, stdio or ())
         if message.kind != agent_messages.STARTED:
-            raise _refused(message, f"{argv[0]!r} could not be started")
+            raise refused(message, f"{argv[0]!r} could not be started")
         socket, *master = message.descriptors
         return SpawnedProcess(message.fields[0], socket, master[0] if master else -1)
 
@@ -157,7 +110,7 @@ class AgentClient:
         """Start a file server on `socket`, made of the memory file `code`; both stay the caller's."""
         message = self._ask(agent_messages.encode(agent_messages.FILE_SERVER), (socket, code))
         if message.kind != agent_messages.STARTED or len(message.descriptors) != 1:
-            raise _refused(message, "the sandbox's files cannot be reached")
+            raise refused(message, "the sandbox's files cannot be reached")
         return SpawnedProcess(message.fields[0], message.descriptors[0])
 
     @property
@@ -173,7 +126,7 @@ class AgentClient:
         """Return a socket for the sandbox's network, on which its sockets come; the caller's to close."""
         message = self._ask(agent_messages.encode(agent_messages.NETWORK))
         if message.kind != agent_messages.LINE:
-            raise _refused(message, "the sandbox's network cannot be used")
+            raise refused(message, "the sandbox's network cannot be used")
         return message.descriptors[0]
 
     def pause(self) -> None:
@@ -188,13 +141,13 @@ class AgentClient:
         """Have the agent, where it holds limits, look now, and tell what it found."""
         message = self._ask(agent_messages.encode(agent_messages.LOOK))
         if message.kind != agent_messages.LOOKED:
-            raise _refused(message, "the sandbox's limits could not be looked at")
+            raise refused(message, "the sandbox's limits could not be looked at")
 
     def count(self, *, whole: bool = False) -> tuple[int, int, int, int, int, int]:
         """Return what was used until now, as `usage.Count` has it; only with `whole` all of it."""
         message = self._ask(agent_messages.encode(agent_messages.COUNT, int(whole)))
         if message.kind != agent_messages.COUNTED:
-            raise _refused(message, "what the sandbox uses could not be counted")
+            raise refused(message, "what the sandbox uses could not be counted")
         spent: tuple[int, int, int, int, int, int] = message.fields[0]
         return spent
 
@@ -202,12 +155,12 @@ class AgentClient:
         """Kill everything in the sandbox but its agent; shells come back when they are needed."""
         message = self._ask(agent_messages.encode(agent_messages.END_ALL))
         if message.kind != agent_messages.ALL_ENDED:
-            raise _refused(message, "what runs in the sandbox could not be ended")
+            raise refused(message, "what runs in the sandbox could not be ended")
 
     def _pause(self, stop: bool, patience: float = PATIENCE) -> None:
         message = self._ask(agent_messages.encode(agent_messages.PAUSE, int(stop)), patience=patience)
         if message.kind != agent_messages.PAUSED:
-            raise _refused(message, "the sandbox could not be stopped")
+            raise refused(message, "the sandbox could not be stopped")
 
     def swap(self, roots: Sequence[str], make: Callable[[int], None], *, alone: bool) -> str:
         """Have other mounts in the place of the trees with these roots; empty, or who is in the way of that.
@@ -232,7 +185,7 @@ class AgentClient:
         if message.kind == agent_messages.BUSY:
             return str(message.fields[0].decode("utf-8", "replace"))
         if message.kind != agent_messages.SWAPPED:
-            raise _refused(message, "the files could not be exchanged")
+            raise refused(message, "the files could not be exchanged")
         return ""
 
     def close(self) -> None:
@@ -420,84 +373,6 @@ class SpawnedProcess:
 def exit_code(status: int) -> int:
     """Return the exit status as a shell reports it: 128 + N for signal N."""
     return exit_status(status & 0xFFFF)  # it came from inside: any number
-
-
-def lost(why: str = "") -> SandboxLost:
-    """The error of a sandbox that does not answer any more."""
-    return SandboxLost(
-        "the sandbox has ended by itself",
-        why=why or "its first process was killed, or its host program's memory ran out",
-        fix="open another one",
-    )
-
-
-def shell_files(
-    message: agent_messages.Message, places: tuple[bytes, ...], descriptors: list[int]
-) -> OpenShellFiles:
-    """The files of a shell out of a message, looked at first."""
-    plain = len(places) == 7 and all(place and _PLAIN.issuperset(place) for place in places)
-    if not plain or not all(kind(os.fstat(fd).st_mode) for kind, fd in zip(_KINDS, descriptors, strict=True)):
-        message.close()
-        raise lost("its agent handed out something else than the files of a shell")
-    text, status, done, stdin, output, errors = descriptors
-    try:
-        for fd, flags in ((done, os.O_RDWR), (output, os.O_RDONLY), (errors, os.O_RDONLY)):
-            _reopen_pipe(fd, flags)
-    except BaseException:
-        message.close()
-        raise
-    return OpenShellFiles(text, status, done, stdin, output, errors, ShellPaths(*places))
-
-
-def opened_shell(message: agent_messages.Message, what: str = "a shell could not be started") -> OpenedShell:
-    """The shell that a message announces, or the error that it is instead: `what`, and why."""
-    if message.kind != agent_messages.OPENED:
-        raise _refused(message, what)
-    try:
-        pid, places = message.fields
-        socket, control, *files = message.descriptors[:8]
-        if not stat.S_ISSOCK(os.fstat(socket).st_mode) or not stat.S_ISFIFO(os.fstat(control).st_mode):
-            raise lost("its agent handed out something else than a line and a pipe")
-        made = shell_files(message, places, files)
-        _reopen_pipe(control, os.O_WRONLY)
-        host_pid = 0
-        for handle in message.descriptors[8:]:
-            host_pid = _pid_of(handle)
-            os.close(message.descriptors.pop())
-        return OpenedShell(pid, socket, control, made, host_pid)
-    except BaseException:
-        message.close()
-        raise
-
-
-def _reopen_pipe(fd: int, flags: int) -> None:
-    """Have an open file of our own at this number, that does not block.
-
-    The one that came is the agent's as well. Whoever traces the agent could let it block.
-    """
-    ours = os.open(f"/proc/self/fd/{fd}", flags | os.O_NONBLOCK | os.O_CLOEXEC)
-    os.dup2(ours, fd, inheritable=False)
-    os.close(ours)
-
-
-def _pid_of(handle: int) -> int:
-    """The number here of the process that a pidfd means; 0 when it means none."""
-    try:
-        file = os.open(f"/proc/self/fdinfo/{handle}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return 0
-    try:
-        number = os.read(file, 4096).partition(b"\nPid:")[2].split(None, 1)[:1]
-    finally:
-        os.close(file)
-    return int(number[0]) if number and number[0].isdigit() else 0
-
-
-def _refused(message: agent_messages.Message, what: str) -> LaunchFailed | SandboxLost:
-    message.close()
-    if message.kind == agent_messages.REFUSED:
-        return LaunchFailed(what, why=message.fields[0].decode("utf-8", "replace"))
-    return lost("its agent answered something else than it was asked")
 
 
 def _environment(variables: Mapping[str, str]) -> tuple[bytes, ...]:

@@ -18,7 +18,8 @@ from .. import errors
 from ..display import shown
 from ..errors import SandboxClosed, SessionError
 from ..ipc import file_messages
-from ..ipc.agent_client import PATIENCE, lost
+from ..ipc.agent_client import PATIENCE
+from ..ipc.opened_shell import lost
 from ..ipc.wire import Malformed
 
 TYPE_CHECKING = False

@@ -12,7 +12,7 @@ import time
 from ..errors import LaunchFailed
 from ..interrupts import is_of_a_handler
 from ..ipc import agent_messages
-from ..ipc.agent_client import OpenShellFiles, lost, opened_shell, shell_files
+from ..ipc.opened_shell import OpenShellFiles, lost, opened_shell, shell_files
 from ..ipc.wire import Malformed
 from .protocol import ASK_AGAIN, question
 
@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..ipc.agent_client import OpenedShell
+    from ..ipc.opened_shell import OpenedShell
     from .protocol import Run
 
     Sink = Callable[[bytes], None]

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..ipc.agent_client import ShellPaths
+    from ..ipc.opened_shell import ShellPaths
 
 #: A step of ours among those that the agent takes: a shell that is interrupted while it reads forgets
 #: the line, which may have been the question.

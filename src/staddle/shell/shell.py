@@ -13,7 +13,8 @@ from .shell_state import ShellState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..ipc.agent_client import AgentClient, OpenedShell
+    from ..ipc.agent_client import AgentClient
+    from ..ipc.opened_shell import OpenedShell
     from .background_output import BackgroundOutput
     from .command import CommandSpec, Outcome
     from .state import SavedShell, State

@@ -26,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..ipc.agent_client import ShellPaths
+    from ..ipc.opened_shell import ShellPaths
     from .command import BegunCommand, CommandSpec, Outcome
     from .usage_meter import UsageMeter
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from staddle.ipc.agent_client import ShellPaths
 from staddle.ipc.agent_messages import BRAKE, INTERRUPT, KILL, KILL_SHELL, TERMINATE
+from staddle.ipc.opened_shell import ShellPaths
 from staddle.shell.protocol import ASK_AGAIN, LADDER, BuiltinAccess, Run, answer, builtin_access, lines
 
 PLACES = ShellPaths(b"/s/text", b"/s/status", b"/s/done", b"/s/input", b"/s/output", b"/s/errors", b"/s/x")

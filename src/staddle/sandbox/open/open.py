@@ -18,7 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...ipc.agent_client import AgentClient, OpenedShell
+    from ...ipc.agent_client import AgentClient
+    from ...ipc.opened_shell import OpenedShell
     from ...network.host.approval_calls import OnConnect
     from ...policy.limits import Limits
     from ..workspace.workspace import SandboxWorkspace

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...backends.base import Backend
-    from ...ipc.agent_client import OpenedShell
+    from ...ipc.opened_shell import OpenedShell
     from ...launch.contract import Launch
     from ...network.host.approval_calls import OnConnect
     from ...policy.plan import Plan
