@@ -21,6 +21,8 @@ _STANDS_BACK = 0.01
 #: A thread that makes one short system call after the other hardly ever lets another one have the
 #: interpreter: so it sleeps for a moment after so many.
 _AT_A_TIME, _RESTS = 16, 0.0003
+#: With more jobs left than this, the thread takes no rests, and who adds more gives way to it for so long.
+_MANY, _GIVES_WAY = 256, 0.005
 
 
 class Worker:
@@ -93,7 +95,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class JobQueue:
-    """Jobs that no caller waits for, done one after the other, the newest first, in one thread.
+    """Jobs that no caller waits for, done one after the other, the oldest first, in one thread.
 
     The interpreter waits for them when it ends. Holds no lock: a signal's handler may add one at any time.
     """
@@ -117,8 +119,13 @@ class JobQueue:
     def rest(self) -> None:
         """Sleep for a moment between steps of a job, so that other threads run, unless one waits for it."""
         self._steps += 1
-        if self._steps % _AT_A_TIME == 0 and not self._waiters:
+        if self._steps % _AT_A_TIME == 0 and not self._waiters and len(self._jobs) <= _MANY:
             time.sleep(_RESTS)
+
+    def let_catch_up(self) -> None:
+        """Sleep for a moment if many jobs are left: for callers who add one in each step of theirs."""
+        if len(self._jobs) > _MANY:
+            time.sleep(_GIVES_WAY)
 
     def wait(self) -> None:
         """Wait until all are done that were added before."""
@@ -146,7 +153,7 @@ class JobQueue:
             if self._jobs and not self._waiters:
                 time.sleep(_STANDS_BACK)
             while self._jobs:
-                _do(self._jobs.pop())
+                _do(self._jobs.pop(0))
         finally:
             self._is_busy = False
             waiters = []
@@ -188,6 +195,11 @@ def do_later(job: Callable[[], object]) -> None:
 def rest() -> None:
     """To be called between small steps of such a job."""
     _jobs.rest()
+
+
+def let_catch_up() -> None:
+    """Sleep for a moment if many jobs are left: for callers who add one in each step of theirs."""
+    _jobs.let_catch_up()
 
 
 def wait_for_jobs() -> None:

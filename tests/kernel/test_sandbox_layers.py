@@ -17,6 +17,7 @@ from staddle import Policy, Sandbox
 from staddle.errors import CommitRefused, InvalidCall, LaunchFailed, LayerError
 from staddle.forkserver.client import SandboxProcess
 from staddle.forkserver.connection import OverlayDirs
+from staddle.layers.squash import DEEPEST
 from tests.support.in_a_child import SRC
 from tests.support.waiting import until
 
@@ -314,6 +315,27 @@ def test_many_snapshots_and_forks_of_forks(sandbox: Sandbox) -> None:
     assert current.run("grep -c fork all").stdout == "10\n"
     for fork in made:
         fork.close()
+
+
+def test_a_snapshot_after_every_command_never_ends(sandbox: Sandbox) -> None:
+    """Layers and descriptors do not grow with the number of snapshots."""
+    workspace = sandbox._now().workspace
+    assert workspace is not None
+    kept = {}
+    layers = descriptors = 0
+    for number in range(400):
+        assert sandbox.run(f"echo {number} > g{number % 70}; echo {number} > ~/last").ok
+        snapshot = sandbox.snapshot()
+        if number % 50 == 7:
+            kept[number] = snapshot
+        layers = max(layers, *(len(tree.stack.frozen) for tree in workspace.trees.values()))
+        descriptors = max(descriptors, len(os.listdir("/proc/self/fd")))
+    assert layers <= DEEPEST
+    assert descriptors <= 400
+    for number, snapshot in kept.items():
+        sandbox.restore(snapshot)
+        seen = sandbox.run(f"cat g{number % 70} ~/last; ls | grep -c '^g[0-9]'").stdout.split()
+        assert seen == [str(number), str(number), str(min(number + 1, 70))]
 
 
 def test_a_sandbox_that_writes_through_has_no_layers(project: Path) -> None:

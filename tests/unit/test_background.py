@@ -85,6 +85,36 @@ def test_jobs_are_done_and_waited_for() -> None:
     queue.wait()  # for nothing
 
 
+def test_the_oldest_job_is_done_first() -> None:
+    queue, held, done = JobQueue(), threading.Event(), list[int]()
+    queue.add(lambda: held.wait(PATIENCE))
+    for number in range(20):
+        queue.add(lambda number=number: done.append(number))  # type: ignore[misc]
+    held.set()
+    queue.wait()
+    assert done == list(range(20))
+
+
+def test_who_adds_more_than_can_be_done_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, begun, held, slept = JobQueue(), threading.Event(), threading.Event(), list[float]()
+    queue.add(begun.set)
+    queue.add(lambda: held.wait(PATIENCE))
+    assert begun.wait(PATIENCE)  # its thread has stood back already
+    queue.let_catch_up()
+    for _ in range(1000):
+        queue.add(nothing)
+    monkeypatch.setattr("staddle.background.time.sleep", slept.append)
+    queue.let_catch_up()
+    assert len(slept) == 1
+    for _ in range(100):
+        queue.rest()
+    assert len(slept) == 1  # its thread takes no rests meanwhile
+    held.set()
+    queue.wait()
+    queue.let_catch_up()
+    assert len(slept) == 1
+
+
 def test_many_wait_for_their_own_jobs() -> None:
     queue, wrong = JobQueue(), list[int]()
 

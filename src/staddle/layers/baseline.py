@@ -16,6 +16,7 @@ import stat
 import time
 
 from ..files.tree import LastDirectory
+from .marks import Marks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,13 +37,12 @@ class Baseline:
         # Files are stamped by a clock that stands still for some milliseconds, at times: what
         # is changed in the very first of them is only found if it was noted.
         self.taken = time.time_ns() if taken is None else taken
-        self._noted: dict[str, Signature | None] = {}
-        self._settled: dict[str, Signature | None] = {}
+        self._noted, self._settled = Marks(), Marks()
 
     def copy(self) -> Baseline:
         """The same, to go on with from a snapshot."""
         other = type(self)(self.taken)
-        other._noted, other._settled = dict(self._noted), dict(self._settled)
+        other._noted, other._settled = self._noted.copy(), self._settled.copy()
         return other
 
     def with_commits_of(self, later: Baseline) -> Baseline:
@@ -55,7 +55,7 @@ class Baseline:
 
     def facts(self) -> dict[str, object]:
         """The same as plain data, to be kept; see `from_facts`."""
-        return {"taken": self.taken, "noted": self._noted, "settled": self._settled}
+        return {"taken": self.taken, "noted": self._noted.as_dict(), "settled": self._settled.as_dict()}
 
     @classmethod
     def from_facts(cls, facts: object) -> Baseline:
@@ -81,7 +81,7 @@ class Baseline:
 
     def settled(self) -> dict[str, Signature]:
         """The marks that the layer had at the committed paths."""
-        return {path: mark for path, mark in self._settled.items() if mark is not None}
+        return {path: mark for path, mark in self._settled.as_dict().items() if mark is not None}
 
     def resettle(self, path: str, status: os.stat_result) -> None:
         """Take the entry at `path` for the one that was committed: only its owner is another one now."""
@@ -99,8 +99,7 @@ class Baseline:
     def forget(self, paths: Selection) -> None:
         """Forget the marks of the chosen paths."""
         for known in (self._noted, self._settled):
-            for path in [path for path in known if paths.has(path)]:
-                del known[path]
+            known.forget([path for path in known if paths.has(path)])
 
     def is_settled(self, path: str, status: os.stat_result) -> bool:
         """Whether what the layer has at `path` is what was committed."""
@@ -168,13 +167,13 @@ def signature(status: os.stat_result) -> Signature:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def _signatures(rows: object) -> dict[str, Signature | None]:
+def _signatures(rows: object) -> Marks:
     if not isinstance(rows, dict):
         raise ValueError("it does not say what was where")
     for row in rows.values():
         if row is not None and not (isinstance(row, list | tuple) and all(type(n) is int for n in row)):
             raise ValueError(f"{row!r} is no signature of a file")
-    return {str(path): None if row is None else tuple(row) for path, row in rows.items()}
+    return Marks({str(path): None if row is None else tuple(row) for path, row in rows.items()})
 
 
 def _upper(item: Difference) -> Signature | None:

@@ -43,34 +43,44 @@ def merge(
         _Merge(destination, opened.layers, link, without, rest=rest).run()
 
 
-def prune(layer: str, bases: Sequence[str]) -> None:
-    """Remove the whiteouts from a `layer` that hide nothing of `bases`.
+def prune(
+    layer: str,
+    bases: Sequence[str],
+    between: Sequence[str] = (),
+    *,
+    rest: Callable[[], object] | None = None,
+) -> None:
+    """Remove the whiteouts from a `layer` that hide nothing of `bases`, nor of the layers `between`.
 
-    In a directory that nothing merges with, overlayfs would list their names.
+    In a directory that nothing merges with, overlayfs would list their names. `rest`: see `merge`.
     """
-    with OpenLayers(LayerView((layer,), tuple(bases))) as opened:
-        [tree] = opened.layers
-        todo = [("", tuple(range(len(opened.bases))))]
+    with OpenLayers(LayerView((layer, *between), tuple(bases))) as opened:
+        tree, *others = opened.layers
+        lowers = [*others, *opened.bases]
+        todo = [("", tuple(range(len(lowers))))]
         while todo:
             path, trees = todo.pop()
             fd = tree.directory(path)
             mark = opacity(fd)
-            lower = Side(opened.bases, () if mark == b"y" else trees, path, True)
+            lower = Side(lowers, () if mark == b"y" else trees, path, True)
             try:
                 for name in os.listdir(fd):
+                    if rest is not None:
+                        rest()
                     status = os.stat(name, dir_fd=fd, follow_symlinks=False)
                     if stat.S_ISDIR(status.st_mode):
                         below = lower.resolve(name)
                         place = f"{path}/{name}" if path else name
                         todo.append((place, below.trees if below.is_directory else ()))
                         continue
-                    hides = lower.resolve(name).status is not None
-                    if not hides and is_whiteout(status, fd if mark == b"x" else -1, name):
+                    if not is_whiteout(status, fd if mark == b"x" else -1, name):
+                        continue
+                    if lower.resolve(name).status is None:
                         os.unlink(name, dir_fd=fd)
             finally:
                 lower.close()
                 os.close(fd)
-                tree.give_back()
+                opened.give_back()
 
 
 def copy_of(

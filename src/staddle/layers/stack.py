@@ -21,12 +21,9 @@ from .merged_view import LayerView
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from .store import Layer, Store
-
-#: From here on a stack is worth squashing: look-ups cost a little for every layer.
-DEEP = 32
 
 
 class LayerSnapshot:
@@ -44,21 +41,7 @@ class LayerSnapshot:
     ) -> None:
         self.store, self.bases, self.mounted_at = store, tuple(bases), mounted_at
         self.layers = tuple(layer.hold() for layer in layers)
-        self._whole: LayerSnapshot | None = None
         self._open = True
-
-    def shallow(self) -> LayerSnapshot:
-        """This, or the same in one layer if there are many, for others to begin with. Closed with this."""
-        if len(self.layers) < DEEP:
-            return self
-        if self._whole is None:
-            whole = self.squashed()
-            with self.store._lock:  # another thread may have been quicker
-                mine = self._whole is None
-                self._whole = self._whole or whole
-            if not mine:
-                whole.close()
-        return self._whole
 
     def again(self) -> LayerSnapshot:
         """The same point once more, to be closed on its own."""
@@ -72,17 +55,14 @@ class LayerSnapshot:
         """The view that compares these layers with the bases."""
         return LayerView(tuple(layer.upper for layer in self.layers), self.bases)
 
-    def squashed(self, rest: Callable[[], object] | None = None) -> LayerSnapshot:
-        """The same in one layer. Files are linked, not copied. To be used in place of this one.
-
-        `rest` is called between steps, for a caller in the background.
-        """
+    def squashed(self) -> LayerSnapshot:
+        """The same in one layer. Files are linked, not copied. To be used in place of this one."""
         if len(self.layers) < 2:
             return self.again()
         layer = self.store.layer(like=self.bases[0])
         layer.hold()
         try:
-            merge([one.upper for one in self.layers], layer.upper, link=True, rest=rest)
+            merge([one.upper for one in self.layers], layer.upper, link=True)
             prune(layer.upper, self.bases)
             return LayerSnapshot(self.store, self.bases, (layer,), self.mounted_at)
         finally:
@@ -92,8 +72,6 @@ class LayerSnapshot:
         """Let the layers go. A second time does nothing."""
         if self._open:
             self._open = False
-            if self._whole is not None:
-                self._whole.close()
             for layer in self.layers:
                 layer.drop()
 
@@ -110,7 +88,6 @@ class Stack:
         self.store, self.bases = store, tuple(bases)
         self.frozen = tuple(layer.hold() for layer in frozen)
         self.top = top.hold()
-        self._squashed: LayerSnapshot | None = None
         self._open = True
 
     @classmethod
@@ -122,11 +99,6 @@ class Stack:
     def lowers(self) -> tuple[str, ...]:
         """The lower directories of the mount, topmost first."""
         return (*(layer.upper for layer in self.frozen), *self.bases)
-
-    @property
-    def is_deep(self) -> bool:
-        """Whether `squash` would pay."""
-        return len(self.frozen) >= DEEP
 
     def is_untouched(self) -> bool:
         """Whether nothing has been written to the top layer: a mount of it need not be changed."""
@@ -150,8 +122,7 @@ class Stack:
 
     def freeze(self) -> LayerSnapshot:
         """Snapshot of the present layers. From now on the top may not be written any more."""
-        below = self._squashed.layers if self._squashed is not None else self.frozen
-        return LayerSnapshot(self.store, self.bases, (self.top, *below))
+        return LayerSnapshot(self.store, self.bases, (self.top, *self.frozen))
 
     def below(self) -> LayerSnapshot:
         """Snapshot of the layers below the top, which is empty. Nothing has to be mounted anew."""
@@ -186,21 +157,10 @@ class Stack:
         finally:
             layer.drop()
 
-    def squash(self, rest: Callable[[], object] | None = None) -> None:
-        """Make one layer of the frozen ones, for the next `freeze` to build on. No mount is changed."""
-        if self._squashed is None and len(self.frozen) > 1:
-            whole = LayerSnapshot(self.store, self.bases, self.frozen)
-            try:
-                self._squashed = whole.squashed(rest)
-            finally:
-                whole.close()
-
     def close(self) -> None:
         """Let the layers go. A second time does nothing."""
         if self._open:
             self._open = False
-            if self._squashed is not None:
-                self._squashed.close()
             for layer in (self.top, *self.frozen):
                 layer.drop()
 

@@ -40,6 +40,8 @@ class Layer:
         self.path, self.upper, self.work = path, f"{path}/upper", f"{path}/work"
         self._store = store
         self._users = 0
+        #: How many entries it has, once it is frozen and they have been counted; -1 before.
+        self.entries = -1
 
     def hold(self) -> Layer:
         """One more user."""

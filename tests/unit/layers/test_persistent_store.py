@@ -17,6 +17,7 @@ import staddle
 from staddle.errors import LayerError
 from staddle.layers import persistent_store, session_record, trash
 from staddle.layers.baseline import Baseline
+from staddle.layers.marks import Marks
 from staddle.layers.persistent_store import PersistentStore
 
 SRC = str(Path(staddle.__file__).parents[1])
@@ -32,7 +33,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def record(**more: object) -> session_record.SessionRecord:
     baseline = Baseline(5)
-    baseline._noted = {"odd\n\udcff": (1, 2), "gone": None}
+    baseline._noted = Marks({"odd\n\udcff": (1, 2), "gone": None})
     then = session_record.TreeRecord("/", ("/tmp", "/home/user"), ("skeleton-1",), ("3",))
     now = then.replace(layers=("4", "3"))
     point = session_record.SnapshotRecord("before", 2.0, ("1",), Baseline(3), (then,))

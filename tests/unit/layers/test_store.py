@@ -133,47 +133,6 @@ class TestLayers:
             trash.wait()
             assert os.listdir(made.path) == ["lock"]
 
-    def test_who_begins_with_a_deep_point_begins_with_one_layer(self, place: Path, tmp_path: Path) -> None:
-        with Store(home_for([])) as room:
-            stack = Stack.new(room, [str(tmp_path)])
-            for number in range(40):
-                Path(stack.top.upper, str(number)).write_text("x")
-                point = stack.freeze()
-                following = point.stack()
-                stack.close()
-                assert (point.shallow() is point) == (number < 31)
-                if number < 39:
-                    point.close()
-                stack = following
-            other = point.shallow().stack()
-            assert point.shallow() is point.shallow()
-            assert len(other.frozen) == 1
-            assert sorted(os.listdir(other.frozen[0].upper), key=int) == [str(number) for number in range(40)]
-            for held in (point, stack, other):
-                held.close()
-            trash.wait()
-            assert os.listdir(room.path) == ["lock"]
-
-    def test_a_squash_is_used_by_the_next_point(self, place: Path, tmp_path: Path) -> None:
-        with Store(home_for()) as made:
-            stack = Stack.new(made, [str(tmp_path)])
-            for number in range(5):
-                (Path(stack.top.upper) / str(number)).write_text(str(number))
-                point = stack.freeze()
-                following = point.stack()
-                stack.close()
-                point.close()
-                stack = following
-            assert len(stack.frozen) == 5
-            stack.squash()
-            point = stack.freeze()
-            assert len(point.layers) == 2
-            assert sorted(os.listdir(point.layers[1].upper)) == list("01234")
-            stack.close()
-            trash.wait()
-            assert len(os.listdir(made.path)) == 3
-            point.close()
-
     def test_what_changed_since_a_point(self, place: Path, tmp_path: Path) -> None:
         with Store(home_for()) as made:
             stack = Stack.new(made, [str(tmp_path)])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...background import do_later, rest
-from ...errors import LayerError
+from ...background import do_later, let_catch_up
 from ...forkserver.client import HomeTree, mounter
 from ...inside.agent.mount_swap import HOME_TREE
 from ...layers.baseline import Baseline
@@ -44,11 +43,11 @@ class OverlayWorkspace(SandboxWorkspace):
             self._start(place, Stack.new(store, [place]), baseline)
             return
         workspace = trees[WORKSPACE_PATH]
-        self._start(directory or empty_directory(workspace.store), workspace.shallow().stack(), baseline)
+        self._start(directory or empty_directory(workspace.store), workspace.stack(), baseline)
         try:
             for root, tree in trees.items():
                 if root != WORKSPACE_PATH:
-                    self.trees[root] = LayeredTree(root, tree.mounted_at, tree.shallow().stack())
+                    self.trees[root] = LayeredTree(root, tree.mounted_at, tree.stack())
         except BaseException:
             self.close()
             raise
@@ -154,7 +153,9 @@ class OverlayWorkspace(SandboxWorkspace):
                     frozen[root] = tree.freeze()
                     following[root] = frozen[root].stack()
             if not following or self.swap(following, then, alone=True):
-                self._squash_deep()
+                for tree in self.trees.values():
+                    tree.squash_deep()
+                let_catch_up()  # each snapshot leaves something to delete
                 return "swap", frozen
             close_all(following)
             with self.mounts.stopped():
@@ -230,14 +231,10 @@ class OverlayWorkspace(SandboxWorkspace):
     def _replaced(self) -> None:
         """Called before the layers that are not needed any more go."""
 
-    def _squash_deep(self) -> None:
-        """Make few layers of many, in the background: look-ups cost a little for every one."""
-        for tree in self.trees.values():
-            if tree.stack.is_deep:
-                do_later(partial(_squash, tree.stack))
-
     def close(self) -> None:
         """Let the layers go."""
+        for tree in self.trees.values():
+            tree.squash.close()
         _close([tree.stack for tree in self.trees.values()], self.stack.store)
 
 
@@ -247,10 +244,3 @@ def _close(stacks: Iterable[Stack], store: Store) -> None:
         stack.close()
     if not store.is_persistent:
         do_later(store.prewarm)
-
-
-def _squash(stack: Stack) -> None:
-    try:
-        stack.squash(rest)
-    except (OSError, LayerError):
-        pass  # it was closed meanwhile, or there is no room: it stays as it is

@@ -17,6 +17,7 @@ from ...layers import persistent_store, session_record
 from ...layers.baseline import Baseline
 from ...layers.differences import differences
 from ...layers.merged_view import OpenLayers
+from ...layers.squash import DEEP
 from ...layers.stack import Stack
 from ...policy.paths import WORKSPACE_PATH
 from . import home_layer, kept_record
@@ -206,6 +207,7 @@ class PersistentWorkspace(OverlayWorkspace):
             self.save()
         finally:
             for tree in self.trees.values():
+                tree.squash.close()
                 tree.stack.close()
             for taken in self.snapshots.values():
                 taken.close()
@@ -265,12 +267,10 @@ class PersistentWorkspace(OverlayWorkspace):
         following: dict[str, Stack] = {}
         taken = {}
         for root, tree in self.trees.items():
-            if tree.stack.is_deep:
-                tree.stack.squash()
             if tree.stack.is_untouched():
                 taken[root] = tree.below()
             else:
-                taken[root] = tree.freeze()
+                taken[root] = tree.freeze(DEEP)
                 following[root] = taken[root].stack()
         self.snapshots[label] = Snapshot(label, "swap", taken, self.baseline.copy(), {})
         if following:

@@ -286,16 +286,19 @@ class History:
 
     def __init__(self) -> None:
         self.at: ReferenceType[Snapshot] | None = None
-        self._taken: list[ReferenceType[Snapshot]] = []
+        self._taken: dict[ReferenceType[Snapshot], None] = {}
 
     def add(self, snapshot: Snapshot) -> None:
         """Add a snapshot that was taken now."""
         snapshot._parent, self.at = self.at, ref(snapshot)
-        self._taken = [*(one for one in self._taken if one() is not None), self.at]
+        self._taken[ref(snapshot, self._forget)] = None
+
+    def _forget(self, gone: ReferenceType[Snapshot]) -> None:
+        self._taken.pop(gone, None)
 
     def listed(self) -> list[Snapshot]:
         """The snapshots that are not closed, the oldest first."""
-        found = [one() for one in self._taken]
+        found = [one() for one in list(self._taken)]
         return [snapshot for snapshot in found if snapshot is not None and not snapshot.closed]
 
 

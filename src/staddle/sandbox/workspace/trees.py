@@ -13,6 +13,7 @@ from functools import partial
 
 from ...errors import LayerError
 from ...forkserver.connection import OverlayDirs, in_order
+from ...layers.squash import DEEP, DEEPEST, Squash
 from ...layers.stack import Stack
 from ...policy.paths import WORKSPACE_PATH, covers
 
@@ -31,14 +32,15 @@ class LayeredTree:
 
     def __init__(self, root: str, mounted_at: tuple[str, ...], stack: Stack) -> None:
         self.root, self.mounted_at, self.stack = root, mounted_at, stack
+        self.squash = Squash()
 
     def fresh(self) -> Stack:
         """A stack in which nothing has been changed."""
         return Stack.new(self.stack.store, self.stack.bases)
 
-    def freeze(self) -> LayerSnapshot:
-        """The tree as it is now. From now on the top layer may not be written any more."""
-        return self._here(self.stack.freeze())
+    def freeze(self, most: int = DEEPEST) -> LayerSnapshot:
+        """The tree as it is now, in `most` layers. From now on the top layer may not be written any more."""
+        return self._here(self.squash.shorten_now(self.stack.freeze(), most))
 
     def below(self) -> LayerSnapshot:
         """The tree without its top layer, in which there is nothing."""
@@ -47,6 +49,11 @@ class LayeredTree:
     def copy(self) -> LayerSnapshot:
         """The tree as it is now, with a copy of the top layer; nothing may write to it meanwhile."""
         return self._here(self.stack.copy())
+
+    def squash_deep(self) -> None:
+        """Have few layers made of many, in the background, for a freeze to come."""
+        if len(self.stack.frozen) >= DEEP:
+            self.squash.begin(self.stack.below())
 
     def _here(self, taken: LayerSnapshot) -> LayerSnapshot:
         taken.mounted_at = self.mounted_at

@@ -1,0 +1,88 @@
+"""`Marks`: what was at which path, as a dictionary whose copies share what they have in common.
+
+Each snapshot has a copy. Plain dictionaries would cost each snapshot as much as there are paths.
+"""
+
+from __future__ import annotations
+
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    Signature = tuple[int, ...]
+
+
+class Marks:
+    """Signatures by path; None where nothing was.
+
+    What was there when it was last copied is in dictionaries that nothing writes any more, the oldest first;
+    two are joined as soon as the newer one is as large. So a copy costs little more than what is new.
+    """
+
+    def __init__(self, found: Mapping[str, Signature | None] | None = None) -> None:
+        self._shared: tuple[dict[str, Signature | None], ...] = ()
+        self._own = dict(found or {})
+        self._lock = threading.Lock()
+
+    def copy(self) -> Marks:
+        """The same; what is written to one is not seen in the other."""
+        with self._lock:
+            self._freeze()
+            other = Marks()
+            other._shared = self._shared
+            return other
+
+    def _freeze(self) -> None:
+        newest, shared = self._own, self._shared
+        if not newest:
+            return
+        while shared and len(shared[-1]) <= len(newest):
+            newest, shared = {**shared[-1], **newest}, shared[:-1]
+        self._shared, self._own = (*shared, newest), {}
+
+    def as_dict(self) -> dict[str, Signature | None]:
+        """All of them."""
+        found: dict[str, Signature | None] = {}
+        for one in (*self._shared, self._own):
+            found.update(one)
+        return found
+
+    def get(self, path: str, other: Signature | None = None) -> Signature | None:
+        """What was at `path`; `other` if that is not known."""
+        for one in (self._own, *reversed(self._shared)):
+            if path in one:
+                return one[path]
+        return other
+
+    def setdefault(self, path: str, mark: Signature | None) -> None:
+        """Write what was at `path`, if that is not known."""
+        if path not in self:
+            self[path] = mark
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._own or any(path in one for one in self._shared)
+
+    def __getitem__(self, path: str) -> Signature | None:
+        if path not in self:
+            raise KeyError(path)
+        return self.get(path)
+
+    def __setitem__(self, path: str, mark: Signature | None) -> None:
+        with self._lock:
+            self._own[path] = mark
+
+    def forget(self, paths: list[str]) -> None:
+        """As if nothing was known about these."""
+        with self._lock:
+            found = self.as_dict()
+            for path in paths:
+                found.pop(path, None)
+            self._shared, self._own = (), found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.as_dict())
+
+    def __bool__(self) -> bool:
+        return bool(self._own or self._shared)
