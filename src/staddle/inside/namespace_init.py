@@ -232,8 +232,8 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
         os.dup2(null, fd)
     process.close_from(3, keep=(go, report_to, *work.tally))
     os.write(go, b"!")  # all that we do besides is done: nothing can fail any more
+    os.close(report_to)  # before the command begins: from then on a signal to the launcher is the command's
     os.close(go)
-    os.close(report_to)
     return _attend(pid, work.watch)
 
 
@@ -248,10 +248,11 @@ def _command(
 ) -> NoReturn:
     """Be the command; its user may have so many `processes`, if not 0.
 
-    It waits until `waiting` says that the first process is ready.
+    It waits until `waiting` says that the first process is ready, and ends.
     """
     if os.read(waiting, 1) != b"!":
         raise NotStarted(CONFINEMENT, "the first process of the sandbox has failed")
+    os.read(waiting, 1)
     process.clear_capabilities()
     if processes:
         process.set_rlimits({_RLIMIT_NPROC: (processes, processes)})
