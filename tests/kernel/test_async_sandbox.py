@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -185,7 +184,7 @@ def test_streams(backend: str) -> None:
         assert endless.result.reason is Reason.cancelled
         async for _ in sb.stream("yes"):
             break  # and it is forgotten
-        assert (await asyncio.wait_for(sb.run("echo fine"), 10)).ok
+        assert (await asyncio.wait_for(sb.run("echo fine"), 60)).ok
         async with sb.stream("echo a; sleep 0.1") as mine:
             await mine.__anext__()
             with pytest.raises(SessionBusy):
@@ -200,13 +199,12 @@ def test_streams(backend: str) -> None:
 def test_the_loop_goes_on_while_a_command_prints_without_end(backend: str) -> None:
     async def test(sb: AsyncSandbox) -> None:
         task = asyncio.create_task(sb.run("yes", timeout=1))
-        longest = 0.0
+        turns = 0
         while not task.done():
-            before = time.monotonic()
             await asyncio.sleep(0.001)
-            longest = max(longest, time.monotonic() - before)
+            turns += 1
         assert (await task).stdout_truncated
-        assert longest < 0.9
+        assert turns > 10
 
     awaited(backend, test)
 
@@ -323,18 +321,25 @@ def test_opening_can_be_cancelled_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.same_for_everyone
-def test_no_thread_waits_for_a_command() -> None:
+def test_no_thread_waits_for_a_command(tmp_path: Path) -> None:
     async def main() -> None:
         async with AsyncSandbox(backend="native") as sb:
             sessions = [await sb.session(f"s{number}") for number in range(8)]
             before = threading.active_count()
-            tasks = [asyncio.create_task(session.run("sleep 0.6; echo done")) for session in sessions]
-            await asyncio.sleep(0.3)
+            ready = [tmp_path / f"{number}" for number in range(8)]
+            command = "> {}; while ! [ -e {}/go ]; do sleep 0.05; done; echo done"
+            tasks = [
+                asyncio.create_task(session.run(command.format(file, tmp_path)))
+                for session, file in zip(sessions, ready, strict=True)
+            ]
+            while not all(file.exists() for file in ready):
+                await asyncio.sleep(0.02)
             busy = [thread for thread in threading.enumerate() if thread.name.startswith("asyncio_")]
             assert all(not task.done() for task in tasks)
             assert threading.active_count() <= before + len(busy)
             # Every thread of the executor is free for others, while eight commands run.
-            await asyncio.wait_for(asyncio.gather(*(asyncio.to_thread(int) for _ in range(64))), 0.25)
+            await asyncio.gather(*(asyncio.to_thread(int) for _ in range(64)))
+            (tmp_path / "go").touch()
             assert [(await task).stdout for task in tasks] == ["done\n"] * 8
 
     asyncio.run(asyncio.wait_for(main(), 60))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -59,15 +58,21 @@ PLANS = {
 }
 
 
+def _processor_time() -> float:
+    """Of this process and those that it has waited for, and they: the same on a busy machine."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
 @pytest.mark.parametrize("make", PLANS.values(), ids=PLANS.keys())
 def test_a_thousand_rules_hold(make, host: Path) -> None:  # type: ignore[no-untyped-def]
     wanted = make(host)
-    began = time.monotonic()
+    began = _processor_time()
     ran = shell(
         wanted,
         "find . -type f -readable -name kept | wc -l;find . -type f -readable -name 's*' | xargs cat | wc -c",
     )
-    took = time.monotonic() - began
+    took = _processor_time() - began
     kept, seen = ran.out.split()
     assert int(kept) in (1, MANY)
     # Each of the many directories has two secrets, of which one was denied.

@@ -89,7 +89,7 @@ def test_every_client_fails_at_once_for_what_is_not_allowed() -> None:
         assert inside.run("bash", "-c", f"exec 3<>/dev/tcp/{PUBLIC}/80")[0] == 1
         if shutil.which("node"):
             assert inside.run("node", "-e", NODE.format(url="http://evil.com/"))[0] == 7
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60
         refused = {(a.host, a.port, a.allow) for a in inside.attempts() if a.outcome == "refused"}
         assert ("evil.com", 0, "evil.com") in refused
         assert (PUBLIC, 80, f"{PUBLIC}:80") in refused

@@ -167,10 +167,11 @@ def test_when_the_gateway_dies_nothing_goes_out() -> None:
         os.kill(inside.gateway.pid, SIGKILL)
         assert until(inside.gateway.ended)
         began = time.monotonic()
-        code = f"socket.create_connection(({address!r}, 9000), 5)"
+        code = f"socket.create_connection(({address!r}, 9000), 90)"
         assert "ConnectionRefusedError" in inside.run(sys.executable, "-Ic", f"import socket; {code}")[2]
-        assert inside.run("getent", "ahostsv4", "api.example.com")[0] == 2
-        assert time.monotonic() - began < 8
+        patient = ("env", "RES_OPTIONS=timeout:30", "getent", "ahostsv4")  # with a nameserver that is silent
+        assert inside.run(*patient, "api.example.com")[0] == 2
+        assert time.monotonic() - began < 50
 
 
 def test_it_is_confined_and_gone_after_close() -> None:

@@ -155,7 +155,7 @@ for _ in range(50):
     except BlockingIOError: pass
     many.append(s)
 for s in many: s.close()
-s = socket.create_connection(("api.example.com", 9000), 10); s.settimeout(10)
+s = socket.create_connection(("api.example.com", 9000), 60); s.settimeout(60)
 s.sendall(b"\\0after"); print(s.recv(9))
 """
         assert inside.python(code) == "b'\\x00after'"

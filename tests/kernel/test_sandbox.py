@@ -67,7 +67,7 @@ def test_a_failing_command_is_a_result(sb: Sandbox) -> None:
     assert (got.exit_code, got.stdout, got.stderr) == (3, "out\n", "err\n")
     assert (got.reason, got.ok, got.signal) == (Reason.exited, False, None)
     assert got.command == "echo out; echo err >&2; (exit 3)"
-    assert 0 < got.duration < 30
+    assert 0 < got.duration < 60
     assert got.usage.wall == got.duration
     assert sb.run("echo $?").stdout == "3\n"
 
@@ -102,7 +102,7 @@ def test_a_timeout_ends_everything_and_keeps_output_and_state(sb: Sandbox) -> No
     sb.run("x=5")
     began = time.monotonic()
     got = sb.run(f"echo begun; x=6; (trap '' TERM INT; exec sleep 1234.5) & sleep {mark}", timeout=0.5)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert (got.exit_code, got.reason, got.timed_out) == (124, Reason.timeout, True)
     assert got.stdout == "begun\n"
     assert until(lambda: not with_argument(mark))
@@ -317,9 +317,9 @@ def test_exec_is_interrupted_even_if_it_does_not_want_to_be(sb: Sandbox) -> None
     begun = threading.Event()
     as_soon_as(begun.is_set, sb.interrupt)
     script = f"trap '' INT TERM; echo begun; sleep {mark}; sleep {mark}"
-    got = sb.exec(["sh", "-c", script], timeout=20, on_stdout=lambda _: begun.set())
+    got = sb.exec(["sh", "-c", script], timeout=100, on_stdout=lambda _: begun.set())
     assert (got.reason, got.stdout) == (Reason.cancelled, "begun\n")
-    assert got.duration < 10
+    assert got.duration < 60
     assert until(lambda: not with_argument(mark))
 
 
@@ -328,7 +328,7 @@ def test_what_exec_leaves_behind_neither_holds_it_up_nor_dies_of_a_closed_pipe(s
     began = time.monotonic()
     script = f"(trap 'exit 1' PIPE; sleep 0.5; echo late; echo late >&2; exec sleep {mark}) & echo done"
     assert sb.exec(["bash", "-c", script]).stdout == "done\n"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert until(lambda: with_argument(mark))
 
 
@@ -353,7 +353,7 @@ def test_a_chunk_comes_when_it_is_printed(sb: Sandbox) -> None:
         assert next(stream).text == "first\n"
         assert stream.result is None
     assert stream.result is not None
-    assert stream.result.duration < 20
+    assert stream.result.duration < 60
 
 
 @pytest.mark.same_for_everyone

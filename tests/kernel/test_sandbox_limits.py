@@ -145,9 +145,9 @@ def test_threads_count_as_processes() -> None:
 def test_a_bomb_in_a_shell_ends_with_its_time() -> None:
     with limited(processes=60) as sb:
         began = time.monotonic()
-        result = sb.run("bomb() { bomb | bomb & }; bomb; sleep 30", timeout=1.5)
+        result = sb.run("bomb() { bomb | bomb & }; bomb; sleep 300", timeout=1.5)
         assert result.reason in (Reason.timeout, Reason.processes)
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 100
     assert groups_in_use() == []
 
 
@@ -183,10 +183,10 @@ def test_what_writes_more_than_it_may_is_ended_and_told_so() -> None:
     with limited(disk="8M") as sb:
         sb.run("kept=yes")
         assert sb.state.variables["kept"]
-        result = sb.run("head -c 200M /dev/zero > /workspace/large; sleep 20")
+        result = sb.run("head -c 200M /dev/zero > /workspace/large; sleep 300")
         assert (result.reason, result.ok) == (Reason.disk, False)
         assert "8 MiB" in result.why
-        assert result.duration < 15
+        assert result.duration < 100
         assert sb.run("rm /workspace/large; echo $kept").stdout == "yes\n"
         assert sb.run("head -c 4M /dev/zero > /workspace/small; sleep 0.3").ok
 

@@ -135,7 +135,7 @@ def test_a_server_goes_on_between_commands() -> None:
 def test_jobs_are_listed_with_what_they_print_later(sb: Sandbox) -> None:
     got = sb.run("(sleep 0.3; echo late; echo later >&2; exec sleep 1237.4) & echo now")
     assert got.stdout == "now\n"
-    assert got.duration < 5
+    assert got.duration < 60
     assert sb.run("echo mine").stdout == "mine\n"
     assert until(lambda: sb.processes()[0].output().stderr == "later\n")
     (job,) = sb.processes()

@@ -181,7 +181,7 @@ def test_a_thousand_rules_do_not_take_long(sandbox: Sandbox) -> None:
         (outside / f"d{number}").mkdir()
     before = time.monotonic()
     done = sandbox.run(["sh", "-c", "ls d1 d999; true"], write=[place], deny=names, cwd=place)
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 15
     assert done.stderr.count(b"Permission denied") == 2
 
 

@@ -82,21 +82,21 @@ def test_the_timeout_is_the_policys_and_what_was_said_is_kept(backend: str) -> N
     policy = Policy.agent().with_limits(timeout=0.7)
     began = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired) as late:
-        wrap(["sh", "-c", "echo early; sleep 60 & sleep 60"], policy, backend=backend).run(
+        wrap(["sh", "-c", "echo early; sleep 600 & sleep 600"], policy, backend=backend).run(
             capture_output=True
         )
     assert late.value.output == b"early\n"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 @confined
 def test_a_stray_that_holds_the_output_does_not_hold_us(backend: str) -> None:
     began = time.monotonic()
-    done = wrap(["sh", "-c", "echo done; sleep 60 &"], Policy.agent(), backend=backend).run(
+    done = wrap(["sh", "-c", "echo done; sleep 600 &"], Policy.agent(), backend=backend).run(
         capture_output=True
     )
     assert done.stdout == b"done\n"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 @confined

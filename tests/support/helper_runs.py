@@ -107,7 +107,7 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def soon(condition: Any, seconds: float = 10) -> bool:
+def soon(condition: Any, seconds: float = 60) -> bool:
     """Whether `condition` becomes true before long."""
     deadline = time.monotonic() + seconds
     while not condition():

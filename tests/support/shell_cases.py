@@ -78,7 +78,7 @@ CASES: dict[str, list[Step]] = {
     "wait for a job of before": [s("(sleep 0.1; exit 5) >/dev/null 2>&1 &"), s("wait $!", code=5)],
     "a descriptor of its own": [s("exec 7>f7"), s("echo a >&7"), s("exec 7>&-; cat f7", "a\n")],
     "the directory stack": [s("cd /; pushd /usr >/dev/null"), s("popd", "/\n"), s("pwd", "/\n")],
-    "SECONDS and RANDOM exist": [s("[ $SECONDS -lt 9 ] && [ -n $RANDOM ]")],
+    "SECONDS and RANDOM exist": [s("[ $SECONDS -lt 99 ] && [ -n $RANDOM ]")],
     "getopts goes on": [s("set -- -a -b; getopts ab o"), s("getopts ab o; echo $o", "b\n")],
     # Texts.
     "an empty command": [s(""), s("echo a", "a\n")],

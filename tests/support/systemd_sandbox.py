@@ -37,7 +37,7 @@ def boot(machine: PrivateSystemd) -> None:
     machine.run(["/usr/bin/python3", "-m", "compileall", "-q", SOURCE_INSIDE], user=False)
 
 
-def wait_for(what: str, condition: Callable[[], object], seconds: float = 10) -> None:
+def wait_for(what: str, condition: Callable[[], object], seconds: float = 60) -> None:
     """Wait until `condition` holds, and fail when it does not in time."""
     end = time.monotonic() + seconds
     while not condition():

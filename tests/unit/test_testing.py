@@ -42,9 +42,9 @@ class TestFakeBackend:
 
     def test_a_delay_meets_a_timeout(self) -> None:
         started = time.monotonic()
-        with FakeBackend([Scripted(delay=30.0)]), pytest.raises(subprocess.TimeoutExpired):
+        with FakeBackend([Scripted(delay=300.0)]), pytest.raises(subprocess.TimeoutExpired):
             wrap(["x"], Policy()).run(timeout=0.3)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 100
 
     def test_a_large_output_arrives_whole(self) -> None:
         data = os.urandom(20_000)

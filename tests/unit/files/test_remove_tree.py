@@ -86,9 +86,9 @@ def test_depth_costs_neither_stack_nor_descriptors(top: Path) -> None:
         os.close(here)
         here = inner
     os.close(here)
-    began = time.monotonic()
+    began = time.process_time()
     assert removed(top)
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
 
 
 def test_every_kind_of_file_and_name(top: Path) -> None:
