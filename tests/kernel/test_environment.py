@@ -274,6 +274,7 @@ def test_a_command_that_is_too_long_says_so(place: Path, backend: str) -> None:
             env.exec_command("echo", args)
 
 
+@pytest.mark.same_for_everyone
 def test_many_commands_at_once(place: Path) -> None:
     env = LocalEnvironment(place)
     with ThreadPoolExecutor(8) as pool:

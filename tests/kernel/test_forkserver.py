@@ -137,6 +137,7 @@ def test_whatever_runs_in_a_sandbox_ends_with_it() -> None:
     assert until(lambda: not with_argument(mark))
 
 
+@pytest.mark.same_for_everyone
 def test_a_thousand_sandboxes_leave_nothing_behind() -> None:
     for _ in range(3):
         close(opened())

@@ -90,6 +90,7 @@ def view(world: Path) -> LayerView:
     return LayerView((str(world / "layer"),), (str(world / "host"),))
 
 
+@pytest.mark.same_for_everyone
 def test_after_a_kill_at_any_step_the_host_is_wholly_old_or_wholly_new(world: Path) -> None:
     seen = killed_everywhere(world, 1)
     assert seen["old"] > 30
@@ -120,6 +121,7 @@ def killed_everywhere(world: Path, stride: int) -> dict[str, int]:
     return seen
 
 
+@pytest.mark.same_for_everyone
 def test_the_recovery_itself_may_be_killed(world: Path) -> None:
     host = world / "host"
     old = picture(host)

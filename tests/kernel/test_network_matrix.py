@@ -15,6 +15,9 @@ from tests.support.network_host import ANOTHER, NAME, Host
 from tests.support.network_offers import WORD
 from tests.support.network_world import OTHER, PUBLIC
 
+#: Who runs it is behind the gateway: what a client meets there is the same.
+pytestmark = pytest.mark.same_for_everyone
+
 #: ICMP is not for sandboxes, whatever their network: the system call filter has no socket for it.
 CLIENTS = [client for client in SCRIPTS if client != "ping"]
 

@@ -114,6 +114,7 @@ def names(sandbox: Sandbox) -> list[tuple[str, str, str]]:
     return [(package.manager, package.name, package.version) for package in sandbox.packages()]
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.usefixtures("host")
 def test_pip_installs_upgrades_and_uninstalls(indexes: Indexes, workspace: Path) -> None:
     for version in ("1.0", "2.0"):
@@ -207,6 +208,7 @@ def test_downloads_that_were_kept_serve_others_and_cannot_be_changed(
         assert {path: path.read_bytes() for path in Path(place).rglob("*") if path.is_file()} == kept
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.usefixtures("host")
 def test_npm_installs_in_the_workspace_and_for_the_user(indexes: Indexes, workspace: Path) -> None:
     indexes.node_module("adder", "1.2.3", {"index.js": "module.exports = (a, b) => a + b;\n"})

@@ -55,9 +55,10 @@ def work(tmp_path: Path) -> Path:
 
 @pytest.mark.same_for_everyone
 def test_the_session_remembers(sb: Sandbox) -> None:
-    sb.run("mkdir -p /tmp/staddle-here && cd /tmp/staddle-here; x=1; export y=2; f() { echo f; }; arr=(1 2)")
+    place = f"/tmp/staddle-{unique_seconds()}"
+    sb.run(f"mkdir -p {place} && cd {place}; x=1; export y=2; f() {{ echo f; }}; arr=(1 2)")
     got = sb.run('pwd; echo $x $y; f; echo ${arr[1]}; rmdir "$PWD"; cd /')
-    assert got.stdout == "/tmp/staddle-here\n1 2\nf\n2\n"
+    assert got.stdout == f"{place}\n1 2\nf\n2\n"
     assert got.cwd == "/"
 
 
@@ -403,11 +404,9 @@ def test_the_reader_of_a_stream_is_told_that_it_waits_for_itself(sb: Sandbox) ->
 @pytest.mark.same_for_everyone
 def test_sessions_have_their_own_state_in_the_same_sandbox(sb: Sandbox) -> None:
     dev = sb.session("dev")
-    dev.run("x=1; cd /usr; echo shared > /tmp/staddle-shared")
-    assert (
-        sb.run('echo "${x-unset}"; cat /tmp/staddle-shared; rm /tmp/staddle-shared').stdout
-        == "unset\nshared\n"
-    )
+    file = f"/tmp/staddle-{unique_seconds()}"
+    dev.run(f"x=1; cd /usr; echo shared > {file}")
+    assert sb.run(f'echo "${{x-unset}}"; cat {file}; rm {file}').stdout == "unset\nshared\n"
     assert dev.run("pwd").stdout == "/usr\n"
     assert sb.session("dev") is dev
     dev.restart()

@@ -137,6 +137,7 @@ def test_names_of_any_bytes(place: Place) -> None:
     assert files.list() == []
 
 
+@pytest.mark.same_for_everyone
 def test_large_directories_are_listed(place: Place) -> None:
     place.sandbox.run("mkdir many; cd many; touch $(seq 1 3000); mkdir d{1..300}; cd ..")
     assert len(place.sandbox.files.list("many")) == 3300
@@ -145,6 +146,7 @@ def test_large_directories_are_listed(place: Place) -> None:
     assert place.sandbox.files.list() == []
 
 
+@pytest.mark.same_for_everyone
 def test_a_tree_deeper_than_a_path_can_say_is_removed(place: Place) -> None:
     script = (
         "for i in $(seq 400); do mkdir dddddddddddddddddddd; cd dddddddddddddddddddd || break; done; cd /"
@@ -169,6 +171,7 @@ class _Made:
         return data
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize("habitat", ["namespaces", "bwrap"])
 def test_a_large_file_never_is_in_memory(habitat: str, tmp_path: Path) -> None:
     with opened(habitat, tmp_path) as sandbox:
@@ -418,6 +421,7 @@ def test_files_do_not_wait_for_commands(place: Place) -> None:
         thread.join(10)
 
 
+@pytest.mark.same_for_everyone
 def test_many_threads(place: Place) -> None:
     files = place.sandbox.files
 

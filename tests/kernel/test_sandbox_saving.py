@@ -212,6 +212,7 @@ def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize(
     "change",
     [

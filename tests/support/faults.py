@@ -365,7 +365,7 @@ def sweep(place: str, *, program: str = "faults", **asked: Any) -> dict[str, Any
         [sys.executable, "-m", f"tests.support.{program}", json.dumps({"place": place, **asked})],
         env={**os.environ, "PYTHONPATH": f"{root}:{root}/src", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()
