@@ -18,7 +18,7 @@ from staddle.errors import CommitRefused, InvalidCall, LaunchFailed, LayerError
 from staddle.forkserver.client import SandboxProcess
 from staddle.forkserver.connection import OverlayDirs
 from staddle.layers.squash import DEEPEST
-from tests.support.in_a_child import SRC
+from tests.support.in_a_child import SRC, python
 from tests.support.waiting import until
 
 
@@ -238,6 +238,26 @@ def test_when_no_trees_can_be_made_it_goes_on_as_before(
         sandbox.restore(point)
         assert sandbox.run("cat x; pwd").stdout == "1\n2\n/workspace\n"
         assert kinds(sandbox) == {"/workspace/x": "added"}
+
+
+@pytest.mark.same_for_everyone
+def test_snapshots_without_a_pause_do_not_use_up_descriptors() -> None:
+    told = python(
+        """
+import resource
+from staddle import Sandbox
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))  # of the agent, too
+with Sandbox() as sb:
+    for number in range(150):
+        sb.run(f"echo {number} > now", check=True)
+        taken = sb.snapshot()
+        assert taken.method == "swap"
+        taken.close()
+    print(sb.run("cat now").stdout)
+"""
+    )
+    assert told == "149"
 
 
 def test_a_snapshot_is_not_changed_by_what_comes_after(sandbox: Sandbox) -> None:

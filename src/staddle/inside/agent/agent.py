@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 #: When nothing was asked for this long, in milliseconds, there is time for what can wait.
 _IDLE = 100
+#: Descriptors that wait for such a time. With more it is done at once: a busy sandbox may never be idle.
+_MOST_LATER = 32
 
 
 class SandboxAgent:
@@ -160,7 +162,7 @@ class SandboxAgent:
         while True:
             wait = _IDLE if self._later else None
             ready = self._poll.poll(wait if self.watch is None else self.watch.patience(wait))
-            if self._later and not ready:
+            if self._later and (not ready or len(self._later) > _MOST_LATER):
                 self._tidy()
                 while self._later:
                     os.close(self._later.pop())
