@@ -8,7 +8,7 @@ VENV := .venv
 export WORKERS ?= 3
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-everything lint bench docs filters clean check-python demo-packages test-packages bench-packages
+.PHONY: help demo test test-everything lint bench soak docs filters clean check-python demo-packages test-packages bench-packages
 
 help:
 	@echo "make demo    install, then see a confined command at work"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-everything   the same, and every test as both root and a user"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   the benchmarks: ratios against peers in the same run"
+	@echo "make soak    what is used and left behind in a long run (hours; SOAK=0.01 PARTS='commands crowd' for less)"
 	@echo "make docs    run every example of the documentation"
 	@echo "make filters rebuild the shipped system call filters from their rule table"
 
@@ -64,6 +65,9 @@ lint: $(VENV)/installed-dev
 
 bench: bench-packages $(VENV)/installed-dev
 	$(BIN)/python benchmarks/run.py
+
+soak: bench-packages $(VENV)/installed
+	$(BIN)/python benchmarks/soak $(PARTS)
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m pytest tests/docs

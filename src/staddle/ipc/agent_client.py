@@ -287,7 +287,9 @@ class AgentClient:
                 if patience != PATIENCE:
                     self._socket.settimeout(PATIENCE)
         except (Malformed, OSError) as error:
-            if is_of_a_handler(error):
+            if (
+                is_of_a_handler(error) or getattr(error, "errno", 0) == 24
+            ):  # EMFILE: of us, not of the sandbox
                 raise
             if isinstance(error, TimeoutError):
                 self.kill()

@@ -39,7 +39,10 @@ def await_descriptors(socket: int, count: int) -> list[int]:
 
 
 def receive(socket: _socket.socket, longest: int, most: int = _MOST) -> tuple[bytes, list[int]]:
-    """One message, empty when the other end is closed, and the descriptors that came with it."""
+    """One message, empty when the other end is closed, and the descriptors that came with it.
+
+    OSError when it is too long, and when this process has no descriptors left for those that came.
+    """
     room = _socket.CMSG_SPACE(4 * most)
     message, extra, flags, _ = socket.recvmsg(longest, room, _CLOSE_ON_EXEC | _without_blocking(socket))
     descriptors = [
@@ -50,6 +53,8 @@ def receive(socket: _socket.socket, longest: int, most: int = _MOST) -> tuple[by
     ]
     if flags & (_socket.MSG_TRUNC | _socket.MSG_CTRUNC):
         close_all(descriptors)
+        if not flags & _socket.MSG_TRUNC and len(descriptors) < most:  # there was room for more of them
+            raise OSError(24, os.strerror(24))  # EMFILE
         raise OSError(90, "a message is longer than it may be")  # EMSGSIZE
     return message, descriptors
 
