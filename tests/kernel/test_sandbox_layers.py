@@ -247,8 +247,10 @@ def test_snapshots_without_a_pause_do_not_use_up_descriptors() -> None:
 import resource
 from staddle import Sandbox
 
-resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))  # of the agent, too
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (120, before[1]))
 with Sandbox() as sb:
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)  # that is the agent's limit only
     for number in range(150):
         sb.run(f"echo {number} > now", check=True)
         taken = sb.snapshot()
