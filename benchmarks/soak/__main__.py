@@ -16,11 +16,13 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import cancellations
 import cycles
@@ -49,6 +51,7 @@ def main() -> int:
         parser.add_argument(name, nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--victim", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if given.victim:
         kills.victim(given.victim[0], Path(given.victim[1]))
         return 0
@@ -87,17 +90,23 @@ def _run(name: str, count: int, user: str) -> Outcome:
     change = user == "user" and os.geteuid() == 0
     start = [str(_ROOT / "scripts/as-user")] if change else [sys.executable]
     print(f"{name} as {user}: {count} steps", file=sys.stderr, flush=True)
-    done = subprocess.run(
-        [*start, str(_HERE.relative_to(_ROOT)), *words],
-        cwd=_ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    for line in done.stdout.splitlines():
+    said, status = _until_it_ends([*start, str(_HERE.relative_to(_ROOT)), *words], cwd=_ROOT)
+    for line in said.splitlines():
         if line.startswith(_RESULT):
             return Outcome.from_dict(json.loads(line[len(_RESULT) :]))
-    return Outcome(name, user, 0, count, (f"the part ended with {done.returncode}",), (), (), (), 0)
+    return Outcome(name, user, 0, count, (f"the part ended with {status}",), (), (), (), 0)
+
+
+def _until_it_ends(command: list[str], **options: Any) -> tuple[str, int]:
+    """Run a program; what it said, and its status. It ends with us, and we with it."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
+    try:
+        said, _ = process.communicate()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    return said, process.returncode
 
 
 def _supervise(name: str, count: int) -> int:
@@ -120,10 +129,7 @@ def _supervise(name: str, count: int) -> int:
         environment = {**os.environ, **{name: str(place) for name, place in places.items()}}
         began = time.monotonic()
         command = [sys.executable, str(_HERE), "--work", name, str(count)]
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        said = process.stdout.read()
-        status = process.wait()
+        said, status = _until_it_ends(command, env=environment)
         seconds = time.monotonic() - began
         left = before.left()
         told = json.loads(said.rpartition(_RESULT)[2]) if _RESULT in said else {}
