@@ -186,7 +186,12 @@ def test_it_is_confined_and_gone_after_close() -> None:
             assert facts["Groups"] == ""
             fds = Path(f"/proc/{gateway.pid}/fd").iterdir()
             kinds = sorted(os.readlink(fd).partition(":")[0] for fd in fds)
-            assert kinds == ["/dev/null"] * 3 + ["anon_inode", "anon_inode", "socket"]
+            assert kinds == ["/dev/null"] * 3 + [
+                "anon_inode",
+                "anon_inode",
+                "socket",
+                "socket",
+            ]  # one asks for routes
         pid = gateway.pid
     assert not Path(f"/proc/{pid}").exists()
 

@@ -27,12 +27,16 @@ from .connection import ForkServerClient, OverlayDirs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..limits.sandbox_cgroups import SandboxCgroups
     from ..mounts.operations import Operation
     from ..policy.plan import Plan
     from .connection import ForkReply
+
+    LayersToMount = tuple[OverlayDirs, "HomeTree | None", Mapping[str, OverlayDirs]]
+    #: From the mount points of the home tree, and its first content, to the directories to mount.
+    ToMount = Callable[[tuple[str, ...], tuple[Operation, ...]], LayersToMount]
 
 #: With the home, the mount points of the home tree.
 _LAYERED = ("/tmp", "/var/tmp")
@@ -121,27 +125,21 @@ def root_of(mounter: tuple[int, int] | None, uid: int) -> int | None:
     return None if mounter is None else _ids()[0] if uid else mounter[0]
 
 
-def home_tree_of(plan: Plan, bash: str) -> tuple[tuple[str, ...], tuple[Operation, ...]]:
-    """The mount points of the home tree of `plan`, and its first content: see `shared_view.SharedView`."""
-    layered = _views_of(plan, bash).layered
-    return layered.places, layered.skeleton
-
-
 def open_sandbox(
     plan: Plan,
     bash: str,
-    layers: OverlayDirs | None = None,
-    home: HomeTree | None = None,
-    trees: Mapping[str, OverlayDirs] | None = None,
+    to_mount: ToMount | None = None,
     *,
     extra_fds: Sequence[int] = (),
     grouped: bool = False,
 ) -> SandboxProcess:
-    """Take a sandbox for `plan`; changes to its workspace go to `layers`, else to the host.
+    """Take a sandbox for `plan`; with `to_mount`, changes to its workspace go to layers, else to the host.
 
-    Other writes go to the tree `home`, or to tmpfs; `trees` are layered directories of the system, by
-    their paths, where those can be written, too. `extra_fds` are descriptors for its agent (see
-    `SandboxRequest`), which stay the caller's; with `grouped` it is in cgroups.
+    That is called with the mount points of the home tree and its first content (see
+    `shared_view.SharedView`), and gives the layers of the workspace, the home tree, to which other writes
+    go (None: to tmpfs), and the layered directories of the system, by their paths, where those can be
+    written, too. `extra_fds` are descriptors for its agent (see `SandboxRequest`), which stay the
+    caller's; with `grouped` it is in cgroups.
 
     Its shell, the program `bash` inside, is running already. The first message on the agent's socket
     announces it, or says why there is no sandbox.
@@ -152,9 +150,14 @@ def open_sandbox(
         from ..limits import host_cgroups
 
         cgroup_fds = len(host_cgroups.support().places)
+    layers: OverlayDirs | None = None
+    home: HomeTree | None = None
+    trees: Mapping[str, OverlayDirs] = {}
+    if to_mount is not None:
+        layers, home, trees = to_mount(views.layered.places, views.layered.skeleton)
     config, view = views.config(home, cgroup_fds), views.plain.workspace
     others = {HOME_TREE: home.layers} if home is not None and home.layers is not None else {}
-    others |= trees or {}
+    others |= trees
     for _ in range(2):
         server = _server(config)
         for _ in range(_SPARES + 1):  # a spare may have been killed while it waited

@@ -381,13 +381,13 @@ def _taken_as_root(operation: Bind, config: records.ForkServerConfig) -> int | N
 
 
 def _found(path: str) -> tuple[int, int]:
-    """Device and inode of the directory at `path`."""
-    source = open_named(path)
+    """Device and inode of the directory at `path`. The fork server compares them with what it opens."""
     try:
-        status = os.fstat(source)
-        return status.st_dev, status.st_ino
-    finally:
-        os.close(source)
+        status = os.lstat(path)
+    except OSError:
+        os.close(open_named(path))  # which says what is wrong
+        raise
+    return status.st_dev, status.st_ino
 
 
 @lru_cache(maxsize=64)

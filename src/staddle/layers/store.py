@@ -140,10 +140,6 @@ class Store:
                 os.chown(path, *self.owner)
         return layer
 
-    def adopted(self, name: str) -> Layer:
-        """A layer that the fork server has made in this store for us."""
-        return Layer(self, f"{self.path}/{name}")
-
     def close(self) -> None:
         """Let every layer go. A second time does nothing."""
         with self._lock:

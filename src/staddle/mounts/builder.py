@@ -22,7 +22,7 @@ from ..errors import LaunchFailed
 from ..linux import mounts
 from ..linux.fileio import write_all
 from ..linux.openat2 import open_beneath
-from .host import needs_translation, open_named, translate, unwritable
+from .host import open_named, show_as_ours
 from .operations import (
     Bind,
     Devices,
@@ -105,23 +105,12 @@ def take(operation: Bind, translation: Translation | None = None, *, private: bo
     try:
         attributes = _NOSUID | _NODEV | (0 if operation.writable else _RDONLY)
         mounts.set_attributes(tree, attributes, private=private)
-        if translation is not None and needs_translation(operation.outside, operation.writable):
-            _show_as_ours(tree, operation, lambda: translation(status.st_uid, status.st_gid))
+        if translation is not None:
+            show_as_ours(tree, operation, lambda: translation(status.st_uid, status.st_gid))
     except BaseException:
         os.close(tree)
         raise
     return tree
-
-
-def _show_as_ours(tree: int, operation: Bind, translation: Callable[[], int | None]) -> None:
-    try:
-        namespace = translation()
-        if namespace is not None:
-            translate(tree, namespace)
-    except OSError as error:
-        # Read-only it is shown as anybody sees it: less, never more.
-        if operation.writable:
-            raise unwritable(operation.outside, error.strerror or str(error)) from None
 
 
 def mount_processes(target: str) -> None:

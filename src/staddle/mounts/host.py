@@ -18,7 +18,7 @@ from .operations import Bind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Literal, Protocol
 
     from .operations import Operation
@@ -135,6 +135,20 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc"
 def needs_translation(path: str, writable: bool = False) -> bool:
     """Whether this path is shown to root's sandbox with its owner translated."""
     return writable or not any(path == place or path.startswith(place + "/") for place in SYSTEM)
+
+
+def show_as_ours(tree: int, operation: Bind, translation: Callable[[], int | None]) -> None:
+    """Show the detached `tree` of a grant with the owner that `translation` has a user namespace for."""
+    if not needs_translation(operation.outside, operation.writable):
+        return
+    try:
+        namespace = translation()
+        if namespace is not None:
+            translate(tree, namespace)
+    except OSError as error:
+        # Read-only it is shown as anybody sees it: less, never more.
+        if operation.writable:
+            raise unwritable(operation.outside, error.strerror or str(error)) from None
 
 
 def translate(tree: int, user_namespace: int) -> None:

@@ -51,7 +51,7 @@ class OpenSandbox:
         opened = open_agent(settings, snapshot.new_workspace() if snapshot else None)
         self.agent, self.first_shell, self.decided = opened.agent, opened.shell, opened.decided
         self.bash, self.uid = opened.bash, opened.uid
-        self._environment, self._directory = opened.environment, opened.directory
+        self._environment, self._directory = opened.decided.environment, opened.directory
         self.workspace, self.network, self.enforced_limits = opened.workspace, opened.network, opened.limits
         self._meter = SandboxMeter(self.agent, self.enforced_limits)
         try:

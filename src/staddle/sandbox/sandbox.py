@@ -95,7 +95,9 @@ class Sandbox(WorkspaceMethods):
         self._ended_by, self._last_asked = "", time.monotonic()
         self._inside = OpenSandbox(settings, snapshot)
         self._closed = False
-        LIFETIMES.watch(self, settings.policy.limits)
+        limits = settings.policy.limits
+        if limits.max_lifetime is not None or limits.idle is not None:
+            LIFETIMES.watch(self, limits)
 
     @classmethod
     def _continued(cls, settings: sandbox_settings.SandboxSettings, snapshot: Snapshot) -> Self:

@@ -73,6 +73,7 @@ class BashProcess:
         self.noise: bytes | None = None
         self._readable: dict[int, Sink] = {}
         self._use(opened.files)
+        self.wake()
 
     # ---------------------------------------------------------------- files
 
@@ -299,7 +300,10 @@ class BashProcess:
     def wake(self) -> None:
         """Wake the process up by an empty line: its first command is about to come."""
         if self._control >= 0 and self.ended is None:
-            wake(self._control)
+            try:
+                os.write(self._control, b"\n")
+            except OSError:
+                pass  # it is gone, or has enough to do
 
     def has_begun(self, run: Run) -> bool:
         """Whether a part of this run may have been written to the shell."""
@@ -450,14 +454,6 @@ class BashProcess:
         if self._waits_for_room:
             self._waits_for_room = False
             self._epoll.unregister(self._control)
-
-
-def wake(control: int) -> None:
-    """Wake up the shell at the other end of this pipe, by an empty line."""
-    try:
-        os.write(control, b"\n")
-    except OSError:
-        pass  # it is gone, or has enough to do
 
 
 def _put(fd: int, data: bytes) -> None:

@@ -53,7 +53,7 @@ def wants_root(user: object, decided: Decision, workspace: SandboxWorkspace | No
         )
     from ..workspace.overlay import OverlayWorkspace
 
-    if isinstance(workspace, OverlayWorkspace) and not _has_the_system(workspace):
+    if isinstance(workspace, OverlayWorkspace) and not workspace.has_system:
         from ..workspace.snapshot import extend
 
         extend(workspace, _bases(workspace, decided.plan))
@@ -73,16 +73,11 @@ def prepare(workspace: OverlayWorkspace, plan: Plan) -> None:
 
     One that was kept goes on over the system as it is by now, and with the ids of this process.
     """
-    if _has_the_system(workspace):
-        if workspace.stack.store.is_persistent:
-            _check_owner(workspace, plan)
-            workspace.rebase(_bases(workspace, plan))
-    elif plan.identity.uid == 0:
+    if not workspace.has_system:
         workspace.begin(_bases(workspace, plan))
-
-
-def _has_the_system(workspace: OverlayWorkspace) -> bool:
-    return "/usr" in workspace.trees
+    elif workspace.stack.store.is_persistent:
+        _check_owner(workspace, plan)
+        workspace.rebase(_bases(workspace, plan))
 
 
 def _check_owner(workspace: OverlayWorkspace, plan: Plan) -> None:

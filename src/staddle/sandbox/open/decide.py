@@ -15,6 +15,7 @@ from ...backends.description import NEED_MORE
 from ...enforcement import Gap
 from ...errors import PolicyNotEnforceable
 from ...launch.view import find_program
+from ...network.namespace.from_policy import needs_gateway
 from ...policy import Policy, plan_cache
 from ...policy.host_sockets import mask_host_sockets
 from ...policy.paths import WORKSPACE_PATH
@@ -22,6 +23,7 @@ from ...policy.workspace import compile_session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Literal
 
     from ...backends.base import Backend
@@ -47,8 +49,9 @@ _IDMAPPABLE: dict[int, bool] = {}
 class Decision(Value):
     """The decision about a sandbox. `workspace` is the plan of the workspace alone, as the host sees it.
 
-    `is_limited`: there is a limit on the sandbox as a whole. `bash` is the path of its shell inside; empty on
-    other backends than namespaces.
+    `is_limited`: there is a limit on the sandbox as a whole. `is_filtered`: its network goes through a
+    gateway. `bash` is the path of its shell inside, and further shells start with `environment`: both empty
+    on other backends than namespaces, where everything is started by the agent as that was started.
     """
 
     backend: Backend
@@ -56,7 +59,9 @@ class Decision(Value):
     workspace: Plan | None
     enforced: Enforcement
     is_limited: bool
+    is_filtered: bool
     bash: str
+    environment: Mapping[str, str]
 
 
 def workspace_kind(settings: SandboxSettings) -> WorkspaceKind:
@@ -167,8 +172,11 @@ def _decided(
     if backend.name == _LAYERED and limits:
         enforced = enforced.replace(limits=limits)
     # On other backends the plan may still change.
-    bash = find_program(plan, "bash") if backend.name == _LAYERED else ""
-    decided = Decision(backend, plan, workspace, enforced, is_limited, bash)
+    is_ours = backend.name == _LAYERED
+    bash = find_program(plan, "bash") if is_ours else ""
+    is_filtered = bool(plan.asks) or needs_gateway(plan.network)
+    environment = plan.environment() if is_ours else {}
+    decided = Decision(backend, plan, workspace, enforced, is_limited, is_filtered, bash, environment)
     plan_cache.put(plan, asking, decided)
     return decided
 

@@ -66,9 +66,8 @@ class Lifetimes:
 
     def watch(self, sandbox: TimedSandbox, limits: Limits) -> None:
         """Close `sandbox` when `limits` say so."""
-        if limits.max_lifetime is not None or limits.idle is not None:
-            self._lives.append(_Life(sandbox, limits))
-            self._worker.wake()
+        self._lives.append(_Life(sandbox, limits))
+        self._worker.wake()
 
     def _end_due(self) -> float | None:
         """End those whose time is up; return how long until the next one's is."""

@@ -11,7 +11,6 @@ from collections import deque
 from ...errors import LaunchFailed
 from ...ipc.descriptors import receive
 from ...network.host import forward, gateway_process
-from ...network.namespace.from_policy import needs_gateway
 from ...policy.network import Network
 
 TYPE_CHECKING = False
@@ -38,9 +37,14 @@ class SandboxNetwork:
     """
 
     def __init__(
-        self, plan: Plan, on_connect: OnConnect | None = None, gateway_socket: _socket.socket | None = None
+        self,
+        plan: Plan,
+        on_connect: OnConnect | None = None,
+        *,
+        gateway_socket: _socket.socket | None = None,
+        filtered: bool = False,
     ) -> None:
-        """Starts the gateway at once, if the policy needs one: it takes a moment to be there.
+        """If it is `filtered`, the gateway is started at once: it takes a moment to be there.
 
         `gateway_socket` leads to one that the launcher starts and gives its sockets to.
         """
@@ -56,7 +60,7 @@ class SandboxNetwork:
         self._closed = False
         if gateway_socket is not None:
             self._gateway = gateway_process.GatewayProcess(gateway_socket, 0)
-        elif plan.asks or needs_gateway(plan.network):
+        elif filtered:
             self._gateway = gateway_process.start(plan.network, gateway_process.GatewayBounds(asks=plan.asks))
         self._given = gateway_socket is not None
         if self._deciding is not None:

@@ -16,8 +16,6 @@ from .decide import decide, workspace_kind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ...ipc.agent_client import AgentClient
     from ...ipc.opened_shell import OpenedShell
     from ...network.host.approval_calls import OnConnect
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 class SandboxHandle(Value):
     """A sandbox that is open, with one shell in it.
 
-    Further shells start with `environment` in `directory`; empty: as the agent was started.
+    Further shells start in `directory`; empty: where the agent was started.
     `uid` is that of its processes on the host, if it is not ours. `workspace` takes its changes, if they
     do not go to the host.
     """
@@ -41,7 +39,6 @@ class SandboxHandle(Value):
     shell: OpenedShell
     decided: Decision
     bash: str
-    environment: Mapping[str, str]
     directory: str
     uid: int | None
     workspace: SandboxWorkspace | None = None
@@ -100,7 +97,7 @@ def _open_with(
         from ..workspace.trees import MountedTrees
 
         workspace.attach(MountedTrees(agent), plan.cwd)
-    return SandboxHandle(agent, shell, decided, bash, {}, "", uid, workspace, network=network)
+    return SandboxHandle(agent, shell, decided, bash, "", uid, workspace, network=network)
 
 
 def _spawn(
@@ -109,7 +106,6 @@ def _spawn(
     """A sandbox of the fork server."""
     from ...forkserver import client
     from ...ipc.agent_client import AgentClient
-    from ...shell.bash_process import wake
     from ..workspace.overlay import OverlayWorkspace
     from ..workspace.trees import MountedTrees
     from .network import SandboxNetwork
@@ -117,16 +113,15 @@ def _spawn(
     plan, bash = decided.plan, decided.bash
     # A copy is bound as any directory is.
     layers = workspace if isinstance(workspace, OverlayWorkspace) else None
-    if layers:
+    if layers and (layers.has_system or plan.identity.uid == 0):
         as_root.prepare(layers, plan)
-    network, limits = SandboxNetwork(plan, on_connect), None
+    network, limits = SandboxNetwork(plan, on_connect, filtered=decided.is_filtered), None
     try:
         limits = _sandbox_limits(plan.limits, workspace) if decided.is_limited else None
-        mounts = layers.to_mount(*client.home_tree_of(plan, bash)) if layers else (None, None, None)
         taken = client.open_sandbox(
             plan,
             bash,
-            *mounts,
+            layers.to_mount if layers else None,
             extra_fds=limits.extra_fds() if limits else (),
             grouped=limits is not None and limits.grouped,
         )
@@ -166,14 +161,14 @@ def _spawn(
     try:
         try:
             shell = agent.announced()
-            wake(shell.control)
             do_later(identify)
         finally:
             if layers and taken.layer:  # not sooner: it may have been in the making
                 layers.adopt_home(taken.layer)
         if limits and (group := taken.groups_of(shell.host_pid)):
             limits.hold(group)
-        network.attach(agent)
+        if decided.is_filtered:
+            network.attach(agent)
         if limits:
             limits.attach(agent)
     except BaseException as error:
@@ -193,7 +188,6 @@ def _spawn(
         shell,
         decided,
         bash,
-        plan.environment(),
         plan.cwd,
         taken.uid,
         workspace,

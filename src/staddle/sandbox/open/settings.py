@@ -9,7 +9,7 @@ from ... import backends
 from ..._value import Value
 from ...errors import InvalidCall, PolicyError
 from ...policy import Policy
-from ...policy.environment import checked
+from ...policy.environment import Environment, checked
 from ...policy.network import PATIENCE, whole_seconds
 
 TYPE_CHECKING = False
@@ -100,7 +100,7 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
             raise InvalidCall(
                 f"the workspace {workspace!r} is not a directory", fix="make it first, or leave it out"
             )
-    variables = checked({} if env is None else env)
+    variables = Environment() if env is None else checked(env)
     decider, asks = _decider(on_connect, on_connect_timeout, awaited)
     return SandboxSettings(
         workspace, policy, str(backend), str(mode), best_effort, variables, name, decider, asks
@@ -125,7 +125,7 @@ def _real(path: str) -> str:
 
 
 def _decider(on_connect: object, timeout: object, awaited: bool) -> tuple[OnConnect | None, int]:
-    seconds = whole_seconds(timeout)
+    seconds = int(PATIENCE) if timeout is PATIENCE else whole_seconds(timeout)
     if on_connect is None:
         return None, 0
     from ...network.host.approval_calls import checked

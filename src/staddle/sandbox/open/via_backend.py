@@ -97,9 +97,8 @@ def _network(
         return None
     from .network import SandboxNetwork
 
-    return SandboxNetwork(
-        plan, on_connect, None if launch.gateway_log is None else launch.gateway_log.take_socket()
-    )
+    socket = None if launch.gateway_log is None else launch.gateway_log.take_socket()
+    return SandboxNetwork(plan, on_connect, gateway_socket=socket)
 
 
 def _end(started: _LaunchedAgent, network: SandboxNetwork | None, after: Callable[[], None] | None) -> None:

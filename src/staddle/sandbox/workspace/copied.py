@@ -142,7 +142,6 @@ class CopiedWorkspace(SandboxWorkspace):
         self.trees = {WORKSPACE_PATH: LayeredTree(WORKSPACE_PATH, (WORKSPACE_PATH,), begun)}
         self.mounted_at = self.copy
         self.baseline = baseline or begun.baseline or CopyBaseline()
-        self._begin_watch()
 
     @property
     def copy(self) -> str:
@@ -151,9 +150,8 @@ class CopiedWorkspace(SandboxWorkspace):
 
     def attach(self, mounted: MountedTrees, at: str) -> None:
         """The sandbox is open. Changes are named by the path that is seen inside."""
-        super().attach(mounted, at)
         self.mounted_at = at
-        self._begin_watch()
+        super().attach(mounted, at)
 
     @property
     def baseline(self) -> Baseline:
@@ -273,8 +271,7 @@ class CopiedWorkspace(SandboxWorkspace):
             self._working.unchanged = given.unchanged
             self.baseline = given.baseline or self._baseline
         given.close()
-        with self._watching:
-            self._watch.follow(self.stack.view())
+        self._follow()
 
     # ------------------------------------------------------------ changes
 

@@ -9,6 +9,7 @@ from ...forkserver.client import HomeTree, mounter
 from ...inside.agent.mount_swap import HOME_TREE
 from ...layers.baseline import Baseline
 from ...layers.stack import Stack, close_all
+from ...layers.store import Layer
 from ...policy.paths import WORKSPACE_PATH
 from .home_layer import home_layer
 from .stores import EMPTY, empty_directory, store_for
@@ -56,12 +57,16 @@ class OverlayWorkspace(SandboxWorkspace):
         self.directory = directory
         self.trees = {WORKSPACE_PATH: LayeredTree(WORKSPACE_PATH, (WORKSPACE_PATH,), stack)}
         self.baseline = baseline or Baseline()
-        self._begin_watch()
 
     @property
     def stand_in(self) -> str | None:
         """The empty directory below the layers, if there is no directory of the host to commit to."""
         return self.directory if self.directory == f"{self.stack.store.path}/{EMPTY}" else None
+
+    @property
+    def has_system(self) -> bool:
+        """Whether directories of the system are in layers, too: root inside can write them."""
+        return "/usr" in self.trees
 
     # ------------------------------------------------------------ opening
 
@@ -87,11 +92,9 @@ class OverlayWorkspace(SandboxWorkspace):
         The home tree is as it is, or a fresh one over the home layer with `operations`.
         """
         system = {
-            root: overlay_dirs(root, tree.stack)
-            for root, tree in self.trees.items()
-            if root not in (WORKSPACE_PATH, HOME_TREE)
+            root: tree.dirs for root, tree in self.trees.items() if root not in (WORKSPACE_PATH, HOME_TREE)
         }
-        return overlay_dirs(WORKSPACE_PATH, self.stack), self._home(mount_points, operations), system
+        return self.trees[WORKSPACE_PATH].dirs, self._home(mount_points, operations), system
 
     def _home(self, mount_points: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
         if not mount_points:
@@ -103,13 +106,13 @@ class OverlayWorkspace(SandboxWorkspace):
             self.trees[HOME_TREE] = LayeredTree(HOME_TREE, mount_points, stack)
         self._fresh_home = (mount_points, skeleton)
         begun = self.trees.get(HOME_TREE)
-        return HomeTree(skeleton, None if begun is None else overlay_dirs(HOME_TREE, begun.stack))
+        return HomeTree(skeleton, None if begun is None else begun.dirs)
 
     def adopt_home(self, layer: str) -> None:
         """Take over the home layer that the fork server has prewarmed, by its name."""
         mount_points, skeleton = self._fresh_home
         store = self.stack.store
-        fresh = Stack(store, [skeleton or ""], (), store.adopted(layer))
+        fresh = Stack(store, [skeleton or ""], (), Layer(store, f"{store.path}/{layer}"))
         if HOME_TREE in self.trees:
             fresh.close()  # it goes on with another one
         else:
@@ -225,8 +228,7 @@ class OverlayWorkspace(SandboxWorkspace):
         else:
             do_later(close)
         if WORKSPACE_PATH in stacks:
-            with self._watching:
-                self._watch.follow(self.stack.view())
+            self._follow()
 
     def _replaced(self) -> None:
         """Called before the layers that are not needed any more go."""

@@ -125,8 +125,7 @@ class PersistentWorkspace(OverlayWorkspace):
             if owner is not None and self.stand_in is not None:
                 os.chown(self.stand_in, *owner)
             self._begin_again()
-            with self._watching:  # what was done to them just now is no change
-                self._watch.follow(self.stack.view())
+            self._follow()
         self.record = self.record.replace(
             policy=policy_facts(policy), mounter=-1 if owner is None else owner[0]
         )

@@ -34,6 +34,11 @@ class LayeredTree:
         self.root, self.mounted_at, self.stack = root, mounted_at, stack
         self.squash = Squash()
 
+    @property
+    def dirs(self) -> OverlayDirs:
+        """The directories that the fork server mounts for it."""
+        return overlay_dirs(self.root, self.stack)
+
     def fresh(self) -> Stack:
         """A stack in which nothing has been changed."""
         return Stack.new(self.stack.store, self.stack.bases)

@@ -77,6 +77,7 @@ class SandboxWorkspace:
     def attach(self, mounted: MountedTrees, at: str) -> None:
         """The sandbox is open: `mounted` are its trees, and `at` is the path of the workspace inside."""
         self._mounted = mounted
+        self._begin_watch()
 
     @property
     def mounts(self) -> MountedTrees:
@@ -92,6 +93,12 @@ class SandboxWorkspace:
             self.stack.view(), baseline=self.baseline, at=self.mounted_at, most=MOST_ENTRIES
         )
         self._watching = threading.Lock()
+
+    def _follow(self) -> None:
+        """Go on to watch the layers as they are now: what was done to them just now is no change."""
+        if self._mounted is not None:
+            with self._watching:
+                self._watch.follow(self.stack.view())
 
     def changes(self) -> tuple[Change, ...] | None:
         """The changes to the workspace since this was last called; None when there are too many entries.
