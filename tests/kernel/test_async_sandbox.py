@@ -290,7 +290,12 @@ def test_changes_snapshots_and_forks(tmp_path: Path) -> None:
                 await first.run("echo first > c")
                 assert (await first.run("ls; echo $x")).stdout == "c\n2\n"
                 assert (await second.run("ls; echo $x")).stdout == "2\n"
-            await sb.restore(before)
+            started = await sb.start(["sleep", "1000"])
+            assert await sb.restore(before, processes="keep") == []
+            assert [(one.pid, one.command) for one in await sb.restore(before)] == [
+                (started.pid, "sleep 1000")
+            ]
+            assert await started.wait(30) == 137
             assert (await sb.run("ls; echo $x")).stdout == "a\nb\n1\n"
             assert [change.path for change in await sb.diff()] == ["/workspace/b"]
             await sb.commit()

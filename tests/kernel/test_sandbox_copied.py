@@ -108,6 +108,17 @@ def test_dropped_changes_are_gone(sandbox: Sandbox, project: Path) -> None:
     assert sandbox.run("ls; cat ../file").stdout == "deep\nlater\nother name\nof the host\n"
 
 
+def test_a_restore_ends_what_runs(sandbox: Sandbox) -> None:
+    snapshot = sandbox.snapshot()
+    started = sandbox.start("sleep 1000 & echo $! > future; wait")
+    until(lambda: sandbox.files.exists("future"))
+    kept = sandbox.restore(snapshot, processes="keep")
+    assert (kept, started.poll()) == ([], None)
+    assert started.pid in {one.pid for one in sandbox.restore(snapshot)}
+    assert started.wait(30) == 137
+    assert sandbox.run("echo fine").stdout == "fine\n"
+
+
 def test_a_snapshot_is_of_files_and_shells_and_a_fork_goes_on(sandbox: Sandbox, project: Path) -> None:
     sandbox.run(f"x=1; {WORK}; chmod 500 .")
     snapshot = sandbox.snapshot("before")

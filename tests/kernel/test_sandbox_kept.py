@@ -227,7 +227,8 @@ def test_snapshots_and_forks_of_it_work_and_leave_one_session(project: Path, sta
         sandbox.run("echo 2 > new; echo 3 > more")
         (fork,) = sandbox.fork()
         fork.run("echo fork > new")
-        sandbox.restore(point)
+        started = sandbox.start(["sleep", "1000"])
+        assert [one.pid for one in sandbox.restore(point)] == [started.pid]
         point.close()
         assert sandbox.run("cat new; ls").stdout == "1\nfile\nnew\nsub\n"
         with pytest.raises(InvalidCall, match="reset"):

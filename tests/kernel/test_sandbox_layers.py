@@ -447,3 +447,88 @@ def test_a_layer_that_is_too_large_is_not_looked_through_every_time(sandbox: San
     assert len(sandbox.diff()) == 1100
     sandbox.discard()
     assert [change.path for change in sandbox.run("echo 1 > a").changes or ()] == ["/workspace/a"]
+
+
+# ------------------------------------------------------------ what runs during a restore
+
+
+def _alive(sandbox: Sandbox, mark: str) -> bool:
+    return sandbox.run(f"pgrep -f '[s]leep {mark}'").ok
+
+
+def test_a_restore_ends_what_runs_and_says_what_that_was(sandbox: Sandbox) -> None:
+    """From before the snapshot and after it: started, jobs, terminals, and what hides from both."""
+    marks = [f"{1000 + number}.{int.from_bytes(os.urandom(4))}" for number in range(5)]
+    before = sandbox.start(["sleep", marks[0]])
+    snapshot = sandbox.snapshot()
+    started = sandbox.start(f"while :; do echo future > /workspace/future; sleep {marks[1]} & wait; done")
+    sandbox.run(f"sleep {marks[2]} &")
+    sandbox.run(f"(setsid sleep {marks[3]} >/dev/null 2>&1 &)")
+    terminal = sandbox.terminal(["sleep", marks[4]])
+    until(lambda: all(_alive(sandbox, mark) for mark in marks))
+
+    ended = sandbox.restore(snapshot)
+    assert {before.pid, started.pid, terminal.pid} <= {one.pid for one in ended}
+    assert {f"sleep {marks[0]}", "sleep"} <= {one.command for one in ended}
+    assert len(ended) == 5
+    assert (before.wait(30), started.wait(30), terminal.wait(30)) == (137, 137, 137)
+    assert not any(_alive(sandbox, mark) for mark in marks)
+    assert not sandbox.files.exists("/workspace/future")
+    assert sandbox.diff() == []
+    assert sandbox.snapshot().method == "swap"  # nothing else is there
+    assert sandbox.restore(snapshot) == []
+
+
+def test_what_runs_is_kept_over_a_restore_if_that_is_asked_for(sandbox: Sandbox) -> None:
+    mark = f"1000.{int.from_bytes(os.urandom(4))}"
+    started = sandbox.start(["sleep", mark])
+    assert sandbox.restore(sandbox.snapshot(), processes="keep") == []
+    assert started.poll() is None
+    sandbox.discard()  # about files only
+    assert started.poll() is None
+    with pytest.raises(InvalidCall, match="processes is 'stop'"):
+        sandbox.restore(sandbox.snapshot(), processes="stop")  # type: ignore[arg-type]
+    started.kill()
+
+
+def test_the_sessions_of_a_snapshot_are_there_after_their_jobs_were_ended(sandbox: Sandbox) -> None:
+    other = sandbox.session("other")
+    sandbox.run("mood=calm")
+    other.run("cd /tmp; f() { echo defined; }")
+    snapshot = sandbox.snapshot()
+    sandbox.run("mood=wild; sleep 1000 & exec 3>held")
+    other.run("cd /; unset -f f; sleep 1000 &")
+    assert len(sandbox.restore(snapshot)) == 2
+    assert sandbox.run("echo $mood; jobs").stdout == "calm\n"
+    assert other.run("pwd; f; jobs").stdout == "/tmp\ndefined\n"
+
+
+def test_a_fork_bomb_is_ended_too(project: Path) -> None:
+    with Sandbox(project, Policy.agent().with_limits(processes=64)) as sandbox:
+        snapshot = sandbox.snapshot()
+        sandbox.start("f() { f & f & wait; }; f 2>/dev/null")
+        sandbox.restore(snapshot)
+        assert sandbox.run("echo fine").stdout == "fine\n"
+
+
+def test_snapshots_without_a_moments_rest_need_few_descriptors(project: Path) -> None:
+    """An agent lets go of former mounts when there is time. There may be none."""
+    script = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+from staddle import Sandbox
+with Sandbox(sys.argv[1]) as sandbox:
+    for number in range(300):
+        sandbox.run(f"echo {number} > file; echo {number} > ~/file")
+        sandbox.snapshot()
+    print(sandbox.run("cat file ~/file").stdout.split())
+"""
+    environment = {**os.environ, "PYTHONPATH": SRC}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(project)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "['299', '299']\n", done.stderr

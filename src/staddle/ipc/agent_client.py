@@ -157,6 +157,16 @@ class AgentClient:
         if message.kind != agent_messages.ALL_ENDED:
             raise refused(message, "what runs in the sandbox could not be ended")
 
+    def end_others(self) -> list[tuple[int, bytes]]:
+        """Kill everything but the agent, idle shells and the file server; the number and name of each.
+
+        Of those that were started by another of these only that one is named.
+        """
+        message = self._ask(agent_messages.encode(agent_messages.END_OTHERS))
+        if message.kind != agent_messages.OTHERS_ENDED:
+            raise refused(message, "what runs in the sandbox could not be ended")
+        return list(message.fields[0])
+
     def _pause(self, stop: bool, patience: float = PATIENCE) -> None:
         message = self._ask(agent_messages.encode(agent_messages.PAUSE, int(stop)), patience=patience)
         if message.kind != agent_messages.PAUSED:

@@ -36,6 +36,7 @@ FILE_SERVER = b"c"  # the socket of a file server, and its code: a process that 
 NETWORK = b"N"  # a socket for the sandbox's network: its sockets come on it, and it takes wishes
 LOOK = b"v"  # who holds limits that the kernel does not is to look now, and tell
 END_ALL = b"K"  # everything in the sandbox but the agent ends, shells, too
+END_OTHERS = b"o"  # everything but the agent, idle shells and the file server ends
 PAUSE = b"z"  # whether everything in the sandbox is to stop, or to go on
 COUNT = b"u"  # how many processes there were; whether to look up as well what they have used
 # To the agent, on the socket of a process.
@@ -55,6 +56,7 @@ PAUSED = b"Z"
 LOOKED = b"V"
 COUNTED = b"U"  # what was used, as usage.Count has it
 ALL_ENDED = b"E"
+OTHERS_ENDED = b"O"  # the number and the name of each that was ended and not started by another of these
 LINE = b"L"
 BUSY = b"b"  # who is in the way
 # From the agent, on the socket of a process.
@@ -89,6 +91,8 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     PAUSED: ((), (0,)),
     END_ALL: ((), (0,)),
     ALL_ENDED: ((), (0,)),
+    END_OTHERS: ((), (0,)),
+    OTHERS_ENDED: (([(int, bytes)],), (0,)),
     LOOK: ((), (0,)),
     LOOKED: ((), (0,)),
     COUNT: ((int,), (0,)),

@@ -9,7 +9,7 @@ from ..shell.shell import Shell
 from ..shell.usage_meter import SandboxMeter, UsageMeter
 from .file_client import FileClient
 from .open.open import open_agent
-from .processes import ProcessList
+from .processes import EndedProcess, ProcessList
 from .session import Session
 
 TYPE_CHECKING = False
@@ -123,6 +123,14 @@ class OpenSandbox:
             self.enforced_limits.thaw()
         self.agent.resume()
         self.agent.is_paused = False
+
+    def end_processes(self) -> list[EndedProcess]:
+        """End everything but idle shells: programs, jobs, terminals, and what any of them left behind."""
+        known = self.processes.commands(self.every_session())
+        return [
+            EndedProcess(pid, known.get(pid) or name.decode("utf-8", "replace"))
+            for pid, name in self.agent.end_others()
+        ]
 
     def usage(self) -> Usage:
         """Return what was used until now."""

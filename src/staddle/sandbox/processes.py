@@ -6,6 +6,7 @@ import os
 import select
 import threading
 
+from .._value import Value
 from ..errors import InvalidCall
 from ..launch.signals import SIGKILL
 from ..shell.background_output import BackgroundOutput
@@ -177,6 +178,16 @@ class Job:
         return f"<Job {self.pid}: {'running' if self.running else 'ended'}>"
 
 
+class EndedProcess(Value):
+    """A process that was ended with all that it had started: its number inside, and its command.
+
+    The command is what was asked for, where that is known; else the name that the process gave itself.
+    """
+
+    pid: int
+    command: str
+
+
 class ProcessList:
     """The processes of a sandbox, in the order they were started."""
 
@@ -199,6 +210,14 @@ class ProcessList:
         """The sandbox has ended: hear the last of each."""
         for process in self._started:
             process.wait(_LAST_PATIENCE)
+
+    def commands(self, sessions: Iterable[Session]) -> dict[int, str]:
+        """The commands of the processes that were started, and of the jobs of these sessions, by number."""
+        found = {pid: command for session in sessions for pid, command in session._jobs.items()}
+        for process in self._started:
+            command = process.command
+            found[process.pid] = command if isinstance(command, str) else " ".join(command)
+        return found
 
     def listed(self, sessions: Iterable[Session], tell: Tell) -> list[Process | Job]:
         """List the processes that were started, and the jobs of these sessions."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from contextlib import AbstractContextManager
     from os import PathLike
-    from typing import Any, Self, TypeVar
+    from typing import Any, Literal, Self, TypeVar
 
     from ..layers.changes import Change
     from ..layers.commit import Committed
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..packages.installed import Package
     from .open.settings import SandboxSettings
     from .open_sandbox import OpenSandbox
+    from .processes import EndedProcess
     from .session import Session
     from .workspace.snapshot import Snapshot
     from .workspace.workspace import SandboxWorkspace
@@ -110,7 +111,8 @@ class WorkspaceMethods:
     def discard(self, paths: Collection[str] | None = None) -> None:
         """Drop the changes, or those of `paths`: the workspace is there as the host has it now.
 
-        The home and /tmp stay as they are, unless a path is named there.
+        The home and /tmp stay as they are, unless a path is named there. This is about files only: shells
+        and programs in the background go on, those in a directory that was exchanged in the old one.
         """
 
         def discarded(workspace: SandboxWorkspace, sessions: list[Session]) -> None:
@@ -133,13 +135,24 @@ class WorkspaceMethods:
         """
         return history(_workspace(self._now())).listed()
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: Snapshot, *, processes: Literal["end", "keep"] = "end") -> list[EndedProcess]:
         """Be as at that snapshot, of this sandbox or of one that it was forked from or to.
 
-        Waits for commands that run. Programs in the background go on, in directories that are no
-        longer those that others see.
+        Waits for commands that run. Programs in the background, jobs and terminals are ended, and returned:
+        they would go on with the files of a future that is no more. With `processes="keep"` they go on, in
+        directories that are no longer those that others see.
         """
-        self._at_rest(partial(restore, snapshot=snapshot))
+        if processes not in ("end", "keep"):
+            raise InvalidCall(f"processes is {processes!r}", fix='say "end" or "keep"')
+        inside = self._now()
+        ended: list[EndedProcess] = []
+
+        def end() -> None:
+            if processes == "end":
+                ended.extend(inside.end_processes())
+
+        self._at_rest(partial(restore, snapshot=snapshot, first=end))
+        return ended
 
     @classmethod
     def from_snapshot(

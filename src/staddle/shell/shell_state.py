@@ -420,7 +420,7 @@ class ShellState:
     @uninterruptible
     def become(self, saved: SavedShell | None) -> None:
         """Be in the state that was remembered, in another bash if need be; without one, begin anew."""
-        if saved is not None and saved.dump is not None and self.bash.idle():
+        if saved is not None and saved.dump is not None and not self.bash.stale and self.bash.idle():
             now = self.saved()
             if now.dump is not None and now.dump.equals(saved.dump) and not self.newest_job:
                 self.status, self.cwd = saved.status, saved.cwd

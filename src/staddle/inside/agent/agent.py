@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 _IDLE = 100
 #: Descriptors that wait for such a time. With more it is done at once: a busy sandbox may never be idle.
 _MOST_LATER = 32
+#: Of the processes that were ended, so many are named.
+_MOST_NAMED = 100
 
 
 class SandboxAgent:
@@ -250,6 +252,8 @@ class SandboxAgent:
             except ProcessLookupError:
                 pass  # there is no process
             self._main.send(agent_messages.encode(agent_messages.ALL_ENDED))
+        elif message.kind == agent_messages.END_OTHERS:
+            self._main.send(agent_messages.encode(agent_messages.OTHERS_ENDED, self._end_others()))
         elif message.kind == agent_messages.PAUSE:
             if message.fields[0]:
                 self._pause.begin()
@@ -269,15 +273,35 @@ class SandboxAgent:
         else:
             raise Malformed(f"{message.kind!r} is not for the main socket")
 
+    def _ours(self) -> set[int]:
+        """The shells and the file server: what is there when nothing runs."""
+        return {
+            pid for pid, child in self._children.items() if child.files is not None or child.is_file_server
+        }
+
+    def _end_others(self) -> tuple[tuple[int, bytes], ...]:
+        """End everything else; the number and the name of each that was not started by another of these."""
+
+        def others() -> set[int]:
+            processes = process_tree.table()
+            found = process_tree.below(os.getpid(), processes) - self._ours()
+            return {pid for pid in found if not processes[pid].dead}
+
+        found = others()
+        entries = process_tree.seen(found)
+        first = sorted(pid for pid, entry in entries.items() if entry.parent not in found)
+        names = tuple((pid, process_tree.name(pid)) for pid in first[:_MOST_NAMED])
+        if found:
+            process_tree.signal(found, process_tree.SIGSTOP)  # none goes on because another has ended
+            process_tree.kill_all(others)
+        return names
+
     def _swapped(self, swap: Swap, alone: int, roots: tuple[bytes, ...], socket: int) -> bytes:
         """Exchange trees; with `alone` only if no process but waiting shells can be in them.
 
         The fork server mounts them meanwhile and sends them on `socket`: nothing else is waited for.
         """
-        shells = {
-            pid for pid, child in self._children.items() if child.files is not None or child.is_file_server
-        }
-        others = {*process_tree.table(), *self._children} - {os.getpid(), *shells} if alone else ()
+        others = {*process_tree.table(), *self._children} - {os.getpid(), *self._ours()} if alone else ()
         if others:
             return agent_messages.encode(
                 agent_messages.BUSY, b"%d processes run in the sandbox" % len(others)

@@ -67,6 +67,15 @@ def _entry(pid: int) -> ProcessEntry | None:
     return ProcessEntry(int(words[1]), int(words[19]), words[0] in (b"Z", b"X"), words[0] == b"T")
 
 
+def name(pid: int) -> bytes:
+    """The name that a process has given itself; empty when it has ended."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb", buffering=0) as file:
+            return (file.read(64) or b"").rstrip(b"\n")
+    except OSError:
+        return b""
+
+
 def below(root: int, processes: dict[int, ProcessEntry]) -> set[int]:
     """Everything that `root` started, and what that started."""
     children: dict[int, list[int]] = {}

@@ -321,8 +321,16 @@ def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str
     return made
 
 
-def restore(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], snapshot: Snapshot) -> None:
-    """Be as at the snapshot: its files, its shells; a session that was not there begins anew."""
+def restore(
+    workspace: SandboxWorkspace,
+    sessions: Sequence[NamedShell],
+    snapshot: Snapshot,
+    first: Callable[[], object] = tuple,
+) -> None:
+    """Be as at the snapshot: its files, its shells; a session that was not there begins anew.
+
+    `first` is called when all is ready, before anything is exchanged.
+    """
     fitting = snapshot.fitted_to(workspace)
 
     def then() -> None:
@@ -331,7 +339,13 @@ def restore(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], snapsho
         for session in sessions:
             session._shell.become(fitting.shell_state(session.name, workspace))
 
-    change(workspace, workspace.restored(fitting._trees), then)
+    following = workspace.restored(fitting._trees)
+    try:
+        first()
+    except BaseException:
+        close_all(following)
+        raise
+    change(workspace, following, then)
 
 
 def change(
