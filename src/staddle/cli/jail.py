@@ -189,7 +189,7 @@ def _remove(parsed: Parsed) -> int:
 
 
 def _reap(parsed: Parsed) -> int:
-    from ..jail.reaper import RETENTION, reap
+    from ..jail.workspace import RETENTION, reap
 
     if parsed.words:
         raise UsageError(f"staddle jail reap takes no argument {parsed.words[0]!r}")

@@ -6,23 +6,24 @@
                                     /journal.jsonl   what happened, without secrets
                                     /claim           locked while a process uses it
 
-See `worktree` for how the tree is made and removed.
+See `worktree` for how the tree is made and removed. `reap` removes old ones that are not in use.
 """
 
 from __future__ import annotations
 
 import os
+import time
 
-from ..errors import GitFailed, WorkspaceError
+from ..errors import GitFailed, WorkspaceBusy, WorkspaceError
 from . import git as safe_git
-from . import journal, worktree
 from . import record as records
-from .index import GitIndex
-from .review import WITH_REPOSITORIES, PlantedFile, find_planted, worth_a_look
+from . import worktree
+from .review import WITH_REPOSITORIES, GitIndex, PlantedFile, find_planted, worth_a_look
+from .worktree import erase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 #: Who commits what an agent left uncommitted, unless the caller says otherwise.
 IDENTITY = {
@@ -79,7 +80,7 @@ class Workspace:
             except BaseException:
                 worktree.erase(directory, common, name)
                 raise
-            journal.append(directory, "created", repository=made[1], branch=made[2], base=base)
+            records.append_journal(directory, "created", repository=made[1], branch=made[2], base=base)
         return cls(directory)
 
     @classmethod
@@ -140,9 +141,9 @@ class Workspace:
         """Its record, read now."""
         return records.read(self.directory)
 
-    def journal(self) -> tuple[journal.JournalEntry, ...]:
+    def journal(self) -> tuple[records.JournalEntry, ...]:
         """Its journal, oldest entry first. Commands may contain text of the agent: escape them."""
-        return journal.read(self.directory)
+        return records.read_journal(self.directory)
 
     def claim(self) -> records.Claim:
         """Take it, until the claim is released or this process ends. WorkspaceBusy when it is taken."""
@@ -169,7 +170,7 @@ class Workspace:
                     fix="commit_all() what is left, and look at inspect()",
                 )
             self.move_to("published")
-            journal.append(self.directory, "published", branch=self.branch, commit=self.tip())
+            records.append_journal(self.directory, "published", branch=self.branch, commit=self.tip())
 
     def tip(self) -> str:
         """The commit its branch is at."""
@@ -223,7 +224,7 @@ class Workspace:
         commit = made.decode().strip()
         self._git.run("update-ref", f"refs/heads/{self.branch}", commit, tip)
         worktree.install_index(f"{self.directory}/git/index", self.admin)
-        journal.append(self.directory, "committed", commit=commit)
+        records.append_journal(self.directory, "committed", commit=commit)
         return commit
 
     def publishable(self) -> bool:
@@ -289,3 +290,62 @@ def directories(root: str | None = None) -> Iterator[str]:
     except FileNotFoundError:
         return
     yield from (f"{where}/{name}" for name in names if os.path.isdir(f"{where}/{name}"))
+
+
+HOUR = 3600.0
+#: Seconds that a workspace is kept in a state. States that are not named are kept for ever.
+RETENTION = {"published": 24 * HOUR, "failed": 72 * HOUR}
+
+
+def reap(
+    retention: Mapping[str, float] = RETENTION,
+    *,
+    root: str | None = None,
+    now: float | None = None,
+    dry_run: bool = False,
+) -> tuple[str, ...]:
+    """Remove what has been in its state for longer than `retention` says; the paths that went.
+
+    Branches stay, so that nothing that was committed is lost. What is claimed is not touched.
+    A directory without a readable record is what a crash left, and goes like a failed one.
+    With `dry_run` nothing goes; the paths are those that would.
+    """
+    unknown = set(retention) - set(records.TRANSITIONS)
+    if unknown:
+        raise WorkspaceError(
+            f"there is no state {sorted(unknown)[0]!r}", fix=f"choose among {', '.join(records.TRANSITIONS)}"
+        )
+    moment = time.time() if now is None else now
+    gone = []
+    for directory in directories(root):
+        try:
+            with records.Claim(directory):
+                if _is_due(directory, retention, moment):
+                    if not dry_run:
+                        _remove(directory)
+                    gone.append(directory)
+        except (WorkspaceBusy, OSError):
+            continue  # in use, or gone meanwhile
+    return tuple(gone)
+
+
+def _is_due(directory: str, retention: Mapping[str, float], now: float) -> bool:
+    try:
+        record = records.read(directory)
+    except WorkspaceError:
+        state, since = "failed", os.stat(directory).st_mtime
+    else:
+        # We have the claim, so the process that the record names has ended.
+        state, since = "failed" if record.state == "running" else record.state, record.changed
+    return state in retention and now - since >= retention[state]
+
+
+def _remove(directory: str) -> None:
+    try:
+        workspace = Workspace(directory)
+    except WorkspaceError:
+        objects = f"{directory}/git/objects"
+        common = os.path.dirname(os.readlink(objects)) if os.path.islink(objects) else directory
+        erase(directory, common, os.path.basename(directory))
+    else:
+        erase(directory, workspace.common, workspace.name)

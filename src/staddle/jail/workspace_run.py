@@ -13,7 +13,7 @@ import time
 
 from ..errors import CommandCancelled, CommandTimeout, StaddleError
 from ..events import Event
-from . import journal
+from . import record
 from .agents import Agent, changed_settings, fingerprint
 from .git import text
 from .options import bootstrap, confinement
@@ -195,7 +195,7 @@ class WorkspaceRun:
             self.command.close()  # what it holds for a start that did not come
 
     def _note(self, what: str, **facts: object) -> None:
-        journal.append(self._opts.workspace.directory, what, self._secrets, **facts)
+        record.append_journal(self._opts.workspace.directory, what, self._secrets, **facts)
 
 
 def _reason(error: BaseException | None) -> str:

@@ -11,7 +11,7 @@ import time
 
 from ..errors import GitFailed, GitRefused, WorkspaceError
 from . import record as records
-from .index import GitIndex
+from .review import GitIndex
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

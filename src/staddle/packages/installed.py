@@ -1,23 +1,31 @@
-"""Which packages a sandbox has got, by what its package managers have left in its layers.
+"""The packages that a sandbox has got, by what their managers have left in its layers; and their downloads.
 
 Nothing inside is asked: the files that say so are read where they are, as anything else of a
 sandbox that may lie. pip leaves a directory `name-version.dist-info` with the list of its files,
 dpkg its status and a list for each package, npm a `package.json` in each directory.
+
+Downloads are kept for other sandboxes in a cache that they all see, and that none of them can change. It is
+filled only on a call from outside (`keep`), and used only by sandboxes that are told to. There it lies under
+their own caches: what they download goes to their layers. The caller of `keep` vouches for the downloads:
+what a sandbox has in its cache is that sandbox's word.
 """
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 
 from .._value import Value
+from ..files import beneath
 from ..layers.unified_diff import content
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ..layers.changes import Change
     from ..policy.package_sources.sources import Manager
+
 
 _LARGEST = 16 << 20
 #: No name and no version is longer.
@@ -199,3 +207,62 @@ def _rows(text: bytes) -> list[str]:
 
 def _plausible(name: str, version: str) -> bool:
     return all(0 < len(text) <= _LONGEST and text.isprintable() for text in (name, version))
+
+
+#: The directories of a home that caches are in, and what of them is kept: pip's, uv's and npm's.
+PLACES = (".cache", ".npm")
+KEPT = (".cache/pip/", ".cache/uv/", ".npm/_cacache/")
+#: Names another place for them. Run by root, everybody must be able to pass through to it.
+VARIABLE = "STADDLE_DOWNLOADS"
+_LARGEST_DOWNLOAD, _MOST_DOWNLOADS = 256 << 20, 16 << 30
+
+
+def home_of_downloads() -> str:
+    """Where they are on the host: the user's own cache. Root's is where everybody may read."""
+    if chosen := os.environ.get(VARIABLE):
+        return os.path.abspath(chosen)
+    if os.geteuid() == 0:
+        return "/var/cache/staddle/downloads"
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(caches, "staddle", "downloads")
+
+
+def keep(changes: Iterable[Change], home: str) -> int:
+    """Copy what is in the caches of a sandbox whose home is `home`; how many files that were."""
+    place = home_of_downloads()
+    os.makedirs(place, 0o755, exist_ok=True)
+    root = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    count, room = 0, _MOST_DOWNLOADS
+    try:
+        for change in changes:
+            path = change.path.removeprefix(f"{home}/")
+            if change.type != "file" or path == change.path or not path.startswith(KEPT):
+                continue
+            data = content(change, min(_LARGEST_DOWNLOAD, room), new=True)
+            if data is None:
+                continue
+            with beneath.pending(root, path) as file:
+                file.write(data)
+            count, room = count + 1, room - len(data)
+    finally:
+        os.close(root)
+    return count
+
+
+def trees(home: str, store: str, owner: int | None) -> dict[str, list[str]]:
+    """The layers below the caches of a sandbox whose home is `home`, topmost first; see `snapshot.extend`.
+
+    `owner` is who the sandbox's user is on the host, if not we: then directories of its own lie over
+    ours, in `store`.
+    """
+    from .system_layer import repeated
+
+    kept = home_of_downloads()
+    found: dict[str, list[str]] = {}
+    for name in PLACES:
+        below = f"{kept}/{name}"
+        if not os.path.isdir(below):
+            continue
+        own = [] if owner is None else [repeated(below, f"{store}/downloads-{os.urandom(6).hex()}", owner)]
+        found[f"{home}/{name}"] = [*own, below]
+    return found

@@ -67,14 +67,14 @@ class WorkspaceMethods:
 
         They will take it for what their indexes would have sent: keep only what you would install.
         """
-        from ..packages.downloads import KEPT, keep
+        from ..packages.installed import KEPT, keep
 
         home = self._now().decided.plan.identity.home
         return keep(self.diff([f"{home}/{path.rstrip('/')}" for path in KEPT]), home)
 
     def use_downloads(self) -> None:
         """Have downloads that were kept under its own caches from now on; it cannot change them."""
-        from ..packages.downloads import PLACES, trees
+        from ..packages.installed import PLACES, trees
 
         inside = self._now()
         workspace = _workspace(inside)

@@ -10,8 +10,7 @@ import pytest
 
 from staddle.errors import GitRefused, StaddleError, WorkspaceBusy, WorkspaceError
 from staddle.jail import record as records
-from staddle.jail.reaper import HOUR, reap
-from staddle.jail.workspace import Workspace, data_directory
+from staddle.jail.workspace import HOUR, Workspace, data_directory, reap
 from tests.support.git_plants import World
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import GitFailed
-from staddle.jail.index import GitIndex
+from staddle.jail.review import GitIndex
 from staddle.jail.workspace import Workspace
 from tests.support.git_plants import World
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from staddle.jail import journal
+from staddle.jail import record
 from staddle.launch.redaction import Secrets
 
 
 def test_it_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    journal.append(str(tmp_path), "created", branch="x")
-    journal.append(str(tmp_path), "ended", status=3, reason="exited", violations=[])
-    first, second = journal.read(str(tmp_path))
+    record.append_journal(str(tmp_path), "created", branch="x")
+    record.append_journal(str(tmp_path), "ended", status=3, reason="exited", violations=[])
+    first, second = record.read_journal(str(tmp_path))
     assert (first.what, first.facts) == ("created", {"branch": "x"})
     assert second.facts == {"status": 3, "reason": "exited", "violations": []}
     assert first.at <= second.at
@@ -23,72 +23,74 @@ def test_it_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_secret_is_cut_out_wherever_it_stands(tmp_path: Path) -> None:
     secrets = Secrets(("sk-secret",))
-    journal.append(
+    record.append_journal(
         str(tmp_path), "began", secrets, command=["x", "--key=sk-secret"], why="it said 'sk-secret'"
     )
-    text = (tmp_path / journal.FILE).read_text()
+    text = (tmp_path / record.JOURNAL).read_text()
     assert "sk-secret" not in text
-    assert journal.read(str(tmp_path))[0].facts["command"] == ["x", "--key=(hidden)"]
+    assert record.read_journal(str(tmp_path))[0].facts["command"] == ["x", "--key=(hidden)"]
 
 
 def test_a_cut_does_not_leave_half_a_secret(tmp_path: Path) -> None:
     secret = "s" * 40
-    journal.append(str(tmp_path), "x", Secrets((secret,)), why="-" * (journal.MOST_LETTERS - 20) + secret)
-    assert "sss" not in (tmp_path / journal.FILE).read_text()
+    record.append_journal(
+        str(tmp_path), "x", Secrets((secret,)), why="-" * (record.MOST_LETTERS - 20) + secret
+    )
+    assert "sss" not in (tmp_path / record.JOURNAL).read_text()
 
 
 def test_a_line_is_bounded(tmp_path: Path) -> None:
-    journal.append(str(tmp_path), "began", command=["a" * 100_000] * 1000)
-    assert (tmp_path / journal.FILE).stat().st_size < 200_000
-    assert journal.read(str(tmp_path))[0].facts["command"][-1] == "…"
+    record.append_journal(str(tmp_path), "began", command=["a" * 100_000] * 1000)
+    assert (tmp_path / record.JOURNAL).stat().st_size < 200_000
+    assert record.read_journal(str(tmp_path))[0].facts["command"][-1] == "…"
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"null", b"{}", b'{"at": "x", "what": 1}', b"\xff\xfe"])
 def test_what_cannot_be_read_is_left_out(tmp_path: Path, line: bytes) -> None:
-    (tmp_path / journal.FILE).write_bytes(line + b"\n")
-    journal.append(str(tmp_path), "created")
-    assert [entry.what for entry in journal.read(str(tmp_path))] == ["created"]
+    (tmp_path / record.JOURNAL).write_bytes(line + b"\n")
+    record.append_journal(str(tmp_path), "created")
+    assert [entry.what for entry in record.read_journal(str(tmp_path))] == ["created"]
 
 
 def test_of_a_long_one_the_end_is_read(tmp_path: Path) -> None:
-    (tmp_path / journal.FILE).write_bytes(b'{"at": 1, "what": "old"}\n' * 100_000)
-    journal.append(str(tmp_path), "new")
-    entries = journal.read(str(tmp_path))
+    (tmp_path / record.JOURNAL).write_bytes(b'{"at": 1, "what": "old"}\n' * 100_000)
+    record.append_journal(str(tmp_path), "new")
+    entries = record.read_journal(str(tmp_path))
     assert entries[-1].what == "new"
     assert len(entries) < 50_000
 
 
 def test_no_journal_is_an_empty_one(tmp_path: Path) -> None:
-    assert journal.read(str(tmp_path)) == ()
+    assert record.read_journal(str(tmp_path)) == ()
 
 
 def test_it_is_for_its_owner_only_and_follows_no_link(tmp_path: Path) -> None:
-    journal.append(str(tmp_path), "created")
-    assert (tmp_path / journal.FILE).stat().st_mode & 0o077 == 0
+    record.append_journal(str(tmp_path), "created")
+    assert (tmp_path / record.JOURNAL).stat().st_mode & 0o077 == 0
     victim = tmp_path / "victim"
     victim.write_text("mine\n")
-    (tmp_path / journal.FILE).unlink()
-    (tmp_path / journal.FILE).symlink_to(victim)
-    journal.append(str(tmp_path), "created")
+    (tmp_path / record.JOURNAL).unlink()
+    (tmp_path / record.JOURNAL).symlink_to(victim)
+    record.append_journal(str(tmp_path), "created")
     assert victim.read_text() == "mine\n"
 
 
 def test_lines_of_many_do_not_mix(tmp_path: Path) -> None:
     def write(number: int) -> None:
         for _ in range(20):
-            journal.append(str(tmp_path), "x", text=str(number) * 500)
+            record.append_journal(str(tmp_path), "x", text=str(number) * 500)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    entries = journal.read(str(tmp_path))
+    entries = record.read_journal(str(tmp_path))
     assert len(entries) == 160
     assert all(len(set(entry.facts["text"])) == 1 for entry in entries)
 
 
 def test_any_byte_of_a_name_is_kept(tmp_path: Path) -> None:
     odd = os.fsdecode(b"\xff\n\x1b[2J")
-    journal.append(str(tmp_path), "x", command=[odd])
-    assert journal.read(str(tmp_path))[0].facts["command"] == [odd]
+    record.append_journal(str(tmp_path), "x", command=[odd])
+    assert record.read_journal(str(tmp_path))[0].facts["command"] == [odd]
