@@ -136,7 +136,7 @@ def test_when_it_is_ended_so_is_the_agent(name: str, how: signal.Signals, status
         assert "in use" in jail("run", name, "--", "true", status=125).stderr
         assert "in use" in jail("rm", name, "--force", status=125).stderr
         running.send_signal(how)
-        assert running.wait(20) == status
+        assert running.wait(60) == status
     finally:
         running.kill()
         running.communicate()
@@ -245,7 +245,7 @@ def test_when_the_window_is_closed_everything_inside_ends(name: str) -> None:
     window.kill()
     window.wait()
     assert gone(mark)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while state(name) == "running" and time.monotonic() < until:
         time.sleep(0.05)
     assert state(name) in ("failed", "stopped")

@@ -122,7 +122,7 @@ def test_a_session_that_is_in_use_is_not_used_twice(command: Run, state: Path, p
         assert names(command) == ["A /workspace/file"]  # looking is allowed
         assert "now" in command("ls").stdout
         first.stdin.close()
-        assert first.wait(20) == 0
+        assert first.wait(60) == 0
     finally:
         first.kill()
         first.wait()

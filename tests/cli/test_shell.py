@@ -56,7 +56,7 @@ class Person:
     def type(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
-    def sees(self, what: str, seconds: float = 15) -> bool:
+    def sees(self, what: str, seconds: float = 60) -> bool:
         """Whether `what` is printed from here on, in time."""
         until = time.monotonic() + seconds
         while what.encode() not in self.seen:
@@ -68,11 +68,11 @@ class Person:
         return True
 
     def status(self) -> int:
-        until = time.monotonic() + 15
+        until = time.monotonic() + 60
         while self.process.poll() is None and time.monotonic() < until:
             if select.select([self._master], [], [], 0.05)[0]:  # or it could not print its last words
                 self.seen += os.read(self._master, 65536)
-        return self.process.wait(5)
+        return self.process.wait(60)
 
     def has_the_terminal_back(self) -> bool:
         return termios.tcgetattr(self._terminal) == self.modes
@@ -158,7 +158,7 @@ def test_stopped_and_continued_it_takes_the_terminal_again(person: Person) -> No
     person.process.send_signal(signal.SIGSTOP)
     termios.tcsetattr(person._terminal, termios.TCSANOW, person.modes)  # as the user's own shell does
     person.process.send_signal(signal.SIGCONT)
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while person.has_the_terminal_back() and time.monotonic() < until:
         time.sleep(0.02)
     assert not person.has_the_terminal_back()
@@ -202,7 +202,7 @@ def test_a_terminal_that_is_taken_away_ends_it(tmp_path: Path) -> None:
         assert _appears(mark)
         os.close(person._terminal)
         os.close(person._master)
-        assert person.process.wait(10) != 0
+        assert person.process.wait(60) != 0
         assert gone(mark)
     finally:
         if person.process.poll() is None:
@@ -213,7 +213,7 @@ def test_a_terminal_that_is_taken_away_ends_it(tmp_path: Path) -> None:
 @pytest.mark.same_for_everyone
 def test_much_output_arrives_whole(person: Person) -> None:
     person.type("seq 100000 | tail -c 300000; echo the-$((40+2))\n")
-    assert person.sees("99999\r\n100000\r\nthe-42", 30)
+    assert person.sees("99999\r\n100000\r\nthe-42")
 
 
 def test_a_timeout_ends_it(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_timeout_ends_it(tmp_path: Path) -> None:
         assert person.sees("$ ")
         assert person.status() == 124
         assert person.has_the_terminal_back()
-        assert person.sees("--timeout gives it more", 1)
+        assert person.sees("--timeout gives it more")
     finally:
         person.leave()
 
@@ -262,7 +262,7 @@ def test_each_line_is_done_as_it_comes(tmp_path: Path, backend: str) -> None:
         process.stdin.flush()
         assert process.stdout.readline() == f"{sum(range(number + 1))}\n"
     process.stdin.close()
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     process.stdout.close()
 
 
@@ -287,7 +287,7 @@ def test_signals_reach_the_script(tmp_path: Path) -> None:
     assert process.stdout
     assert process.stdout.readline() == b"ready\n"
     process.terminate()
-    assert process.wait(10) == 9
+    assert process.wait(60) == 9
     assert process.stdout.read() == b"caught\n"
     assert gone(mark)
 

@@ -219,7 +219,7 @@ class World:
 
         def stop() -> None:
             wake.send(b"x")
-            listener.join(10)
+            listener.join(60)
             wake.close()
             woken.close()
 

@@ -223,7 +223,7 @@ def test_processes_and_terminals(backend: str) -> None:
         counting = await sb.start("sleep 0.2; wc -c")
         await counting.send_stdin("x" * 500_000)
         counting.close_stdin()
-        assert await counting.wait(10) == 0
+        assert await counting.wait(60) == 0
         assert counting.output().strip() == "500000"
         await sb.run("sleep 1239.8 &")
         assert [each.running for each in await sb.processes()] == [False, False, True]
@@ -233,7 +233,7 @@ def test_processes_and_terminals(backend: str) -> None:
             while data := await terminal.read(10):
                 seen += data
             assert b"30 90" in seen
-            assert await terminal.wait(10) == 5
+            assert await terminal.wait(60) == 5
             assert await terminal.read(0.01) == b""
 
     awaited(backend, test)

@@ -131,7 +131,7 @@ def test_the_key_is_in_no_unit_and_on_no_command_line(prison: Prison) -> None:
         assert key not in prison.machine.log()
     finally:
         prison.end("TERM")
-        assert running.wait(20) == 143
+        assert running.wait(60) == 143
         running.communicate()
     assert prison.state(name) == "failed"
     workspaces = prison.machine.outside(prison.workspaces)

@@ -47,7 +47,7 @@ def test_when_its_caller_is_ended_so_is_the_unit(prison: Prison, how: str, statu
         assert len(prison.units()) == 1
         assert prison.go(name, "true").returncode == 125  # claimed
         prison.end(how)
-        assert running.wait(20) == status
+        assert running.wait(60) == status
     finally:
         running.kill()
         running.communicate()

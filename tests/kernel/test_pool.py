@@ -129,7 +129,7 @@ def test_after_close_everything_says_so_and_nothing_is_left() -> None:
     time.sleep(0.1)
     pool.close()
     pool.close()
-    waiting.join(5)
+    waiting.join(60)
     assert len(errors) == 1
     with pytest.raises(SandboxClosed, match="pool is closed"):
         pool.acquire()

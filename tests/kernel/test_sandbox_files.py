@@ -413,12 +413,12 @@ def test_files_do_not_wait_for_commands(place: Place) -> None:
     try:
         time.sleep(0.2)
         place.sandbox.files.write("stop", "")
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
     finally:
         place.sandbox.interrupt()
         stop.kill()
-        thread.join(10)
+        thread.join(60)
 
 
 @pytest.mark.same_for_everyone
@@ -454,7 +454,7 @@ def test_a_directory_that_is_swapped_meanwhile_leads_nowhere_else(place: Place) 
         except OSError:
             continue
     place.sandbox.files.write("stop", "")
-    assert swapping.wait(10) is not None
+    assert swapping.wait(60) is not None
     assert done > 0
     assert (outside / "x").read_text() == "untouched"
     assert os.listdir(outside) == ["x"]
@@ -514,9 +514,9 @@ def test_closing_ends_a_write_that_is_under_way(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=write)
     thread.start()
-    begun.wait(10)
+    begun.wait(60)
     sandbox.close()
-    thread.join(10)
+    thread.join(60)
     assert [type(error) for error in failures] == [SandboxClosed]
 
 

@@ -155,7 +155,7 @@ def test_nothing_outside_is_read_or_written_however_directories_are_swapped(tmp_
                 pass
             assert picture(outside) == before
         sandbox.files.write("stop", "")
-        process.wait(10)
+        process.wait(60)
     for path, (kind, _, content) in picture(project).items():
         assert kind == "symlink" or b"canary" not in content, path
     with Sandbox.from_snapshot(tmp_path / "saved", project) as again:

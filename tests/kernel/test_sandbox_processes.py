@@ -38,7 +38,7 @@ def test_a_process_runs_in_the_background_where_the_session_is(sb: Sandbox) -> N
     assert process.poll() is None
     assert process.running
     process.send_stdin("hello\n")
-    assert process.wait(10) == 3
+    assert process.wait(60) == 3
     assert process.output().stdout == "/usr\n1\ngot hello\n"
     assert process.output().stderr == "err\n"
     assert process.output() == "/usr\n1\ngot hello\nerr\n"
@@ -49,12 +49,12 @@ def test_a_process_runs_in_the_background_where_the_session_is(sb: Sandbox) -> N
 @pytest.mark.same_for_everyone
 def test_arguments_instead_of_a_text(sb: Sandbox) -> None:
     process = sb.start(["sh", "-c", 'echo "$0" "$A"', "a b"], env={"A": "it's"}, cwd="/")
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     assert process.output() == "a b it's\n"
 
 
 def test_a_program_that_is_not_there_ends_with_127(sb: Sandbox) -> None:
-    assert sb.start(["no-such-program"]).wait(10) == 127
+    assert sb.start(["no-such-program"]).wait(60) == 127
 
 
 @pytest.mark.same_for_everyone
@@ -63,7 +63,7 @@ def test_the_end_of_input_is_told(sb: Sandbox) -> None:
     process.send_stdin(b"a\xff")
     process.close_stdin()
     process.close_stdin()
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     assert process.output().stdout_bytes == b"a\xff"
     with pytest.raises(BrokenPipeError):
         process.send_stdin("more")
@@ -78,10 +78,10 @@ def test_more_input_than_a_pipe_holds_waits_for_the_reader(sb: Sandbox) -> None:
     process = sb.start("sleep 0.3; wc -c")
     process.send_stdin(b"x" * 1_000_000)
     process.close_stdin()
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     assert process.output().strip() == "1000000"
     ended = sb.start("true")
-    assert ended.wait(10) == 0
+    assert ended.wait(60) == 0
     with pytest.raises(BrokenPipeError):
         ended.send_stdin("x")
 
@@ -92,7 +92,7 @@ def test_wait_gives_up_in_time(sb: Sandbox) -> None:
     assert process.wait(0.1) is None
     assert process.wait(0) is None
     process.kill()
-    assert process.wait(10) == 137
+    assert process.wait(60) == 137
     process.kill()  # again: nothing
 
 
@@ -103,7 +103,7 @@ def test_kill_reaches_all_that_was_started(sb: Sandbox) -> None:
     process.kill(15)
     assert process.wait(0.3) is None
     process.kill()
-    assert process.wait(10) == 137
+    assert process.wait(60) == 137
     assert until(lambda: not with_argument(mark) and not with_argument(other_mark))
 
 
@@ -191,7 +191,7 @@ def test_a_terminal_is_one(sb: Sandbox) -> None:
         assert b"30 100" in seen
         assert b"/usr\r\n" in seen
         assert b"<1>" in seen
-        assert terminal.wait(10) == 7
+        assert terminal.wait(60) == 7
         while terminal.read(5):
             pass
         terminal.write("nobody listens\n")

@@ -125,7 +125,7 @@ def test_it_can_be_interrupted_and_stopped(how: str) -> None:
         thread.start()
         assert until(lambda: sb.files.exists("/tmp/begun"))
         sb.interrupt()
-        thread.join(20)
+        thread.join(60)
         assert [result.reason for result in results] == [Reason.cancelled]
         count = "n=0; while :; do n=$((n+1)); echo $n > /tmp/m; mv /tmp/m /tmp/n; done"
         process = threading.Thread(target=lambda: results.append(sb.run(count, user=user, timeout=20)))
@@ -138,7 +138,7 @@ def test_it_can_be_interrupted_and_stopped(how: str) -> None:
         sb.resume()
         assert until(lambda: counted(sb) != stopped)
         sb.interrupt()
-        process.join(20)
+        process.join(60)
         assert results[-1].reason is Reason.cancelled
 
 

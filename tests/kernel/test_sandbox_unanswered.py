@@ -94,7 +94,7 @@ def test_what_a_thread_has_not_begun_is_undone_all_the_same() -> None:
 
     def work() -> int:
         made.set()
-        assert begin.wait(10)
+        assert begin.wait(60)
         return 1
 
     async def main() -> None:

@@ -56,7 +56,7 @@ def threads_start() -> None:
     for thread in started:
         thread.start()
     for thread in started:
-        thread.join(10)
+        thread.join(60)
     assert sorted(seen) == list(range(8))
 
 

@@ -295,7 +295,7 @@ print(attempt(waiting.connect, "slow"))
 for _ in range(6):
     slow.accept()
 for thread in stuck:
-    thread.join(5)
+    thread.join(60)
 print(not any(thread.is_alive() for thread in stuck))
 os._exit(0) if sys.stdout.flush() is None else None
 """

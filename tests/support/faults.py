@@ -278,7 +278,7 @@ def _become(launch: Launch, channel: socket.socket, out: int, here: bool) -> Non
 
 def orphans() -> list[int]:
     """Who is still there a moment later; they are ours to end."""
-    until = time.monotonic() + 2
+    until = time.monotonic() + 20
     while time.monotonic() < until:
         try:
             if os.waitpid(-1, os.WNOHANG) == (0, 0):

@@ -129,7 +129,7 @@ def _command(sandbox: opening.SandboxHandle, *, root: bool) -> dict[str, Any]:
             stdio=(reading, writing, writing),
             root=root,
         )
-        code = started.wait(20)
+        code = started.wait(60)
         started.close()
         os.set_blocking(reading, False)
         out = os.read(reading, 4096).decode() if code == 0 else ""

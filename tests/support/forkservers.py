@@ -40,7 +40,7 @@ def output(
         said += chunk
     os.close(reading)
     try:
-        return said.decode("utf-8", "surrogateescape"), started.wait(20)
+        return said.decode("utf-8", "surrogateescape"), started.wait(60)
     finally:
         started.close()
 

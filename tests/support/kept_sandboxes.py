@@ -34,7 +34,7 @@ def at_a_terminal(
         start_new_session=True,
     )
     os.close(terminal)
-    seen, until = b"", time.monotonic() + 20
+    seen, until = b"", time.monotonic() + 60
     try:
         while time.monotonic() < until:
             if select.select([master], [], [], 0.1)[0]:
@@ -46,7 +46,7 @@ def at_a_terminal(
                 if answer and b"[y/N] " in seen:
                     os.write(master, answer)
                     answer = b""
-        return seen.decode().replace("\r\n", "\n"), process.wait(10)
+        return seen.decode().replace("\r\n", "\n"), process.wait(60)
     finally:
         if process.poll() is None:
             process.kill()

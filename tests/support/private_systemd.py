@@ -254,7 +254,7 @@ def keep(source: str, uid: int) -> None:
 
 
 def _remove_cgroups(group: Path) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while group.exists() and time.monotonic() < end:
         for folder, _, _ in os.walk(group, topdown=False):
             with contextlib.suppress(OSError):  # busy for a moment: its last process is still ending

@@ -58,7 +58,7 @@ def native() -> Iterator[TriedShell]:
         )
         theirs.close()
         standalone.send_code(ours)
-        agent = AgentClient(ours.detach(), lambda: process.wait(10) and None)
+        agent = AgentClient(ours.detach(), lambda: process.wait(60) and None)
         shell = Shell(agent, agent.shell({}, ""))
         try:
             yield TriedShell("native", agent, shell, os.path.realpath(directory))

@@ -100,7 +100,7 @@ def test_of_many_processes_exactly_one_wins(tmp_path: Path) -> None:
     finally:
         start.abort()
         for process in processes:
-            process.join(10)
+            process.join(60)
 
 
 def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
         holder.stdout.readline()
         assert records.is_claimed(str(tmp_path))
         holder.send_signal(signal.SIGKILL)
-        holder.wait(10)
+        holder.wait(60)
         records.Claim(str(tmp_path)).release()
     finally:
         holder.kill()

@@ -78,7 +78,7 @@ def client_of(answers: Answers) -> Iterator[FileClient]:
     finally:
         made.close()
         for thread in link.threads:
-            thread.join(5)
+            thread.join(60)
 
 
 def row(name: bytes) -> tuple[bytes, int, int, int]:
@@ -206,7 +206,7 @@ def test_one_that_was_killed_while_it_waited_is_replaced() -> None:
 
     with client_of(answers) as made:
         made.ask(file_messages.LIST, b"/")
-        made._agent.threads[0].join(5)  # type: ignore[attr-defined]
+        made._agent.threads[0].join(60)  # type: ignore[attr-defined]
         made._process.close()  # type: ignore[union-attr]
         made.ask(file_messages.LIST, b"/")
         assert made._agent.started == 2  # type: ignore[attr-defined]
@@ -243,7 +243,7 @@ def test_what_can_have_been_done_is_not_asked_twice(operation: bytes, reads: boo
     finally:
         made.close()
         for thread in link.threads:
-            thread.join(5)
+            thread.join(60)
 
 
 def test_errors_are_built_here() -> None:
