@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ _PAGE = os.sysconf("SC_PAGESIZE")
 _PR_SET_CHILD_SUBREAPER = 36
 #: Growth beyond these is not flat: bytes of memory, descriptors, threads.
 MEMORY, DESCRIPTORS, THREADS = 4 << 20, 8, 2
+#: Names that are made outside of the part's own directories.
+_OURS = re.compile("(staddle-)?[0-9a-f]{12,32}")
 #: How long the end of a program may take to be complete.
 PATIENCE = 20.0
 
@@ -166,15 +169,8 @@ class Leftovers:
     def _listed(self) -> Iterator[str]:
         for place in self._places:
             yield from files_below(place)
-        mine = os.geteuid()
-        for directory in ("/tmp", "/var/tmp", "/dev/shm"):
-            for path in Path(directory).glob("staddle-*"):
-                try:
-                    ours = path.lstat().st_uid == mine and "as-user" not in path.name
-                    if ours and path.name != f"staddle-{mine}":  # that one stays, for the next program
-                        yield f"{path}"
-                except OSError:
-                    continue
+        for directory in ("/tmp", "/var/tmp", f"/var/tmp/staddle-commits-{os.geteuid()}"):
+            yield from map(str, filter(_is_ours, Path(directory).glob("*")))
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
             yield f"mount {line.split(' ', 5)[4]}"
         yield from map(str, _control_groups())
@@ -198,6 +194,14 @@ def _control_groups() -> Iterator[Path]:
             words = name.split("-")
             if words[1:2] == [space] and not Path(f"/proc/{words[2]}").exists():
                 yield Path(directory, name)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is a private directory of the landlock backend, or a commit, of this user."""
+    try:
+        return bool(_OURS.fullmatch(path.name)) and path.lstat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _shown(pid: int) -> str:

@@ -51,7 +51,7 @@ class Started:
                 given.append(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
         self._process = self.sandbox.agent.spawn(
             command,
-            self.sandbox.environment,
+            self.sandbox.decided.plan.environment(),
             directory,
             stdio=(given[0], given[1], given[2]),
             root=root == "once",

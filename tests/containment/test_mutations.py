@@ -6,16 +6,12 @@ machine, so that what gets through reaches nothing but canaries there.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import json
 import os
-import shutil
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,8 +19,9 @@ import pytest
 from tests.support.private_systemd import SOURCE_INSIDE, PrivateSystemd
 
 from . import checks, machines, namespaces
-from .checks import BATCH, SOURCE, gaps_of, verdict
-from .conftest import HALF_WRITTEN, copy_in
+from .checks import BATCH, gaps_of, verdict
+from .conftest import copy_in
+from .mutated import edited
 from .probes import ATTACKS, TERMINAL
 from .switches import ALONE, SWITCHES, Switch
 
@@ -46,30 +43,6 @@ def cases(backends: tuple[str, ...], who: str) -> list[Any]:
         for name, switch in SWITCHES[backend].items()
         if switch.only in ("", who)
     ]
-
-
-@contextlib.contextmanager
-def edited(backend: str, name: str) -> Iterator[Path]:
-    """A copy of staddle without the protection, as far as that is text."""
-    edits = SWITCHES[backend][name].edits
-    if not edits:
-        yield SOURCE
-        return
-    with tempfile.TemporaryDirectory(prefix="mutated-") as place:
-        os.chmod(place, 0o755)
-        target = Path(place) / "src"
-        shutil.copytree(SOURCE, target, ignore=HALF_WRITTEN, copy_function=_linked)
-        for edit in edits:
-            edit.apply(target)
-        yield target
-
-
-def _linked(source: str, target: str) -> None:
-    """The same file, where that can be: what is edited is made anew."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def parsed(done: subprocess.CompletedProcess[bytes]) -> dict[str, Any] | None:
@@ -134,7 +107,7 @@ def test_a_check_turns_red_without(backend: str, name: str) -> None:
         "switched_off": name,
         "deny_below": DENY_BELOW.get(backend, "work"),
     }
-    with edited(backend, name) as source:
+    with edited(SWITCHES[backend][name].edits) as source:
         found = noticed(SWITCHES[backend][name], arguments, run)
     assert found, "no check notices that this protection is gone"
 
@@ -157,7 +130,7 @@ _numbers = itertools.count()
 def test_a_check_turns_red_without_in_systemd(who: str, name: str, machine: PrivateSystemd) -> None:
     source = SOURCE_INSIDE
     if SWITCHES["systemd"][name].edits:
-        with edited("systemd", name) as made:
+        with edited(SWITCHES["systemd"][name].edits) as made:
             source = copy_in(machine, made, f"mutated-{next(_numbers)}")
 
     def run(arguments: dict[str, Any], *, terminal: bool = False) -> dict[str, Any] | None:

@@ -1,0 +1,149 @@
+"""Protections that are not about what a command can reach, but about what the host does with what it left.
+
+No attack of the catalogue meets them: each has tests of its own elsewhere, which are named here
+and have to fail without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .base import Edit
+
+_COMMIT = "tests/unit/layers/test_commit.py"
+
+
+@dataclass(frozen=True)
+class HostSwitch:
+    """What is taken away, and a test, as pytest names it, that must notice; `-k` chooses in its file."""
+
+    edit: Edit
+    file: str
+    keyword: str
+    #: It starts a sandbox: who runs it may matter.
+    starts: bool = False
+    #: Only an ordinary user's sandbox needs it.
+    only: str = ""
+
+
+HOST_SWITCHES: dict[str, HostSwitch] = {
+    # A directory that a shell kept open leads by ".." to where old trees are set aside.
+    "cover of the place aside": HostSwitch(
+        Edit(
+            "inside/agent/mount_swap.py",
+            "            self._cover_place_aside()\n        except",
+            "        except",
+        ),
+        "tests/kernel/test_frozen_layers.py",
+        "kept_directory",
+        starts=True,
+        only="user",  # as root the place belongs to the fork server, whom nobody is inside
+    ),
+    "review of renames that complete a repository": HostSwitch(
+        Edit(
+            "layers/review.py",
+            '_BRINGING = frozenset(("added", "renamed", "type", "link"))',
+            '_BRINGING = ("added",)',
+        ),
+        _COMMIT,
+        "rename_completes",
+    ),
+    "review of what git is in the middle of": HostSwitch(
+        Edit(
+            "policy/protected_names.py",
+            '    ".git/rebase-merge",\n    ".git/rebase-apply",\n    ".git/sequencer",\n)',
+            ")",
+        ),
+        _COMMIT,
+        "in_the_middle_of",
+    ),
+    "review of names that other programs obey": HostSwitch(
+        Edit(
+            "layers/review.py", "        if name:\n            yield", "        if False:\n            yield"
+        ),
+        _COMMIT,
+        "names_that_other_programs_obey",
+    ),
+    "review of links that lead out": HostSwitch(
+        Edit("layers/review.py", "elif target := names.leads_out(item):", 'elif target := "":'),
+        _COMMIT,
+        "links_that_lead_out",
+    ),
+    "review of links at the beginning of a protected name": HostSwitch(
+        Edit("layers/review.py", "if begun and item.new is not None", "if False and item.new is not None"),
+        _COMMIT,
+        "beginning_of_a_protected_name",
+    ),
+    "review of links of the host with a protected name": HostSwitch(
+        Edit(
+            "layers/review.py",
+            " or self._itself(path) or self._through_a_link(path)",
+            " or self._itself(path)",
+        ),
+        _COMMIT,
+        "link_of_the_host",
+    ),
+    "review of new executables": HostSwitch(
+        Edit("layers/review.py", "elif _can_be_run(item.new) and not _can_be_run(item.old):", "elif False:"),
+        _COMMIT,
+        "new_executables",
+    ),
+    "bound of depth": HostSwitch(
+        Edit("layers/differences.py", 'if prefix.count("/") > MOST_DEPTH:', "if False:"),
+        _COMMIT,
+        "too_deep",
+    ),
+    "links that lead out of an environment": HostSwitch(
+        Edit(
+            "environment/command_layer.py", "                    or _leading_out(names.leads_out(item))\n", ""
+        ),
+        "tests/kernel/test_environment_layers.py",
+        "taken_as_links",
+        starts=True,
+    ),
+    "doubt about a virtual environment of the workspace": HostSwitch(
+        Edit("policy/toolchains.py", "is_python = has_library and any(", "is_python = True or any("),
+        "tests/unit/policy/test_toolchains.py",
+        "environment_of_the_workspace",
+    ),
+    "parts of an interpreter, not all beside it": HostSwitch(
+        Edit(
+            "policy/toolchains.py",
+            'self._grant_parts(root, layouts.INTERPRETER, "python", ',
+            'self._grant(root, "python", ',
+        ),
+        "tests/unit/policy/test_toolchains.py",
+        "environment_of_the_workspace",
+    ),
+    "the unspecified address on landlock": HostSwitch(
+        Edit(
+            "inside/landlock/connections.py",
+            "meant = (address,) if any(address) else",
+            "meant = (address,) if True else",
+        ),
+        "tests/unit/inside/landlock/test_destinations.py",
+        "unspecified_address",
+    ),
+    "addresses of the host itself": HostSwitch(
+        Edit(
+            "network/gateway/context.py",
+            "own = any(self._routes.is_own(each.packed) for",
+            "own = any(False for",
+        ),
+        "tests/kernel/test_network_clients.py",
+        "address_of_the_host",
+        starts=True,
+    ),
+    "platform addresses of clouds": HostSwitch(
+        Edit(
+            "policy/hosts.py", '        ("168.63.129.16/32", "the metadata service of cloud machines"),\n', ""
+        ),
+        "tests/unit/network/rules/test_rules.py",
+        "168.63.129.16",
+    ),
+}
+
+#: Not switched off by themselves, and why no test could notice.
+HOST_ALONE = {
+    "read-only holder of the place aside": "its root lies past the cover, which nobody inside may enter",
+}
