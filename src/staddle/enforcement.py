@@ -55,11 +55,15 @@ class Step(Value):
 
 
 class EnforcedLimit(Value):
-    """A limit that holds, and by what. `exact` is false where it can be exceeded for a moment."""
+    """A limit that holds, and by what. `exact` is false where it can be exceeded for a moment.
+
+    `default`: the policy does not say it; it is a part of what this host has.
+    """
 
     limit: str
     by: str
     exact: bool = True
+    default: bool = False
 
 
 class Enforcement(Value):

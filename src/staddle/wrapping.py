@@ -158,13 +158,12 @@ def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) 
     plan = mask_host_sockets(plan)
     chosen, enforced = choose(plan, backend, best_effort=best_effort)
     limits = plan.limits
-    if chosen.name == "namespaces" and (limits.memory or limits.cpu or limits.processes):
-        from .limits.enforced import (
-            enforced_limits,  # who holds each is only looked up where it is not obvious
-            usable,
-        )
+    if limits.defaults or (chosen.name == "namespaces" and (limits.memory or limits.cpu or limits.processes)):
+        from .limits.enforced import of_command  # who holds each is only looked up where it is not obvious
 
-        enforced = enforced.replace(limits=enforced_limits(limits, usable(), inside=True, layer="none")[0])
+        writes = any(grant.access == "write" for grant in plan.grants)
+        held, gaps = of_command(limits, inside=chosen.name == "namespaces", writes=writes)
+        enforced = enforced.replace(limits=held, gaps=(*enforced.gaps, *gaps))
     return WrappedCommand(chosen.prepare(plan, command), plan, enforced)
 
 

@@ -47,7 +47,7 @@ def plan(nonce: str) -> Plan:
         sockets=(),
         variables=(Variable(_NONCE, nonce, _ORIGIN),),
         network=Network.deny(),
-        limits=Limits(),
+        limits=Limits.none(),
         identity=Identity(host=f"canary-{nonce}"),
         cwd="/",
     )

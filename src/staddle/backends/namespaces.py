@@ -211,7 +211,7 @@ def _view(plan: Plan, layout: Layout) -> list[Operation]:
 def _limited(plan: Plan) -> CommandLimits | None:
     """The limits on the sandbox as a whole, where there are some; its first process is under them as well."""
     limits = plan.limits
-    if limits.memory is None and limits.cpu is None and limits.processes is None:
+    if limits.memory is None and limits.cpu is None and limits.processes is None and not limits.defaults:
         return None
     from ..limits.command_limits import command_limits
 

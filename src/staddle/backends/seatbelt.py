@@ -282,7 +282,7 @@ def _bare_plan(grants: tuple[Grant, ...]) -> Plan:
         sockets=(),
         variables=(),
         network=Network.deny(),
-        limits=Limits(),
+        limits=Limits.none(),
         identity=Identity(),
         cwd="/",
     )

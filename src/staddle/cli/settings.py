@@ -6,6 +6,7 @@ import os
 
 from ..errors import PolicyError, UsageError
 from ..policy import Identity, Network, Policy
+from ..policy.limits import DEFAULT
 from .options import Option, Parsed
 
 TYPE_CHECKING = False
@@ -28,12 +29,12 @@ RUNNING = (
     Option("allow", "HOST[:PORT]", "allow this host; implies --network allow (repeatable)", many=True),
     Option("backend", "NAME", "auto (default), namespaces, bwrap, systemd, landlock, seatbelt or native"),
     Option("timeout", "SECONDS", "end the command after this time: 90, 2m, none (default: the policy's, 30)"),
-    Option("memory", "SIZE", "limit memory, as in 512M"),
+    Option("memory", "SIZE", "limit memory, as in 512M, or none (default: half of what is available)"),
     Option("cpu", "CORES", "limit processor time to this many cores, as in 1.5"),
-    Option("processes", "N", "limit the number of processes"),
+    Option("processes", "N", "limit the number of processes, or none (default: 4096)"),
     Option("file-size", "SIZE", "limit the size of each file that is written, as in 100M"),
     Option("open-files", "N", "limit the number of files that each process has open"),
-    Option("disk", "SIZE", "limit what the sandbox writes to its own layer (with --keep)"),
+    Option("disk", "SIZE", "limit what the sandbox writes to its own layer, or none (with --keep)"),
     Option("output-cap", "SIZE", "pass on at most SIZE of each output stream, and say what was dropped"),
     Option("env", "NAME=VALUE", "set a variable inside (repeatable)", many=True),
     Option("pass-env", "NAME", "pass this variable of yours on (repeatable)", many=True),
@@ -167,6 +168,10 @@ def _network(parsed: Parsed) -> Network | None:
     )
 
 
+#: What can be said instead of a number of processes or files.
+_WORDS = {"none": None, DEFAULT: DEFAULT}
+
+
 def _limits(parsed: Parsed) -> dict[str, object]:
     said: dict[str, object] = {}
     timeout = parsed.one("timeout")
@@ -175,12 +180,12 @@ def _limits(parsed: Parsed) -> dict[str, object]:
     sizes = (("memory", "memory"), ("output-cap", "output"), ("file-size", "file_size"), ("disk", "disk"))
     for option, field in sizes:
         if (size := parsed.one(option)) is not None:
-            said[field] = size
+            said[field] = None if size == "none" else size
     if (cores := parsed.one("cpu")) is not None:
         said["cpu"] = _decimal(cores, "--cpu")
     for option, field in (("processes", "processes"), ("open-files", "open_files")):
         if (count := parsed.one(option)) is not None:
-            said[field] = _number(count, f"--{option}")
+            said[field] = _WORDS[count] if count in _WORDS else _number(count, f"--{option}")
     return said
 
 

@@ -131,7 +131,7 @@ def open_sandbox(
     to_mount: ToMount | None = None,
     *,
     extra_fds: Sequence[int] = (),
-    grouped: bool = False,
+    cgroups: int = 0,
 ) -> SandboxProcess:
     """Take a sandbox for `plan`; with `to_mount`, changes to its workspace go to layers, else to the host.
 
@@ -139,23 +139,18 @@ def open_sandbox(
     `shared_view.SharedView`), and gives the layers of the workspace, the home tree, to which other writes
     go (None: to tmpfs), and the layered directories of the system, by their paths, where those can be
     written, too. `extra_fds` are descriptors for its agent (see `SandboxRequest`), which stay the
-    caller's; with `grouped` it is in cgroups.
+    caller's; it is in so many `cgroups`.
 
     Its shell, the program `bash` inside, is running already. The first message on the agent's socket
     announces it, or says why there is no sandbox.
     """
     views = _views_of(plan, bash)
-    cgroup_fds = 0
-    if grouped:
-        from ..limits import host_cgroups
-
-        cgroup_fds = len(host_cgroups.support().places)
     layers: OverlayDirs | None = None
     home: HomeTree | None = None
     trees: Mapping[str, OverlayDirs] = {}
     if to_mount is not None:
         layers, home, trees = to_mount(views.layered.places, views.layered.skeleton)
-    config, view = views.config(home, cgroup_fds), views.plain.workspace
+    config, view = views.config(home, cgroups), views.plain.workspace
     others = {HOME_TREE: home.layers} if home is not None and home.layers is not None else {}
     others |= trees
     for _ in range(2):

@@ -116,7 +116,7 @@ def _live(
             with Ruleset(0, scoped=config.scoped) as scope:
                 scope.restrict()
         trees.begin(control)
-        template.confinement.begin(cgroup_fds, goes_first=bool(config.memory))
+        template.confinement.begin(cgroup_fds, goes_first=True)
         network = None if config.network else AgentNetwork(config.reach)
         agent.begin(socket, InDirectory(control, CONTROL.encode()), network)
         shell = agent.start_shell(config.bash, config.environment, b"/")

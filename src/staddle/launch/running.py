@@ -60,8 +60,12 @@ def start(launch: Launch, *, group: int | None = None, **kwargs: Any) -> subproc
 
             finalize(process, launch.limited.leave)
         return process
-    except OSError as error:
-        raise not_startable(launch, error) from error
+    except BaseException as error:
+        if launch.limited is not None:
+            launch.limited.close()
+        if isinstance(error, OSError):
+            raise not_startable(launch, error) from error
+        raise
     finally:
         launch.close()
 

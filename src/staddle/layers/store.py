@@ -16,6 +16,7 @@ import os
 import stat
 
 from ..errors import LayerError
+from ..linux.memory import available
 from . import trash
 
 TYPE_CHECKING = False
@@ -29,6 +30,8 @@ VARIABLE = "STADDLE_LAYERS"
 PLACES = ("/dev/shm", "/var/tmp", "/tmp")
 #: With less room than this, memory is not the place.
 LEAST_ROOM = 1 << 30
+#: With less memory available than this, layers are on a disk; else they may take this part of it.
+LEAST_AVAILABLE, MEMORY_PART = 4 << 30, 8
 #: The ids of a sandbox that root starts lie this near to that of the mounter, and no others do.
 _IDS = 1 << 16
 
@@ -93,6 +96,8 @@ class Store:
         import threading
 
         self.home = home
+        #: Whether it is in memory because that was our own choice.
+        self.in_memory = home.startswith(f"{PLACES[0]}/") and not os.environ.get(VARIABLE, "").startswith("/")
         self.owner = owner
         self.path, self._claim = _claimed(home, 0o711 if owner is not None else 0o700)
         self._serial = 0
@@ -325,7 +330,25 @@ def _places() -> Sequence[str]:
     chosen = os.environ.get(VARIABLE, "")
     if chosen.startswith("/"):
         return (chosen,)
-    return [place for place in PLACES if place != "/dev/shm" or _room(place) >= LEAST_ROOM]
+    memory, *others = PLACES
+    if has_memory_for_more():
+        return PLACES
+    return [*others, memory] if _room(memory) >= LEAST_ROOM else others  # at last: better than none
+
+
+def has_memory_for_more() -> bool:
+    """Whether the layers of one more sandbox may be in memory.
+
+    All that lies there, by whomever, may take an eighth of what the host could still give. One call of
+    statvfs: no layer is looked at.
+    """
+    left = available()
+    try:
+        status = os.statvfs(PLACES[0])
+    except OSError:
+        return False
+    room, used = status.f_bavail * status.f_frsize, (status.f_blocks - status.f_bfree) * status.f_frsize
+    return room >= LEAST_ROOM and left >= LEAST_AVAILABLE and used <= left // MEMORY_PART
 
 
 def _room(place: str) -> int:

@@ -5,6 +5,8 @@
     cgroup_files        which file of a cgroup has which limit or counter, for both versions (pure)
     sandbox_cgroups     the cgroups of one sandbox: limits, members, freezing, killing
     cgroup_tree         all cgroups of one host program, made beneath one of its own, and removed after it
+    default_limits      the limits that protect the host where a policy says none: a part of what there is
+    memory_watch        the default on memory of sessions without cgroups, by one thread for all
     prewarm             cgroups for sandboxes that are made in advance
     host_cgroups        the facts, and the cgroup tree of this program, made when the first sandbox needs it
     command_limits      all of these, for a single command

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import struct
 
-from . import host_cgroups, usage
+from . import default_limits, host_cgroups, usage
+from .cgroup_layout import CgroupSupport
 from .enforced import RLIMIT_NPROC, asked, rlimits, usable
 from .limit_tally import SIZE, TALLY
 from .usage import Events, GroupMeter
@@ -22,8 +23,9 @@ class CommandLimits:
 
     def __init__(self, limits: Limits) -> None:
         """Make what holds `limits`. LaunchFailed or OSError when the host refuses."""
-        means = usable()
-        self._limits = limits
+        # A group takes the kernel longer than all else that a command needs: not for a default alone.
+        means = usable() if asked(limits) else CgroupSupport(())
+        self._limits = limits = default_limits.fill_in(limits)
         self._group: SandboxCgroups | None = None
         #: For the first process to watch; 0 is nothing.
         self.memory = 0 if means.version("memory") else limits.memory or 0
@@ -76,4 +78,5 @@ class CommandLimits:
 
 def command_limits(limits: Limits) -> CommandLimits | None:
     """For a command with `limits`; None where none of them takes more than its own process."""
-    return CommandLimits(limits) if asked(limits) else None
+    left = "memory" in limits.defaults or "processes" in limits.defaults
+    return CommandLimits(limits) if left or asked(limits) else None

@@ -8,18 +8,22 @@ alone, threads included. The kernel's root is exempt, which no sandbox is.
 
 from __future__ import annotations
 
+import os
+import time
+
+from .._value import Value
 from ..enforcement import EnforcedLimit, Gap
-from . import host_cgroups
+from . import default_limits, host_cgroups
 from .cgroup_files import LIMIT_OF
-from .cgroup_layout import HOLDING
+from .cgroup_layout import HOLDING, CgroupSupport
+from .disk import in_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import Literal
 
     from ..policy.limits import Limits
-    from .cgroup_layout import CgroupSupport
 
 #: The limits that take a control group, or something that stands in for one.
 GROUPED = ("memory", "cpu", "processes")
@@ -32,7 +36,7 @@ RESERVE = 4
 
 def asked(limits: Limits) -> bool:
     """Whether a limit is asked for that takes a cgroup; else the host's cgroups are not looked at."""
-    return any(getattr(limits, name) is not None for name in GROUPED)
+    return any(getattr(limits, name) is not None and name not in limits.defaults for name in GROUPED)
 
 
 def usable() -> CgroupSupport:
@@ -47,21 +51,87 @@ def usable() -> CgroupSupport:
     return found.replace(places=(), scope="", why_not=tuple((name, why, _FIX) for name in HOLDING))
 
 
+def session_cgroups(limits: Limits) -> CgroupSupport:
+    """The cgroups that a session with `limits` is put into.
+
+    Systemd is asked for a scope only for a limit that the policy says: it would take too long for a default.
+    """
+    found = host_cgroups.support()
+    return found if not found.scope or asked(limits) else found.replace(places=(), scope="")
+
+
+class SessionLimits(Value):
+    """The limits of one session, filled in, and what holds them on this host.
+
+    The agent watches `watched_memory` and `watched_processes`, or 0. The host program counts what is
+    written up to `quota` bytes, or 0; `watches_memory`, and `counts_processes` when a command fails.
+    `is_asked`: the policy says a limit that takes a cgroup.
+    """
+
+    limits: Limits
+    cgroups: int
+    watched_memory: int
+    watched_processes: int
+    quota: int
+    watches_memory: bool
+    counts_processes: bool
+    is_asked: bool
+
+
+#: For how many seconds what was measured is good for other sandboxes of the same kind.
+_AGE = 1.0
+_sessions: dict[tuple[int, Limits, str], tuple[float, SessionLimits]] = {}
+
+
+def session_limits(limits: Limits, store: str = "") -> SessionLimits:
+    """What holds `limits` of a session that writes to `store`, if it has one. Measured once a second."""
+    now, key = time.monotonic(), (os.getpid(), limits, store)
+    known = _sessions.get(key)
+    if known is None or now - known[0] > _AGE:
+        if len(_sessions) >= 64:
+            _sessions.clear()
+        known = _sessions[key] = now, _session_limits(limits, store)
+    return known[1]
+
+
+def _session_limits(limits: Limits, store: str) -> SessionLimits:
+    means = session_cgroups(limits)
+    _, memory, processes = stand_ins(limits)
+    as_memory = bool(memory and store and in_memory(store))
+    if as_memory and "disk" in limits.defaults:
+        limits = limits.replace(disk=None)  # what is written counts as memory
+    filled = default_limits.fill_in(limits, store)
+    return SessionLimits(
+        limits=filled,
+        cgroups=len(means.places),
+        watched_memory=memory,
+        watched_processes=processes,
+        quota=(filled.disk or (memory if as_memory else 0)) if store else 0,
+        watches_memory="memory" in limits.defaults and not means.version("memory"),
+        counts_processes="processes" in limits.defaults and not means.version("pids"),
+        is_asked=asked(limits),
+    )
+
+
 def stand_ins(limits: Limits) -> tuple[tuple[tuple[str, int, int], ...], int, int]:
-    """Of a session: resource limits, as `rlimits` has them; memory and processes to be watched, or 0."""
-    if not asked(limits):
-        return (), 0, 0
-    means = host_cgroups.support()
-    memory = 0 if means.version("memory") else limits.memory or 0
-    processes = 0 if means.version("pids") else limits.processes or 0
-    return tuple(rlimits(limits, means)), memory, processes
+    """Of a session: resource limits, as `rlimits` has them; memory and processes to be watched, or 0.
+
+    The agent watches what the policy says. Of the defaults, the kernel or the host program holds each.
+    """
+    means = session_cgroups(limits)
+    found = list(rlimits(limits, means)) if asked(limits) else []
+    if "processes" in limits.defaults and not means.version("pids"):
+        found.append(("nproc", RLIMIT_NPROC, default_limits.default_processes()))
+    memory = 0 if "memory" in limits.defaults or means.version("memory") else limits.memory or 0
+    processes = 0 if "processes" in limits.defaults or means.version("pids") else limits.processes or 0
+    return tuple(found), memory, processes
 
 
 def rlimits(limits: Limits, means: CgroupSupport) -> Iterator[tuple[str, int, int]]:
     """Name, number and value of those that stand in for a missing controller."""
-    if limits.memory is not None and not means.version("memory"):
+    if limits.memory is not None and "memory" not in limits.defaults and not means.version("memory"):
         yield "data", RLIMIT_DATA, min(limits.memory * RESERVE, 2**63 - 1)
-    if limits.processes is not None and not means.version("pids"):
+    if limits.processes is not None and "processes" not in limits.defaults and not means.version("pids"):
         yield "nproc", RLIMIT_NPROC, limits.processes
 
 
@@ -110,7 +180,7 @@ def enforced_limits(
     holds: list[EnforcedLimit] = []
     gaps: list[Gap] = []
     for name, value in limits.as_dict().items():
-        if value is None:
+        if value is None or name == "defaults" or name in limits.defaults:
             continue
         if name in _ALWAYS:
             holds.append(EnforcedLimit(name, _ALWAYS[name]))
@@ -126,6 +196,63 @@ def enforced_limits(
         else:
             gaps.append(_gap(name, means))
     return tuple(holds), tuple(gaps)
+
+
+def enforced_defaults(
+    limits: Limits,
+    means: CgroupSupport,
+    *,
+    by: Mapping[str, EnforcedLimit],
+    layer: Literal["memory", "directory", "none"] = "none",
+) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:
+    """The limits that the policy leaves to this host: those that hold, and those that nothing does.
+
+    `by` has what stands in for a missing controller. Nothing is refused for such a gap.
+    """
+    holds: list[EnforcedLimit] = []
+    missing: list[str] = []
+    for name in limits.defaults:
+        if name == "disk":
+            found = _DISK.get(layer)
+        elif version := means.version(_CONTROLLER[name]):
+            found = EnforcedLimit(name, f"a control group (version {version})")
+        else:
+            found = by.get(name)
+        if found is None:
+            missing.append(name)
+        else:
+            holds.append(found.replace(default=True))
+    return tuple(holds), default_limits.gaps(missing)
+
+
+_BY_PROCESSES = EnforcedLimit("processes", _STAND_IN["processes"])
+#: Who stands in for a missing controller and holds the defaults: of a session, of a single command.
+OF_SESSION = {
+    "memory": EnforcedLimit(
+        "memory",
+        "the host program, which measures and kills while the host has less than that left",
+        exact=False,
+    ),
+    "processes": _BY_PROCESSES,
+}
+OF_COMMAND = {
+    "memory": EnforcedLimit("memory", _STAND_IN["memory"], exact=False),
+    "processes": _BY_PROCESSES,
+}
+
+
+def of_command(
+    limits: Limits, *, inside: bool, writes: bool
+) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:
+    """What holds the limits of a single command, and the defaults that nothing holds.
+
+    `inside`: as in `enforced_limits`. `writes`: it may write to the host's directories.
+    """
+    means = usable() if inside and asked(limits) else CgroupSupport(())
+    held = enforced_limits(limits, means, inside=True, layer="none")[0] if inside and asked(limits) else ()
+    layer: Literal["memory", "none"] = "none" if writes else "memory"
+    more, gaps = enforced_defaults(limits, means, by=OF_COMMAND if inside else {}, layer=layer)
+    return (*held, *more), gaps
 
 
 def _gap(name: str, means: CgroupSupport) -> Gap:

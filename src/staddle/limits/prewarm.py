@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .cgroup_tree import CgroupTree
     from .sandbox_cgroups import SandboxCgroups
 
-_NONE = Limits(timeout=None, output=None)
+_NONE = Limits.none()
 
 
 class PrewarmedCgroups:
@@ -29,6 +29,7 @@ class PrewarmedCgroups:
         self._missing = spares  # beside the one that comes with each request
         self._turn = _thread.allocate_lock()
         self._waiting: list[SandboxCgroups] = []
+        self._entered: set[SandboxCgroups] = set()  # of those that wait
         self._stock: list[SandboxCgroups] = []  # that no request has brought yet
         self._closed = False
 
@@ -64,6 +65,7 @@ class PrewarmedCgroups:
 
     def restock(self) -> None:
         """Make the cgroups that the next request brings, while no caller waits; never raises."""
+        self._remove_lost()
         with self._turn:
             if self._stock or self._closed or self.gone:
                 return
@@ -76,6 +78,23 @@ class PrewarmedCgroups:
             if not closed:
                 self._stock.append(group)
         if closed:
+            group.close()
+
+    def _remove_lost(self) -> None:
+        """Remove the cgroups of sandboxes that ended before they were taken: empty after a shell was there.
+
+        One that nobody has entered yet may still be entered.
+        """
+        lost = []
+        with self._turn:
+            for group in tuple(self._waiting):
+                if group.members():
+                    self._entered.add(group)
+                elif group in self._entered:
+                    lost.append(group)
+                    self._waiting.remove(group)
+            self._entered &= set(self._waiting)
+        for group in lost:
             group.close()
 
     def not_taken(self) -> None:

@@ -260,18 +260,26 @@ def ran_into(
     if killed > 0 and limits.memory is not None:
         what = "a process was" if killed == 1 else f"{killed} processes were"
         sentence = f"{what} killed: all together used more than {size(limits.memory)} of memory"
-        return RanInto("memory", f"{sentence} (limits.memory)")
+        return RanInto("memory", f"{sentence} ({_named('memory', limits)})")
     if after.refused_processes > before.refused_processes and limits.processes is not None:
         return RanInto(
             "processes",
-            f"a process or thread could not be started: there were {limits.processes} (limits.processes)",
+            f"a process or thread could not be started: there were {limits.processes} "
+            f"({_named('processes', limits)})",
         )
     if full and limits.disk is not None:
-        return RanInto("disk", f"no room is left: {size(limits.disk)} are written (limits.disk)")
+        return RanInto("disk", f"no room is left: {size(limits.disk)} are written ({_named('disk', limits)})")
     if full and limits.memory is not None:
-        sentence = f"no room is left: {size(limits.memory)} are written, which is in memory (limits.memory)"
-        return RanInto("memory", sentence)
+        sentence = f"no room is left: {size(limits.memory)} are written, which is in memory"
+        return RanInto("memory", f"{sentence} ({_named('memory', limits)})")
     return None
+
+
+def _named(name: str, limits: Limits) -> str:
+    """The limit by its name; of a default also how to say another."""
+    if name not in limits.defaults:
+        return f"limits.{name}"
+    return f"the default of limits.{name} on this host; say a number for more, or None for no limit"
 
 
 def size(count: int) -> str:

@@ -71,6 +71,8 @@ _KEYS: dict[str, type] = {
     "limits": dict,
     "env": dict,
 }
+#: The limits that a policy file may name.
+_LIMITS = tuple(name for name in Limits._fields if name != "defaults")
 _TYPES = {list: "a list", str: "text", bool: "true or false", dict: "a table"}
 
 
@@ -228,16 +230,15 @@ def _identity(table: Mapping[str, Any], name: str) -> Identity:
 
 def _limits(table: Mapping[str, Any], name: str) -> Limits:
     for key, value in table.items():
-        if key not in Limits._fields:
-            raise _bad(
-                name, f"limits.{key}", "there is no such limit", f"known are {', '.join(Limits._fields)}"
-            )
+        if key not in _LIMITS:
+            raise _bad(name, f"limits.{key}", "there is no such limit", f"known are {', '.join(_LIMITS)}")
         try:
-            Limits(**{key: value if value != "none" else None})
+            Limits.none(**{key: value if value != "none" else None})
         except PolicyError as error:
             raise _bad(name, f"limits.{key}", str(error)) from None
     # TOML has no null: "none" takes a default limit away.
-    return Limits(**{key: None if value == "none" else value for key, value in table.items()})
+    said: dict[str, Any] = {key: None if value == "none" else value for key, value in table.items()}
+    return Limits(**said)
 
 
 def _filled(text: str, values: Mapping[str, str | None], name: str, key: str) -> str:

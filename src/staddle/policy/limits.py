@@ -5,6 +5,11 @@ from __future__ import annotations
 from .._value import Value
 from ..errors import PolicyError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from typing import Any
+
 LARGEST = 2**63 - 1  # what the kernel's interfaces hold
 LONGEST_TIMEOUT = 2.0**31  # seconds: 68 years, and still exact in every timer we use
 MOST_CORES = float(1 << 20)
@@ -18,6 +23,11 @@ UNITS = {"": 1, "b": 1} | {
 }
 
 
+#: The text that leaves a limit to this host, and the limits that are left to it if nothing is said.
+DEFAULT = "default"
+DEFAULTS = ("memory", "processes", "disk")
+
+
 class Limits(Value):
     """Upper bounds; None is no bound.
 
@@ -25,6 +35,9 @@ class Limits(Value):
     be without a command; all are in seconds. `cpu` is in cores (1.5 is one and a half). Sizes
     are bytes, given as an int or as text such as "512M". All but `timeout`, `output`,
     `file_size` and `open_files` are of the sandbox, with everything in it.
+
+    `defaults` are the names of limits that protect the host: they are a part of what the host has when a
+    sandbox is opened, and None here until then. "default" leaves one to the host, None takes it away.
     """
 
     timeout: float | None
@@ -37,20 +50,27 @@ class Limits(Value):
     open_files: int | None
     max_lifetime: float | None
     idle: float | None
+    defaults: tuple[str, ...]
 
     def __init__(  # noqa: PLR0917 - in the order of the fields
         self,
         timeout: float | None = 30.0,
-        memory: int | str | None = None,
+        memory: int | str | None = DEFAULT,
         cpu: float | None = None,
-        processes: int | None = None,
+        processes: int | str | None = DEFAULT,
         output: int | str | None = "1M",
         file_size: int | str | None = None,
-        disk: int | str | None = None,
+        disk: int | str | None = DEFAULT,
         open_files: int | None = None,
         max_lifetime: float | None = None,
         idle: float | None = None,
+        *,
+        defaults: Collection[str] = (),
     ) -> None:
+        left = {
+            name for name, value in zip(DEFAULTS, (memory, processes, disk), strict=True) if value == DEFAULT
+        }
+        memory, processes, disk = (None if value == DEFAULT else value for value in (memory, processes, disk))
         super().__init__(
             timeout=_decimal("timeout", timeout, LONGEST_TIMEOUT),
             memory=_size("memory", memory),
@@ -62,7 +82,18 @@ class Limits(Value):
             open_files=_count("open_files", open_files),
             max_lifetime=_decimal("max_lifetime", max_lifetime, LONGEST_TIMEOUT),
             idle=_decimal("idle", idle, LONGEST_TIMEOUT),
+            defaults=tuple(name for name in DEFAULTS if name in left or name in defaults),
         )
+
+    @classmethod
+    def none(cls, **given: Any) -> Limits:
+        """No limits but those that are given: what protects the host by default is taken away as well."""
+        return cls(**{**dict.fromkeys((*DEFAULTS, "timeout", "output")), **given})
+
+    def replace(self, **changes: Any) -> Limits:
+        """The same with some limits changed; one that is given is not a default any more."""
+        changes.setdefault("defaults", tuple(name for name in self.defaults if name not in changes))
+        return super().replace(**changes)
 
 
 def parse_size(text: str) -> int:

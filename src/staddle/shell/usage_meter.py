@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         def filled(self) -> int: ...
         def meter(self) -> GroupMeter | None: ...
         def tally(self) -> tuple[int, int]: ...
+        def count_processes(self, started: int) -> bool: ...
         def seen(self) -> int | None: ...
         def note(self, memory: int | None) -> None: ...
         def total(self, wall: float) -> Usage: ...
@@ -81,6 +82,7 @@ class UsageMeter:
     def __init__(self, sandbox: SandboxMeter, agent: AgentClient, limits: MeteredLimits | None) -> None:
         self._sandbox, self._agent, self._limits = sandbox, agent, limits
         self._group = None if limits is None else limits.meter()
+        self._is_watched = limits is not None and limits.watched
         self._shell = ProcessMeter(0)
         self._sample: ProcSample | None = None
         self._sampled_at = 0.0
@@ -106,7 +108,8 @@ class UsageMeter:
         if self._group is not None:
             self._group.begin()
         if self._limits is not None:
-            self._limits.seen()
+            if self._is_watched:
+                self._limits.seen()
             self._before = self._events()
             self._filled = self._limits.filled
 
@@ -132,14 +135,18 @@ class UsageMeter:
             # A program alone knows its own time; of a shell, only what it has waited for.
             used = used.replace(memory=counted.memory) if outcome.usage else _together(counted, used)
             self._memory = counted.memory
-        elif self._limits is not None and self._limits.watched:
+        elif self._limits is not None and self._is_watched:
             used = used.replace(memory=self._limits.seen() or used.memory)
         outcome.usage = used
-        if self._limits is None or not outcome.exit_code or outcome.reason not in _BY_ITSELF:
+        if self._limits is None:
             return
-        found = self._ran_into(self._limits, outcome.exit_code)
-        if found is None and self._limits.watched and self._refresh():
+        found = None
+        if outcome.exit_code and outcome.reason in _BY_ITSELF:
             found = self._ran_into(self._limits, outcome.exit_code)
+            if found is None and self._look_again(self._limits):
+                found = self._ran_into(self._limits, outcome.exit_code)
+        # The next command may begin before there is another sample: this one's kills are not its own.
+        self._before, self._filled = self._events(), self._limits.filled
         if found is None:
             return
         if found.limit == "memory":
@@ -176,7 +183,7 @@ class UsageMeter:
         """Return the limit that made a program fail, in a sentence; for one that was not waited for here."""
         if self._limits is None or not status:
             return ""
-        if self._limits.watched:
+        if self._is_watched:
             self._refresh()
         found = self._ran_into(self._limits, status)
         return "" if found is None else found.sentence
@@ -184,6 +191,12 @@ class UsageMeter:
     def _ran_into(self, limits: MeteredLimits, code: int) -> RanInto | None:
         full = limits.filled > self._filled
         return usage.ran_into(limits.limits, code, self._before, self._events(), full=full)
+
+    def _look_again(self, limits: MeteredLimits) -> bool:
+        """Look for limits that were met and not counted yet; whether there may be one."""
+        if self._is_watched:
+            return self._refresh()
+        return limits.count_processes(self._sandbox.counted)
 
     def _refresh(self) -> bool:
         """Have the agent check its limits now, instead of at its next turn; False if it has ended."""

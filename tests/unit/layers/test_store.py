@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +31,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield chosen
     trash.wait()
     assert os.listdir(chosen) == [], "something was left"
+
+
+def statvfs(room: int, used: int = 0) -> SimpleNamespace:
+    """What the kernel says of a file system with so many bytes of room, and so many in use."""
+    return SimpleNamespace(f_frsize=1, f_bavail=room, f_bfree=room, f_blocks=room + used)
 
 
 class TestPlace:
@@ -80,10 +86,25 @@ class TestPlace:
 
     def test_little_memory_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(store.VARIABLE, raising=False)
-        monkeypatch.setattr(store, "_room", lambda place: 1 << 20)
+        monkeypatch.setattr(os, "statvfs", lambda place: statvfs(room=1 << 20))
         assert "/dev/shm" not in store._places()
-        monkeypatch.setattr(store, "_room", lambda place: 1 << 40)
+        monkeypatch.setattr(store, "available", lambda: 16 << 30)
+        monkeypatch.setattr(os, "statvfs", lambda place: statvfs(room=1 << 40))
         assert store._places()[0] == "/dev/shm"
+
+    def test_layers_are_in_memory_only_within_a_budget(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv(store.VARIABLE, raising=False)
+        monkeypatch.setattr(store, "available", lambda: 16 << 30)
+        for used, first in ((0, "/dev/shm"), (2 << 30, "/dev/shm"), (3 << 30, "/var/tmp")):
+            monkeypatch.setattr(os, "statvfs", lambda place, used=used: statvfs(room=1 << 40, used=used))
+            assert store._places()[0] == first
+            assert "/dev/shm" in store._places()  # at last: better than none
+
+    def test_with_little_memory_available_they_are_on_a_disk(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv(store.VARIABLE, raising=False)
+        monkeypatch.setattr(os, "statvfs", lambda place: statvfs(room=1 << 40))
+        monkeypatch.setattr(store, "available", lambda: (4 << 30) - 1)
+        assert store._places()[0] == "/var/tmp"
 
     @pytest.mark.needs_root
     def test_roots_layers_belong_to_whoever_mounts_them(self, place: Path) -> None:

@@ -38,7 +38,7 @@ def plan(**fields: Any) -> Plan:
     empty: dict[str, Any] = dict.fromkeys(
         ("grants", "hidden", "guards", "links", "texts", "scratch", "sockets", "variables"), ()
     )
-    defaults = {"network": Network.deny(), "limits": Limits(), "identity": Identity(), "cwd": "/"}
+    defaults = {"network": Network.deny(), "limits": Limits.none(), "identity": Identity(), "cwd": "/"}
     return Plan(**{**empty, **defaults, **fields})
 
 

@@ -28,6 +28,29 @@ def test_the_defaults_are_half_a_minute_and_a_mebibyte_of_output() -> None:
     } == {None}
 
 
+def test_what_protects_the_host_is_left_to_it() -> None:
+    assert Limits().defaults == ("memory", "processes", "disk")
+    assert Limits(memory="1G", processes=None).defaults == ("disk",)
+    assert Limits(memory=None) != Limits()
+    assert Limits(memory="default", processes="default", disk="default") == Limits()
+
+
+def test_a_limit_that_is_said_is_no_default_any_more() -> None:
+    assert Limits().replace(memory=1 << 30).defaults == ("processes", "disk")
+    assert Limits().replace(memory=None).defaults == ("processes", "disk")
+    assert Limits().replace(timeout=5).defaults == Limits().defaults
+    assert Limits.none().replace(disk="default").defaults == ("disk",)
+
+
+def test_none_has_no_limit_but_those_that_are_given() -> None:
+    assert Limits.none(timeout=60, memory="1G").as_dict() == {
+        **dict.fromkeys(Limits._fields),
+        "timeout": 60.0,
+        "memory": 1 << 30,
+        "defaults": [],
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [

@@ -49,16 +49,15 @@ _IDMAPPABLE: dict[int, bool] = {}
 class Decision(Value):
     """The decision about a sandbox. `workspace` is the plan of the workspace alone, as the host sees it.
 
-    `is_limited`: there is a limit on the sandbox as a whole. `is_filtered`: its network goes through a
-    gateway. `bash` is the path of its shell inside, and further shells start with `environment`: both empty
-    on other backends than namespaces, where everything is started by the agent as that was started.
+    `is_filtered`: its network goes through a gateway. `bash` is the path of its shell inside, and further
+    shells start with `environment`: both empty on other backends than namespaces, where everything is
+    started by the agent as that was started.
     """
 
     backend: Backend
     plan: Plan
     workspace: Plan | None
     enforced: Enforcement
-    is_limited: bool
     is_filtered: bool
     bash: str
     environment: Mapping[str, str]
@@ -171,12 +170,14 @@ def _decided(
     backend, enforced = backends.choose(planned, chosen, best_effort=settings.best_effort)
     if backend.name == _LAYERED and limits:
         enforced = enforced.replace(limits=limits)
+    if plan.limits.defaults:
+        enforced = _with_defaults(enforced, plan.limits, settings.mode)
     # On other backends the plan may still change.
     is_ours = backend.name == _LAYERED
     bash = find_program(plan, "bash") if is_ours else ""
     is_filtered = bool(plan.asks) or needs_gateway(plan.network)
     environment = plan.environment() if is_ours else {}
-    decided = Decision(backend, plan, workspace, enforced, is_limited, is_filtered, bash, environment)
+    decided = Decision(backend, plan, workspace, enforced, is_filtered, bash, environment)
     plan_cache.put(plan, asking, decided)
     return decided
 
@@ -188,6 +189,19 @@ def _enforced_limits(limits: Limits, mode: str) -> tuple[tuple[EnforcedLimit, ..
     return enforced_limits(
         limits, host_cgroups.support(), inside=True, layer="directory" if mode == "overlay" else "none"
     )
+
+
+def _with_defaults(enforced: Enforcement, limits: Limits, mode: str) -> Enforcement:
+    """Add what holds the limits that the policy leaves to this host, and which of them nothing does."""
+    from ...limits.cgroup_layout import CgroupSupport
+    from ...limits.enforced import OF_SESSION, enforced_defaults, session_cgroups
+
+    if enforced.backend == _LAYERED:
+        layer: Literal["directory", "none"] = "directory" if mode == "overlay" else "none"
+        holds, gaps = enforced_defaults(limits, session_cgroups(limits), by=OF_SESSION, layer=layer)
+    else:
+        holds, gaps = enforced_defaults(limits, CgroupSupport(()), by={})
+    return enforced.replace(limits=(*enforced.limits, *holds), gaps=(*enforced.gaps, *gaps))
 
 
 def _backend_name(settings: SandboxSettings) -> str:

@@ -17,21 +17,27 @@ import os
 import struct
 import time
 
-from ...background import Worker
+from ...background import Worker, do_later
 from ...errors import LaunchFailed, StaddleError
-from ...limits import disk, enforced, host_cgroups, usage
+from ...limits import disk, enforced, usage
 from ...limits.limit_tally import PEAK, SIZE, TALLY
 from ...limits.usage import Events, GroupMeter, Usage
+from ...mounts.operations import inodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...ipc.agent_client import AgentClient
+    from ...limits.memory_watch import MemoryWatch
     from ...limits.sandbox_cgroups import SandboxCgroups
     from ...policy.limits import Limits
     from ..workspace.workspace import SandboxWorkspace
 
 #: What there is beside the limit on memory when files have used that up, to remove some.
 _ROOM = 32 << 20
+#: So many processes of a sandbox may be its shell's, or ours, when another one could not be started.
+_OWN = 4
 
 
 class SandboxLimits:
@@ -39,12 +45,21 @@ class SandboxLimits:
 
     def __init__(self, limits: Limits, workspace: SandboxWorkspace | None) -> None:
         """Make what holds `limits`. LaunchFailed when the host refuses. `workspace` takes the changes."""
-        self.limits = limits
-        _, memory, processes = enforced.stand_ins(limits)
-        self._disk_quota = _disk_quota(limits.disk, memory, workspace)
-        self._tally = os.memfd_create("staddle", os.MFD_CLOEXEC) if memory or processes else -1
-        #: Whether it is to have control groups.
-        self.grouped = enforced.asked(limits) and bool(host_cgroups.support().places)
+        self._held_by = held_by = enforced.session_limits(
+            limits, "" if workspace is None else workspace.stack.store.path
+        )
+        self.limits = held_by.limits
+        self._disk_quota = None
+        if workspace is not None and held_by.quota:
+            self._disk_quota = DiskQuota(workspace, held_by.quota, default="disk" in self.limits.defaults)
+        self._tally = -1
+        if held_by.watched_memory or held_by.watched_processes:
+            self._tally = os.memfd_create("staddle", os.MFD_CLOEXEC)
+        #: The number of cgroups that it is to be in: also without limits, to be stopped there.
+        self.cgroups = held_by.cgroups
+        self._memory_watch: MemoryWatch | None = None
+        self._first: Callable[[], int] = int
+        self._full = 0
         self._group: SandboxCgroups | None = None
         self._whole: GroupMeter | None = None
         self._peak = 0
@@ -59,13 +74,24 @@ class SandboxLimits:
         """These are its groups, and everything in it is there: put the limits on. LaunchFailed if not."""
         self._group, self._whole = group, GroupMeter(group)
         group.limit(self.limits)
+        if "memory" in self.limits.defaults:
+            return  # no default is so little
         if too_little := self.too_little():  # for the shell that is there
             raise LaunchFailed("a shell could not be started", why=too_little, fix="give limits.memory more")
 
-    def attach(self, agent: AgentClient) -> None:
-        """The sandbox is there, at the other end of `agent`."""
+    def attach(self, agent: AgentClient, first: Callable[[], int] = int, shell: int = 0) -> None:
+        """The sandbox is there, at the other end of `agent`.
+
+        `first` gives its first process, as the host counts; `shell` is the pid of its first shell there.
+        """
+        self._first = first
         if self._disk_quota is not None:
             self._disk_quota.attach(agent)
+        if self._held_by.watches_memory and self.limits.memory is not None:
+            from ...limits.memory_watch import MemoryWatch
+
+            self._memory_watch = MemoryWatch(self.limits.memory, first, lambda: (shell,))
+            self._memory_watch.start()
 
     def meter(self) -> GroupMeter | None:
         """A meter of the cgroups for one shell's commands; None where there are no cgroups."""
@@ -82,8 +108,29 @@ class SandboxLimits:
         return 0 if self._disk_quota is None else self._disk_quota.ended
 
     def tally(self) -> tuple[int, int]:
-        """By the agent: processes that it ended for their memory, times that it saw all there may be."""
-        return _read_tally(self._tally)[:2]
+        """Processes that were ended for their memory, times that as many were seen as there may be."""
+        ended, full, _ = _read_tally(self._tally)
+        return ended + (0 if self._memory_watch is None else self._memory_watch.ended), full + self._full
+
+    def count_processes(self, started: int) -> bool:
+        """A command has failed after `started` processes in all: whether there are as many as there may be.
+
+        Where the kernel holds a default by a resource limit, and tells nobody.
+        """
+        most = self.limits.processes
+        if (
+            not self._held_by.counts_processes
+            or most is None
+            or started < most - _OWN
+            or not (first := self._first())
+        ):
+            return False
+        from ...limits.memory_watch import threads_below
+
+        if threads_below(first) < most - _OWN:
+            return False
+        self._full += 1
+        return True
 
     def seen(self) -> int | None:
         """The most memory that the agent saw since this was last asked, if it saw any."""
@@ -149,10 +196,15 @@ class SandboxLimits:
         """The sandbox has ended: what is left in its groups ends, and they are removed."""
         if self._disk_quota is not None:
             self._disk_quota.close()
+        if self._memory_watch is not None:
+            self._memory_watch.close()
         if self._whole is not None:
             self._whole.park()
         if self._group is not None:
-            self._group.close()
+            if self._held_by.is_asked:
+                self._group.close()
+            else:
+                do_later(self._group.close)  # its processes end with the agent anyway
         self._close_files()
 
     def _close_files(self) -> None:
@@ -161,17 +213,10 @@ class SandboxLimits:
             os.close(tally)
 
 
-def _disk_quota(most: int | None, memory: int, workspace: SandboxWorkspace | None) -> DiskQuota | None:
-    """The disk quota for the limit on disk, or for one on memory that no cgroup enforces."""
-    if workspace is None or (most is None and not memory):
-        return None
-    if most is None and not disk.in_memory(workspace.stack.store.path):
-        return None
-    return DiskQuota(workspace, most or memory)
-
-
 def _read_tally(tally: int) -> tuple[int, int, int]:
     """Read the agent's tally."""
+    if tally < 0:
+        return 0, 0, 0
     try:
         ended, full, peak = struct.unpack(TALLY, os.pread(tally, SIZE, 0))
     except (OSError, struct.error):
@@ -181,13 +226,16 @@ def _read_tally(tally: int) -> tuple[int, int, int]:
 
 #: Between two looks, in seconds; longer while nothing changes. Counting may take this part of the time.
 _OFTEN, _SELDOM, _SHARE = 0.03, 0.25, 10
+#: Bytes and files that can be written in a second.
+_FASTEST, _MOST_FILES = 4 << 30, 400_000
 
 
 class DiskQuota:
     """The disk quota of one sandbox: counts what it writes, and ends its processes when that is too much."""
 
-    def __init__(self, workspace: SandboxWorkspace, most: int) -> None:
-        self._workspace, self._most = workspace, most
+    def __init__(self, workspace: SandboxWorkspace, most: int, *, default: bool = False) -> None:
+        """What there is of a `default` is not counted before as much was written on that file system."""
+        self._workspace, self._most, self.default = workspace, most, default
         self._agent: AgentClient | None = None
         self._used: tuple[int, int] | None = None  # of the file system, when it was last counted
         self._taken = disk.DiskUsage(0, 0)
@@ -200,6 +248,8 @@ class DiskQuota:
         """The sandbox is there."""
         self._agent = agent
         self._not_before = time.monotonic() + _OFTEN  # its first command is not to wait for a first count
+        if self.default:
+            self._used = _used(self.place)
         _WATCH.add(self)
 
     def close(self) -> None:
@@ -208,19 +258,26 @@ class DiskQuota:
         self._agent = None
 
     @property
+    def place(self) -> str:
+        """The directory that tells how much of the file system is used."""
+        return self._workspace.stack.store.path
+
+    @property
     def is_over(self) -> bool:
         """Whether there is too much, as far as it was counted."""
         return disk.is_over(self._taken, self._most)
 
-    def look(self) -> float:
-        """Look once, and do what must be done; how many seconds until the next look."""
+    def look(self, used: tuple[int, int]) -> float:
+        """Look once, and do what must be done; how many seconds until the next look.
+
+        `used` is what is in use on the file system now.
+        """
         agent, now = self._agent, time.monotonic()
-        if agent is None:
+        if agent is None or used == self._used:
             return _SELDOM
-        used = _used(self._workspace.stack.store.path)
-        if used == self._used:
-            return _SELDOM
-        if now < self._not_before or not self._may_be_over(used):
+        if not self._may_be_over(used):
+            return self._patience(used)
+        if now < self._not_before:
             return _OFTEN
         self._taken = self._count(self._most if self._at_end is None else None)
         self._used = used
@@ -246,6 +303,14 @@ class DiskQuota:
             self._taken.inodes + max(0, used[1] - self._used[1]),
         )
         return disk.is_over(more, self._most)
+
+    def _patience(self, used: tuple[int, int]) -> float:
+        """How long it takes at least to write so much that it would have to be counted, in seconds."""
+        if self._used is None:
+            return _OFTEN
+        left = self._most - self._taken.bytes - (used[0] - self._used[0])
+        files = inodes(self._most) - self._taken.inodes - (used[1] - self._used[1])
+        return min(max(min(left / _FASTEST, files / _MOST_FILES), _OFTEN), _SELDOM)
 
     def _count(self, most: int | None) -> disk.DiskUsage:
         """Count what is taken; stops as soon as it is over `most`."""
@@ -280,7 +345,8 @@ class _QuotaWatch:
 
     def add(self, quota: DiskQuota) -> None:
         self._several.append(quota)
-        self._worker.wake()
+        if not quota.default or len(self._several) == 1:  # else the next look is soon enough
+            self._worker.wake()
 
     def remove(self, quota: DiskQuota) -> None:
         try:
@@ -290,9 +356,13 @@ class _QuotaWatch:
 
     def _look(self) -> float | None:
         wait = _SELDOM
+        used: dict[str, tuple[int, int]] = {}
         for quota in tuple(self._several):
             try:
-                wait = min(wait, quota.look())
+                place = quota.place
+                if place not in used:
+                    used[place] = _used(place)
+                wait = min(wait, quota.look(used[place]))
             except Exception:  # noqa: S112 - its layers have gone under it
                 continue
         return wait if self._several else None

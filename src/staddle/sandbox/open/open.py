@@ -117,13 +117,13 @@ def _spawn(
         as_root.prepare(layers, plan)
     network, limits = SandboxNetwork(plan, on_connect, filtered=decided.is_filtered), None
     try:
-        limits = _sandbox_limits(plan.limits, workspace) if decided.is_limited else None
+        limits = _sandbox_limits(plan.limits, workspace)
         taken = client.open_sandbox(
             plan,
             bash,
             layers.to_mount if layers else None,
-            extra_fds=limits.extra_fds() if limits else (),
-            grouped=limits is not None and limits.grouped,
+            extra_fds=limits.extra_fds(),
+            cgroups=limits.cgroups,
         )
     except BaseException:
         network.close()
@@ -148,8 +148,7 @@ def _spawn(
         has_ended = True
         kill()  # its socket is closed: it ends by itself, unless it was stopped
         network.close()
-        if limits:
-            limits.close()
+        limits.close()
         taken.close()
         if workspace:
             workspace.close()
@@ -165,14 +164,13 @@ def _spawn(
         finally:
             if layers and taken.layer:  # not sooner: it may have been in the making
                 layers.adopt_home(taken.layer)
-        if limits and (group := taken.groups_of(shell.host_pid)):
+        if group := taken.groups_of(shell.host_pid):
             limits.hold(group)
         if decided.is_filtered:
             network.attach(agent)
-        if limits:
-            limits.attach(agent)
+        limits.attach(agent, lambda: first[0].pid if first and not has_ended else 0, shell.host_pid)
     except BaseException as error:
-        too_little = limits.too_little() if limits else ""
+        too_little = limits.too_little()
         agent.close()
         if shell is not None:
             shell.close()

@@ -12,7 +12,7 @@ import threading
 from ...forkserver.client import mounter
 from ...layers import trash
 from ...layers.commit_dir import recover
-from ...layers.store import Store, home_for, home_for_copies, sweep
+from ...layers.store import Store, has_memory_for_more, home_for, home_for_copies, sweep
 
 _stores: list[Store] = []
 _copy_stores: dict[str, Store] = {}
@@ -24,11 +24,17 @@ EMPTY = "empty"
 def store_for(directory: str | None) -> Store:
     """The store that can hold layers over `directory`; made if there is none."""
     with _making:
+        in_memory = has_memory_for_more()
         for store in _stores:
+            if store.in_memory and not in_memory:
+                continue  # what is there stays; one more goes to a disk
             if directory is None or not (_within(store.home, directory) or _within(directory, store.home)):
                 return store
         owner = mounter()
         home = home_for([directory] if directory else [], traversable=owner is not None)
+        for store in _stores:
+            if store.home == home:
+                return store  # there is no disk that could hold layers
         sweep(home)  # of processes of ours that were killed
         recover()  # and their commits
         store = Store(home, owner=owner)

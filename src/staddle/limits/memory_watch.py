@@ -1,0 +1,143 @@
+"""The default limit on memory of sessions where no control group holds it: one thread of the host program.
+
+A default is half of what the host had when the sandbox was opened. As long as the host has at least that
+much left, no sandbox can have taken more, and nothing of any sandbox is looked at: one read for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..background import Worker
+from ..linux import memory, process
+from ..linux.fileio import read_whole
+from ..linux.process import parent_of
+from . import supervisor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+#: Between two looks, in seconds, and what a processor can fill in one of them, in bytes.
+_SHORTEST, _LONGEST, _FASTEST = 0.02, 1.0, 2 << 30
+#: Looking at processes may take this part of the time.
+_SHARE = 5
+
+
+class MemoryWatch:
+    """One sandbox: the limit, and how many of its processes were killed for it."""
+
+    def __init__(self, most: int, first: Callable[[], int], shells: Callable[[], Collection[int]]) -> None:
+        """`first` gives the sandbox's first process, 0 if it has ended; `shells` those that are spared."""
+        self.most, self._first, self._shells = most, first, shells
+        self.ended = 0
+
+    def start(self) -> None:
+        """Begin to watch."""
+        _ALL.add(self)
+
+    def close(self) -> None:
+        """The sandbox has ended."""
+        _ALL.remove(self)
+
+    def look(self) -> float:
+        """Measure, and kill what must be killed; how many seconds until the next look."""
+        first = self._first()
+        pids = below(first) if first else []
+        cores = len(os.sched_getaffinity(0))
+        sample = supervisor.at_most(pids, 0, self.most)
+        step = supervisor.judge(sample, self.most, self._shells(), cores)
+        if step.closer:
+            sample = supervisor.exactly(pids, 0)
+            step = supervisor.judge(sample, self.most, self._shells(), cores)
+        if step.kill:
+            self.ended += len(step.kill)  # before it shows in the outcome of a command
+            for pid in step.kill:
+                _kill(pid, first)
+        return step.again
+
+
+class _MemoryWatches:
+    """All sandboxes of this process with a default limit on memory and no cgroup for it."""
+
+    def __init__(self) -> None:
+        self._several: list[MemoryWatch] = []  # without a lock: it is only appended to and removed from
+        self._worker = Worker(self._look, self._several.clear)
+        self._not_before = 0.0
+
+    def add(self, watch: MemoryWatch) -> None:
+        self._several.append(watch)
+        if len(self._several) == 1:
+            self._worker.wake()
+
+    def remove(self, watch: MemoryWatch) -> None:
+        try:
+            self._several.remove(watch)
+        except ValueError:
+            pass  # it was added in the process that this one is a fork of
+
+    def _look(self) -> float | None:
+        several = tuple(self._several)
+        if not several:
+            return None
+        least = min(watch.most for watch in several)
+        spare = memory.available(age=_SHORTEST) - least
+        if spare > 0:
+            return min(max(spare / (_FASTEST * len(os.sched_getaffinity(0))), _SHORTEST), _LONGEST)
+        began = time.monotonic()
+        wait = _LONGEST
+        for watch in several:
+            try:
+                wait = min(wait, watch.look())
+            except Exception:  # noqa: S112 - it is being closed
+                continue
+        return max(_SHORTEST, wait, (time.monotonic() - began) * _SHARE)
+
+
+def below(first: int) -> list[int]:
+    """The processes below `first`, without it, as the host counts them."""
+    found: list[int] = []
+    todo = [first]
+    while todo:
+        process_directory = f"/proc/{todo.pop()}/task"
+        try:
+            for thread in os.listdir(process_directory):
+                todo += (children := [int(pid) for pid in _children(f"{process_directory}/{thread}")])
+                found += children
+        except OSError:
+            continue  # it has ended
+    return found
+
+
+def _children(thread: str) -> list[bytes]:
+    try:
+        return read_whole(f"{thread}/children").split()
+    except OSError:
+        return []
+
+
+def threads_below(first: int) -> int:
+    """The number of threads of all processes below `first`."""
+    return supervisor.threads(below(first))
+
+
+def _kill(pid: int, first: int) -> None:
+    """Kill a process that is still below `first` when we have it by a descriptor."""
+    try:
+        descriptor = process.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        above = pid
+        while above not in (0, 1, first):
+            above = parent_of(above)
+        if above == first:
+            process.pidfd_send_signal(descriptor, process.SIGKILL)
+    except OSError:
+        pass  # it has ended
+    finally:
+        os.close(descriptor)
+
+
+_ALL = _MemoryWatches()
