@@ -15,7 +15,7 @@ from ..ipc import forkserver_messages as records
 from ..ipc.descriptors import close_all, receive, send
 from ..launch import helper
 from ..limits import scope
-from ..linux import idmaps
+from ..linux import idmaps, open_files
 from ..linux.fileio import memory_file
 from ..mounts import rows
 from ..mounts.builder import not_built, take
@@ -288,6 +288,7 @@ def _start(
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C in the user's terminal is not for it
         )
+        open_files.hand_down(process.pid)
         return ours, process
     except OSError as error:
         if is_of_a_handler(error):

@@ -297,13 +297,18 @@ class AgentClient:
                 if patience != PATIENCE:
                     self._socket.settimeout(PATIENCE)
         except (Malformed, OSError) as error:
-            if (
-                is_of_a_handler(error) or getattr(error, "errno", 0) == 24
-            ):  # EMFILE: of us, not of the sandbox
+            if is_of_a_handler(error):
                 raise
             if isinstance(error, TimeoutError):
                 self.kill()
                 raise lost("its agent does not answer") from None
+            if isinstance(error, OSError) and error.errno == 24:  # EMFILE: of us, not of the sandbox
+                self._is_out_of_step = False
+                raise LaunchFailed(
+                    "what the sandbox's agent handed over has no room",
+                    why="this process has as many files open as it may",
+                    fix="raise the limit (ulimit -n), or close sandboxes that are not used",
+                ) from None
             raise lost(str(error)) from error
         if message is None:
             raise lost()

@@ -53,6 +53,10 @@ def start(launch: Launch, *, group: int | None = None, **kwargs: Any) -> subproc
             process_group=group,
             **kwargs,
         )
+        if sys.platform == "linux":
+            from ..linux import open_files
+
+            open_files.hand_down(process.pid)
         streams = (process.stdin, process.stdout, process.stderr)
         give_pipes(launch.uid, (0, 1, 2, *(stream.fileno() for stream in streams if stream is not None)))
         if launch.limited is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from weakref import WeakSet
 
+from ..shell.idle import FILE_ROOM, TO_OPEN, TO_START
 from ..shell.shell import Shell
 from ..shell.usage_meter import SandboxMeter, UsageMeter
 from .file_client import FileClient
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ..layers.changes import Change
     from ..limits.usage import Usage
     from .execution import Execution
+    from .open.open import SandboxHandle
     from .open.settings import SandboxSettings
     from .terminal import Terminal
     from .workspace.snapshot import Snapshot
@@ -31,6 +33,7 @@ _EVERY: WeakSet[OpenSandbox] = WeakSet()
 
 
 def _after_fork() -> None:
+    FILE_ROOM.forget()
     for inside in list(_EVERY):
         inside.agent.forsake()
         inside.file_client.forsake()
@@ -48,7 +51,14 @@ class OpenSandbox:
 
     def __init__(self, settings: SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self.limits = settings.policy.limits
-        opened = open_agent(settings, snapshot.new_workspace() if snapshot else None)
+        with FILE_ROOM.reserve(TO_OPEN):
+            opened = open_agent(settings, snapshot.new_workspace() if snapshot else None)
+            self._take_over(opened)
+        if snapshot is not None:
+            for name in snapshot.sessions:
+                snapshot.continue_in(self.main if name == MAIN else self.session(name), self.workspace)
+
+    def _take_over(self, opened: SandboxHandle) -> None:
         self.agent, self.first_shell, self.decided = opened.agent, opened.shell, opened.decided
         self.bash, self.uid = opened.bash, opened.uid
         self._environment, self._directory = opened.decided.environment, opened.directory
@@ -67,16 +77,14 @@ class OpenSandbox:
         self.processes = ProcessList()
         self.file_client = FileClient(self.agent)
         _EVERY.add(self)
-        if snapshot is not None:
-            for name in snapshot.sessions:
-                snapshot.continue_in(self.main if name == MAIN else self.session(name), self.workspace)
 
     def session(self, name: str) -> Session:
         """The named session, made if need be."""
         found = self.named.get(name)
         if found is None:
-            started = self.agent.shell(self._environment, self._directory, self.bash)
-            shell = Shell(self.agent, started, meter=self.meter())
+            with FILE_ROOM.reserve(TO_START):
+                started = self.agent.shell(self._environment, self._directory, self.bash)
+                shell = Shell(self.agent, started, meter=self.meter())
             found = self.named[name] = Session(name, shell, self.limits, self._forget, self.side_effects)
         return found
 

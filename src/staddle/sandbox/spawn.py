@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from ..shell.idle import FILE_ROOM, TO_START
 from . import arguments
 from .capture import command_bytes
 from .execution import Execution, Streams
@@ -38,17 +39,18 @@ def execution(
     """Start a program in the foreground."""
     spec.side_effects = inside.side_effects
     variables = as_root.variables(context.env) if spec.as_root else context.env
-    return Execution(
-        inside.agent,
-        spec,
-        argv,
-        {**variables, **(spec.env or {})},
-        _directory(context, spec.cwd),
-        uid=inside.uid,
-        known=inside.executions,
-        root=spec.as_root,
-        meter=inside.meter(),
-    )
+    with FILE_ROOM.reserve(TO_START):
+        return Execution(
+            inside.agent,
+            spec,
+            argv,
+            {**variables, **(spec.env or {})},
+            _directory(context, spec.cwd),
+            uid=inside.uid,
+            known=inside.executions,
+            root=spec.as_root,
+            meter=inside.meter(),
+        )
 
 
 def background(
@@ -61,18 +63,16 @@ def background(
         shown: str | tuple[str, ...] = command
     else:
         argv = shown = arguments.arguments(command)
-    streams = Streams(inside.uid, with_stdin=True)
-    try:
-        spawned = inside.agent.spawn(
-            argv,
-            {**context.env, **({} if env is None else arguments.variables(env))},
-            _directory(context, None if cwd is None else arguments.directory(cwd)),
-            stdio=streams.theirs,
-        )
-    except BaseException:
-        streams.close()
-        raise
-    streams.started()
+    variables = {**context.env, **({} if env is None else arguments.variables(env))}
+    directory = _directory(context, None if cwd is None else arguments.directory(cwd))
+    with FILE_ROOM.reserve(TO_START):
+        streams = Streams(inside.uid, with_stdin=True)
+        try:
+            spawned = inside.agent.spawn(argv, variables, directory, stdio=streams.theirs)
+        except BaseException:
+            streams.close()
+            raise
+        streams.started()
     process = Process(shown, spawned, streams, inside.limits.output)
     inside.processes.add(process)
     return process
@@ -94,12 +94,13 @@ def open_terminal(
     words = (inside.bash, "-i") if argv is None else arguments.arguments(argv)
     variables = arguments.variables({"TERM": term, **({} if env is None else dict(env))})  # type: ignore[call-overload]
     prompt = {"PS1": _PROMPT} if argv is None else {}
-    spawned = inside.agent.spawn(
-        words,
-        {**prompt, **context.env, **variables},
-        _directory(context, None if cwd is None else arguments.directory(cwd)),
-        terminal=(high, wide),
-    )
+    with FILE_ROOM.reserve(TO_START):
+        spawned = inside.agent.spawn(
+            words,
+            {**prompt, **context.env, **variables},
+            _directory(context, None if cwd is None else arguments.directory(cwd)),
+            terminal=(high, wide),
+        )
     made = Terminal(spawned, high, wide)
     inside.terminals = [*(known for known in inside.terminals if not known.closed), made]
     return made

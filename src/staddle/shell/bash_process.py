@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket
+import errno
 import fcntl
 import os
 import select
@@ -12,16 +13,17 @@ import time
 from ..errors import LaunchFailed
 from ..interrupts import is_of_a_handler
 from ..ipc import agent_messages
+from ..ipc.descriptors import close_all
 from ..ipc.opened_shell import OpenShellFiles, lost, opened_shell, shell_files
 from ..ipc.wire import Malformed
-from .protocol import ASK_AGAIN, question
+from .idle import FILE_ROOM, TO_USE, too_many
+from .protocol import ASK_AGAIN, Run, question
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..ipc.opened_shell import OpenedShell
-    from .protocol import Run
 
     Sink = Callable[[bytes], None]
 
@@ -72,6 +74,7 @@ class BashProcess:
         self.stale = False
         self.noise: bytes | None = None
         self._readable: dict[int, Sink] = {}
+        self._run = Run(b"", b"", 0.0, None)  # none yet
         self._use(opened.files)
         self.wake()
 
@@ -80,17 +83,30 @@ class BashProcess:
     @property
     def files(self) -> OpenShellFiles:
         """Its files, asked for again when they were given back."""
-        return self._files or self._use(self._ask_files(agent_messages.ATTACH))
+        return self._files or self._use_again(agent_messages.ATTACH)
 
     @property
     def parked(self) -> bool:
         """Whether its files were given back."""
         return self._files is None
 
+    def attach(self) -> None:
+        """Ask for its files again, if they were given back."""
+        if self._files is None:
+            self._use_again(agent_messages.ATTACH)
+
+    def _use_again(self, kind: bytes) -> OpenShellFiles:
+        with FILE_ROOM.reserve(TO_USE):
+            return self._use(self._ask_files(kind))
+
     def _use(self, files: OpenShellFiles) -> OpenShellFiles:
+        try:
+            self._epoll = select.epoll()
+        except OSError:
+            close_all(files.descriptors())
+            raise
         self._files = files
         self._length = _LONGEST_DUMP  # unknown what is in it: as if it were full
-        self._epoll = select.epoll()
         self._bell = _bell()
         self._quick = select.poll()
         for fd in (files.done, self._socket.fileno()):
@@ -109,7 +125,7 @@ class BashProcess:
     def renew(self) -> None:
         """New pipes in place of those that were left to background jobs."""
         self._drop_files()
-        self._use(self._ask_files(agent_messages.RENEW))
+        self._use_again(agent_messages.RENEW)
 
     def leave(self, stream: str) -> int:
         """Give up one of the pipes; it is the taker's from now on."""
@@ -183,8 +199,8 @@ class BashProcess:
 
     def start_another(self) -> BashProcess:
         """Another shell, started as this one was."""
-        message = self._ask(agent_messages.AGAIN, agent_messages.OPENED)
-        return BashProcess(opened_shell(message))
+        with FILE_ROOM.reserve(TO_USE):
+            return BashProcess(opened_shell(self._ask(agent_messages.AGAIN, agent_messages.OPENED)))
 
     def _ask_files(self, kind: bytes) -> OpenShellFiles:
         message = self._ask(kind, agent_messages.FILES)
@@ -472,4 +488,7 @@ def _resize(fd: int, size: int) -> None:
 
 def _lost_or(error: Exception) -> Exception:
     """The error of a sandbox that is gone; `error` itself, where a signal handler of the caller raised it."""
-    return error if is_of_a_handler(error) else lost(str(error))
+    if is_of_a_handler(error):
+        return error
+    is_full = isinstance(error, OSError) and error.errno == errno.EMFILE
+    return too_many() if is_full else lost(str(error))

@@ -2,16 +2,19 @@
 
 Maintenance is off the command's path, by one thread for all shells. A shell at rest needs two descriptors and
 its sandbox one; in use it needs nine more. A host program with hundreds of sandboxes would run out of them:
-the ones that were used longest ago give theirs back, and ask for them again when they are used.
+the ones that were used longest ago give theirs back, and ask for them again when they are used. What is
+about to open files has room reserved for them first: a message whose descriptors find no room loses them.
 """
 
 from __future__ import annotations
 
 import _thread
-import resource
 import time
+from contextvars import ContextVar
 
 from ..background import Worker
+from ..errors import LaunchFailed
+from ..linux import open_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,7 +113,7 @@ class OpenShellLru:
             self._shells.pop(shell, None)
             self._shells[shell] = None
             if len(self._shells) > self._room:
-                self._room = room(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+                self._room = room(open_files.limit())
                 crowd = [other for other in self._shells if other is not shell]
                 crowd = crowd[: max(0, len(self._shells) - self._room)]
                 for other in crowd:
@@ -119,6 +122,20 @@ class OpenShellLru:
             if not other.park():  # it is busy: it counts as used
                 with self._turn:
                     self._shells.setdefault(other)
+
+    def are_in_use(self) -> bool:
+        """Whether there are shells with open files. After `park_all`, these are busy."""
+        return bool(self._shells)
+
+    def park_all(self) -> bool:
+        """Have all shells that are idle give back their files; whether any did."""
+        with self._turn:
+            shells, self._shells = self._shells, {}
+            self.latest = None
+        busy = {shell: None for shell in shells if not shell.park()}
+        with self._turn:
+            self._shells = {**busy, **self._shells}
+        return len(shells) > len(busy)
 
     def forget(self, shell: ParkableShell) -> None:
         """`shell` is closed."""
@@ -129,3 +146,108 @@ class OpenShellLru:
 
 
 OPEN_SHELLS = OpenShellLru()
+
+
+#: Descriptors that are open at most while a program is started or a shell used again.
+TO_START, TO_USE = 16, 12
+#: The same for a sandbox that is opened, and room for some shells in use, of which it may be one.
+TO_OPEN = 40 + 8 * TO_USE
+#: The least limit of open files with which a sandbox can be opened.
+LEAST = 128
+#: How long to wait for the end of commands in other sandboxes, in seconds; and for the end of a sandbox in
+#: another thread, where none runs.
+PATIENCE, _SHORT_PATIENCE = 60.0, 2.0
+
+
+class FileRoom:
+    """Room for open files, reserved for what is about to open them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew; also in a fork of the program."""
+        self._turn = _thread.allocate_lock()
+        self._reserved = 0
+        #: So many more can be reserved before the open files are counted again.
+        self._credit = 0
+
+    def reserve(self, number: int) -> ReservedRoom:
+        """Reserve room for so many open files, for `with`; idle shells give theirs back, if need be.
+
+        LaunchFailed when there is no room: a while later while commands run, whose end makes some.
+        """
+        if _has_room.get():
+            return ReservedRoom(self, 0)
+        began = time.monotonic()
+        while (reserved := self.reserve_now(number)) is None:
+            waited = time.monotonic() - began
+            if waited > (PATIENCE if OPEN_SHELLS.are_in_use() or self._reserved else _SHORT_PATIENCE):
+                raise too_many()
+            time.sleep(QUIET)
+        return reserved
+
+    def reserve_now(self, number: int) -> ReservedRoom | None:
+        """The same without waiting: None when there is no room at this moment, but perhaps in the next."""
+        while not self._is_reserved(number):
+            if not open_files.raise_limit() and not OPEN_SHELLS.park_all():
+                return None
+        return ReservedRoom(self, number)
+
+    def _is_reserved(self, number: int) -> bool:
+        with self._turn:
+            if self._credit < number:
+                _check_limit()
+                free = open_files.limit() - open_files.count() - self._reserved
+                if free < number + _OTHERS // 2:
+                    return False
+                self._credit = max(number, (free - _OTHERS) // 2)
+            self._credit -= number
+            self._reserved += number
+            return True
+
+    def give_back(self, number: int) -> None:
+        """End a reservation."""
+        with self._turn:
+            self._reserved -= number
+
+
+#: Whether room is reserved already, for all that is done in this context.
+_has_room: ContextVar[bool] = ContextVar("staddle_has_room", default=False)
+
+
+class ReservedRoom:
+    """A reservation, which ends with its `with`. What is done in there reserves nothing more."""
+
+    def __init__(self, room: FileRoom, number: int) -> None:
+        self._room, self._number = room, number
+
+    def __enter__(self) -> None:
+        self._before = _has_room.set(True)
+
+    def __exit__(self, *_: object) -> None:
+        _has_room.reset(self._before)
+        self._room.give_back(self._number)
+
+
+def too_many() -> LaunchFailed:
+    """The error of a process that has as many files open as it may."""
+    return LaunchFailed(
+        "there is no room for more open files",
+        why=f"{open_files.count():,} are open, and this process may have {open_files.limit():,}",
+        fix="raise the limit (ulimit -n), or close sandboxes that are not used",
+    )
+
+
+def _check_limit() -> None:
+    """LaunchFailed, when this process may have so few open files that no sandbox can be opened."""
+    limit = open_files.original_limit()
+    if limit < LEAST:
+        raise LaunchFailed(
+            "a sandbox cannot be opened",
+            why=f"this process may have {limit} open files, and {LEAST} are needed",
+            fix="raise the limit: ulimit -n 1024",
+        )
+
+
+FILE_ROOM = FileRoom()

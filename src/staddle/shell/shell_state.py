@@ -103,6 +103,7 @@ class ShellState:
         """Give `command` to a bash that can take it, and set its `run`; return that bash."""
         if self.bash.ended is not None or self.bash.stale:
             self.ensure_bash(look=False)
+        self.bash.attach()  # first: nothing is held open while it waits for room
         if self._meter is not None:
             self._meter.begin(self.bash.host_pid)
         self._prepare(command.spec)

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from staddle.ipc.descriptors import receive, send
+from tests.support.in_a_child import python
 
 
 def _fill(socket: _socket.socket) -> None:
@@ -27,5 +28,33 @@ def test_a_socket_that_was_made_blocking_by_another_holder_does_not_block() -> N
     os.set_blocking(ours.fileno(), True)
     with pytest.raises(TimeoutError):
         receive(ours, 100)
+    ours.close()
+    theirs.close()
+
+
+def test_descriptors_that_find_no_room_are_told_as_that() -> None:
+    said = python(
+        """
+import _socket, resource
+from staddle.ipc.descriptors import receive, send
+
+ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+send(theirs, b"message", (0, 1, 2, 0, 1, 2))
+open_files = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (open_files + 1, open_files + 1))
+try:
+    receive(ours, 100)
+except OSError as error:
+    print(errno.errorcode[error.errno], len(os.listdir("/proc/self/fd")) == open_files)
+"""
+    )
+    assert said == "EMFILE True"
+
+
+def test_more_descriptors_than_may_come_are_refused() -> None:
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    send(theirs, b"message", (0, 1, 2))
+    with pytest.raises(OSError, match="longer than it may be"):
+        receive(ours, 100, 2)
     ours.close()
     theirs.close()

@@ -6,6 +6,8 @@ import asyncio
 import time
 from functools import partial, wraps
 
+from ...shell.idle import FILE_ROOM, PATIENCE, QUIET, too_many
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
     from ...events import Event
     from ...shell.command import Outcome
+    from ...shell.idle import ReservedRoom
     from ..execution import Machine
 
     P = ParamSpec("P")
@@ -78,6 +81,19 @@ async def in_thread(
             await _done(undoing)
             undoing.exception()  # the caller is told of the cancellation, and of nothing else
         raise
+
+
+async def room_for(number: int) -> ReservedRoom:
+    """Reserve room for so many open files, as `FileRoom.reserve`.
+
+    No thread waits for it: there are few, and those that close sandboxes are needed.
+    """
+    end = time.monotonic() + PATIENCE
+    while (reserved := FILE_ROOM.reserve_now(number)) is None:
+        if time.monotonic() > end:
+            raise too_many()
+        await asyncio.sleep(QUIET)
+    return reserved
 
 
 def awaited(

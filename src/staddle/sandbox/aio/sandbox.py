@@ -15,13 +15,14 @@ import asyncio
 
 from ...errors import SandboxClosed, SessionError
 from ...policy.network import PATIENCE
+from ...shell.idle import TO_OPEN
 from .. import arguments, spawn
 from ..capture import captured, command_bytes
 from ..files import Files
 from ..open import settings as sandbox_settings
 from ..sandbox import Sandbox
 from ..workspace.snapshot import loaded
-from .event_loop import OnTheLoop, awaited, in_thread, see_through
+from .event_loop import OnTheLoop, awaited, in_thread, room_for, see_through
 from .session import AsyncSession
 
 TYPE_CHECKING = False
@@ -390,7 +391,8 @@ class AsyncSandbox:
                 if self._sandbox is None and not self._closed:
                     if self._decider is not None:
                         self._decider.loop = asyncio.get_running_loop()
-                    self._sandbox = await in_thread(self._make, undo=Sandbox.close)
+                    with await room_for(TO_OPEN):
+                        self._sandbox = await in_thread(self._make, undo=Sandbox.close)
         return self._now()
 
     def _around(self, sandbox: Sandbox) -> Self:
