@@ -291,10 +291,10 @@ def test_changes_snapshots_and_forks(tmp_path: Path) -> None:
                 assert (await first.run("ls; echo $x")).stdout == "c\n2\n"
                 assert (await second.run("ls; echo $x")).stdout == "2\n"
             started = await sb.start(["sleep", "1000"])
-            assert await sb.restore(before, processes="keep") == []
-            assert [(one.pid, one.command) for one in await sb.restore(before)] == [
-                (started.pid, "sleep 1000")
-            ]
+            assert (await sb.restore(before, processes="keep")).ended == ()
+            ended = (await sb.restore(before)).ended
+            assert [(one.pid, one.command) for one in ended] == [(started.pid, "sleep 1000")]
+            assert not await sb.drift()
             assert await started.wait(30) == 137
             assert (await sb.run("ls; echo $x")).stdout == "a\nb\n1\n"
             assert [change.path for change in await sb.diff()] == ["/workspace/b"]

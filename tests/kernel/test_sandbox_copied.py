@@ -113,8 +113,8 @@ def test_a_restore_ends_what_runs(sandbox: Sandbox) -> None:
     started = sandbox.start("sleep 1000 & echo $! > future; wait")
     until(lambda: sandbox.files.exists("future"))
     kept = sandbox.restore(snapshot, processes="keep")
-    assert (kept, started.poll()) == ([], None)
-    assert started.pid in {one.pid for one in sandbox.restore(snapshot)}
+    assert (kept.ended, started.poll()) == ((), None)
+    assert started.pid in {one.pid for one in sandbox.restore(snapshot).ended}
     assert started.wait(30) == 137
     assert sandbox.run("echo fine").stdout == "fine\n"
 

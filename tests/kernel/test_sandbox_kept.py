@@ -228,7 +228,7 @@ def test_snapshots_and_forks_of_it_work_and_leave_one_session(project: Path, sta
         (fork,) = sandbox.fork()
         fork.run("echo fork > new")
         started = sandbox.start(["sleep", "1000"])
-        assert [one.pid for one in sandbox.restore(point)] == [started.pid]
+        assert [one.pid for one in sandbox.restore(point).ended] == [started.pid]
         point.close()
         assert sandbox.run("cat new; ls").stdout == "1\nfile\nnew\nsub\n"
         with pytest.raises(InvalidCall, match="reset"):

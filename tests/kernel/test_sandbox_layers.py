@@ -467,7 +467,7 @@ def test_a_restore_ends_what_runs_and_says_what_that_was(sandbox: Sandbox) -> No
     terminal = sandbox.terminal(["sleep", marks[4]])
     until(lambda: all(_alive(sandbox, mark) for mark in marks))
 
-    ended = sandbox.restore(snapshot)
+    ended = sandbox.restore(snapshot).ended
     assert {before.pid, started.pid, terminal.pid} <= {one.pid for one in ended}
     assert {f"sleep {marks[0]}", "sleep"} <= {one.command for one in ended}
     assert len(ended) == 5
@@ -476,13 +476,13 @@ def test_a_restore_ends_what_runs_and_says_what_that_was(sandbox: Sandbox) -> No
     assert not sandbox.files.exists("/workspace/future")
     assert sandbox.diff() == []
     assert sandbox.snapshot().method == "swap"  # nothing else is there
-    assert sandbox.restore(snapshot) == []
+    assert sandbox.restore(snapshot).ended == ()
 
 
 def test_what_runs_is_kept_over_a_restore_if_that_is_asked_for(sandbox: Sandbox) -> None:
     mark = f"1000.{int.from_bytes(os.urandom(4))}"
     started = sandbox.start(["sleep", mark])
-    assert sandbox.restore(sandbox.snapshot(), processes="keep") == []
+    assert sandbox.restore(sandbox.snapshot(), processes="keep").ended == ()
     assert started.poll() is None
     sandbox.discard()  # about files only
     assert started.poll() is None
@@ -498,7 +498,7 @@ def test_the_sessions_of_a_snapshot_are_there_after_their_jobs_were_ended(sandbo
     snapshot = sandbox.snapshot()
     sandbox.run("mood=wild; sleep 1000 & exec 3>held")
     other.run("cd /; unset -f f; sleep 1000 &")
-    assert len(sandbox.restore(snapshot)) == 2
+    assert len(sandbox.restore(snapshot).ended) == 2
     assert sandbox.run("echo $mood; jobs").stdout == "calm\n"
     assert other.run("pwd; f; jobs").stdout == "/tmp\ndefined\n"
 

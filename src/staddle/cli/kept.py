@@ -151,7 +151,7 @@ def row(change: Change) -> str:
         name += "/"
     if change.target is not None:
         name += f" -> {shown(change.target)}"
-    return f"{LETTERS[change.kind]} {name}"
+    return f"{LETTERS[change.kind]} {name}{f'  ({change.conflict})' if change.conflict else ''}"
 
 
 def counted(count: int, what: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from ..display import shown
 from ..errors import LayerError, UsageError
 from ..sandbox.workspace import persistent
@@ -15,6 +17,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..layers.drift import Drift
+
+#: So many paths that the host has changed are told.
+_MOST_TOLD = 10
 _OPTIONS = (
     Option("delete", "", "delete the snapshot of that label instead"),
     Option("save", "FILE", "write it to a file, for `staddle restore --load` there or elsewhere"),
@@ -124,16 +130,17 @@ def restore(words: Sequence[str]) -> int:
         )
     kept = PersistentWorkspace(parsed.words[0])
     try:
-        if parsed.on("load"):
-            _load(kept, parsed.one("load") or "")
-        else:
-            kept.restore(parsed.words[1])
+        drift = _load(kept, parsed.one("load") or "") if parsed.on("load") else kept.restore(parsed.words[1])
     finally:
         kept.close()
+    if drift.paths:
+        several = ", ".join(map(shown, drift.paths[:_MOST_TOLD]))
+        more = ", and more" if drift.more or len(drift.paths) > _MOST_TOLD else ""
+        print(f"staddle: changed on the host since then, and seen inside: {several}{more}", file=sys.stderr)
     return 0
 
 
-def _load(kept: PersistentWorkspace, path: str) -> None:
+def _load(kept: PersistentWorkspace, path: str) -> Drift:
     report, over = progress("loading")
     try:
         snapshot = Snapshot.load(path, progress=report)
@@ -141,5 +148,7 @@ def _load(kept: PersistentWorkspace, path: str) -> None:
         raise LayerError(f"{path!r} cannot be read", why=error.strerror or str(error)) from None
     finally:
         over()
-    kept.become(snapshot)
-    snapshot.close()
+    try:
+        return kept.become(snapshot)
+    finally:
+        snapshot.close()

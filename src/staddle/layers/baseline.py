@@ -20,7 +20,7 @@ from .marks import Marks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from .differences import Difference, Selection
 
@@ -128,6 +128,12 @@ class Baseline:
         if now is None or stat.S_ISDIR(now.st_mode):
             return ""  # a directory's time moves with every name in it; those are looked at themselves
         return "it was changed on the host meanwhile" if now.st_ctime_ns > self.taken else ""
+
+    def conflicts(self, item: Difference) -> Iterator[tuple[str, str]]:
+        """The paths of a difference that the host has changed meanwhile, and how."""
+        for path, old in ((item.path, None if item.old_path else item.old), (item.old_path, item.old)):
+            if path and (why := self.conflict(path, old)):
+                yield path, why
 
     def outstanding(self, found: Iterable[Difference]) -> list[Difference]:
         """The differences that the sandbox made since they were last committed."""

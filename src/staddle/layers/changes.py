@@ -42,7 +42,8 @@ class Change(Value):
     """One change. `path` is what the agent calls it; bytes that are no UTF-8 are as `os.fsdecode` has them.
 
     `type`, `size` and `mode` are of what is there now, the `old_` ones of what was; `target`
-    is where a link leads. What does not apply is None.
+    is where a link leads. What does not apply is None. `conflict` says what the host has done there since
+    the sandbox began with it: `commit` would refuse.
     """
 
     kind: Kind
@@ -56,6 +57,7 @@ class Change(Value):
     old_size: int | None = None
     old_mode: int | None = None
     old_target: str | None = None
+    conflict: str = ""
 
     def text_diff(self, *, context: int = 3, limit: int = 1 << 20) -> str:
         """The change as a unified diff. Lazily, from the files as they are now.
@@ -80,7 +82,11 @@ def diff(
         found = list(differences(opened, Selection(paths)))
         if baseline is not None:
             found = baseline.outstanding(found)
-        return [change_of(opened, item, at) for item in in_order(with_renames(opened, found))]
+        told = []
+        for item in in_order(with_renames(opened, found)):
+            why = next((why for _, why in baseline.conflicts(item)), "") if baseline is not None else ""
+            told.append(change_of(opened, item, at, why))
+        return told
 
 
 def in_order(found: Iterable[Difference]) -> list[Difference]:
@@ -88,7 +94,7 @@ def in_order(found: Iterable[Difference]) -> list[Difference]:
     return sorted(found, key=lambda item: item.path.split("/"))
 
 
-def change_of(opened: OpenLayers, item: Difference, at: str = "") -> Change:
+def change_of(opened: OpenLayers, item: Difference, at: str = "", conflict: str = "") -> Change:
     """A difference as it is shown."""
     before = f"{at.rstrip('/')}/" if at else ""
     new, old = _described(item.new), _described(item.old)
@@ -101,6 +107,7 @@ def change_of(opened: OpenLayers, item: Difference, at: str = "") -> Change:
         before + item.old_path if item.old_path else None,
         *old,
         _target(opened.bases[item.base], old_path) if old[0] == "symlink" else None,
+        conflict,
     )
     change._set("_source", (opened.view, item))
     return change

@@ -225,12 +225,9 @@ def _only_files(found: Iterable[Difference]) -> tuple[list[Difference], list[str
 def _conflicts(found: Iterable[Difference], baseline: Baseline | None) -> tuple[Conflict, ...]:
     if baseline is None:
         return ()
-    conflicts = []
+    conflicts: list[Conflict] = []
     for item in found:
-        for path, old in ((item.path, None if item.old_path else item.old), (item.old_path, item.old)):
-            why = baseline.conflict(path, old) if path else ""
-            if why:
-                conflicts.append(Conflict(path, item.kind, why))
+        conflicts += [Conflict(path, item.kind, why) for path, why in baseline.conflicts(item)]
     return tuple(conflicts)
 
 

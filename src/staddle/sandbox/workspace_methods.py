@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from .._value import Value
 from ..errors import InvalidCall, LayerError
 from ..interrupts import with_all
+from ..layers.drift import MOST_PATHS, Drift
 from ..policy.paths import WORKSPACE_PATH
 from .workspace.snapshot import change, come_back, extend, history, loaded, restore, take
 
@@ -28,6 +30,13 @@ if TYPE_CHECKING:
     from .workspace.workspace import SandboxWorkspace
 
     T = TypeVar("T")
+
+
+class Restored(Value):
+    """Result of a restore: the processes that were ended, and what the host has changed since then."""
+
+    ended: tuple[EndedProcess, ...] = ()
+    drift: Drift = Drift()
 
 
 class WorkspaceMethods:
@@ -135,12 +144,13 @@ class WorkspaceMethods:
         """
         return history(_workspace(self._now())).listed()
 
-    def restore(self, snapshot: Snapshot, *, processes: Literal["end", "keep"] = "end") -> list[EndedProcess]:
+    def restore(self, snapshot: Snapshot, *, processes: Literal["end", "keep"] = "end") -> Restored:
         """Be as at that snapshot, of this sandbox or of one that it was forked from or to.
 
-        Waits for commands that run. Programs in the background, jobs and terminals are ended, and returned:
-        they would go on with the files of a future that is no more. With `processes="keep"` they go on, in
-        directories that are no longer those that others see.
+        Waits for commands that run. Programs in the background, jobs and terminals are ended, and listed
+        in `ended`: they would go on with the files of a future that is no more. With `processes="keep"` they
+        go on, in directories that are no longer those that others see. `drift` is what the host has changed
+        since, as far as a look at some entries tells; `snapshot.drift()` looks at all.
         """
         if processes not in ("end", "keep"):
             raise InvalidCall(f"processes is {processes!r}", fix='say "end" or "keep"')
@@ -151,8 +161,16 @@ class WorkspaceMethods:
             if processes == "end":
                 ended.extend(inside.end_processes())
 
-        self._at_rest(partial(restore, snapshot=snapshot, first=end))
-        return ended
+        drift = self._at_rest(partial(restore, snapshot=snapshot, first=end))
+        return Restored(tuple(ended), drift)
+
+    def drift(self, *, limit: int = MOST_PATHS) -> Drift:
+        """The changes of the host since this sandbox, or that it was forked from, began with the workspace.
+
+        Where they are seen inside: not where the sandbox has changed the same path, see `Change.conflict`.
+        Walks the workspace; `limit` bounds the paths.
+        """
+        return self._at_rest(lambda workspace, _: workspace.drift(limit))
 
     @classmethod
     def from_snapshot(

@@ -282,6 +282,7 @@ class AsyncSandbox:
     snapshot = awaited(Sandbox.snapshot)
     snapshots = awaited(Sandbox.snapshots)
     restore = awaited(Sandbox.restore)
+    drift = awaited(Sandbox.drift)
 
     @classmethod
     async def from_snapshot(

@@ -8,6 +8,7 @@ from ...background import do_later, let_catch_up
 from ...forkserver.client import HomeTree, mounter
 from ...inside.agent.mount_swap import HOME_TREE
 from ...layers.baseline import Baseline
+from ...layers.drift import Drift, drift
 from ...layers.stack import Stack, close_all
 from ...layers.store import Layer
 from ...policy.paths import WORKSPACE_PATH
@@ -133,6 +134,13 @@ class OverlayWorkspace(SandboxWorkspace):
                 baseline = self.baseline if root == WORKSPACE_PATH else None
                 found += tree.diff(None if paths is None else paths[root], baseline)
         return found
+
+    def drift(self, limit: int) -> Drift:
+        """The changes of the host since the sandbox began with the directory, where they are seen inside."""
+        if self.stand_in is not None:
+            return Drift()
+        layers = self.stack.view().layers
+        return drift(self.directory, self.baseline.taken / 1e9, layers, at=self.mounted_at, limit=limit)
 
     def by_tree(self, paths: Collection[str], directory: str) -> dict[str, list[str]]:
         """Paths as seen inside, from `directory`, by the roots of their trees; see `trees.by_tree`."""

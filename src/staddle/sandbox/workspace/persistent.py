@@ -23,7 +23,7 @@ from ...policy.paths import WORKSPACE_PATH
 from . import home_layer, kept_record
 from .kept_record import check_workspace
 from .overlay import OverlayWorkspace
-from .snapshot import Snapshot
+from .snapshot import Snapshot, drift_after
 from .stores import empty_directory
 
 TYPE_CHECKING = False
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from ...forkserver.client import HomeTree
     from ...layers.commit import Committed
+    from ...layers.drift import Drift
     from ...layers.review import OnConflict, Review
     from ...layers.session_record import SessionRecord
     from ...mounts.operations import Operation
@@ -277,16 +278,20 @@ class PersistentWorkspace(OverlayWorkspace):
         else:
             self.save()
 
-    def restore(self, label: str) -> None:
-        """Be as at that snapshot, while no sandbox has it."""
-        self.become(self._snapshot(label))
+    def restore(self, label: str) -> Drift:
+        """Be as at that snapshot, while no sandbox has it; see `become`."""
+        return self.become(self._snapshot(label))
 
-    def become(self, snapshot: Snapshot) -> None:
-        """Be as at a snapshot of it, or one that was loaded, while no sandbox has it. Shells are not kept."""
+    def become(self, snapshot: Snapshot) -> Drift:
+        """Be as at a snapshot of it, or one that was loaded, while no sandbox has it. Shells are not kept.
+
+        Returns what the host has changed since.
+        """
         fitting = snapshot.fitted_to(self)
         following = self.restored(fitting._trees)
         self._next = (following[WORKSPACE_PATH], fitting._baseline.with_commits_of(self.baseline))
         self.replace(following)
+        return drift_after(self, snapshot, fitting)
 
     def saved(self, label: str | None) -> Snapshot:
         """A snapshot of it, or it as it is now, to be saved to a file, while no sandbox has it."""

@@ -9,13 +9,13 @@ The workspace, the home and /tmp are taken together; a tree that was not written
 from __future__ import annotations
 
 import os
-import time
 from contextlib import contextmanager
 from functools import partial
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from ...errors import InvalidCall, LayerError
 from ...layers.baseline import Baseline
+from ...layers.drift import MOST_ENTRIES, MOST_PATHS, Drift, drift, now
 from ...layers.stack import LayerSnapshot, Stack, close_all
 from ...policy.paths import WORKSPACE_PATH
 
@@ -60,7 +60,7 @@ class Snapshot:
     ) -> None:
         """`trees` are those of the sandbox, by their roots inside; that of the workspace is among them."""
         self.label, self.method = label, method
-        self.created = time.time() if created is None else created
+        self.created = now() if created is None else created
         self.sessions = tuple(shells)
         self._trees, self._baseline, self._shells = dict(trees), baseline, dict(shells)
         self.closed = False
@@ -75,6 +75,19 @@ class Snapshot:
     def workspace(self) -> str:
         """The directory of the host whose snapshot this is."""
         return self._trees[WORKSPACE_PATH].bases[-1]
+
+    def drift(self, *, limit: int = MOST_PATHS, most: int | None = None) -> Drift:
+        """The changes of the host to the workspace since then, where they would be seen after a restore.
+
+        The workspace's lowest layer is the directory of the host, which is not frozen. Walks it, up to
+        `most` entries; `limit` bounds the paths, which are those inside.
+        """
+        tree = self._trees[WORKSPACE_PATH]
+        if tree.is_copy or not self._is_of(self.workspace):
+            return Drift()
+        layers = [layer.upper for layer in tree.layers]
+        at = tree.mounted_at[0]
+        return drift(self.workspace, self.created, layers, at=at, limit=limit, most=most)
 
     def save(
         self, path: str | PathLike[str], *, progress: Callable[[int, int], object] | None = None
@@ -117,6 +130,12 @@ class Snapshot:
 
         directory = self.workspace
         return {} if directory == empty_directory(self._trees[WORKSPACE_PATH].store) else _identity(directory)
+
+    def _is_of(self, directory: str) -> bool:
+        """Whether `directory` is the one of the host that it was taken of."""
+        from .stores import empty_directory
+
+        return directory == self.workspace != empty_directory(self._trees[WORKSPACE_PATH].store)
 
     # ------------------------------------------------------------ for the room
 
@@ -201,13 +220,17 @@ class LoadedSnapshot(Snapshot):
     def _origin_facts(self) -> Mapping[str, object]:
         return self._origin
 
+    def _is_of(self, directory: str) -> bool:
+        return os.path.isdir(directory) and self._origin == _identity(directory)
+
     def fitted_to(self, workspace: SandboxWorkspace) -> Snapshot:
         """The same for the trees of a sandbox: with whiteouts only for what is there to be hidden."""
         from .copied import CopiedWorkspace
 
         if isinstance(workspace, CopiedWorkspace):
             copy, baseline = workspace.flattened(self._trees[WORKSPACE_PATH])
-            return Snapshot(self.label, self.method, {WORKSPACE_PATH: copy}, baseline, self._shells)
+            trees: dict[str, LayerSnapshot] = {WORKSPACE_PATH: copy}
+            return Snapshot(self.label, self.method, trees, baseline, self._shells, created=self.created)
         made: dict[str, LayerSnapshot] = {}
         try:
             for root, tree in workspace.trees.items():
@@ -219,7 +242,7 @@ class LoadedSnapshot(Snapshot):
             for point in made.values():
                 point.close()
             raise
-        return Snapshot(self.label, self.method, made, baseline, self._shells)
+        return Snapshot(self.label, self.method, made, baseline, self._shells, created=self.created)
 
     def _baseline_for(self, workspace: SandboxWorkspace, point: LayerSnapshot) -> Baseline:
         from .snapshot_file import in_layers
@@ -315,8 +338,9 @@ def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str
     if not isinstance(label, str):
         raise InvalidCall(f"the label is {label!r}", why="it is not text")
     shells = {session.name: session._shell.saved() for session in sessions}
+    created = now()
     method, trees = workspace.freeze(partial(come_back, sessions))
-    made = Snapshot(label, method, trees, workspace.baseline.copy(), shells)
+    made = Snapshot(label, method, trees, workspace.baseline.copy(), shells, created=created)
     history(workspace).add(made)
     return made
 
@@ -326,10 +350,11 @@ def restore(
     sessions: Sequence[NamedShell],
     snapshot: Snapshot,
     first: Callable[[], object] = tuple,
-) -> None:
+) -> Drift:
     """Be as at the snapshot: its files, its shells; a session that was not there begins anew.
 
-    `first` is called when all is ready, before anything is exchanged.
+    `first` is called when all is ready, before anything is exchanged. Returns what the host has changed
+    since, as far as a look at some entries tells.
     """
     fitting = snapshot.fitted_to(workspace)
 
@@ -346,6 +371,14 @@ def restore(
         close_all(following)
         raise
     change(workspace, following, then)
+    return drift_after(workspace, snapshot, fitting)
+
+
+def drift_after(workspace: SandboxWorkspace, snapshot: Snapshot, fitting: Snapshot) -> Drift:
+    """The changes of the host since a snapshot that was restored, as far as a look at some entries tells."""
+    if workspace.stand_in is not None or not snapshot._is_of(workspace.directory):
+        return Drift()
+    return fitting.drift(most=MOST_ENTRIES)
 
 
 def change(

@@ -7,6 +7,7 @@ import threading
 from ...errors import LayerError
 from ...interrupts import uninterrupted
 from ...layers.change_watch import ChangeWatch
+from ...layers.drift import Drift
 from ...policy.paths import WORKSPACE_PATH
 
 TYPE_CHECKING = False
@@ -120,6 +121,13 @@ class SandboxWorkspace:
         With `everything` also those to the other trees; with `paths`, by root, at and below these only.
         """
         raise NotImplementedError
+
+    def drift(self, limit: int) -> Drift:
+        """The changes of the host since the sandbox began with the directory, where they are seen inside.
+
+        None are, of a copy.
+        """
+        return Drift()
 
     def by_tree(self, paths: Collection[str], directory: str) -> dict[str, list[str]]:
         """Paths as seen inside, from `directory`, by the roots of their trees; see `trees.by_tree`."""

@@ -1,0 +1,128 @@
+"""What the host changes under a sandbox: seen inside, and told."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from staddle import Sandbox, Snapshot
+from staddle.layers.drift import Drift, now
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    place = tmp_path / "project"
+    (place / "sub").mkdir(parents=True)
+    for name in ("file", "other", "sub/deep", "sub/gone"):
+        (place / name).write_text("of the host\n")
+    tick()
+    return place
+
+
+@pytest.fixture
+def sandbox(project: Path) -> Iterator[Sandbox]:
+    with Sandbox(project) as opened:
+        yield opened
+
+
+def tick() -> None:
+    """Let the clock move that files are stamped with."""
+    before = now()
+    while now() == before:
+        time.sleep(0.001)
+
+
+def edit(project: Path) -> None:
+    tick()
+    (project / "file").write_text("later\n")
+    (project / "sub/gone").unlink()
+    (project / "sub/new").write_text("new\n")
+
+
+EDITED = ("/workspace/file", "/workspace/sub/", "/workspace/sub/new")
+
+
+def test_a_snapshot_tells_what_the_host_changed_since(sandbox: Sandbox, project: Path) -> None:
+    sandbox.run("echo mine > other")
+    snapshot = sandbox.snapshot()
+    assert not snapshot.drift()
+    assert not sandbox.drift()
+    assert not sandbox.restore(snapshot).drift
+    edit(project)
+    assert snapshot.drift().paths == EDITED
+    assert snapshot.drift(limit=2).more
+    assert len(snapshot.drift(limit=2).paths) == 2
+    restored = sandbox.restore(snapshot)
+    assert restored.drift.paths == EDITED
+    assert sandbox.run("cat file other").stdout == "later\nmine\n"  # as it says
+    assert sandbox.drift().paths == EDITED
+    tick()
+    assert not sandbox.snapshot().drift()
+
+
+def test_what_the_sandbox_has_changed_itself_is_no_drift_but_a_conflict(
+    sandbox: Sandbox, project: Path
+) -> None:
+    sandbox.run("echo mine > file; rm -r sub; mkdir sub; echo mine > sub/own")
+    snapshot = sandbox.snapshot()
+    edit(project)
+    assert snapshot.drift().paths == ()
+    told = {change.path: change.conflict for change in sandbox.diff()}
+    assert told["/workspace/file"] == "it was changed on the host meanwhile"
+    assert told["/workspace/sub/own"] == ""
+
+
+def test_a_fork_tells_it_too(sandbox: Sandbox, project: Path) -> None:
+    (fork,) = sandbox.fork()
+    with fork:
+        assert not fork.drift()
+        edit(project)
+        assert fork.drift().paths == EDITED
+
+
+def test_only_some_entries_are_looked_at_where_nobody_asked(sandbox: Sandbox, project: Path) -> None:
+    for number in range(1200):
+        (project / f"n{number}").touch()
+    tick()
+    snapshot = sandbox.snapshot()
+    found = sandbox.restore(snapshot).drift
+    assert not found.complete
+    assert found
+    assert found.paths == ()
+    assert snapshot.drift() == Drift()
+
+
+def test_without_a_workspace_there_is_none(tmp_path: Path) -> None:
+    with Sandbox() as sandbox:
+        sandbox.run("echo x > y")
+        snapshot = sandbox.snapshot()
+        assert not sandbox.drift()
+        assert not sandbox.restore(snapshot).drift
+
+
+def test_a_saved_snapshot_tells_it_for_its_own_directory(project: Path, tmp_path: Path) -> None:
+    with Sandbox(project) as sandbox:
+        sandbox.run("echo mine > other")
+        sandbox.snapshot().save(tmp_path / "saved")
+    edit(project)
+    loaded = Snapshot.load(tmp_path / "saved")
+    assert loaded.drift().paths == EDITED
+    with Sandbox.from_snapshot(loaded, project) as sandbox:
+        assert set(EDITED) <= set(sandbox.drift().paths)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with Sandbox(elsewhere) as sandbox:
+        assert not sandbox.restore(loaded).drift
+
+
+def test_a_link_of_the_host_is_not_followed(sandbox: Sandbox, project: Path, tmp_path: Path) -> None:
+    snapshot = sandbox.snapshot()
+    tick()
+    (tmp_path / "outside").mkdir()
+    os.symlink(tmp_path / "outside", project / "link")
+    (tmp_path / "outside/file").touch()
+    assert snapshot.drift().paths == ("/workspace/link",)
