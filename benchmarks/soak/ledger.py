@@ -16,6 +16,8 @@ _PAGE = os.sysconf("SC_PAGESIZE")
 _PR_SET_CHILD_SUBREAPER = 36
 #: Growth beyond these is not flat: bytes of memory, descriptors, threads.
 MEMORY, DESCRIPTORS, THREADS = 4 << 20, 8, 2
+#: In the first so many steps caches and the heap fill: there twice as much memory may be needed.
+WARM_UP = 1000
 #: Names that are made outside of the part's own directories.
 _OURS = re.compile("(staddle-)?[0-9a-f]{12,32}")
 #: How long the end of a program may take to be complete.
@@ -35,7 +37,7 @@ class Reading:
 
     @classmethod
     def now(cls) -> Reading:
-        helpers = [(resident(pid), _descriptors(pid)) for pid in descendants(os.getpid())]
+        helpers = [(resident(pid), _descriptors(pid)) for pid in _below(os.getpid())]
         return cls(
             resident("self"),
             _descriptors("self"),
@@ -60,7 +62,7 @@ class Figure:
         return self.last - self.first <= self.allowance
 
 
-def figures(readings: list[list[Reading]]) -> list[Figure]:
+def figures(readings: list[list[Reading]], steps: int) -> list[Figure]:
     """Compare the second quarter of each series with the last; caches fill in the first. The worst counts."""
 
     def figure(name: str, allowance: float) -> Figure:
@@ -68,11 +70,12 @@ def figures(readings: list[list[Reading]]) -> list[Figure]:
             (_figure(name, allowance, series) for series in readings), key=lambda one: one.last - one.first
         )
 
+    memory = MEMORY if steps > WARM_UP else 2 * MEMORY
     return [
-        figure("memory", MEMORY),
+        figure("memory", memory),
         figure("descriptors", DESCRIPTORS),
         figure("threads", THREADS),
-        figure("helper_memory", MEMORY),
+        figure("helper_memory", memory),
         figure("helper_descriptors", DESCRIPTORS),
     ]
 
@@ -99,8 +102,20 @@ def _descriptors(pid: int | str) -> int:
         return 0  # gone, or not to be looked into by a user
 
 
+def _below(top: int) -> list[int]:
+    """The processes below `top`; one may be missed while others end, but it costs this process nothing."""
+    found = [top]
+    for pid in found:
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            try:
+                found += map(int, children.read_text().split())
+            except OSError:
+                continue
+    return found[1:]
+
+
 def descendants(top: int) -> set[int]:
-    """All processes below `top`, zombies too."""
+    """All processes below `top`, zombies too: of all that there are on the machine."""
     parents: dict[int, int] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
