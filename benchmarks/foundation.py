@@ -11,7 +11,7 @@ from statistics import median
 from measure import Claim, interleaved, ms, spawn, timed
 from staddle import Policy, wrap
 from staddle.ipc.exec_spec import ExecSpec
-from staddle.launch.helper import launch
+from staddle.launch.contract import helper_launch
 from staddle.launch.running import start
 from staddle.linux.landlock import FILES, READ, bits
 from staddle.linux.seccomp import program
@@ -28,7 +28,7 @@ def one_command() -> list[Claim]:
     staddle = str(Path(sys.executable).parent / "staddle")
     # Prepared ahead: what is measured is the launcher, from its start to the end of the command.
     supervised = [wrap(["true"], Policy.agent(), backend="landlock") for _ in range(31)]
-    plain = [launch(_plain_instructions()) for _ in range(31)]
+    plain = [helper_launch(_plain_instructions()) for _ in range(31)]
     times = interleaved(
         {
             "python -I -S -c pass": lambda: spawn(BARE),

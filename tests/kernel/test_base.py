@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Identity, Policy, PolicyNotEnforceable, Sandbox, wrap
-from staddle.bases.import_image import import_image
+from staddle.bases.store import import_image
 from staddle.errors import CommandNotFound
 from staddle.policy import base
 from tests.support.roots import small_root

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from staddle.ipc.exec_spec import encode
-from staddle.launch import helper
+from staddle.launch import contract
+from staddle.launch.contract import helper_command, helper_launch
 from staddle.linux import seccomp
 from tests.support.helper_runs import READ, ROOT, Started, marked, order, run, soon
 
-HELPER = helper.command("0")[:4]
+HELPER = helper_command("0")[:4]
 #: Where a process of its own finds staddle and these tests.
-PATHS = [str(Path(helper.__file__).parents[2]), str(Path(__file__).parents[2])]
+PATHS = [str(Path(contract.__file__).parents[2]), str(Path(__file__).parents[2])]
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_a_command_that_cannot_be_run_is_4(command: str, word: str) -> None:
 
 
 def test_a_failure_is_said_aloud_when_nobody_listens() -> None:
-    launch = helper.launch(order("no-such-program"))
+    launch = helper_launch(order("no-such-program"))
     assert launch.status is not None
     os.close(launch.status)
     done = subprocess.run(
@@ -149,7 +150,7 @@ def test_the_exit_status_is_the_commands(script: str, status: int) -> None:
 def test_only_the_standard_streams_are_open() -> None:
     extra = os.open("/", os.O_RDONLY)
     os.set_inheritable(extra, True)
-    launch = helper.launch(order("sh", "-c", "ls /proc/self/fd | wc -l"))
+    launch = helper_launch(order("sh", "-c", "ls /proc/self/fd | wc -l"))
     try:
         done = subprocess.run(
             launch.argv, env=launch.env, pass_fds=(*launch.pass_fds, extra), capture_output=True, check=False
@@ -197,7 +198,7 @@ def test_it_has_a_session_of_its_own() -> None:
 
 def test_signals_ignored_outside_are_not_ignored_inside() -> None:
     code = "trap '' HUP TERM PIPE; exec \"$@\""
-    launch = helper.launch(order("grep", "SigIgn", "/proc/self/status"))
+    launch = helper_launch(order("grep", "SigIgn", "/proc/self/status"))
     done = subprocess.run(
         ["sh", "-c", code, "sh", *launch.argv],
         env=launch.env,
@@ -330,7 +331,7 @@ def test_a_command_that_dies_of_a_passed_signal_says_so() -> None:
 
 
 def test_a_signal_before_the_command_has_started_is_not_lost() -> None:
-    launch = helper.launch(order("sleep", "60"))
+    launch = helper_launch(order("sleep", "60"))
     process = subprocess.Popen(launch.argv, env=launch.env, pass_fds=launch.pass_fds)
     launch.close()
     time.sleep(0.03)
@@ -453,8 +454,8 @@ def test_it_does_not_start_for_a_dead_starter(mark: str) -> None:
 import os, sys
 sys.path[:0] = {PATHS!r}
 from tests.support.helper_runs import order
-from staddle.launch import helper
-launch = helper.launch(order("sleep", {mark!r}))
+from staddle.launch.contract import helper_launch
+launch = helper_launch(order("sleep", {mark!r}))
 for fd in launch.pass_fds:
     os.set_inheritable(fd, True)
 os.posix_spawn(launch.argv[0], launch.argv, launch.env)

@@ -10,7 +10,7 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.bases.import_image import import_image
+from staddle.bases.store import import_image
 from staddle.errors import ArchiveRefused
 from staddle.files.unpack import UnpackBounds
 from staddle.policy import base

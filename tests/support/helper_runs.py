@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from staddle.ipc.exec_spec import ExecSpec
-from staddle.launch import helper
+from staddle.launch.contract import helper_launch
 from staddle.linux import landlock, seccomp
 from staddle.linux.idmaps import FIRST_UNUSED
 
@@ -54,7 +54,7 @@ class Started:
     """A helper that was started. `said` is why the command did not start, when it did not."""
 
     def __init__(self, instructions: ExecSpec, **kwargs: Any) -> None:
-        launch = helper.launch(instructions)
+        launch = helper_launch(instructions)
         kwargs = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | kwargs
         try:
             self.process: subprocess.Popen[bytes] = subprocess.Popen(

@@ -14,7 +14,8 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # where the source tree is copied to
 
 from staddle import Identity, Network, Policy
-from staddle.backends.systemd import Systemd, unit
+from staddle.backends import systemd
+from staddle.backends.systemd import Systemd
 from staddle.errors import StaddleError
 from staddle.launch.running import start
 from staddle.policy.compiler import compile
@@ -75,8 +76,8 @@ def policy(asked: dict[str, object]) -> Policy:
 
 def leave_out(name: str) -> None:
     """A unit without one of its properties, as if the manager did not know it."""
-    whole = unit.properties
-    unit.properties = lambda *args: (item for item in whole(*args) if not item.startswith(f"{name}="))
+    whole = systemd.properties
+    systemd.properties = lambda *args: (item for item in whole(*args) if not item.startswith(f"{name}="))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ from ..errors import BackendUnavailable, LaunchFailed, StaddleError
 from ..ipc import namespace_spec
 from ..ipc.exec_spec import encode as encode_instructions
 from ..ipc.status import sentence
-from ..launch import helper
-from ..launch.contract import Launch
+from ..launch.contract import ENVIRONMENT, Launch, helper_command
 from ..linux import userns
 from ..linux.idmaps import unprivileged_uid
 from ..linux.userns import Obstacle
@@ -175,8 +174,8 @@ def launch(plan: Plan, layout: Layout, unprivileged_uid: int | None, command: Se
             )
         file = give.holding(namespace_spec.encode(asked))
         return Launch(
-            argv=helper.command("namespaces", str(file)),
-            env=dict(helper.ENVIRONMENT),
+            argv=helper_command("namespaces", str(file)),
+            env=dict(ENVIRONMENT),
             cwd="/",
             pass_fds=give.all(),
             status=read,

@@ -130,7 +130,7 @@ def _complain(error: Exception) -> int:
 
 def _jail_exec(words: list[str]) -> int:
     """The internal launcher by its public name: become it, so that its exit codes are ours."""
-    from ..launch.helper import command
+    from ..launch.contract import helper_command
 
-    argv = command(*words) if len(words) == 1 else command("")
+    argv = helper_command(*words) if len(words) == 1 else helper_command("")
     os.execv(argv[0], argv)  # noqa: S606 - no shell is the point

@@ -62,7 +62,7 @@ def main(words: Sequence[str]) -> int:
 def _import(archive: str, name: str | None, as_json: bool) -> int:
     import signal
 
-    from ..bases.import_image import import_image
+    from ..bases.store import import_image
 
     # A signal leaves as little behind as an error.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

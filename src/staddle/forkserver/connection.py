@@ -13,7 +13,7 @@ from ..errors import LaunchFailed
 from ..interrupts import is_of_a_handler
 from ..ipc import forkserver_messages as records
 from ..ipc.descriptors import close_all, receive, send
-from ..launch import helper
+from ..launch.contract import ENVIRONMENT, python
 from ..limits import scope
 from ..linux import idmaps, open_files
 from ..linux.fileio import memory_file
@@ -279,8 +279,8 @@ def _start(
         opened.append(socket := theirs.detach())
         opened.append(file := memory_file(config))
         process = subprocess.Popen(
-            (*before, *helper.python("forkserver/__main__.py", str(socket), str(file))),
-            env={**helper.ENVIRONMENT, **(around or {})},
+            (*before, *python("forkserver/__main__.py", str(socket), str(file))),
+            env={**ENVIRONMENT, **(around or {})},
             cwd="/",
             pass_fds=(socket, file),
             stdin=subprocess.DEVNULL,

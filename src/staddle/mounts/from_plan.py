@@ -20,8 +20,22 @@ from __future__ import annotations
 
 from .._value import Value
 from ..errors import PolicyNotEnforceable
-from ..policy import plan_cache
-from ..policy.plan import Closed, Grant, Guard, Hidden, Layered, Link, Plan, Scratch, Socket, Text
+from ..policy.plan import (
+    Closed,
+    Grant,
+    Guard,
+    Hidden,
+    Layered,
+    Link,
+    Plan,
+    Scratch,
+    Socket,
+    Text,
+    all_cached,
+    cache,
+    cached,
+    uncache,
+)
 from .host import Host
 from .operations import Bind, Devices, Directory, Empty, File, Mask, Overlay, ProcMount, Seal, Symlink
 
@@ -390,12 +404,12 @@ class PlanLayout:
 
 def entry_of(plan: Plan) -> PlanLayout:
     """The entry of this plan, made if there is none."""
-    known: PlanLayout | None = plan_cache.get(plan, _KEY)
+    known: PlanLayout | None = cached(plan, _KEY)
     if known is not None:
         return known
-    alike = next((entry for other, entry in plan_cache.every(_KEY) if _are_alike(other, plan)), None)
+    alike = next((entry for other, entry in all_cached(_KEY) if _are_alike(other, plan)), None)
     made = PlanLayout(lay_out(plan, Host()) if alike is None else alike.layout)
-    plan_cache.put(plan, _KEY, made)
+    cache(plan, _KEY, made)
     return made
 
 
@@ -407,7 +421,7 @@ def layout_of(plan: Plan) -> Layout:
 def forget(plan: Plan) -> None:
     """A command is started with it. If the layout depends on the host, the next start looks there anew."""
     if plan.hidden or plan.guards:
-        plan_cache.forget(plan, _KEY)
+        uncache(plan, _KEY)
 
 
 def _are_alike(one: Plan, other: Plan) -> bool:

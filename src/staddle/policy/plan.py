@@ -6,6 +6,10 @@ user can ask why a path is visible.
 
 Paths are absolute, have no `.`, `..` or symlink in them, and are `str` as `os.fsdecode`
 gives it: any bytes survive. A path inside is the same as outside, unless a grant says what it shows.
+
+Values derived from a plan (the layout, the decision about a sandbox) are cached by plan identity and
+a key of each deriver; the last 64. A compiled plan is reused for a moment only (see `workspace`), since the
+host may change. A program that opens many sandboxes at once has the same plan for them.
 """
 
 from __future__ import annotations
@@ -16,11 +20,10 @@ from .paths import covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Literal
+    from typing import Any, Literal
 
     from .limits import Limits
     from .network import Network
-
 
 #: The origin of a grant of a private copy: what is done there is not done to anything of the host's.
 COPY = "copy"
@@ -215,3 +218,31 @@ class Plan(Value):
         # A scratch directory covers what is granted above it; grants below it show through.
         scratch = max((len(s.path) for s in self.scratch if covers(s.path, path)), default=0)
         return scratch, [g for g in self.grants if len(g.path) >= scratch and covers(g.path, path)]
+
+
+_MOST_CACHED = 64
+#: An entry holds its plan, so that no other plan can have the same id meanwhile.
+_entries: dict[tuple[int, object], tuple[Plan, Any]] = {}
+
+
+def cached(plan: Plan, key: object) -> Any:
+    """The value for `plan` and `key`; None if there is none."""
+    found = _entries.get((id(plan), key))
+    return None if found is None else found[1]
+
+
+def cache(plan: Plan, key: object, value: object) -> None:
+    """Cache a value, and forget the oldest ones."""
+    _entries[id(plan), key] = (plan, value)
+    while len(_entries) > _MOST_CACHED:
+        _entries.pop(next(iter(_entries), (0, None)), None)
+
+
+def uncache(plan: Plan, key: object) -> None:
+    """Forget a value, if there is one."""
+    _entries.pop((id(plan), key), None)
+
+
+def all_cached(key: object) -> list[tuple[Plan, Any]]:
+    """The plans that have a value for `key`, and these values; the newest first."""
+    return [entry for (_, known), entry in reversed(tuple(_entries.items())) if known == key]

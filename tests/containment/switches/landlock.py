@@ -16,17 +16,17 @@ def _instructions(change: Callable[[Any], Any]) -> Patch:
 
     def off() -> None:
         from staddle import backends
-        from staddle.launch import helper
+        from staddle.launch import contract
 
         backends.get("landlock").probe()  # before: its self-test would notice, and refuse to start
-        original = helper.launch
+        original = contract.helper_launch
 
         def launch(instructions: Any, **options: Any) -> Any:
             changed = change(instructions)
             assert changed != instructions, "this switch takes nothing away any more"
             return original(changed, **options)
 
-        helper.launch = launch
+        contract.helper_launch = launch
 
     return off
 

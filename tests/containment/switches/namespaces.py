@@ -67,9 +67,9 @@ def _command(change: Callable[[Any], Any]) -> Patch:
 
 
 def _launcher_environment() -> None:
-    from staddle.launch import helper
+    from staddle.launch.contract import ENVIRONMENT
 
-    helper.ENVIRONMENT.update(os.environ)
+    ENVIRONMENT.update(os.environ)
     _trust()
 
 

@@ -24,12 +24,12 @@ def _orders(change: Callable[[Any], Any]) -> Patch:
     """Change what both ends of the line are told."""
 
     def off() -> None:
-        from staddle.backends.systemd import Systemd, launching
+        from staddle.backends import systemd
         from staddle.enforcement import Probe
 
-        original = launching.spec
-        launching.spec = lambda *args, **options: change(original(*args, **options))
-        Systemd.probe = lambda self: Probe("systemd", usable=True)  # type: ignore[method-assign]
+        original = systemd.spec
+        systemd.spec = lambda *args, **options: change(original(*args, **options))
+        systemd.Systemd.probe = lambda self: Probe("systemd", usable=True)  # type: ignore[method-assign]
 
     return off
 
@@ -38,12 +38,12 @@ def _command(change: Callable[[Any], Any]) -> Patch:
     """Change what the command's own process does last."""
 
     def off() -> None:
-        from staddle.backends.systemd import Systemd, launching
+        from staddle.backends import systemd
         from staddle.enforcement import Probe
 
-        original = launching.instructions
-        launching.instructions = lambda *args: change(original(*args))
-        Systemd.probe = lambda self: Probe("systemd", usable=True)  # type: ignore[method-assign]
+        original = systemd.instructions
+        systemd.instructions = lambda *args: change(original(*args))
+        systemd.Systemd.probe = lambda self: Probe("systemd", usable=True)  # type: ignore[method-assign]
 
     return off
 
@@ -52,10 +52,10 @@ def _without_property(name: str) -> Patch:
     """A unit without one property, as if the manager did not know it."""
 
     def off() -> None:
-        from staddle.backends.systemd import Systemd, unit
+        from staddle.backends import systemd
         from staddle.enforcement import Probe
 
-        original = unit.properties
+        original = systemd.properties
 
         def properties(*args: Any) -> list[str]:
             made = list(original(*args))
@@ -63,8 +63,8 @@ def _without_property(name: str) -> Patch:
             assert left != made, f"the unit has no {name} any more"
             return left
 
-        unit.properties = properties
-        Systemd.probe = lambda self: Probe("systemd", usable=True)  # type: ignore[method-assign]
+        systemd.properties = properties
+        systemd.Systemd.probe = lambda self: Probe("systemd", usable=True)  # type: ignore[method-assign]
 
     return off
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.backends.bwrap.executable import judge
+from staddle.backends.bwrap import judge
 from staddle.linux.userns import UsernsFacts
 
 

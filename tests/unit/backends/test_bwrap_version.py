@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.backends.bwrap import executable as bwrap
+from staddle.backends import bwrap
 
 
 def made(path: Path, text: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.backends.systemd import launching, unit
+from staddle.backends import systemd
 from staddle.ipc import systemd_spec
 from staddle.ipc.exec_spec import decode
 from staddle.linux.systemd_manager import Manager, Obstacle, delegated_controllers, find
@@ -23,7 +23,7 @@ ODD = '/w/a b:c"d\\e%h$HOME\n'
 
 
 def properties(made: Plan, scope: str = "user") -> set[str]:
-    return set(unit.properties(made, scope))  # type: ignore[arg-type]
+    return set(systemd.properties(made, scope))  # type: ignore[arg-type]
 
 
 # The unit.
@@ -32,9 +32,9 @@ def properties(made: Plan, scope: str = "user") -> set[str]:
 def test_the_network_of_the_unit_is_its_own_unless_it_is_open() -> None:
     for network in (Network.deny(), Network.loopback()):
         assert "PrivateNetwork=yes" in properties(plan(network=network))
-        assert "net" in unit.namespaces(plan(network=network), "user")
+        assert "net" in systemd.namespaces(plan(network=network), "user")
     assert "PrivateNetwork=yes" not in properties(plan(network=Network.open()))
-    assert "net" not in unit.namespaces(plan(network=Network.open()), "user")
+    assert "net" not in systemd.namespaces(plan(network=Network.open()), "user")
 
 
 def test_a_user_manager_needs_a_user_namespace_and_root_keeps_few_rights() -> None:
@@ -63,24 +63,24 @@ def test_limits_are_properties_and_what_the_control_group_must_say() -> None:
     assert {"MemoryMax=67108864", "MemorySwapMax=0", "CPUQuota=50%", "TasksMax=22"} <= properties(
         plan(limits=limits)
     )
-    asked = {(bound.file, bound.most) for bound in unit.bounds(limits).values()}
+    asked = {(bound.file, bound.most) for bound in systemd.bounds(limits).values()}
     assert asked == {("memory.max", 64 << 20), ("cpu.max", 500), ("pids.max", 22)}
-    assert unit.bounds(Limits()) == {}
+    assert systemd.bounds(Limits()) == {}
 
 
 def test_the_unit_is_named_waited_for_and_collected() -> None:
-    words = unit.command_line(USER, "staddle-x", ["A=b"], ["/usr/bin/python3", "-I"])
+    words = systemd.command_line(USER, "staddle-x", ["A=b"], ["/usr/bin/python3", "-I"])
     assert words[0] == "/usr/bin/systemd-run"
     assert {"--user", "--pipe", "--wait", "--collect", "--unit=staddle-x", "--property=A=b"} <= set(words)
     assert not {"--pty", "-t", "--scope"} & set(words)
     assert words[-3:] == ("--", "/usr/bin/python3", "-I")
-    assert "--system" in unit.command_line(ROOT, "x", [], ["y"])
+    assert "--system" in systemd.command_line(ROOT, "x", [], ["y"])
 
 
 def test_dollars_in_the_helpers_path_are_not_expanded_by_the_manager() -> None:
     """systemd expands `$` from the manager's environment, and nothing else: measured on 252."""
-    assert unit.escaped("/home/$USER/${x}/%h \\\"'\n") == "/home/$$USER/$${x}/%h \\\"'\n"
-    assert unit.command_line(USER, "x", [], ["/opt/$HOME/python"])[-1] == "/opt/$$HOME/python"
+    assert systemd.escaped("/home/$USER/${x}/%h \\\"'\n") == "/home/$$USER/$${x}/%h \\\"'\n"
+    assert systemd.command_line(USER, "x", [], ["/opt/$HOME/python"])[-1] == "/opt/$$HOME/python"
 
 
 # The orders.
@@ -89,7 +89,7 @@ def test_dollars_in_the_helpers_path_are_not_expanded_by_the_manager() -> None:
 def asked(
     made: Plan, found: Manager = USER, command: tuple[str, ...] = ("true",)
 ) -> systemd_spec.SystemdSpec:
-    return launching.spec(made, lay_out(made, DictHost()), found, command, status=9)
+    return systemd.spec(made, lay_out(made, DictHost()), found, command, status=9)
 
 
 def test_nothing_of_the_policy_is_on_the_command_line_of_the_unit() -> None:
@@ -138,7 +138,7 @@ def test_the_filter_and_the_limits_are_those_of_the_plan() -> None:
 
 def test_a_launch_can_be_given_up() -> None:
     before = set(os.listdir("/proc/self/fd"))
-    launch = launching.launch(plan(), lay_out(plan(), DictHost()), USER, ["true"])
+    launch = systemd.launch(plan(), lay_out(plan(), DictHost()), USER, ["true"])
     assert launch.argv[4] == "systemd-client"
     assert launch.argv[5] == str(launch.pass_fds[1])
     assert launch.relays
@@ -153,7 +153,7 @@ def test_a_launch_can_be_given_up() -> None:
 
 
 def gaps(made: Plan, found: Manager = USER) -> dict[str, bool]:
-    return {gap.protection: gap.documented for gap in launching.gaps(made, lay_out(made, DictHost()), found)}
+    return {gap.protection: gap.documented for gap in systemd.gaps(made, lay_out(made, DictHost()), found)}
 
 
 def test_an_ordinary_plan_has_no_gap() -> None:
@@ -161,7 +161,7 @@ def test_an_ordinary_plan_has_no_gap() -> None:
 
 
 def test_what_it_cannot_hold_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "delegated_controllers", lambda scope: frozenset({"memory"}))
+    monkeypatch.setattr(systemd, "delegated_controllers", lambda scope: frozenset({"memory"}))
     limits = Limits(memory="1G", cpu=1, processes=5, disk="1G")
     made = plan(
         limits=limits,
@@ -177,9 +177,9 @@ def test_what_it_cannot_hold_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_open_network_needs_landlock_scopes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching.landlock, "abi", lambda: 5)
+    monkeypatch.setattr(systemd.landlock, "abi", lambda: 5)
     assert gaps(plan(network=Network.open())) == {"sockets": True}
-    monkeypatch.setattr(launching.landlock, "abi", lambda: 6)
+    monkeypatch.setattr(systemd.landlock, "abi", lambda: 6)
     assert gaps(plan(network=Network.open())) == {}
 
 
@@ -196,8 +196,8 @@ def test_controllers_are_those_of_the_managers_own_part(tmp_path: Path) -> None:
 def test_the_steps_name_everything_and_no_secret() -> None:
     made = plan(grants=(write("/w"),), variables=(Variable("TOKEN", "hush", "env", secret=True),))
     for found in (USER, ROOT):
-        told = "\n".join(step.action for step in launching.steps(made, lay_out(made, DictHost()), found))
-        for item in unit.properties(made, found.scope):
+        told = "\n".join(step.action for step in systemd.steps(made, lay_out(made, DictHost()), found))
+        for item in systemd.properties(made, found.scope):
             assert item in told
         assert "/w" in told
         assert "hush" not in told
@@ -208,7 +208,7 @@ def test_the_steps_name_everything_and_no_secret() -> None:
 def test_as_root_it_says_whose_owner_is_translated() -> None:
     made = plan(grants=(write("/srv/w"), write("/opt/w"), read("/usr"), read("/home/u")))
     for found, translated in ((USER, set()), (ROOT, {"/srv/w", "/opt/w", "/home/u"})):
-        steps = launching.steps(made, lay_out(made, DictHost()), found)
+        steps = systemd.steps(made, lay_out(made, DictHost()), found)
         told = {step.action.split()[1] for step in steps if "its owner shown as" in step.action}
         assert told == translated
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from staddle.bases import store
-from staddle.bases.import_image import import_image
+from staddle.bases.store import import_image
 from staddle.errors import ArchiveRefused, BaseError
 from staddle.files.unpack import UnpackBounds
 from staddle.policy import base

@@ -11,9 +11,10 @@ import pytest
 
 from staddle.errors import LaunchFailed
 from staddle.ipc.exec_spec import ExecSpec, Malformed, decode
-from staddle.launch import helper
+from staddle.launch import contract
+from staddle.launch.contract import helper_launch
 
-SRC = Path(helper.__file__).parents[2]
+SRC = Path(contract.__file__).parents[2]
 SMALL = ExecSpec(argv=(b"true",), environment=(b"SECRET=hush",), directory=b"/")
 #: Each costs a good part of a bare interpreter's start, or runs code from site-packages.
 SLOW = {
@@ -37,7 +38,7 @@ def open_descriptors() -> set[str]:
 
 
 def test_the_interpreter_is_isolated_and_nothing_secret_is_on_its_command_line() -> None:
-    launch = helper.launch(SMALL)
+    launch = helper_launch(SMALL)
     try:
         assert launch.argv[1:3] == ("-I", "-S")
         assert launch.argv[3] == str(SRC / "staddle" / "inside" / "__main__.py")
@@ -50,7 +51,7 @@ def test_the_interpreter_is_isolated_and_nothing_secret_is_on_its_command_line()
 
 
 def test_the_instructions_are_on_a_descriptor_that_it_gets() -> None:
-    launch = helper.launch(SMALL)
+    launch = helper_launch(SMALL)
     try:
         file = int(launch.argv[-1])
         assert file in launch.pass_fds
@@ -65,13 +66,13 @@ def test_the_instructions_are_on_a_descriptor_that_it_gets() -> None:
 
 def test_nothing_stays_open() -> None:
     before = open_descriptors()
-    launch = helper.launch(SMALL)
+    launch = helper_launch(SMALL)
     launch.close()
     launch.close()
     os.close(launch.status or -1)
     assert open_descriptors() == before
     with pytest.raises(Malformed):
-        helper.launch(SMALL.replace(argv=()))
+        helper_launch(SMALL.replace(argv=()))
     assert open_descriptors() == before
 
 
@@ -79,7 +80,7 @@ def test_without_an_interpreter_there_is_no_helper(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "executable", "")
     before = open_descriptors()
     with pytest.raises(LaunchFailed, match=r"sys\.executable"):
-        helper.launch(SMALL)
+        helper_launch(SMALL)
     assert open_descriptors() == before
 
 

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from staddle import Policy
-from staddle.policy import plan_cache
 from staddle.policy.compiler import compile
+from staddle.policy.plan import cache, cached
 
 
 def test_an_answer_is_known_for_the_same_plan_and_question() -> None:
     plan = compile(Policy.agent(), cwd="/")
-    plan_cache.put(plan, "shell", "/bin/bash")
-    assert plan_cache.get(plan, "shell") == "/bin/bash"
-    assert plan_cache.get(plan, "other") is None
+    cache(plan, "shell", "/bin/bash")
+    assert cached(plan, "shell") == "/bin/bash"
+    assert cached(plan, "other") is None
 
 
 def test_a_plan_that_only_looks_the_same_is_another_one() -> None:
     plan = compile(Policy.agent(), cwd="/")
-    plan_cache.put(plan, "shell", "/bin/bash")
-    assert plan_cache.get(plan.replace(), "shell") is None
+    cache(plan, "shell", "/bin/bash")
+    assert cached(plan.replace(), "shell") is None
 
 
 def test_only_the_last_answers_are_kept() -> None:
     plan = compile(Policy.agent(), cwd="/")
     for number in range(100):
-        plan_cache.put(plan, number, str(number))
-    assert plan_cache.get(plan, 99) == "99"
-    assert plan_cache.get(plan, 0) is None
+        cache(plan, number, str(number))
+    assert cached(plan, 99) == "99"
+    assert cached(plan, 0) is None

@@ -1,7 +1,7 @@
 """bubblewrap: a fresh root with only what the plan names, in namespaces of its own.
 
     probe             finds bwrap, checks it, and runs a harmless command in a real sandbox
-    executable        which bwrap it is, and why one that is there does not confine
+    describe, judge   which bwrap it is, and why one that is there does not confine
     staged_view       as root, or with very many mounts: the view built by us (see `mounts`)
     arguments         operations -> bwrap's arguments, and prlimit's
     launching         argv and descriptors of the whole chain of programs; steps and gaps in words
@@ -17,15 +17,15 @@ from __future__ import annotations
 import _thread
 import os
 
+from ..._value import Value
 from ...enforcement import Probe, Step
 from ...errors import BackendUnavailable, StaddleError
 from ...launch.contract import Launch
 from ...linux import programs
 from ...linux.idmaps import unprivileged_uid
-from ...linux.userns import Obstacle
+from ...linux.userns import Obstacle, UsernsFacts, observe, obstacle
 from ...mounts.from_plan import forget, lay_out, layout_of
 from ...mounts.host import Host
-from . import executable
 from .launching import Starter, launch
 
 TYPE_CHECKING = False
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ...enforcement import Gap
     from ...policy.plan import Plan
     from ..canary import SelfTest
+    from .launching import Starter
 
 _INSTALL = "apt-get install bubblewrap (or dnf, pacman, apk, zypper)"
 
@@ -120,9 +121,9 @@ class Bwrap:
             return self._unusable(f"bubblewrap is not installed: {where}", _INSTALL)
         if bwrap.problem:
             return self._unusable(bwrap.problem, f"reinstall it: {_INSTALL}")
-        able = executable.describe(bwrap.path, bwrap.identity)
-        if executable.is_old(able.version):
-            oldest = ".".join(map(str, executable.OLDEST))
+        able = describe(bwrap.path, bwrap.identity)
+        if is_old(able.version):
+            oldest = ".".join(map(str, OLDEST))
             found = able.version or "of unknown version"
             return self._unusable(f"{bwrap.path} is {found}, and {oldest} is needed", "update bubblewrap")
         tools = {}
@@ -159,10 +160,9 @@ class Bwrap:
             _known[key] = self._unusable(f"its self-test could not be started: {error}")
 
     def _judged(self, found: Starter, problem: str, message: str) -> Probe:
-        number = executable.describe(found.bwrap, found.identity).version
+        number = describe(found.bwrap, found.identity).version
         if not problem:
             return Probe(self.name, usable=True, version=number)
-        from .executable import diagnose
 
         why, fix = diagnose(found, problem, message)
         return self._unusable(why, fix, number)
@@ -173,3 +173,95 @@ class Bwrap:
 
 def _key(found: Starter) -> tuple[str | int, ...]:
     return found.bwrap, *found.identity, os.geteuid()
+
+
+#: The first version that can forbid user namespaces inside (--disable-userns).
+OLDEST = (0, 8, 0)
+
+_described: dict[tuple[int, ...], Bubblewrap] = {}
+
+
+class Bubblewrap(Value):
+    """The version and the abilities of an installed bwrap, as far as its own text tells."""
+
+    version: str
+    mounts_descriptors: bool
+
+
+def describe(path: str, identity: tuple[int, ...] = ()) -> Bubblewrap:
+    """Version and abilities of the bwrap at `path`, read from the file: a tenth of starting it.
+
+    A file that does not have them in its text (a script around it) is asked instead. Told
+    the file's `identity`, it is read once per process.
+    """
+    if identity not in _described:
+        _described[identity] = _describe(path)
+    return _described[identity] if identity else _described.pop(identity)
+
+
+def _describe(path: str) -> Bubblewrap:
+    with open(path, "rb") as file:
+        text = file.read(1 << 20)
+    version = _version(text)
+    if not version:
+        text = _ask(path, "--version") + _ask(path, "--help")
+        version = _version(text)
+    return Bubblewrap(version, b"--ro-bind-fd" in text)
+
+
+def is_old(version: str) -> bool:
+    """Whether this version, or a text that is none, is older than what we need."""
+    numbers = version.split(".")
+    if not all(number.isdigit() for number in numbers):
+        return True
+    return tuple(int(number) for number in numbers) < OLDEST
+
+
+def _version(text: bytes) -> str:
+    mark = b"bubblewrap "
+    at = text.find(mark)
+    while at >= 0:
+        word = text[at + len(mark) : at + len(mark) + 16]
+        digits = word[: len(word) - len(word.lstrip(b"0123456789."))]
+        if digits[:1].isdigit() and b"." in digits:
+            return digits.decode().rstrip(".")
+        at = text.find(mark, at + 1)
+    return ""
+
+
+def _ask(path: str, question: str) -> bytes:
+    import subprocess
+
+    try:
+        answer = subprocess.run(
+            [path, question],
+            env={},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return b""
+    return answer.stdout[: 1 << 20]
+
+
+_REINSTALL = "reinstall bubblewrap, and see what else has put a program of that name there"
+
+
+def diagnose(found: Starter, problem: str, message: str) -> tuple[str, str]:
+    """The true cause and its remedy: tried out again, step by step, without bwrap."""
+    return judge(found.bwrap, problem, message, observe(found.unprivileged_uid))
+
+
+def judge(bwrap: str, problem: str, message: str, facts: UsernsFacts) -> tuple[str, str]:
+    """The same from facts: what the self-test found wrong, bwrap's message, what the kernel allows us."""
+    if problem != "the command did not run":
+        return f"{bwrap} ran its self-test without confining it: {problem}", _REINSTALL
+    in_the_way = obstacle(facts)
+    if in_the_way is not None:
+        return in_the_way.why, in_the_way.fix
+    if not message:
+        return f"{bwrap} ended without running the command, and without a word", _REINSTALL
+    return f"its self-test failed: {message.splitlines()[-1]}", "see whether bwrap works by itself"

@@ -178,7 +178,7 @@ def _connecting(
 ) -> _Enter:
     """Enter by our own step, which makes a network first. `fds`: status descriptor, gateway's ends."""
     from ...inside import bwrap_prelude
-    from ...launch import helper
+    from ...launch.contract import helper_command
 
     status, theirs, ours = fds
     user = -1 if built is None or built.user_namespace is None else give.keep(built.user_namespace)
@@ -191,7 +191,7 @@ def _connecting(
         mount_namespace=-1 if built is None else give.keep(built.mount_namespace),
         unprivileged_uid=-1 if starter.unprivileged_uid is None else starter.unprivileged_uid,
     )
-    return _Enter(helper.command("bwrap", str(give.holding(bwrap_prelude.encode(orders)))))
+    return _Enter(helper_command("bwrap", str(give.holding(bwrap_prelude.encode(orders)))))
 
 
 def failure(said: bytes) -> str | None:

@@ -67,10 +67,10 @@ class Landlock:
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
         """The helper with its instructions. The command is confined or does not start."""
-        from ...launch.helper import launch
+        from ...launch.contract import helper_launch
 
         _, _, _, instructions = self._arrange(plan, command)
-        return launch(instructions)
+        return helper_launch(instructions)
 
     def _arrange(
         self, plan: Plan, command: Sequence[str]

@@ -108,9 +108,9 @@ def uid_for_run(uid: int) -> int:
 
 def _attempt(abi: int, uid: int, hides: bool) -> str:
     """Confine a shell; what went wrong, in words, or nothing."""
-    from ...launch.helper import launch
+    from ...launch.contract import helper_launch
 
-    started = launch(_instructions(abi, uid, hides))
+    started = helper_launch(_instructions(abi, uid, hides))
     status = -1 if started.status is None else started.status
     try:
         said, written = _run(started, status)

@@ -16,9 +16,10 @@ from ...enforcement import Gap
 from ...errors import PolicyNotEnforceable
 from ...launch.view import find_program
 from ...network.namespace.from_policy import needs_gateway
-from ...policy import Policy, plan_cache
+from ...policy import Policy
 from ...policy.host_sockets import mask_host_sockets
 from ...policy.paths import WORKSPACE_PATH
+from ...policy.plan import cache, cached
 from ...policy.workspace import compile_session
 
 TYPE_CHECKING = False
@@ -156,7 +157,7 @@ def _decided(
     # A layer shows no socket of the host's.
     plan = mask_host_sockets(plan, but=WORKSPACE_PATH if settings.mode == "overlay" else "")
     asking = name, settings.mode, settings.best_effort
-    if (known := plan_cache.get(plan, asking)) is not None:
+    if (known := cached(plan, asking)) is not None:
         return known  # type: ignore[no-any-return]
     is_limited = any(getattr(plan.limits, limit) is not None for limit in NEED_MORE)
     planned, chosen = plan, name
@@ -178,7 +179,7 @@ def _decided(
     is_filtered = bool(plan.asks) or needs_gateway(plan.network)
     environment = plan.environment() if is_ours else {}
     decided = Decision(backend, plan, workspace, enforced, is_filtered, bash, environment)
-    plan_cache.put(plan, asking, decided)
+    cache(plan, asking, decided)
     return decided
 
 
