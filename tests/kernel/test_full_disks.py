@@ -1,0 +1,114 @@
+"""File systems that are full: a command sees it, a commit is whole or not begun, and nothing is left.
+
+In a child with mounts of its own, where each is a small one.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.in_a_child import ROOT, python
+
+_USER = [] if ROOT else ["--user", "--map-current-user", "--keep-caps"]
+_AROUND = ["unshare", *_USER, "--mount"]
+_PRELUDE = """
+import subprocess
+from staddle import Sandbox, Snapshot
+from staddle.errors import CommitFailed
+
+def small(name, size):
+    place = os.path.join({place!r}, name)
+    os.mkdir(place)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={{size}},mode=755", "none", place], check=True)
+    return place
+
+def said(path):
+    with open(path) as file:
+        return file.read()
+
+def write(path, text):
+    with open(path, "w") as file:
+        file.write(text)
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that another user can pass through: root's sandbox does not run as root."""
+    with tempfile.TemporaryDirectory(prefix="full-") as made:
+        os.chmod(made, 0o755)
+        yield Path(made)
+
+
+def child(code: str, place: Path) -> str:
+    return python(_PRELUDE.format(place=str(place)) + code, around=_AROUND)
+
+
+def test_where_layers_are_is_full(place: Path) -> None:
+    told = child(
+        """
+os.environ["STADDLE_LAYERS"] = small("layers", "4m")
+with Sandbox() as sb:
+    full = sb.run("x=kept; head -c 16M /dev/zero > big")
+    assert "No space left" in full.stderr and full.exit_code == 1, full
+    assert [change.path for change in sb.diff()] == ["/workspace/big"]
+    with Sandbox() as other:
+        assert other.run("echo fine").stdout == "fine\\n"
+    assert sb.run("rm big; echo $x > small; cat small").stdout == "kept\\n"
+    print("fine")
+""",
+        place,
+    )
+    assert told == "fine"
+
+
+def test_a_commit_that_does_not_fit_changes_nothing(place: Path) -> None:
+    told = child(
+        """
+place = small("work", "4m")
+write(f"{place}/f", "old"), write(f"{place}/g", "old")
+with Sandbox(place) as sb:
+    sb.run("echo new > f; rm g; mkdir d; head -c 3M /dev/zero > d/a; head -c 3M /dev/zero > b", check=True)
+    try:
+        sb.commit()
+    except CommitFailed as error:
+        assert "nothing was changed" in str(error) and "No space left" in str(error), error
+    else:
+        raise AssertionError("it was committed")
+    assert sorted(os.listdir(place)) == ["f", "g"] and said(f"{place}/f") == said(f"{place}/g") == "old"
+    sb.discard(["b"])
+    sb.commit()
+assert sorted(os.listdir(place)) == ["d", "f"] and said(f"{place}/f") == "new\\n"
+print("fine")
+""",
+        place,
+    )
+    assert told == "fine"
+
+
+def test_a_snapshot_that_cannot_be_saved_leaves_no_file(place: Path) -> None:
+    told = child(
+        """
+place = small("saved", "1m")
+with Sandbox() as sb:
+    sb.run("head -c 3M /dev/urandom > a; x=kept", check=True)
+    taken = sb.snapshot()
+    try:
+        taken.save(f"{place}/file")
+    except OSError as error:
+        assert error.errno == errno.ENOSPC
+    else:
+        raise AssertionError("it was saved")
+    assert os.listdir(place) == []
+    taken.save({place!r} + "/elsewhere")
+    assert sb.run("echo $x").stdout == "kept\\n"
+print("fine")
+""".replace("{place!r}", repr(str(place))),
+        place,
+    )
+    assert told == "fine"
