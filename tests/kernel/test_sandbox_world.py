@@ -274,9 +274,9 @@ def test_what_was_made_ahead_goes_with_who_made_it(monkeypatch: pytest.MonkeyPat
         (server,) = (one for key, one in client._servers.items() if store.path.encode() in key.skeleton)
 
         def ahead() -> set[str]:
-            return {name for name in os.listdir(store.path) if name.startswith("ahead-")}
+            return {name for name in os.listdir(store.path) if name.startswith("prewarmed-")}
 
-        (mine,) = (os.path.basename(path) for path in layers(sandbox) if "/ahead-" in path)
+        (mine,) = (os.path.basename(path) for path in layers(sandbox) if "/prewarmed-" in path)
         assert until(lambda: len(ahead()) > 1)
         server.close()
         assert ahead() == {mine}

@@ -16,6 +16,7 @@ import time
 import tty
 
 from ..launch.signals import SIGHUP, SIGINT, SIGQUIT, SIGTERM, waiting_among_threads
+from ..linux.fileio import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +99,5 @@ class _Relay:
         data = self._terminal.read_some()
         if data is None:
             return True
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(1, rest) :]
+        write_all(1, data)
         return bool(data)

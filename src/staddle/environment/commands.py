@@ -14,6 +14,7 @@ from ..launch.output import Tail
 from ..launch.redaction import RedactedTail
 from ..launch.running import end, never_started, see_through, start
 from ..linux import process_tree
+from ..linux.process import stat_fields
 from .interface import CommandResult
 
 TYPE_CHECKING = False
@@ -163,10 +164,6 @@ def _processes() -> list[int]:
 
 
 def _session(pid: int) -> int:
-    """The session of a living process, else 0. The name in parentheses may hold anything."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return 0 if fields[0] in (b"Z", b"X") else int(fields[3])
-    except (OSError, IndexError, ValueError):
-        return 0
+    """The session of a living process, else 0."""
+    fields = stat_fields(pid)
+    return int(fields[3]) if len(fields) > 3 and fields[0] not in (b"Z", b"X") else 0

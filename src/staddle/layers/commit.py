@@ -18,6 +18,7 @@ from .._value import Value
 from ..errors import CommitFailed, LayerError
 from ..files.copy import copy_content, unchanged
 from ..files.tree import LastDirectory, Tree, open_deep
+from ..linux.process import mount_id
 from .baseline import Baseline
 from .changes import Change, change_of
 from .commit_dir import CommitDirectory
@@ -246,12 +247,11 @@ class Staging:
 
 def is_overlay(directory: int) -> bool:
     """Whether the open directory is on an overlay mount itself, as in a container."""
-    with open(f"/proc/self/fdinfo/{directory}") as file:
-        mount = next((line.split()[1] for line in file if line.startswith("mnt_id:")), "")
-    with open("/proc/self/mountinfo") as file:
+    mount = mount_id(directory)
+    with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
-            if line.split(" ", 1)[0] == mount:
-                return line.partition(" - ")[2].startswith("overlay ")
+            if line.split(b" ", 1)[0] == mount:
+                return line.partition(b" - ")[2].startswith(b"overlay ")
     return False
 
 

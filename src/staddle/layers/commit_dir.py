@@ -20,6 +20,7 @@ import os
 from ..background import do_later, rest
 from ..errors import CommitFailed, LayerError, StaddleError
 from ..files.remove_tree import remove
+from ..linux.process import mount_id
 from ..linux.rename import sync_file_system
 from .journal import KINDS, Steps, rows
 
@@ -211,7 +212,7 @@ def _is_writable(directory: str) -> bool:
     return os.access(directory, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
-def _mount_of(path: str) -> tuple[int, str]:
+def _mount_of(path: str) -> tuple[int, bytes]:
     try:
         fd = os.open(_existing(path), os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -222,11 +223,9 @@ def _mount_of(path: str) -> tuple[int, str]:
         os.close(fd)
 
 
-def _mount(fd: int) -> tuple[int, str]:
+def _mount(fd: int) -> tuple[int, bytes]:
     """The file system and the mount of it: names can be changed only within both."""
-    with open(f"/proc/self/fdinfo/{fd}") as file:
-        lines = [line for line in file if line.startswith("mnt_id:")]
-    return os.fstat(fd).st_dev, "".join(lines)
+    return os.fstat(fd).st_dev, mount_id(fd)
 
 
 def erase(path: str, slots: str | None, rest: Callable[[], object] | None = None) -> None:

@@ -8,6 +8,7 @@ import os
 from ..errors import InvalidCall
 from ..launch.output import FLOOD, HeadTail, OutputFlood
 from ..limits.usage import Usage
+from ..linux.fileio import write_all
 from ..shell.command import CommandSpec
 from . import arguments
 from .arguments import FROM_POLICY
@@ -86,9 +87,8 @@ class Spill:
                 self._path = os.path.join(self._directory, f"{self._stream}-{os.urandom(6).hex()}.txt")
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
                 self._fd = os.open(self._path, flags, 0o600)
-            rest = memoryview(data)
-            while rest and self._fd >= 0:
-                rest = rest[os.write(self._fd, rest) :]
+            if self._fd >= 0:
+                write_all(self._fd, data)
         except OSError:
             self._give_up()
 

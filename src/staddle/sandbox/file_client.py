@@ -21,6 +21,7 @@ from ..ipc import file_messages
 from ..ipc.agent_client import PATIENCE
 from ..ipc.opened_shell import lost
 from ..ipc.wire import Malformed
+from ..linux.fileio import memory_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -232,11 +233,8 @@ class FileClient:
 
             _code.append(file_server_code())
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        code = os.memfd_create("staddle", os.MFD_CLOEXEC)
+        code = memory_file(_code[0])
         try:
-            view = memoryview(_code[0])
-            while view:
-                view = view[os.write(code, view) :]
             self._process = self._agent.start_file_server(theirs.fileno(), code)
         except BaseException:
             ours.close()

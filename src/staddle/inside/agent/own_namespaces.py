@@ -147,7 +147,7 @@ class AgentNetwork:
 
 def new_layer_name(config: ForkServerConfig) -> bytes:
     """A name for a layer that no other has; empty when none is to be prewarmed."""
-    return b"ahead-" + os.urandom(6).hex().encode() if config.skeleton else b""
+    return b"prewarmed-" + os.urandom(6).hex().encode() if config.skeleton else b""
 
 
 def make_layer(config: ForkServerConfig, name: bytes) -> None:
