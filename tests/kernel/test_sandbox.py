@@ -519,7 +519,7 @@ PARENT = """
 import os, sys, time
 from staddle import Sandbox
 sb = Sandbox(backend=sys.argv[1])
-sb.run(f"sleep {sys.argv[2]} &")
+sb.run(f"sleep {os.environ['MARK']} &")
 if os.fork() == 0:
     try:
         sb.run("true")
@@ -527,20 +527,20 @@ if os.fork() == 0:
         print(type(error).__name__, flush=True)
     sb.close()
     del sb
-    time.sleep(20)
+    time.sleep(600)
     os._exit(0)
 time.sleep(0.3)
 print(sb.run("echo mine").stdout, end="", flush=True)
-time.sleep(20)
+time.sleep(600)
 """
 
 
 @every_backend
 def test_a_fork_of_the_program_neither_uses_nor_ends_nor_keeps_it(backend: str) -> None:
     mark = unique_seconds()
-    environment = {**os.environ, "PYTHONPATH": str(Path(staddle.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(staddle.__file__).parents[1]), "MARK": mark}
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, backend, mark],
+        [sys.executable, "-c", PARENT, backend],
         stdout=subprocess.PIPE,
         env=environment,
         start_new_session=True,
