@@ -14,11 +14,12 @@ PATIENCE = 60.0
 
 def until(what: Callable[[], object], seconds: float = PATIENCE) -> bool:
     """Whether it came to be so in time."""
-    end = time.monotonic() + seconds
+    end, pause = time.monotonic() + seconds, 0.01
     while not what():
         if time.monotonic() > end:
             return False
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(pause * 1.3, 0.2)  # who waits for long lets others work
     return True
 
 
