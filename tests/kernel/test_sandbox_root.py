@@ -211,6 +211,18 @@ def test_what_root_changed_is_kept_and_roots_also_for_another_process(how: str, 
 
 
 @pytest.mark.needs_root
+def test_toolchains_below_the_home_of_the_hosts_root_stay_visible() -> None:
+    with tempfile.TemporaryDirectory(dir="/root") as tools:
+        os.chmod(tools, 0o755)
+        (Path(tools) / "tool").write_text("#!/bin/sh\necho tooled\n")
+        (Path(tools) / "tool").chmod(0o755)
+        with Sandbox(policy=Policy.agent().replace(read=(tools,)), backend="namespaces") as sb:
+            assert sb.run(f"{tools}/tool").stdout == "tooled\n"
+            assert sb.run("id -u", user="root").stdout == "0\n"
+            assert sb.run(f"{tools}/tool").stdout == "tooled\n"
+
+
+@pytest.mark.needs_root
 def test_a_kept_system_stays_with_the_root_that_wrote_it(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where there are two: an ordinary user is one and the same."""
     monkeypatch.setenv("XDG_STATE_HOME", state)

@@ -164,8 +164,10 @@ def build(place: str, view: Sequence[Operation], owner: int | None, host: str = 
     everybody may read is looked at, whoever we are. `host` is where the host's root is.
     """
     made = _Skeleton(place, owner, host)
+    # What the host's root has below its home, and everybody sees without a root, everybody goes on to see.
+    is_shown = any(operation.path.startswith(f"{ROOT_HOME}/") for operation in view)
     for root in OWN:
-        made.directory(root, 0o700 if root == ROOT_HOME else 0o755)
+        made.directory(root, 0o700 if root == ROOT_HOME and not is_shown else 0o755)
     made.etc([operation for operation in view if operation.path.startswith("/etc/")])
     for operation in view:
         if operation.path.startswith((f"{ROOT_HOME}/", "/var/")):
