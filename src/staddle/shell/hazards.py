@@ -19,7 +19,7 @@ _ENDING = (
         "errexit",
         "restricted",
     ),
-    *("eval", "source", ". ", "trap", "TMOUT", ">&-", "<&-", "return", "enable", "reboot"),
+    *("eval", "source", ". ", "trap", "TMOUT", "PROMPT_COMMAND", ">&-", "<&-", "return", "enable", "reboot"),
 )
 #: May leave behind something that does so later.
 _BREAKING_LATER = ("()", "function", "alias", "trap", "source", ". ", "eval", "PROMPT_COMMAND", "TMOUT")
@@ -33,7 +33,7 @@ _LEAVING = ("exit", "set -", "errexit", "logout", "source", ". ", "eval")
 
 def may_end(text: bytes) -> bool:
     """Whether the shell may not survive it."""
-    return _has_any(text, _ENDING)
+    return _has_any(text, _ENDING) or _ends_within(text.decode("latin-1"))
 
 
 def may_break_later(text: bytes) -> bool:
@@ -52,10 +52,16 @@ def judge(text: bytes) -> tuple[bool, bool]:
     for word in _ENDING:
         if word in plain:
             return True, _has_any(text, _SHADOWING)
+    ends = _ends_within(plain)
     for word in _ONLY_SHADOWING:
         if word in plain:
-            return False, True
-    return False, False
+            return ends, True
+    return ends, False
+
+
+def _ends_within(plain: str) -> bool:
+    """Whether it may end within a substitution: bash may be aborted by what it reads next."""
+    return "$(" in plain and plain.count("(") > plain.count(")")
 
 
 def may_leave(text: bytes) -> bool:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Output of `>(...)` comes after its command is over. It is waited for this long, in seconds.
 _SUBSTITUTION = 0.1
+#: So much of the end of stderr is remembered.
+_REMEMBERED = 500
 #: In the complaint of a bash that is kept from starting the next process of a run that is being ended.
 _FORK_REFUSED = b": fork: "
 
@@ -30,6 +32,7 @@ class RunningCommand:
         self.spec, self._state = spec, state
         self.run = _NOT_BEGUN
         self._held_back = b""  # the last line on stderr, as far as it came, of a command that is being ended
+        self._last_errors = b""
         self._retried = False
         self._asked = ""  # why it is to end, if that was asked for
         self.failure: BaseException | None = None
@@ -81,7 +84,7 @@ class RunningCommand:
     def _take_step(self, step: int) -> None:
         """Take a step of ending the run, and see first that the shell does not go on."""
         run, state = self.run, self._state
-        if step == agent_messages.BRAKE and not state.braked:
+        if step == agent_messages.BRAKE and not state.traps.braked:
             state.bash.ask_step(agent_messages.HOLD, run.began, state.newest_job)
             step = agent_messages.INTERRUPT
         state.bash.ask_step(step, run.began, state.newest_job)
@@ -109,7 +112,7 @@ class RunningCommand:
         if run.lost:
             state.abandon(run)
         self._collect()
-        return state.finish(run, self.spec, duration)
+        return state.finish(run, self.spec, duration, self._last_errors)
 
     def _collect(self) -> None:
         """Pass on the rest of what was printed. Pipes that a background job holds are left to it."""
@@ -140,6 +143,7 @@ class RunningCommand:
         if self.run.was_ended:
             whole, newline, self._held_back = (self._held_back + data).rpartition(b"\n")
             data = _without_complaints(whole + newline)
+        self._last_errors = data[-_REMEMBERED:]
         self._pass_on(self.spec.err, data)
 
     def _pass_on(self, sink: Sink, data: bytes) -> None:

@@ -14,13 +14,14 @@ from functools import partial
 from ..errors import LaunchFailed
 from ..interrupts import uninterrupted, uninterruptible
 from ..ipc.agent_client import exit_code
-from ..ipc.agent_messages import BRAKE, BRAKE_TRAP, KILL_SHELL
+from ..ipc.agent_messages import BRAKE, KILL_SHELL
 from ..launch.signals import SIGKILL
 from . import hazards, protocol, state
 from .bash_process import BashProcess
 from .command import shell_outcome
 from .quoting import quoted
 from .state import SavedShell
+from .traps import ERREXIT, OurTraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +33,13 @@ if TYPE_CHECKING:
 
 #: Our own texts take a moment; a shell that needs longer is not usable.
 _PATIENCE = 10.0
-#: Among the letters of `$-`.
-_ERREXIT = ord("e")
+#: The builtins without which no text can be given to a shell.
+_NEEDED = b"builtin enable . source return"
+#: Why a shell is replaced although it has not ended.
+_DEAF = "the shell was replaced, and has the state of before: it ran no text that it was given any more"
+_DAMAGED = "the shell was replaced, and has its state: bash is damaged by a text that ends within `$(`"
+#: What bash says of such a text. The next ones it may read wrongly, or be aborted by.
+_UNTERMINATED = b"unexpected EOF while looking for matching `)'"
 
 
 class ShellEnded(Exception):
@@ -56,6 +62,7 @@ class ShellState:
         self._may_end = self._may_shadow = False
         #: How long it took, last time, to ask for the state.
         self.cost = 0.0
+        self._notice = ""  # why the shell was replaced, for the next outcome
         self._is_compared = False  # whether `become` may compare the present state with a saved one
         self._lines: tuple[ShellPaths | None, protocol.BuiltinAccess | None, bytes] = None, None, b""
         self._forget()
@@ -68,10 +75,9 @@ class ShellState:
         self._dump: state.Dump | None = None
         self._initial: state.Dump | None = None
         #: Something has run since the state was asked for; that may have hidden a builtin; some
-        #: later text may end the shell because of it; the shell tells its state when it leaves.
-        self.dirty, self._may_be_shadowed, self._tainted, self._guarded = True, False, False, False
-        #: Whether it stops when it is told to, and whether the signal for that means something else.
-        self.braked, self._brake_is_theirs = True, False
+        #: later text may end the shell because of it; the shell may read later texts wrongly.
+        self.dirty, self._may_be_shadowed, self._tainted, self._damaged = True, False, False, False
+        self.traps = OurTraps()
         self.status, self.newest_job, self._flags = 0, 0, b""
         self.cwd, self._oldpwd = b"", b""
         #: Lines that have to come before the next text.
@@ -95,8 +101,8 @@ class ShellState:
 
     def is_ready(self, spec: CommandSpec) -> bool:
         """Whether `begin` would have nothing to say to the shell before this command."""
-        wary = hazards.may_end(spec.text) or self._may_be_shadowed or self._tainted or _ERREXIT in self._flags
-        unknown = (self.dirty and wary) or (spec.cwd is not None and not self.cwd)
+        wary = hazards.may_end(spec.text) or self._may_be_shadowed or self._tainted or ERREXIT in self._flags
+        unknown = self._damaged or (self.dirty and wary) or (spec.cwd is not None and not self.cwd)
         return not unknown and not self.bash.parked and not self.bash.stale and self.bash.idle()
 
     def begin(self, command: BegunCommand) -> BashProcess:
@@ -128,38 +134,21 @@ class ShellState:
         """Have a bash that the text can be given to."""
         may_end, self._may_shadow = hazards.judge(spec.text)
         self._may_end = may_end
-        if self.dirty and (may_end or self._may_be_shadowed or self._tainted or _ERREXIT in self._flags):
+        if self._damaged:
+            self._leave_damaged()
+        if self.dirty and (may_end or self._may_be_shadowed or self._tainted or ERREXIT in self._flags):
             self.read_state()
-        if may_end or not self.braked:
+        if may_end or not self.traps.braked:
             self._set_traps(spec.text)
         if spec.cwd is not None:
             self.directory()
 
     def _set_traps(self, text: bytes) -> None:
         """Have traps of ours in the shell, but not where `text` might see them."""
-        listed = hazards.lists_traps(text)
-        if self.braked == listed and not self._brake_is_theirs:
-            self.braked = not listed
-            action = b"-" if listed else b"-- " + quoted(BRAKE_TRAP)
-            self.pending_setup += b"%btrap %b SIGRTMAX\n" % (self._prefix, action)
-        if b"trap" not in text:
-            self._guard(text)
-        elif self._guarded:
-            self._guarded = False
-            self.pending_setup += self._prefix + b"trap - EXIT\n"
-
-    def _guard(self, text: bytes) -> None:
-        """Have the shell tell its state once more when it exits, if the command cannot notice that."""
-        known = self._dump
-        if self._guarded or known is None or self._prefix == state.BUILTIN_PREFIXES[-1]:
-            return
-        trapped = known.exit_trap is not None or known.debug_trap is not None
-        traced = b"x" in self._flags or b"v" in self._flags or hazards.traces(text)
-        leaves = hazards.may_leave(text) or self._tainted or _ERREXIT in self._flags
-        if leaves and not trapped and not traced:
+        self.pending_setup += self.traps.lines(text, self._prefix)
+        if self.traps.wants_guard(text, self._prefix, self._dump, self._flags, self._tainted):
             asked = state.question(self._secret, self.bash.files.paths.done, self._prefix)
-            self.pending_setup += b"%btrap -- %b EXIT\n" % (self._prefix, quoted(asked))
-            self._guarded = True
+            self.pending_setup += self.traps.guard(asked, self._prefix)
 
     def _give(self, command: BegunCommand) -> None:
         """Hand the text of `command` over to bash."""
@@ -174,7 +163,7 @@ class ShellState:
         run = self._run(spec.timeout, status=status, env=spec.env, cwd=at, has_input=stdin is not None)
         command.run = run
         sinks, give_back = (command.give_out, command.give_err), self.access.give_back
-        self.bash.begin(run, *sinks, text, status, give_back, stdin, listen=self._guarded)
+        self.bash.begin(run, *sinks, text, status, give_back, stdin, listen=self.traps.guarded)
 
     def _run(
         self,
@@ -205,12 +194,17 @@ class ShellState:
             said = self._lines[2] % (nonce, nonce, nonce)
         return protocol.Run(nonce, said, time.monotonic(), timeout)
 
-    def finish(self, run: protocol.Run, spec: CommandSpec, duration: float) -> Outcome:
-        """Remember how a command has ended, and return its outcome."""
+    def finish(
+        self, run: protocol.Run, spec: CommandSpec, duration: float, last_errors: bytes = b""
+    ) -> Outcome:
+        """Remember how a command has ended, and return its outcome. Its stderr ended with `last_errors`."""
         code = self._note(run, is_elsewhere=spec.cwd is not None)
         self._may_be_shadowed = self._may_be_shadowed or self._may_shadow
         self._tainted = self._tainted or (self._may_end and hazards.may_break_later(spec.text))
+        self._damaged = self._damaged or (code == 2 and _UNTERMINATED in last_errors)
         outcome = shell_outcome(run, code, duration, self.cwd, self.newest_job)
+        if self._notice:
+            outcome.why, self._notice = outcome.why or self._notice, ""
         if self._meter is not None:
             self._meter.end(outcome, self.bash.used)
         return outcome
@@ -231,9 +225,8 @@ class ShellState:
                 self.cwd, self._oldpwd = answer.cwd, answer.oldpwd
         elif run.ended is not None:
             self.status, self.newest_job, self._flags = exit_code(run.ended), 0, b""
-            if self._guarded and (last := state.Dump.find(self._secret, self.bash.noise or b"")):
-                last.without_trap(b"EXIT")
-                self._dump, self.dirty = self._without_our_traps(last), False
+            if self.traps.guarded and (last := state.Dump.find(self._secret, self.bash.noise or b"")):
+                self._dump, self.dirty = self.traps.without(last), False
         return self.status
 
     # ---------------------------------------------------------------- texts of our own
@@ -285,26 +278,31 @@ class ShellState:
         else:
             self.access = protocol.BuiltinAccess()
             if not desperate:  # perhaps there is no builtin left to read a file with
-                self.pending_setup += b"\\builtin enable . source return\n"
+                for word in state.BUILTIN_PREFIXES:
+                    self.pending_setup += b"%benable %b 2>/dev/null\n" % (word, _NEEDED)
                 self._read_state(desperate=True)
+            elif not self._can_be_given_a_text():
+                self._notice = _DEAF
+                raise ShellEnded
             self.dirty = self._may_be_shadowed = False  # before the next text there is nothing to be learned
             return
         self._prefix = prefix
-        self._guarded = self._guarded and found.exit_trap is not None
-        if self._guarded:
-            found.without_trap(b"EXIT")
-        self._dump = self._without_our_traps(found)
+        self._dump = self.traps.without(found)
         self.access = protocol.builtin_access(found.functions(), found.disabled()) or access
         self.dirty = self._may_be_shadowed = False
 
-    def _without_our_traps(self, found: state.Dump) -> state.Dump:
-        """Return the dump without the trap of the brake, which every shell has from the beginning."""
-        brake = found.trap(b"SIGRTMAX")
-        self.braked = brake == BRAKE_TRAP
-        self._brake_is_theirs = brake is not None and not self.braked
-        if self.braked:
-            found.without_trap(b"SIGRTMAX")
-        return found
+    def _can_be_given_a_text(self) -> bool:
+        """Whether the shell runs a text that it is given, even if it does not tell its state."""
+        paths, mark = self.bash.files.paths, b"%bx" % self._secret
+        return mark in self._do(b"((0)) 2>%b >%b/%b || _=" % (paths.done, paths.missing_dir, mark))
+
+    def _leave_damaged(self) -> None:
+        """Go on in another bash, unless this one has jobs."""
+        self._damaged = False
+        self.read_state()
+        if not self.newest_job:
+            self._notice = _DAMAGED
+            self.replace()
 
     def last_state(self) -> state.State | None:
         """Return the state as it was last read, if it was; the directory is known after each command."""
@@ -378,7 +376,9 @@ class ShellState:
         """Do now, while the shell is idle, what the next command would wait for."""
         if not self.bash.parked:
             self.ensure_bash()
-            if self.dirty:
+            if self._damaged:
+                self._leave_damaged()
+            elif self.dirty:
                 self.read_state()
             else:
                 self.flush_setup()

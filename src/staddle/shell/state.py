@@ -30,6 +30,8 @@ _ITS_OWN = frozenset(
     b" FUNCNAME PIPESTATUS DIRSTACK GROUPS _ LINENO HISTCMD PWD OLDPWD RANDOM SRANDOM EPOCHSECONDS"
     b" EPOCHREALTIME COMP_WORDBREAKS".split()
 )
+#: Variables by which a shell may end before its next command.
+_ENDING = frozenset((b"PROMPT_COMMAND", b"TMOUT"))
 #: Variables that two dumps of one shell may differ in, though nothing has been done to them.
 _VARYING = _ITS_OWN - {b"BASHOPTS", b"SHELLOPTS", b"OLDPWD"} | {b"SECONDS"}
 #: Functions whose bodies need it could not be read without.
@@ -220,13 +222,15 @@ class Dump:
     def replay(self, usual: Dump | None, *, careful: bool = False) -> bytes:
         """The text that makes a shell as this one was of one that has just started, whose dump is `usual`.
 
-        A careful one leaves out what may end a shell by itself: traps, and options of `set`.
+        A careful one leaves out what may end a shell by itself: traps, options of `set`, and some variables.
         """
         out = []
         names = self._names()
         for statement in self._variables():
             name = statement.split(b" ", 2)[-1].partition(b"=")[0]
-            if statement.startswith(b"declare -") and name not in _ITS_OWN:
+            if statement.startswith(b"declare -") and name not in (
+                _ENDING | _ITS_OWN if careful else _ITS_OWN
+            ):
                 out.append(statement)  # not `builtin`: an array could not be read then
         gone = sorted((usual._names() if usual else set()) - names - _ITS_OWN)
         if gone:
