@@ -8,7 +8,7 @@ VENV := .venv
 export WORKERS ?= 3
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-everything lint bench soak docs filters clean check-python demo-packages test-packages bench-packages
+.PHONY: help demo test test-everything lint bench soak docs reference filters clean check-python demo-packages test-packages bench-packages
 
 help:
 	@echo "make demo    install, then see a confined command at work"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench   the benchmarks: ratios against peers in the same run"
 	@echo "make soak    what is used and left behind in a long run (hours; SOAK=0.01 PARTS='commands crowd' for less)"
 	@echo "make docs    run every example of the documentation"
+	@echo "make reference  write the pages of docs/ that are made from the code"
 	@echo "make filters rebuild the shipped system call filters from their rule table"
 
 check-python:
@@ -71,6 +72,9 @@ soak: bench-packages $(VENV)/installed
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m pytest tests/docs
+
+reference: $(VENV)/installed
+	$(BIN)/python scripts/reference.py
 
 filters: $(VENV)/installed
 	$(BIN)/python -m staddle.linux.seccomp

@@ -1,8 +1,12 @@
-"""Every example in the documentation runs as it is written."""
+"""Every example in the documentation runs as it is written.
+
+A Python example that starts with `# file: NAME` is a file of its page: the later ones find it beside them.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,18 +14,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
 def examples() -> list[object]:
     found: list[object] = []
     for page in PAGES:
         language, lines, start = None, [], 0
+        files: dict[str, str] = {}
         for number, line in enumerate(page.read_text().splitlines(), 1):
             if line.startswith("```"):
                 if language in ("python", "sh"):
+                    code = "\n".join(lines)
                     name = f"{page.relative_to(ROOT)}:{start}"
-                    found.append(pytest.param(language, "\n".join(lines), id=name))
+                    found.append(pytest.param(language, code, dict(files), id=name))
+                    if named := re.match(r"# file: (\w+\.py)\n", code):
+                        files[named[1]] = code
                 language = line[3:].strip() if language is None else None
                 lines, start = [], number
             elif language is not None:
@@ -29,8 +37,10 @@ def examples() -> list[object]:
     return found
 
 
-@pytest.mark.parametrize(("language", "code"), examples())
-def test_example_runs(language: str, code: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("language", "code", "files"), examples())
+def test_example_runs(language: str, code: str, files: dict[str, str], tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
     command = (
         [sys.executable, "-c", code] if language == "python" else ["bash", "-euo", "pipefail", "-c", code]
     )
@@ -49,4 +59,4 @@ def test_example_runs(language: str, code: str, tmp_path: Path) -> None:
 
 
 def test_there_are_examples_to_run() -> None:
-    assert len(examples()) >= 10
+    assert len(examples()) >= 80
