@@ -33,7 +33,7 @@ def run(source: Path, file: str, keyword: str) -> subprocess.CompletedProcess[st
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if switch.starts else [pytest.mark.same_for_everyone])
+        pytest.param(name, marks=[] if switch.starts or switch.only else [pytest.mark.same_for_everyone])
         for name, switch in HOST_SWITCHES.items()
         if switch.only in ("", WHO)
     ],
