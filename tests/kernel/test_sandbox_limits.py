@@ -17,11 +17,19 @@ from pathlib import Path
 import pytest
 
 from staddle import AsyncSandbox, Policy, Reason, Sandbox
-from staddle.errors import CommandFailed, LaunchFailed, PolicyNotEnforceable, SandboxClosed
+from staddle.errors import (
+    CommandFailed,
+    LaunchFailed,
+    LayerError,
+    PolicyNotEnforceable,
+    SandboxClosed,
+    SessionError,
+)
 from staddle.limits.enforced import usable
 from staddle.limits.usage import Usage
 from tests.support.in_a_child import SRC
 from tests.support.limited import HIDDEN, groups_in_use, leftovers, no_groups_left  # noqa: F401 - a fixture for all
+from tests.support.timers import CONTINUED
 from tests.support.waiting import until
 
 MIB = 1 << 20
@@ -314,6 +322,64 @@ def test_a_paused_sandbox_stands_still_and_goes_on(limits: dict[str, object]) ->
         sb.resume()
         assert until(lambda: counter.output().stdout != before)
         assert sb.run("echo alive").stdout == "alive\n"
+
+
+def _written(sb: Sandbox) -> int:
+    """The bytes that the program of `CONTINUED` has written, seen from outside."""
+    return os.stat(f"{sb._inside.workspace.stack.top.upper}/written").st_size
+
+
+@pytest.mark.parametrize("limits", [{}, {"memory": "256M"}], ids=["defaults", "limited"])
+def test_a_program_that_continues_itself_is_held_or_pausing_is_refused(limits: dict[str, object]) -> None:
+    with limited(**limits) as sb:
+        sb.files.write("continued.py", CONTINUED)
+        program = sb.start("python3 continued.py")
+        assert until(lambda: "ready" in program.output().stdout), program.output()
+        try:
+            sb.pause()
+        except SessionError as error:
+            assert "has a timer that continues it" in str(error)  # noqa: PT017 - one of two right answers
+            assert not sb._inside.enforced_limits.freeze()
+            before = _written(sb)
+            assert until(lambda: _written(sb) > before)  # it goes on, as all else
+        else:
+            before = _written(sb)
+            time.sleep(0.2)  # some timers
+            assert _written(sb) == before
+            sb.resume()
+            assert until(lambda: _written(sb) > before)
+        program.kill()
+        assert sb.run("echo alive").stdout == "alive\n"
+
+
+def test_a_snapshot_beside_a_program_that_continues_itself_is_whole_or_refused() -> None:
+    with limited() as sb:
+        sb.files.write("continued.py", CONTINUED)
+        program = sb.start("python3 continued.py")
+        assert until(lambda: "ready" in program.output().stdout), program.output()
+        try:
+            taken = sb.snapshot()
+        except LayerError:
+            assert not sb._inside.enforced_limits.freeze()
+        else:
+            assert taken.method == "copy"
+        program.kill()
+        assert sb.run("echo alive").stdout == "alive\n"
+
+
+def test_a_commit_leaves_a_paused_sandbox_paused(tmp_path: Path) -> None:
+    with Sandbox(tmp_path) as sb:
+        sb.run("echo mine > file")
+        counter = sb.start("i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done")
+        assert until(lambda: bool(counter.output().stdout))
+        sb.pause()
+        with sb._inside.workspace.mounts.stopped() as were_stopped:
+            assert were_stopped()
+        before = counter.output().stdout
+        time.sleep(0.1)
+        assert counter.output().stdout == before
+        sb.resume()
+        assert until(lambda: counter.output().stdout != before)
 
 
 def test_a_paused_sandbox_can_be_closed() -> None:

@@ -129,9 +129,13 @@ class AgentClient:
             raise refused(message, "the sandbox's network cannot be used")
         return message.descriptors[0]
 
-    def pause(self) -> None:
-        """Stop everything that runs in the sandbox."""
-        self._pause(True)
+    def pause(self) -> tuple[int, int]:
+        """Stop everything that runs in the sandbox, by signals; again, if something has gone on since.
+
+        Returns a number that is another one after anything has run, or -1 if something does not stop, and
+        how many processes have a timer that continues them.
+        """
+        return self._pause(True)
 
     def resume(self) -> None:
         """Let it go on."""
@@ -167,10 +171,12 @@ class AgentClient:
             raise refused(message, "what runs in the sandbox could not be ended")
         return list(message.fields[0])
 
-    def _pause(self, stop: bool, patience: float = PATIENCE) -> None:
+    def _pause(self, stop: bool, patience: float = PATIENCE) -> tuple[int, int]:
         message = self._ask(agent_messages.encode(agent_messages.PAUSE, int(stop)), patience=patience)
         if message.kind != agent_messages.PAUSED:
             raise refused(message, "the sandbox could not be stopped")
+        mark, timers = message.fields
+        return mark, timers
 
     def swap(self, roots: Sequence[str], make: Callable[[int], None], *, alone: bool) -> str:
         """Have other mounts in the place of the trees with these roots; empty, or who is in the way of that.

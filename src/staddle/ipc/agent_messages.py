@@ -52,7 +52,7 @@ OPENED = b"s"  # process, places; the socket, the control pipe, the files, and i
 STARTED = b"p"  # process; the socket, and the master of its terminal
 REFUSED = b"f"  # why
 SWAPPED = b"W"
-PAUSED = b"Z"
+PAUSED = b"Z"  # a number that is another one after anything has run, and processes that a timer continues
 LOOKED = b"V"
 COUNTED = b"U"  # what was used, as usage.Count has it
 ALL_ENDED = b"E"
@@ -88,7 +88,7 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     SWAPPED: ((), (0,)),
     FILE_SERVER: ((), (2,)),
     PAUSE: ((int,), (0,)),
-    PAUSED: ((), (0,)),
+    PAUSED: ((int, int), (0,)),
     END_ALL: ((), (0,)),
     ALL_ENDED: ((), (0,)),
     END_OTHERS: ((), (0,)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from weakref import WeakSet
 
+from ..errors import SessionError
 from ..shell.idle import FILE_ROOM, TO_OPEN, TO_START
 from ..shell.shell import Shell
 from ..shell.usage_meter import SandboxMeter, UsageMeter
@@ -119,11 +120,22 @@ class OpenSandbox:
         )
 
     def pause(self) -> None:
-        """Stop everything: by the groups it is in, else by signals."""
+        """Stop everything: by the groups it is in, else by signals. SessionError if these cannot hold it."""
         limits = self.enforced_limits
         self.agent.is_paused = True
-        if limits is None or not limits.freeze():
-            self.agent.pause()
+        if limits is not None and limits.freeze():
+            return
+        mark, timers = self.agent.pause()
+        if mark >= 0 and not timers:
+            return
+        self.resume()
+        raise SessionError(
+            "the sandbox cannot be paused",
+            why="a program in it has a timer that continues it"
+            if timers
+            else "a program in it does not stop, or goes on at once",
+            fix="end it, or run where the sandbox has a control group (see docs/limits.md)",
+        )
 
     def resume(self) -> None:
         """Let it go on, whichever way it was stopped."""

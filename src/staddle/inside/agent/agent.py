@@ -255,11 +255,8 @@ class SandboxAgent:
         elif message.kind == agent_messages.END_OTHERS:
             self._main.send(agent_messages.encode(agent_messages.OTHERS_ENDED, self._end_others()))
         elif message.kind == agent_messages.PAUSE:
-            if message.fields[0]:
-                self._pause.begin()
-            else:
-                self._pause.end()
-            self._main.send(agent_messages.encode(agent_messages.PAUSED))
+            mark = self._pause.begin() if message.fields[0] else self._pause.end()
+            self._main.send(agent_messages.encode(agent_messages.PAUSED, *mark))
         elif message.kind == agent_messages.NETWORK and self._network is not None:
             ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
             self._network.hand_over(ours.fileno())

@@ -20,6 +20,7 @@ import time
 
 from ...ipc.agent_messages import BRAKE, BRAKE_SIGNAL, HOLD, INTERRUPT, KILL, KILL_SHELL, TERMINATE, TIDY
 from ...linux import process
+from ...linux.fileio import read_if_there
 from ...linux.process import stat_fields
 from ...linux.syscalls import call
 from .shell_files import identity
@@ -64,7 +65,7 @@ def _entry(pid: int) -> ProcessEntry | None:
     words = stat_fields(pid)
     if not words:
         return None
-    return ProcessEntry(int(words[1]), int(words[19]), words[0] in (b"Z", b"X"), words[0] == b"T")
+    return ProcessEntry(int(words[1]), int(words[19]), words[0] in (b"Z", b"X"), words[0] in (b"T", b"t"))
 
 
 def name(pid: int) -> bytes:
@@ -249,41 +250,81 @@ def kill_all(run: Callable[[], Iterable[int]]) -> None:
         time.sleep(0.002)
 
 
+#: Looks until everything stands still; so many without a pause in between.
+_MOST_STOPS, _AT_ONCE = 300, 50
+_MARK = (1 << 62) - 1
+
+
+def _mark(pids: set[int]) -> int:
+    """A number made of the time that each thread of these processes has run."""
+    found = 0
+    for pid in sorted(pids):
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                spent = read_if_there(f"/proc/{pid}/task/{thread}/schedstat")
+                if not spent:
+                    spent = read_if_there(f"/proc/{pid}/task/{thread}/status")  # it counts, too
+                found = hash((found, thread, spent)) & _MARK
+        except OSError:
+            continue  # it has ended
+    return found
+
+
+def _continues(pid: int) -> bool:
+    """Whether the process has a timer that sends SIGCONT, where the kernel tells."""
+    return b"signal: %d/" % SIGCONT in read_if_there(f"/proc/{pid}/timers")
+
+
 class Pause:
     """Everything below a process, stopped for a while. What was stopped already stays so afterwards.
 
-    Those inside can see that they were stopped, by the clock, but cannot help it.
+    A signal continues what a signal has stopped: a program that has set a timer for that goes on. So it
+    is told whether anything has run since, and whether such a timer is set.
     """
 
     def __init__(self, root: int) -> None:
         self._root = root
         self._before: set[int] | None = None
 
-    def begin(self) -> None:
-        """Stop what runs, until nothing does."""
-        if self._before is not None:
-            return
-        processes = table()
-        self._before = {pid for pid, entry in processes.items() if entry.stopped}
-        if self._root == 1:
-            signal((-1,), SIGSTOP)  # all at once: none can start another in between
-        for _ in range(100):
-            running = [pid for pid in self._below(table()) if pid not in self._before]
-            if not running:
-                return
-            signal(running, SIGSTOP)
+    def begin(self) -> tuple[int, int]:
+        """Stop what runs, until nothing does; again, if something has gone on since.
 
-    def end(self) -> None:
-        """Let it go on."""
+        Returns a number that is another one after anything has run, or -1 if something cannot be stopped,
+        and how many processes have a timer that continues them.
+        """
+        if self._before is None:
+            self._before = {pid for pid, entry in table().items() if entry.stopped}
+            if self._root == 1:
+                signal((-1,), SIGSTOP)  # all at once: none can start another in between
+        mark = -1
+        for turn in range(_MOST_STOPS):
+            processes = table()
+            running = [pid for pid in self._below(processes) if pid not in self._before]
+            if running:
+                signal(running, SIGSTOP)
+                mark = -1
+            else:
+                before, mark = mark, _mark(below(self._root, processes))
+                if mark == before:
+                    break
+            if turn > _AT_ONCE:
+                _pause(0.001)  # the kernel is busy for one of them
+        else:
+            mark = -1
+        return mark, sum(map(_continues, below(self._root, table())))
+
+    def end(self) -> tuple[int, int]:
+        """Let it go on. What is returned stands for nothing."""
         before, self._before = self._before, None
         if before is None:
-            return
+            return -1, 0
         processes = table()
         # The youngest first: a shell that goes on before what it waits for would give that up.
         order = sorted(
             below(self._root, processes), key=lambda pid: (processes[pid].started, pid), reverse=True
         )
         signal((pid for pid in order if pid not in before), SIGCONT)
+        return -1, 0
 
     def _below(self, processes: dict[int, ProcessEntry]) -> list[int]:
         """The processes below that run."""

@@ -180,7 +180,7 @@ def _spawn(
             ) from error
         raise
     if workspace:
-        workspace.attach(MountedTrees(agent, taken.make_trees), plan.cwd)
+        workspace.attach(MountedTrees(agent, taken.make_trees, limits), plan.cwd)
     return SandboxHandle(
         agent,
         shell,

@@ -193,8 +193,20 @@ class CopiedWorkspace(SandboxWorkspace):
 
     def freeze(self, then: Callable[[], object]) -> tuple[Method, dict[str, LayerSnapshot]]:
         """A copy of the copy, while everything is stopped. Nothing is mounted, so `then` is not called."""
-        with self.mounts.stopped():
-            return "copy", {WORKSPACE_PATH: self._working.copy()}
+        taken: list[LayerSnapshot] = []
+
+        def copy() -> None:
+            while taken:
+                taken.pop().close()
+            taken.append(self._working.copy())
+
+        try:
+            self.mounts.while_stopped(copy)
+        except BaseException:
+            for found in taken:
+                found.close()
+            raise
+        return "copy", {WORKSPACE_PATH: taken[0]}
 
     def restored(self, trees: Mapping[str, LayerSnapshot]) -> dict[str, Stack]:
         """A copy of the snapshot's."""

@@ -169,11 +169,14 @@ class OverlayWorkspace(SandboxWorkspace):
                 let_catch_up()  # each snapshot leaves something to delete
                 return "swap", frozen
             close_all(following)
-            with self.mounts.stopped():
+
+            def copy() -> None:
                 for root in following:
                     copied = self.trees[root].copy()
                     frozen[root].close()
                     frozen[root] = copied
+
+            self.mounts.while_stopped(copy)
             return "copy", frozen
         except BaseException:
             close_all(following)

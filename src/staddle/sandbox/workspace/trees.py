@@ -20,11 +20,20 @@ from ...policy.paths import WORKSPACE_PATH, covers
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from typing import Protocol, TypeVar
 
     from ...ipc.agent_client import AgentClient
     from ...layers.baseline import Baseline
     from ...layers.changes import Change
     from ...layers.stack import LayerSnapshot
+
+    Result = TypeVar("Result")
+
+    class Freezer(Protocol):
+        """What stops a sandbox from outside."""
+
+        def freeze(self) -> bool: ...
+        def thaw(self) -> None: ...
 
 
 class LayeredTree:
@@ -107,9 +116,12 @@ class MountedTrees:
     """
 
     def __init__(
-        self, agent: AgentClient, make: Callable[[Mapping[str, OverlayDirs], int], None] | None = None
+        self,
+        agent: AgentClient,
+        make: Callable[[Mapping[str, OverlayDirs], int], None] | None = None,
+        freezer: Freezer | None = None,
     ) -> None:
-        self._agent, self._make = agent, make
+        self._agent, self._make, self._freezer = agent, make, freezer
 
     def swap(self, trees: Mapping[str, OverlayDirs], *, alone: bool) -> bool:
         """Mount `trees`, by their roots inside, in place of those of the same roots.
@@ -121,10 +133,43 @@ class MountedTrees:
         return not self._agent.swap(in_order(trees), partial(self._make, trees), alone=alone)
 
     @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Every process of the sandbox is stopped meanwhile."""
-        self._agent.pause()
+    def stopped(self) -> Iterator[Callable[[], bool]]:
+        """Every process of the sandbox is stopped meanwhile. What is given tells whether that held.
+
+        By its cgroup; without one by signals, which a program's timer can undo. One that was paused before
+        stays so.
+        """
+        is_paused = self._agent.is_paused
+        if self._freezer is not None and self._freezer.freeze():
+            try:
+                yield lambda: True
+            finally:
+                if not is_paused:
+                    self._freezer.thaw()
+            return
+        before = self._agent.pause()[0]
         try:
-            yield
+            yield lambda: before >= 0 and self._agent.pause()[0] == before
         finally:
-            self._agent.resume()
+            if not is_paused:
+                self._agent.resume()
+
+    def while_stopped(self, work: Callable[[], Result]) -> Result:
+        """What `work` returns, done while nothing runs: again if something did; LayerError after a few times.
+
+        `work` must leave nothing behind that a second time would not replace.
+        """
+        for _ in range(_MOST_TRIES):
+            with self.stopped() as were_stopped:
+                result = work()
+                if were_stopped():
+                    return result
+        raise LayerError(
+            "a snapshot could not be taken",
+            why="a program inside goes on whenever it is stopped",
+            fix="end it, or run where the sandbox has a control group (see docs/limits.md)",
+        )
+
+
+#: How often files are copied again because something ran meanwhile.
+_MOST_TRIES = 5
