@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from staddle import backends
-from staddle.cli.settings import RUNNING
+from staddle.cli.options import RUNNING
 from staddle.enforcement import PROTECTIONS
 
 pytestmark = pytest.mark.same_for_everyone

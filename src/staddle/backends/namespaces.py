@@ -24,7 +24,7 @@ from ..launch.contract import ENVIRONMENT, Launch, helper_command
 from ..linux import userns
 from ..linux.idmaps import unprivileged_uid
 from ..linux.userns import Obstacle
-from ..mounts import rows
+from ..mounts.operations import encode_operations
 from . import description as common
 from . import gateways
 from .description import become, filter_steps, last, scopes_sockets, view
@@ -253,7 +253,7 @@ def spec(
     return namespace_spec.NamespaceSpec(
         status=status,
         launcher=os.getpid(),
-        view=rows.encoded(_view(plan, layout)),
+        view=encode_operations(_view(plan, layout)),
         namespaces=sum(NAMESPACES[name] for name in namespaces(plan)),
         uid=who.uid,
         gid=who.gid,

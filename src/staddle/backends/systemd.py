@@ -37,7 +37,7 @@ from ..launch.contract import ENVIRONMENT, Launch, helper_command
 from ..linux import landlock, systemd_manager, userns
 from ..linux.systemd_manager import delegated_controllers
 from ..linux.userns import Obstacle
-from ..mounts import rows
+from ..mounts.operations import encode_operations
 from . import description as common
 from . import gateways
 from .description import become, filter_steps, last, view
@@ -271,7 +271,7 @@ def spec(
         starter_environment=tuple(os.fsencode(f"{key}={value}") for key, value in environment.items()),
         status=status,
         launcher=os.getpid(),
-        view=rows.encoded(needed(layout)),
+        view=encode_operations(needed(layout)),
         # The manager makes those of the network and of IPC. A network with more than a loopback is
         # made by us, in that one: over the manager's a user's unit has no right.
         namespaces=userns.CLONE_NEWUTS | userns.CLONE_NEWCGROUP | (userns.CLONE_NEWNET if gateway else 0),

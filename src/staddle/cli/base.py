@@ -7,7 +7,7 @@ import sys
 from ..display import shown
 from ..errors import UsageError
 from .kept import JSON, age, begin, print_json
-from .settings import HELP
+from .options import HELP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

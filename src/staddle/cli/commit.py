@@ -9,8 +9,7 @@ from ..errors import CommitRefused, LayerError, UsageError
 from ..policy.paths import WORKSPACE_PATH
 from ..sandbox.workspace.persistent import PersistentWorkspace
 from .kept import begin, below, counted, named, print_json, print_paged, progress, row
-from .options import Option
-from .settings import HELP
+from .options import HELP, Option
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

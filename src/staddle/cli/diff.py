@@ -24,8 +24,7 @@ from .kept import (
     print_paged,
     row,
 )
-from .options import Option
-from .settings import HELP
+from .options import HELP, Option
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

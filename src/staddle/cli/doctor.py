@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ..enforcement import PROTECTIONS
 from ..errors import UsageError
-from .options import Option, help_rows, parse
-from .settings import HELP
+from .options import HELP, Option, help_rows, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

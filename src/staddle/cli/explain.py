@@ -5,8 +5,7 @@ from __future__ import annotations
 from .. import backends
 from ..display import shown
 from ..errors import StaddleError
-from .options import Option, help_rows, parse
-from .settings import RUNNING, command_from, policy_from
+from .options import RUNNING, Option, command_from, help_rows, parse, policy_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

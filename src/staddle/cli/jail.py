@@ -8,8 +8,7 @@ import time
 from ..display import shown, shown_block
 from ..errors import UsageError
 from ..jail.workspace import Workspace
-from .options import Option, Parsed, help_rows, parse
-from .settings import HELP
+from .options import HELP, Option, Parsed, help_rows, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

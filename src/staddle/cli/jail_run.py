@@ -9,9 +9,8 @@ from ..errors import CommandNotFound, UsageError
 from ..jail.agents import AGENTS, agent_named
 from ..jail.jail import ConfinedJail, RunOpts, new_jail
 from ..policy import Network, Policy
-from .options import Option, Parsed, help_rows
+from .options import HELP, RUNNING, Option, Parsed, asked_of, help_rows
 from .report import attended, captured, print_report, say_gaps, say_violations
-from .settings import HELP, RUNNING, asked_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -125,7 +125,7 @@ def open_kept(parsed: Parsed, script: str | None = None) -> tuple[Sandbox, str |
 
 def _policy_and_workspace(parsed: Parsed, name: str) -> tuple[Policy, str | None]:
     """The policy, and the workspace: that of the kept sandbox, if it exists already."""
-    from .settings import sandbox_from
+    from .options import sandbox_from
 
     options = {option: values for option, values in parsed.options.items() if option != "mode"}
     known = persistent.workspace_of(name)

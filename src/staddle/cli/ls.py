@@ -6,7 +6,7 @@ from ..display import shown
 from ..errors import StaddleError, UsageError
 from ..sandbox.workspace import kept_record
 from .kept import JSON, age, begin, every, human_size, print_json
-from .settings import HELP
+from .options import HELP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

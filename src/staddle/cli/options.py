@@ -3,16 +3,23 @@
 Parsing stops at `--` or at the first word that is not an option, and what follows is never
 looked at: a wrapped command's own flags are not ours. Options are spelled whole; an
 abbreviation that means one thing today could mean another tomorrow.
+
+The options that every running command takes, and the policy they say, follow.
 """
 
 from __future__ import annotations
 
+import os
+
 from .._value import Value
-from ..errors import UsageError
+from ..errors import PolicyError, UsageError
+from ..policy import Identity, Network, Policy
+from ..policy.limits import DEFAULT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from typing import Any
 
 
 class Option(Value):
@@ -112,3 +119,222 @@ def help_rows(table: Iterable[Option]) -> str:
         rows.append((f"-{option.short}, {spelled}" if option.short else f"    {spelled}", option.help))
     width = max(len(left) for left, _ in rows)
     return "\n".join(f"  {left:<{width}}  {help}" for left, help in rows)
+
+
+HELP = Option("help", "", "show this help", short="h")
+
+#: Of run and shell.
+KEEP = Option("keep", "NAME", "let the workspace be changed in a layer of its own, and keep that under NAME")
+
+#: Shared by run and explain, and by what comes later (shell, jail, mcp).
+RUNNING = (
+    Option("policy", "FILE", "start from this policy file instead of the agent preset"),
+    Option("read", "PATH", "let PATH be read (repeatable)", many=True),
+    Option("write", "PATH", "let PATH be read and written (repeatable)", many=True),
+    Option("deny", "PATH", "hide PATH, whatever else is granted (repeatable)", many=True),
+    Option("socket", "PATH", "let the UNIX socket PATH be connected to (repeatable)", many=True),
+    Option("network", "MODE", "deny (default), open, loopback, loopback=PORT,..., allow or packages"),
+    Option("allow", "HOST[:PORT]", "allow this host; implies --network allow (repeatable)", many=True),
+    Option("backend", "NAME", "auto (default), namespaces, bwrap, systemd, landlock, seatbelt or native"),
+    Option("timeout", "SECONDS", "end the command after this time: 90, 2m, none (default: the policy's, 30)"),
+    Option("memory", "SIZE", "limit memory, as in 512M, or none (default: half of what is available)"),
+    Option("cpu", "CORES", "limit processor time to this many cores, as in 1.5"),
+    Option("processes", "N", "limit the number of processes, or none (default: 4096)"),
+    Option("file-size", "SIZE", "limit the size of each file that is written, as in 100M"),
+    Option("open-files", "N", "limit the number of files that each process has open"),
+    Option("disk", "SIZE", "limit what the sandbox writes to its own layer, or none (with --keep)"),
+    Option("output-cap", "SIZE", "pass on at most SIZE of each output stream, and say what was dropped"),
+    Option("env", "NAME=VALUE", "set a variable inside (repeatable)", many=True),
+    Option("pass-env", "NAME", "pass this variable of yours on (repeatable)", many=True),
+    Option("environment", "PRESET", "begin with: linux (default), inherit (yours, but for secrets), empty"),
+    Option("identity", "KEY=VALUE", "who it is inside: user=, uid=, host=, home= (repeatable)", many=True),
+    Option("base", "DIR", "another system inside: a root file system, or an imported one (staddle base)"),
+    Option("workspace", "DIR", "the directory to work in (default: the current one)"),
+    Option("mode", "MODE", "the workspace inside: readonly (default) or bind (written directly)"),
+    Option("best-effort", "", "run even if something cannot be enforced; every gap is reported"),
+    Option("json", "", "one JSON object on standard output instead of live output"),
+    HELP,
+)
+
+
+def policy_from(parsed: Parsed) -> tuple[Policy, str | None]:
+    """The policy that the options say, and the directory to start in; None: where compile says."""
+    workspace, mode = _workspace(parsed, ("readonly", "bind"))
+    policy = _policy(parsed, workspace)
+    try:
+        granted = policy.with_write(workspace) if mode == "bind" else policy.with_read(workspace)
+    except PolicyError:
+        # /, /tmp and the like cannot be granted. Who asked for it must know; who merely stands
+        # there gets the private one, or the private home.
+        if parsed.on("workspace") or mode == "bind":
+            raise
+        return policy, None
+    return granted, workspace
+
+
+def sandbox_from(parsed: Parsed) -> tuple[Policy, str | None, str]:
+    """(policy, workspace, mode) of a sandbox. No workspace: an empty one that ends with the sandbox."""
+    workspace, mode = _workspace(parsed, ("readonly", "bind", "overlay"))
+    policy = _policy(parsed, workspace)
+    try:
+        policy.with_read(workspace)
+    except PolicyError:
+        if parsed.on("workspace") or parsed.on("mode"):
+            raise
+        return policy, None, mode
+    return policy, workspace, mode
+
+
+def _workspace(parsed: Parsed, modes: tuple[str, ...]) -> tuple[str, str]:
+    workspace = os.path.abspath(parsed.one("workspace") or os.getcwd())
+    if not os.path.isdir(workspace):
+        raise UsageError(f"the workspace {workspace!r} is not a directory", fix="name one that exists")
+    mode = parsed.one("mode") or "readonly"
+    if mode not in modes:
+        raise UsageError(f"there is no mode {mode!r}", fix=f"choose {', '.join(modes[:-1])} or {modes[-1]}")
+    return workspace, mode
+
+
+def _policy(parsed: Parsed, workspace: str) -> Policy:
+    """`policy` with the options applied, except the workspace itself."""
+    file = parsed.one("policy")
+    policy = Policy.from_file(file, workspace=workspace) if file else Policy.agent()
+    return asked_of(policy, parsed)
+
+
+def asked_of(policy: Policy, parsed: Parsed) -> Policy:
+    """`policy`, and what the options ask for beyond it."""
+    policy = policy.with_read(*parsed.many("read")).with_write(*parsed.many("write"))
+    policy = policy.with_deny(*parsed.many("deny")).with_sockets(*parsed.many("socket"))
+    policy = policy.with_pass_env(*parsed.many("pass-env")).with_env(**_variables(parsed.many("env")))
+    network = _network(parsed)
+    if network is not None:
+        policy = policy.with_network(network)
+    if (preset := parsed.one("environment")) is not None:
+        policy = policy.with_environment(preset)
+    if parsed.on("identity"):
+        policy = policy.with_identity(_identity(policy.identity, parsed.many("identity")))
+    if (base := parsed.one("base")) is not None:
+        policy = policy.with_base(base)
+    limits = _limits(parsed)
+    return policy.with_limits(**limits) if limits else policy
+
+
+def _variables(given: list[str]) -> dict[str, str]:
+    pairs = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(
+                f"--env {text!r} is not NAME=VALUE", fix="to pass a variable of yours on use --pass-env"
+            )
+        pairs[name] = value
+    return pairs
+
+
+def _identity(before: Identity, given: list[str]) -> Identity:
+    said: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or key not in Identity._fields:
+            known = ", ".join(f"{field}=" for field in Identity._fields)
+            raise UsageError(f"--identity {text!r} says nothing about an identity", fix=f"use {known}")
+        if key in said:
+            raise UsageError(f"--identity {key} is given twice", why="only one value can hold")
+        said[key] = _number(value, "--identity uid") if key == "uid" else value
+    # What follows from a name, its home, does so again for another one.
+    kept = {"uid": before.uid, "host": before.host, "user": before.user}
+    if "uid" in said:
+        del kept["user"]
+    if not before.has_usual_home:
+        kept["home"] = before.home
+    return Identity(**{**kept, **said})
+
+
+def _network(parsed: Parsed) -> Network | None:
+    hosts = parsed.many("allow")
+    mode = parsed.one("network") or ("allow" if hosts else None)
+    if hosts and mode not in ("allow", "packages"):
+        raise UsageError(f"--allow and --network {mode} contradict each other", fix="leave one of them out")
+    name, _, ports = (mode or "").partition("=")
+    if name == "loopback":
+        return Network.loopback(
+            ports=[_number(port, "--network loopback") for port in ports.split(",") if port]
+        )
+    if mode is None:
+        return None
+    if mode == "deny":
+        return Network.deny()
+    if mode == "open":
+        return Network.open()
+    if mode == "allow":
+        return Network.allow(*hosts)
+    if mode == "packages":
+        return Network.packages(*hosts)
+    raise UsageError(
+        f"there is no network mode {mode!r}", fix="choose deny, open, loopback, allow or packages"
+    )
+
+
+#: What can be said instead of a number of processes or files.
+_WORDS = {"none": None, DEFAULT: DEFAULT}
+
+
+def _limits(parsed: Parsed) -> dict[str, object]:
+    said: dict[str, object] = {}
+    timeout = parsed.one("timeout")
+    if timeout is not None:
+        said["timeout"] = None if timeout == "none" else _seconds(timeout)
+    sizes = (("memory", "memory"), ("output-cap", "output"), ("file-size", "file_size"), ("disk", "disk"))
+    for option, field in sizes:
+        if (size := parsed.one(option)) is not None:
+            said[field] = None if size == "none" else size
+    if (cores := parsed.one("cpu")) is not None:
+        said["cpu"] = _decimal(cores, "--cpu")
+    for option, field in (("processes", "processes"), ("open-files", "open_files")):
+        if (count := parsed.one(option)) is not None:
+            said[field] = _WORDS[count] if count in _WORDS else _number(count, f"--{option}")
+    return said
+
+
+def _seconds(text: str) -> float:
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:], 0)
+    return _decimal(text[:-1] if unit else text, "--timeout") * (unit or 1)
+
+
+def _decimal(text: str, option: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is not a number") from None
+
+
+def _number(text: str, option: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"{option} {text!r} is not a whole number")
+    return int(text)
+
+
+def command_from(parsed: Parsed) -> tuple[list[str], str | None]:
+    """The command to run, and the script file that must be readable for it."""
+    line, words = parsed.one("command"), list(parsed.words)
+    if line is not None:
+        if "\0" in line:
+            raise UsageError("the script has a NUL in it", why="no argument can hold one")
+        return ["bash", "-c", line, "bash", *words], None
+    if not words:
+        raise UsageError(
+            "there is nothing to run", fix="write staddle run -- COMMAND, or -c 'SCRIPT', or a FILE"
+        )
+    if parsed.dashed:
+        return words, None
+    file = os.path.abspath(words[0])
+    if not os.path.isfile(file):
+        raise UsageError(
+            f"{words[0]!r} is not a file", fix=f"to run a program write: staddle run -- {' '.join(words)}"
+        )
+    with open(file, "rb") as start:
+        has_interpreter = start.read(2) == b"#!"
+    if has_interpreter and os.access(file, os.X_OK):
+        return [file, *words[1:]], file
+    return ["bash", file, *words[1:]], file

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 
 from ..errors import CommandNotFound, LaunchFailed, StaddleError
-from .options import Option, Parsed, help_rows, parse
+from .options import KEEP, RUNNING, Option, Parsed, command_from, help_rows, parse, policy_from
 from .report import attended, captured, print_report, refuse, say_gaps, say_violations
-from .settings import KEEP, RUNNING, command_from, policy_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

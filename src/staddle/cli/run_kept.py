@@ -7,8 +7,8 @@ import os
 from ..errors import StaddleError, UsageError
 from ..policy.paths import WORKSPACE_PATH
 from .kept import is_within, open_kept
+from .options import command_from
 from .report import print_report, refuse, say, say_gaps, say_violations
-from .settings import command_from
 from .shell import passed_through
 
 TYPE_CHECKING = False

@@ -12,9 +12,8 @@ from ..launch.running import GRACE, give_pipes
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from ..sandbox.sandbox import Sandbox
 from ..sandbox.spawn import spawn
-from .options import help_rows, parse
+from .options import KEEP, RUNNING, help_rows, parse, sandbox_from
 from .report import say, say_gaps, say_violations
-from .settings import KEEP, RUNNING, sandbox_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

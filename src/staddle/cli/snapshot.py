@@ -10,8 +10,7 @@ from ..sandbox.workspace import persistent
 from ..sandbox.workspace.persistent import PersistentWorkspace
 from ..sandbox.workspace.snapshot import Snapshot
 from .kept import JSON, age, begin, named, print_json, progress
-from .options import Option
-from .settings import HELP
+from .options import HELP, Option
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from ..ipc import forkserver_messages as records
 from ..ipc.network_spec import encoded as encoded_network
 from ..linux import idmaps, landlock
 from ..linux.seccomp import program
-from ..mounts import rows, shared_view
+from ..mounts import shared_view
 from ..mounts.from_plan import entry_of
-from ..mounts.operations import Bind
+from ..mounts.operations import Bind, encode_operations
 from ..network.namespace.from_policy import network_spec
 from ..policy.paths import WORKSPACE_PATH
 from ..shell.quoting import quoted
@@ -276,8 +276,8 @@ def _config(plan: Plan, shared: shared_view.SharedView, bash: str) -> records.Fo
     standing_in, memory, processes = stand_ins(plan.limits)
     limits = (*rlimits(plan.limits), *standing_in)
     return records.ForkServerConfig(
-        template=rows.encoded(shared.template),
-        own=rows.encoded(sized(plan.limits, shared.own)),
+        template=encode_operations(shared.template),
+        own=encode_operations(sized(plan.limits, shared.own)),
         uid=who.uid,
         gid=who.gid,
         host=os.fsencode(who.host),

@@ -17,11 +17,9 @@ from ..launch.contract import ENVIRONMENT, python
 from ..limits import scope
 from ..linux import idmaps, open_files
 from ..linux.fileio import memory_file
-from ..mounts import rows
 from ..mounts.builder import not_built, take
 from ..mounts.host import open_named
-from ..mounts.operations import Bind
-from ..mounts.rows import decoded
+from ..mounts.operations import Bind, decode_operations, encode_operations
 from ..policy.paths import WORKSPACE_PATH
 
 TYPE_CHECKING = False
@@ -31,8 +29,7 @@ if TYPE_CHECKING:
 
     from ..limits.prewarm import PrewarmedCgroups
     from ..limits.sandbox_cgroups import SandboxCgroups
-    from ..mounts.operations import Operation
-    from ..mounts.rows import Row
+    from ..mounts.operations import Operation, Row
 
 #: A reply is a letter and a name, or a sentence.
 _LONGEST_ANSWER = 4096
@@ -225,7 +222,7 @@ class ForkServerClient:
             with open(f"/proc/{self._process.pid}/{name}", "wb", buffering=0) as file:
                 file.write(b"0 %d %d" % (config.base, config.count))
         send(self._socket, records.MAPPED)
-        shown = [op for op in decoded(config.template) if isinstance(op, Bind) and not op.again]
+        shown = [op for op in decode_operations(config.template) if isinstance(op, Bind) and not op.again]
         for first in range(0, len(shown), records.MOST_DESCRIPTORS):
             trees: list[int | None] = []
             try:
@@ -397,7 +394,7 @@ def _rows(view: tuple[Operation, ...], writable: bool) -> tuple[Row, ...]:
     place, *rest = view
     if writable:
         place = place.replace(writable=True)
-    return rows.encoded((place, *rest))
+    return encode_operations((place, *rest))
 
 
 def _encoded(paths: Sequence[str]) -> tuple[bytes, ...]:

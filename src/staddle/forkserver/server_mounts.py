@@ -20,8 +20,7 @@ from ..linux import mounts, overlay, process, userns
 from ..linux.openat2 import open_beneath
 from ..linux.syscalls import call
 from ..mounts.builder import Builder, place_for
-from ..mounts.operations import Bind
-from ..mounts.rows import decoded
+from ..mounts.operations import Bind, decode_operations
 from ..mounts.shared_view import ASIDE, BORROWED, OLD_ROOT
 
 TYPE_CHECKING = False
@@ -36,7 +35,7 @@ def make_template(config: ForkServerConfig, socket: _socket.socket) -> None:
     """Be in a user namespace of our own, at the root of the template."""
     _enter(config, socket)
     mounts.mount(None, "/", flags=mounts.MS_REC | mounts.MS_PRIVATE)
-    operations = decoded(config.template)
+    operations = decode_operations(config.template)
     taken = _receive_trees(socket, operations) if config.base >= 0 else None
     place = place_for(operations)
     Builder(place, taken=taken).build(operations)

@@ -27,8 +27,7 @@ from ..limits.supervisor import Supervisor
 from ..linux import mounts, process, userns
 from ..linux.landlock import Ruleset
 from ..linux.syscalls import call
-from ..mounts.operations import Empty
-from ..mounts.rows import decoded
+from ..mounts.operations import Empty, decode_operations
 from ..mounts.shared_view import CONTROL
 
 TYPE_CHECKING = False
@@ -58,7 +57,7 @@ class SandboxTemplate:
         self.trees = TreeMounts(
             config.whose,
             places=places,
-            operations=lambda: decoded((*config.template, *config.own)),
+            operations=lambda: decode_operations((*config.template, *config.own)),
         )
         self.confinement = confinement = ProcessConfinement(
             config.uid,
@@ -138,7 +137,7 @@ def _live(
 
 def _supervisor(config: ForkServerConfig, agent: SandboxAgent) -> Supervisor:
     """The supervisor that holds in the agent's loop those limits that the kernel does not."""
-    in_memory = [item.path for item in decoded(config.own) if isinstance(item, Empty)]
+    in_memory = [item.path for item in decode_operations(config.own) if isinstance(item, Empty)]
     return Supervisor(
         config.memory or None, config.processes or None, (CONTROL, *in_memory), agent.waiting_shells
     )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from .._value import Value
-from ..mounts.rows import ROW_SHAPE, decoded
+from ..mounts.operations import ROW_SHAPE, decode_operations
 from . import wire
 from .wire import Malformed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..mounts.operations import Operation
-    from ..mounts.rows import Row
+    from ..mounts.operations import Operation, Row
 
 #: Replies of a fork server.
 #: It can be asked.
@@ -38,7 +37,7 @@ OWNER = 1000
 class ForkServerConfig(Value):
     """All that the sandboxes of one fork server have alike: everything but their workspaces."""
 
-    #: The shared part of the view and each sandbox's own, as `mounts.rows` has them.
+    #: The shared part of the view and each sandbox's own, as rows (`mounts.operations`).
     template: tuple[Row, ...]
     own: tuple[Row, ...]
     #: The ids of the sandbox's processes inside, and the machine's name there.
@@ -139,6 +138,6 @@ def decode_request(data: bytes) -> SandboxRequest:
 
 def _operations(rows: tuple[Row, ...]) -> tuple[Operation, ...]:
     try:
-        return decoded(rows)
+        return decode_operations(rows)
     except ValueError as error:
         raise Malformed(str(error)) from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from .._value import Value
-from ..mounts.rows import ROW_SHAPE, decoded
+from ..mounts.operations import ROW_SHAPE, decode_operations
 from . import wire
 from .network_spec import NETWORK_ROW_SHAPE
 from .wire import Malformed
@@ -19,8 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..mounts.operations import Operation
-    from ..mounts.rows import Row
+    from ..mounts.operations import Operation, Row
     from .network_spec import NetworkRow
 
 MAGIC = b"staddle-namespace-spec-1\n"
@@ -34,7 +33,7 @@ class NamespaceSpec(Value):
     #: The descriptor on which a failure is told, and the process that asked for all this.
     status: int
     launcher: int
-    #: The operations that make the view, as `mounts.rows` has them.
+    #: The operations that make the view, as rows (`mounts.operations`).
     view: tuple[Row, ...]
     #: CLONE_NEW* of the namespaces to make beside those of the user, the processes and the mounts.
     namespaces: int
@@ -64,7 +63,7 @@ class NamespaceSpec(Value):
 
     def operations(self) -> tuple[Operation, ...]:
         """The operations that make the view."""
-        return decoded(self.view)
+        return decode_operations(self.view)
 
 
 _SHAPES = wire.shapes(NamespaceSpec, **ROWS)

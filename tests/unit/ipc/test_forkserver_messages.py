@@ -12,10 +12,9 @@ from staddle.ipc.forkserver_messages import (
     encode,
 )
 from staddle.ipc.wire import Malformed
-from staddle.mounts import rows
-from staddle.mounts.operations import Bind, Empty
+from staddle.mounts.operations import Bind, Empty, encode_operations
 
-VIEW = rows.encoded((Empty("/", 0o755, 4096, ""), Bind("/a b\n", True, "", source="/x'\"é")))
+VIEW = encode_operations((Empty("/", 0o755, 4096, ""), Bind("/a b\n", True, "", source="/x'\"é")))
 CONFIG = ForkServerConfig(
     template=VIEW,
     own=(),

@@ -10,7 +10,7 @@ from staddle.inside.systemd_client import _Client
 from staddle.inside.systemd_unit import _is_bounded
 from staddle.ipc.systemd_spec import MAGIC, SystemdSpec, decode, encode
 from staddle.ipc.wire import Malformed
-from staddle.mounts.rows import BIND
+from staddle.mounts.operations import BIND
 
 
 def orders(**fields: Any) -> SystemdSpec:

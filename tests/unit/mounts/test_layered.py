@@ -6,9 +6,8 @@ import pytest
 
 from staddle import backends
 from staddle.errors import PolicyNotEnforceable
-from staddle.mounts import rows
 from staddle.mounts.from_plan import Layout, lay_out
-from staddle.mounts.operations import Bind, Empty, Mask, Overlay
+from staddle.mounts.operations import OVERLAY, Bind, Empty, Mask, Overlay, decode_operations
 from staddle.policy.plan import Layered
 from tests.unit.mounts.plans import WHY, DictHost, hidden, plan, read, scratch, write
 
@@ -56,4 +55,4 @@ def test_only_one_backend_has_them() -> None:
 @pytest.mark.parametrize("data", [b"", b"/up", b"/up\0work", b"up\0/work", b"/up\0/wo\0rk"])
 def test_two_directories_are_needed(data: bytes) -> None:
     with pytest.raises(ValueError, match="two absolute paths"):
-        rows.decoded([(rows.OVERLAY, b"/p", 0, 0, 0, data)])
+        decode_operations([(OVERLAY, b"/p", 0, 0, 0, data)])

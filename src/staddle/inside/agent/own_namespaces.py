@@ -19,7 +19,7 @@ from ...ipc.status import reason
 from ...linux import mounts, netlink, overlay
 from ...linux.syscalls import call
 from ...mounts.builder import Builder, mount_processes
-from ...mounts.rows import decoded
+from ...mounts.operations import decode_operations
 from ...mounts.shared_view import ASIDE, BORROWED, CONTROL, OLD_PROCESSES, OLD_ROOT
 from ...network.namespace import setup, socket_handoff
 from ..child import live
@@ -81,7 +81,7 @@ def _make(config: ForkServerConfig, layer: bytes) -> int:
     mount_processes("/proc")
     if layer:
         make_layer(config, layer)
-    Builder.extending("/", owner=config.whose).build(decoded(config.own))
+    Builder.extending("/", owner=config.whose).build(decode_operations(config.own))
     quiet = mounts.MS_NOSUID | mounts.MS_NOEXEC
     mounts.mount("devpts", "/dev/pts", "devpts", flags=quiet, options="newinstance,ptmxmode=0666,mode=620")
     # With it goes the old root: from here on nothing of the host can be reached. All at once, since

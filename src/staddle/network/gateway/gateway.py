@@ -27,8 +27,8 @@ from ...policy.network import Network
 from ..namespace.from_policy import WILDCARD_SLOTS, exact_names
 from ..namespace.socket_handoff import STOCK
 from ..rules import synthetic
-from ..rules.nflog import destinations
 from ..rules.rules import Verdict, decide
+from ..rules.sniff import destinations
 from .confinement import confine
 from .connection import Connection
 from .context import MOST_DECISIONS, GatewayContext

@@ -133,7 +133,7 @@ def _skeleton(
     `always` tells those of sessions that are root from the others: they have another owner.
     """
     from ...layers.persistent_store import give
-    from ...mounts import rows
+    from ...mounts.operations import encode_operations
     from ...packages import system_layer
 
     def make(half: str) -> None:
@@ -141,7 +141,7 @@ def _skeleton(
         os.chmod(half, 0o711)  # noqa: S103 - the uid that mounts it passes through
 
     state = [_changed(host + path) for path in _STATE]
-    name = digest((rows.encoded(tuple(view)), always, host, state))
+    name = digest((encode_operations(tuple(view)), always, host, state))
     place = made_whole(f"{store.path}/{SYSTEM}{name}", make)
     if owner is not None and os.stat(f"{place}/etc").st_uid != owner:
         give(place, (owner, owner))  # an earlier process has made it, with other ids

@@ -9,9 +9,8 @@ import os
 from functools import lru_cache
 
 from ...errors import LaunchFailed
-from ...mounts import rows
 from ...mounts.host import open_named
-from ...mounts.operations import Bind, Directory, File, Symlink
+from ...mounts.operations import Bind, Directory, File, Symlink, encode_operations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def sweep(store: Store, used: Collection[str]) -> None:
 
 @lru_cache(maxsize=8)
 def _name(operations: tuple[Operation, ...]) -> str:
-    return digest(rows.encoded(operations))
+    return digest(encode_operations(operations))
 
 
 def digest(what: object) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.mounts import rows
 from staddle.mounts.operations import (
+    BIND,
+    MASK,
     Bind,
     Devices,
     Directory,
@@ -16,6 +17,8 @@ from staddle.mounts.operations import (
     ProcMount,
     Seal,
     Symlink,
+    decode_operations,
+    encode_operations,
 )
 
 EVERY = (
@@ -39,18 +42,18 @@ EVERY = (
 
 
 def test_each_arrives_as_it_was() -> None:
-    assert rows.decoded(rows.encoded(EVERY)) == EVERY
+    assert decode_operations(encode_operations(EVERY)) == EVERY
 
 
 def test_where_it_comes_from_stays_here() -> None:
-    (row,) = rows.encoded([Mask("/a", "a secret rule")])
-    assert row == (rows.MASK, b"/a", 0, 0, 0, b"")
+    (row,) = encode_operations([Mask("/a", "a secret rule")])
+    assert row == (MASK, b"/a", 0, 0, 0, b"")
 
 
 @pytest.mark.parametrize(
     "row",
-    [(b"remove", b"/a", 0, 0, 0, b""), (rows.BIND, b"a", 0, 0, 0, b""), (rows.BIND, b"/a\0", 0, 0, 0, b"")],
+    [(b"remove", b"/a", 0, 0, 0, b""), (BIND, b"a", 0, 0, 0, b""), (BIND, b"/a\0", 0, 0, 0, b"")],
 )
 def test_nonsense_is_refused(row: tuple[bytes, bytes, int, int, int, bytes]) -> None:
     with pytest.raises(ValueError, match=r"operation|path"):
-        rows.decoded([row])
+        decode_operations([row])

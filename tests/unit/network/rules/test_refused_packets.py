@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle.linux.netlink import attribute, message
-from staddle.network.rules.nflog import destinations
+from staddle.network.rules.sniff import destinations
 
 
 def told(packet: bytes) -> bytes:
