@@ -9,6 +9,7 @@
     │   ├── BackendUnavailable     it exists, but cannot confine anything here
     │   │   └── LandlockUnavailable this kernel has no Landlock, or too old a one
     │   └── LaunchFailed           the confinement could not be set up; the command did not start
+    ├── AuditFailed                a line of an audit log could not be written
     ├── AlreadyWrapped             wrap() of a wrapped command, or a second start of one
     ├── PathNotAllowed             a file beneath the working directory that may not be touched this way
     ├── CommandEnded               a command that did not come to its own end; carries what it printed
@@ -101,6 +102,10 @@ class LandlockUnavailable(BackendUnavailable):
 
 class LaunchFailed(BackendError):
     """The confinement could not be set up, so the command did not start."""
+
+
+class AuditFailed(StaddleError):
+    """A line of the audit log could not be written. Nothing starts that the log does not have."""
 
 
 class AlreadyWrapped(StaddleError):

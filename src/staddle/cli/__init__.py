@@ -26,6 +26,7 @@ _COMMANDS = {
     "rm": "remove kept sandboxes with their changes",
     "base": "import images as root file systems for sandboxes",
     "explain": "print what a run would be allowed, line by line, and run nothing",
+    "audit": "read an audit log, and see whether a line is missing",
     "doctor": "show what this host can enforce, and how to get the rest",
     "jail": "let a coding agent work on a git worktree, and review what it did",
 }

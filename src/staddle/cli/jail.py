@@ -8,6 +8,7 @@ import time
 from ..display import shown, shown_block
 from ..errors import UsageError
 from ..jail.workspace import Workspace
+from ..policy.limits import parse_duration
 from .options import HELP, Option, Parsed, help_rows, parse
 
 TYPE_CHECKING = False
@@ -198,7 +199,7 @@ def _reap(parsed: Parsed) -> int:
         if given == "never":
             retention.pop(state, None)
         elif given is not None:
-            retention[state] = _seconds(given, state)
+            retention[state] = parse_duration(given)
     for path in reap(retention, dry_run=parsed.on("dry-run")):
         print(shown(path))
     return 0
@@ -253,14 +254,6 @@ def _ago(moment: float) -> str:
         if seconds >= size:
             return f"{seconds // size}{unit}"
     return f"{seconds}s"
-
-
-def _seconds(text: str, option: str) -> float:
-    size = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}.get(text[-1:])
-    number = text if size is None else text[:-1]
-    if not (number.isascii() and number.isdigit()):
-        raise UsageError(f"--{option} {text!r} is no time", fix="write 90, 90s, 15m, 24h, 3d or never")
-    return float(number) * (size or 1.0)
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:

@@ -284,7 +284,7 @@ def _limits(parsed: Parsed) -> dict[str, object]:
     said: dict[str, object] = {}
     timeout = parsed.one("timeout")
     if timeout is not None:
-        said["timeout"] = None if timeout == "none" else _seconds(timeout)
+        said["timeout"] = None if timeout == "none" else timeout
     sizes = (("memory", "memory"), ("output-cap", "output"), ("file-size", "file_size"), ("disk", "disk"))
     for option, field in sizes:
         if (size := parsed.one(option)) is not None:
@@ -295,11 +295,6 @@ def _limits(parsed: Parsed) -> dict[str, object]:
         if (count := parsed.one(option)) is not None:
             said[field] = _WORDS[count] if count in _WORDS else _number(count, f"--{option}")
     return said
-
-
-def _seconds(text: str) -> float:
-    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:], 0)
-    return _decimal(text[:-1] if unit else text, "--timeout") * (unit or 1)
 
 
 def _decimal(text: str, option: str) -> float:

@@ -21,6 +21,8 @@ UNITS = {"": 1, "b": 1} | {
     for letter, power in (("k", 10), ("m", 20), ("g", 30), ("t", 40))
     for spelling in ("", "b", "ib")
 }
+#: Seconds of each unit of time, the longest first: "1h30m".
+TIME_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 
 
 #: The text that leaves a limit to this host, and the limits that are left to it if nothing is said.
@@ -32,8 +34,8 @@ class Limits(Value):
     """Upper bounds; None is no bound.
 
     `timeout` is of one command, `max_lifetime` of a sandbox, and `idle` how long a sandbox may
-    be without a command; all are in seconds. `cpu` is in cores (1.5 is one and a half). Sizes
-    are bytes, given as an int or as text such as "512M". All but `timeout`, `output`,
+    be without a command; all are in seconds, or text such as "1h30m". `cpu` is in cores (1.5 is one and
+    a half). Sizes are bytes, given as an int or as text such as "512M". All but `timeout`, `output`,
     `file_size` and `open_files` are of the sandbox, with everything in it.
 
     `defaults` are the names of limits that protect the host: they are a part of what the host has when a
@@ -54,7 +56,7 @@ class Limits(Value):
 
     def __init__(  # noqa: PLR0917 - in the order of the fields
         self,
-        timeout: float | None = 30.0,
+        timeout: float | str | None = 30.0,
         memory: int | str | None = DEFAULT,
         cpu: float | None = None,
         processes: int | str | None = DEFAULT,
@@ -62,8 +64,8 @@ class Limits(Value):
         file_size: int | str | None = None,
         disk: int | str | None = DEFAULT,
         open_files: int | None = None,
-        max_lifetime: float | None = None,
-        idle: float | None = None,
+        max_lifetime: float | str | None = None,
+        idle: float | str | None = None,
         *,
         defaults: Collection[str] = (),
     ) -> None:
@@ -72,7 +74,7 @@ class Limits(Value):
         }
         memory, processes, disk = (None if value == DEFAULT else value for value in (memory, processes, disk))
         super().__init__(
-            timeout=_decimal("timeout", timeout, LONGEST_TIMEOUT),
+            timeout=_duration("timeout", timeout),
             memory=_size("memory", memory),
             cpu=_decimal("cpu", cpu, MOST_CORES, LEAST_CORES),
             processes=_count("processes", processes),
@@ -80,8 +82,8 @@ class Limits(Value):
             file_size=_size("file_size", file_size),
             disk=_size("disk", disk),
             open_files=_count("open_files", open_files),
-            max_lifetime=_decimal("max_lifetime", max_lifetime, LONGEST_TIMEOUT),
-            idle=_decimal("idle", idle, LONGEST_TIMEOUT),
+            max_lifetime=_duration("max_lifetime", max_lifetime),
+            idle=_duration("idle", idle),
             defaults=tuple(name for name in DEFAULTS if name in left or name in defaults),
         )
 
@@ -97,20 +99,57 @@ class Limits(Value):
 
 
 def parse_size(text: str) -> int:
-    """The bytes that "65536", "64K", "64KB" or "64KiB" say; PolicyError for anything else."""
+    """The bytes that "65536", "64K", "64 KB", "1.5G" or "64KiB" say; PolicyError for anything else."""
     if not text:
         raise PolicyError("a size is empty", fix="write a number of bytes, or one such as 512M")
     number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
     unit = text[len(number) :].lower()
-    if not (number.isascii() and number.isdigit()):
+    if unit:
+        number = number.rstrip(" ")
+    if not _is_decimal(number):
         raise PolicyError(
-            f"{text!r} is not a size", why="it does not start with a whole number", fix="write 512M or 1536K"
+            f"{text!r} is not a size", why="it does not start with a number", fix="write 512M or 1.5G"
         )
     if unit not in UNITS:
         raise PolicyError(f"{text!r} is not a size", why="its unit is unknown", fix="use K, M, G or T")
     if len(number) > 20:  # int() refuses very long ones with words of its own
         raise PolicyError(f"the size {text[:20]}… is too large", fix=f"write at most {LARGEST}")
-    return int(number) * UNITS[unit]
+    whole, _, fraction = number.partition(".")
+    scale: int = 10 ** len(fraction)
+    return int(whole + fraction) * UNITS[unit] // scale
+
+
+def parse_duration(text: str) -> float:
+    """The seconds that "90", "1.5", "15m" or "1h30m" say; PolicyError for anything else."""
+    total, rest, left = 0.0, text.replace(" ", ""), list(TIME_UNITS)
+    if _is_decimal(rest) and len(rest) <= 20:
+        return float(rest)
+    while rest and left:
+        unit = next((letter for letter in rest if letter in TIME_UNITS), "")
+        number, _, rest = rest.partition(unit or "s")
+        if unit not in left or not _is_decimal(number) or len(number) > 20:
+            break
+        total += float(number) * TIME_UNITS[unit]
+        left = left[left.index(unit) + 1 :]  # each unit once, the longest first
+    else:
+        if text.strip() and not rest:
+            return total
+    raise PolicyError(f"{text[:40]!r} is not a time", fix="write seconds, or one such as 90s, 15m or 1h30m")
+
+
+def _is_decimal(text: str) -> bool:
+    """Whether `text` is a number in digits, with a point or without: not "1e3", "+1" or another script's."""
+    whole, point, fraction = text.partition(".")
+    return text.isascii() and whole.isdigit() and (fraction.isdigit() if point else True)
+
+
+def _duration(field: str, value: object) -> float | None:
+    if isinstance(value, str):
+        try:
+            value = parse_duration(value)
+        except PolicyError as error:
+            raise PolicyError(f"limits.{field} is {value!r}", why="it is not a time", fix=error.fix) from None
+    return _decimal(field, value, LONGEST_TIMEOUT)
 
 
 def _size(field: str, value: object) -> int | None:

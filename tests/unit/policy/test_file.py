@@ -145,7 +145,7 @@ def test_networks(file: Path, text: str, network: Network) -> None:
         ("[limits]\nmemory = true", "limits.memory"),
         ("[limits]\ntimeout = nan", "limits.timeout"),
         ("[limits]\ntimeout = inf", "limits.timeout"),
-        ('[limits]\ntimeout = "5"', "limits.timeout"),
+        ('[limits]\ntimeout = "soon"', "limits.timeout"),
         ("[limits]\nprocesses = 1.5", "limits.processes"),
     ],
 )

@@ -1,0 +1,90 @@
+"""`staddle audit` shows the lines that are asked for, and says what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from staddle.launch.audit import AuditLog
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.same_for_everyone
+
+
+def audit(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "staddle", "audit", *words], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    path = tmp_path / "audit.jsonl"
+    made = AuditLog.open(path)
+    made.write("opened", backend="namespaces")
+    made.write("command", command="make \x1b[31mall", id=1)
+    made.write("result", id=1, ok=False, exit_code=2)
+    made.write("command", command="true", id=2)
+    made.write("result", id=2, ok=True, exit_code=0)
+    made.write("refused", host="example.com:443")
+    made.close()
+    return str(path)
+
+
+def test_all_lines_are_shown_and_harmless(log: str) -> None:
+    done = audit(log)
+    assert done.returncode == 0
+    assert [line.split()[4] for line in done.stdout.splitlines()] == [
+        "opened", "command", "result", "command", "result", "refused", "closed"
+    ]  # fmt: skip
+    assert "\x1b" not in done.stdout
+
+
+def test_filters(log: str) -> None:
+    assert [line.split()[3] for line in audit(log, "--failed").stdout.splitlines()] == ["3"]
+    assert len(audit(log, "--what", "command", "--what", "refused").stdout.splitlines()) == 3
+    assert len(audit(log, "--grep", "EXAMPLE").stdout.splitlines()) == 1
+    assert len(audit(log, "--since", "1h30m").stdout.splitlines()) == 7
+    assert audit(log, "--log", "x").stdout == ""
+    found = json.loads(audit(log, "--json", "--what", "refused").stdout)
+    assert found[0]["facts"] == {"host": "example.com:443"}
+    assert audit(log, "--check").stdout == ""
+
+
+def test_a_line_that_is_missing_shows(log: str) -> None:
+    lines = Path(log).read_bytes().splitlines(keepends=True)
+    Path(log).write_bytes(b"".join([*lines[:2], *lines[3:-1]]))
+    done = audit(log, "--check")
+    assert done.returncode == 1
+    assert "missing before this line: 3" in done.stderr
+    assert "no end after number 6" in done.stderr
+
+
+def test_what_it_cannot_do_is_said() -> None:
+    assert "staddle audit FILE" in audit().stderr
+    assert "cannot be read" in audit("/nowhere").stderr
+    assert "is not a time" in audit("/nowhere", "--since", "soon").stderr
+    assert audit("--help").returncode == 0
+
+
+def test_a_log_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog.open(path)
+    log.write("opened")
+    words = [sys.executable, "-m", "staddle", "audit", str(path), "--follow"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert "opened" in following.stdout.readline()
+        log.write("command", command="later")
+        assert "later" in following.stdout.readline()
+        following.send_signal(signal.SIGINT)
+        assert until(lambda: following.poll() is not None, 20)
+    assert following.returncode == 130
+    log.close()
+    assert os.path.exists(path)

@@ -1,0 +1,136 @@
+"""The audit log: every line has its number, and a line that is missing shows."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from staddle.errors import AuditFailed, InvalidCall
+from staddle.launch.audit import MOST_ITEMS, MOST_LETTERS, AuditLine, AuditLog, AuditProblem, read
+from staddle.launch.redaction import Secrets
+
+
+def lines_of(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_lines_are_numbered_and_the_last_one_is_the_end(tmp_path: Path) -> None:
+    log = AuditLog.open(tmp_path / "audit.jsonl")
+    log.write("opened", backend="namespaces")
+    log.write("command", command="ls", nothing=None, many=("a", 1))
+    log.close(reason="asked for")
+    log.close()
+    log.write("late")
+    found = lines_of(tmp_path / "audit.jsonl")
+    assert [(line["n"], line["what"]) for line in found] == [(1, "opened"), (2, "command"), (3, "closed")]
+    assert found[1]["many"] == ["a", 1]
+    assert {line["log"] for line in found} == {log.name}
+    assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_every_kind_of_target_has_the_same_lines(tmp_path: Path) -> None:
+    records: list[dict[str, object]] = []
+    text, data = io.StringIO(), io.BytesIO()
+    with (tmp_path / "opened").open("wb") as file:
+        for target in (tmp_path / "named", str(tmp_path / "text"), text, data, file, records.append):
+            log = AuditLog.open(target)  # type: ignore[arg-type]
+            log.write("command", command="é \udcff")
+            log.close()
+    written = [
+        (tmp_path / "named").read_text(),
+        (tmp_path / "text").read_text(),
+        text.getvalue(),
+        data.getvalue().decode(),
+        (tmp_path / "opened").read_text(),
+        "\n".join(map(json.dumps, records)),
+    ]
+    for one in written:
+        assert [json.loads(line)["what"] for line in one.splitlines()] == ["command", "closed"]
+        assert json.loads(one.splitlines()[0])["command"] == "é \udcff"
+
+
+def test_secrets_and_books_are_not_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = AuditLog.open(path, Secrets(["hunter2-hunter2"]))
+    log.write("command", command="x" * MOST_LETTERS + "hunter2-hunter2", env={"KEY": "hunter2-hunter2"})
+    log.write("changes", paths=["p"] * (MOST_ITEMS + 5))
+    log.close()
+    assert "hunter2" not in path.read_text()
+    first, second, _ = lines_of(path)
+    assert len(str(first["command"])) == MOST_LETTERS + 1
+    assert first["env"] == {"KEY": "(hidden)"}
+    assert second["paths"] == ["p"] * MOST_ITEMS + [f"… {MOST_ITEMS + 5} in all"]
+
+
+def test_a_line_that_cannot_be_written_is_told_and_has_no_number() -> None:
+    log = AuditLog.open("/dev/full")
+    with pytest.raises(AuditFailed, match="could not be written"):
+        log.write("command")
+    closed = io.StringIO()
+    closed.close()
+    with pytest.raises(AuditFailed):
+        AuditLog.open(closed).write("command")
+
+    def refuse(_: object) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        AuditLog.open(refuse).write("command")
+
+
+def test_targets_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(InvalidCall, match="no path, no stream and no function"):
+        AuditLog.open(3)  # type: ignore[arg-type]
+    with pytest.raises(AuditFailed, match="cannot be opened"):
+        AuditLog.open(tmp_path / "none" / "log")
+    (tmp_path / "link").symlink_to("elsewhere")
+    with pytest.raises(AuditFailed):
+        AuditLog.open(tmp_path / "link")
+    with pytest.raises(InvalidCall, match="in the workspace"):
+        AuditLog.open(tmp_path / "log", outside=[str(tmp_path)])
+    assert os.listdir(tmp_path) == ["link"]
+
+
+def test_many_threads_write_whole_lines_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = AuditLog.open(path)
+    threads = [
+        threading.Thread(target=lambda: [log.write("command", command="x" * 5000) for _ in range(100)])
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.close()
+    with path.open("rb") as file:
+        found = list(read(file))
+    assert all(isinstance(line, AuditLine) for line in found)
+    assert [line.number for line in found if isinstance(line, AuditLine)] == list(range(1, 802))
+
+
+def problems(*raw: bytes) -> list[str]:
+    return [found.why for found in read(raw) if isinstance(found, AuditProblem)]
+
+
+def line(n: int, what: str = "command", log: str = "a") -> bytes:
+    return json.dumps({"log": log, "n": n, "at": 1.0, "what": what}).encode() + b"\n"
+
+
+def test_what_is_missing_shows() -> None:
+    assert problems(line(1), line(2, "closed")) == []
+    assert problems(line(2), line(3, "closed")) == ["log a: missing before this line: 1"]
+    assert problems(line(1), line(9), line(10, "closed")) == ["log a: missing before this line: 2 to 8"]
+    assert problems(line(1), line(1), line(2, "closed")) == ["log a: number 1 comes after 1"]
+    assert problems(line(1)) == ["log a: no end after number 1: it is still open, or was killed"]
+    assert problems(line(1), b'{"log": "a", "n"\n', line(2, "closed")) == [
+        "this is no line of an audit log, or only a part of one"
+    ]
+    assert problems(line(1), line(1, log="b"), line(2, "closed", "b"), line(2, "closed")) == []
+    for nonsense in (b"[]\n", b"3\n", b'{"n": {}}\n', b"[" * 100_000 + b"\n", b"\xff\xfe\n"):
+        assert problems(nonsense) == ["this is no line of an audit log, or only a part of one"]
