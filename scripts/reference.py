@@ -51,6 +51,10 @@ ADVICE = {
         "A step of the confinement failed, so the command did not start.",
         "`why` names the step. Run `staddle doctor`.",
     ),
+    "AuditFailed": (
+        "A line of the audit log could not be written; the command was not started.",
+        "Make room, or name a file in a directory that can be written.",
+    ),
     "AlreadyWrapped": (
         "`wrap()` was given a wrapped command, or a wrapped command was started twice.",
         "Call `wrap()` once for each start.",
