@@ -16,6 +16,8 @@ _PAGE = os.sysconf("SC_PAGESIZE")
 _PR_SET_CHILD_SUBREAPER = 36
 #: Growth beyond these is not flat: bytes of memory, descriptors, threads.
 MEMORY, DESCRIPTORS, THREADS = 4 << 20, 8, 2
+#: Descriptors that an agent closes when it is idle, or when they are this many.
+LATER = 32
 #: In the first so many steps caches and the heap fill: there twice as much memory may be needed.
 WARM_UP = 1000
 #: Names that are made outside of the part's own directories.
@@ -76,7 +78,7 @@ def figures(readings: list[list[Reading]], steps: int) -> list[Figure]:
         figure("descriptors", DESCRIPTORS),
         figure("threads", THREADS),
         figure("helper_memory", memory),
-        figure("helper_descriptors", DESCRIPTORS),
+        figure("helper_descriptors", DESCRIPTORS + LATER),
     ]
 
 
