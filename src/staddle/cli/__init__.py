@@ -35,22 +35,22 @@ _COMMANDS = {
 _FILE_OF = {"discard": "commit", "restore": "snapshot", "rm": "ls"}
 
 _HELP = """\
-staddle gives an AI agent a computer that it cannot hurt you with.
+staddle runs an AI agent's commands with access only to what you allow.
 
 usage: staddle COMMAND [options] ...
 
 {commands}
 
-  staddle run -- pytest -q                 the current directory readable, no network, your home hidden
+  staddle run -- pytest -q                 read this directory, no network, home hidden
   staddle run --write out -- make          the same, and ./out may be written
   staddle run -c 'ls | wc -l'              a line of shell
   staddle shell                            a confined shell for yourself
-  staddle run --keep fix -- ./agent        let it change this directory in a layer, and keep that
+  staddle run --keep fix -- ./agent        changes go to a layer, kept as `fix`
   staddle diff fix                         show its changes; then `staddle commit fix`
   staddle explain --write out -- make      what that would allow, and why
   staddle doctor                           what this host can enforce
 
-`staddle COMMAND --help` describes each command. Documentation: docs/ in the source tree.
+`staddle COMMAND --help` describes each command. The documentation is in docs/ of the source.
 """
 
 

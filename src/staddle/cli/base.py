@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = (JSON, HELP)
 _HELP = """\
-Keep root file systems that sandboxes have in the place of this machine's own system.
+Keep root file systems that replace this machine's system inside a sandbox.
 
 usage: staddle base import IMAGE.tar [NAME]   make one of an image: `docker save`, or an OCI archive
        staddle base ls                        list them
@@ -25,7 +25,7 @@ usage: staddle base import IMAGE.tar [NAME]   make one of an image: `docker save
 
 Its layers are unpacked in their order, each compared with its digest. Everything in it becomes
 yours; set-user-id bits, devices and the image's own environment are left out. Bases lie in
-$XDG_DATA_HOME/staddle/bases (~/.local/share), or where $STADDLE_BASES says.
+$XDG_DATA_HOME/staddle/bases (~/.local/share), or in $STADDLE_BASES.
 
 {options}
 

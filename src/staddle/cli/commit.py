@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     Option("yes", "", "do not ask", short="y"),
-    Option("on-conflict", "HOW", "refuse (default), or overwrite what the host changed meanwhile"),
-    Option("allow-protected", "", "also take protected names (.git/hooks, .bashrc, ...) and new executables"),
+    Option("on-conflict", "HOW", "refuse (default), or overwrite what changed on the host since"),
+    Option("allow-protected", "", "also commit protected names (.git/hooks, .bashrc, ...), new executables"),
     Option("json", "", "what was done, as JSON; needs --yes"),
     HELP,
 )
@@ -38,8 +38,8 @@ devices, pipes and sockets are never committed. After a kill, the next commit fi
 rolls it back.
 
 After a commit of everything the sandbox starts again from the workspace as it is then. The exit
-status is 0 when it was done, or there was nothing to do; 1 when you said no; 125 when it was
-refused.
+status is 0 when it was done, or there was nothing to do; 1 when you answered no; 125 when it
+was refused.
 
 {options}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import backends
 from ..display import shown
 from ..errors import StaddleError
-from .options import RUNNING, Option, command_from, help_rows, parse, policy_from
+from .options import RUNNING, Option, command_from, help_rows, parse, policy_from, reworded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from ..enforcement import Gap
     from ..policy.plan import Plan
 
-_OPTIONS = (Option("command", "SCRIPT", "explain this line of shell", short="c"), *RUNNING)
+_OPTIONS = (
+    Option("command", "SCRIPT", "explain this line of shell", short="c"),
+    *reworded(RUNNING, json="print the same as JSON"),
+)
 
 _HELP = """\
 Print everything a run would be allowed, where each line comes from, and what this host
-cannot enforce. Takes the options of `staddle run`; nothing is started but the probes.
+cannot enforce. Takes the options of `staddle run`; only the probes of the backends are started.
 
 usage: staddle explain [options] [-- COMMAND [ARGUMENTS]]
 

@@ -26,10 +26,10 @@ usage: staddle jail COMMAND [options] ...
 
 {commands}
 
-WS is a workspace by its name, the beginning of it, its branch, or its path.
+WS is a workspace: its name, the start of it, its branch, or its path.
 
   staddle jail create .                                          prints the name of a new one
-  staddle jail run WS --agent claude --prompt 'fix the tests' --network open --timeout 1h
+  staddle jail run WS --agent claude --prompt 'fix the tests' --network allow --timeout 1h
   staddle jail run WS -- make test
   staddle jail diff WS                                           then commit, publish, rm
 
@@ -282,7 +282,7 @@ _COMMANDS: dict[str, _Row] = {
         "make a workspace: a worktree of REPO on a branch of its own",
         (
             Option("branch", "NAME", "the new branch (default: staddle/<name>)"),
-            Option("base", "REVISION", "where it begins (default: HEAD)"),
+            Option("base", "REVISION", "the revision to start from (default: HEAD)"),
             _JSON,
             HELP,
         ),
@@ -291,7 +291,7 @@ _COMMANDS: dict[str, _Row] = {
     "ls": ("ls", "list workspaces", (_JSON, HELP), _list),
     "status": (
         "status WS",
-        "show commits, uncommitted changes, what was planted, what happened",
+        "show commits, uncommitted changes, files that your programs would obey, events",
         (_JSON, HELP),
         _status,
     ),
@@ -307,11 +307,16 @@ _COMMANDS: dict[str, _Row] = {
     ),
     "commit": (
         "commit WS",
-        "commit what the tree holds; runs no hook and no filter",
+        "commit the files of the tree; runs no hook and no filter",
         (Option("message", "TEXT", "what was done", short="m"), HELP),
         _commit,
     ),
-    "publish": ("publish WS", "say that its branch was reviewed and taken over", (HELP,), _publish),
+    "publish": (
+        "publish WS",
+        "record that you reviewed its branch; no command runs in it afterwards",
+        (HELP,),
+        _publish,
+    ),
     "rm": (
         "rm WS...",
         "remove it; the branch stays",
@@ -326,7 +331,7 @@ _COMMANDS: dict[str, _Row] = {
             Option("failed", "TIME", "keep failed ones this long (default: 72h)"),
             Option("stopped", "TIME", "also remove stopped ones after this long (default: never)"),
             Option("prepared", "TIME", "also remove unused ones after this long (default: never)"),
-            Option("dry-run", "", "only say which"),
+            Option("dry-run", "", "only print which"),
             HELP,
         ),
         _reap,

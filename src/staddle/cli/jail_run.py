@@ -9,7 +9,7 @@ from ..errors import CommandNotFound, UsageError
 from ..jail.agents import AGENTS, agent_named
 from ..jail.jail import ConfinedJail, RunOpts, new_jail
 from ..policy import Network, Policy
-from .options import HELP, RUNNING, Option, Parsed, asked_of, help_rows
+from .options import HELP, RUNNING, Option, Parsed, asked_of, help_rows, reworded
 from .report import attended, captured, print_report, say_gaps, say_violations
 
 TYPE_CHECKING = False
@@ -23,16 +23,20 @@ if TYPE_CHECKING:
 
 #: What a jail says itself.
 _NOT_HERE = ("workspace", "mode", "timeout", "help")
-_SHARED = tuple(option for option in RUNNING if option.name not in _NOT_HERE)
+_SHARED = reworded(
+    (option for option in RUNNING if option.name not in _NOT_HERE),
+    disk="refused: a jail writes to its tree directly",
+    network="deny (default), open, loopback[=PORT,...], packages, allow (and the agent's hosts)",
+)
 _AGENT = (
     Option("agent", "NAME", "grant what this coding agent needs of your home (see `staddle jail agents`)"),
-    Option("key-env", "NAME", "give the agent the API key that is in this variable of yours"),
-    Option("key-file", "FILE", "give the agent the API key that is in this file"),
+    Option("key-env", "NAME", "give the agent the API key from this environment variable"),
+    Option("key-file", "FILE", "give the agent the API key from this file"),
 )
 RUN_OPTIONS = (
     Option("prompt", "TEXT", "run the --agent on this task"),
     *_AGENT,
-    Option("timeout", "SECONDS", "end it after this time: 90, 2m, 1h (default: none, or the policy file's)"),
+    Option("timeout", "SECONDS", "kill it after this time: 90, 2m, 1h (default: none, or the policy file's)"),
     *_SHARED,
     HELP,
 )
@@ -41,14 +45,14 @@ SHELL_OPTIONS = (*_AGENT, *(item for item in _SHARED if item.name not in ("json"
 _PATHS = ("read", "write", "deny", "socket")
 
 _RUN_HELP = """\
-Run a command, or a coding agent, in a workspace: its tree can be written, your home is not there.
+Run a command, or a coding agent, in a workspace: it can write the tree, your home is hidden.
 
 usage: staddle jail run WS [options] -- COMMAND [ARGUMENTS]
        staddle jail run WS --agent NAME --prompt TEXT [options]
 
-Standard output and error are yours, standard input is not connected. There is no timeout
-unless you give one. The exit status is the command's; 124 is a timeout, 125 means that
-staddle could not run it (and says why).
+Standard output and error are passed through, standard input is not connected. There is no
+timeout unless you set one. The exit status is the command's; 124 is a timeout, 125 means that
+staddle could not run it (and prints the reason).
 
 {options}
 """

@@ -136,25 +136,31 @@ RUNNING = (
     Option("network", "MODE", "deny (default), open, loopback, loopback=PORT,..., allow or packages"),
     Option("allow", "HOST[:PORT]", "allow this host; implies --network allow (repeatable)", many=True),
     Option("backend", "NAME", "auto (default), namespaces, bwrap, systemd, landlock, seatbelt or native"),
-    Option("timeout", "SECONDS", "end the command after this time: 90, 2m, none (default: the policy's, 30)"),
+    Option("timeout", "SECONDS", "kill it after this time: 90, 2m, none (default: the policy's, 30)"),
     Option("memory", "SIZE", "limit memory, as in 512M, or none (default: half of what is available)"),
-    Option("cpu", "CORES", "limit processor time to this many cores, as in 1.5"),
+    Option("cpu", "CORES", "limit CPU time to this many cores, as in 1.5"),
     Option("processes", "N", "limit the number of processes, or none (default: 4096)"),
     Option("file-size", "SIZE", "limit the size of each file that is written, as in 100M"),
     Option("open-files", "N", "limit the number of files that each process has open"),
     Option("disk", "SIZE", "limit what the sandbox writes to its own layer, or none (with --keep)"),
-    Option("output-cap", "SIZE", "pass on at most SIZE of each output stream, and say what was dropped"),
+    Option("output-cap", "SIZE", "pass on at most SIZE of each output stream; print how much was dropped"),
     Option("env", "NAME=VALUE", "set a variable inside (repeatable)", many=True),
-    Option("pass-env", "NAME", "pass this variable of yours on (repeatable)", many=True),
-    Option("environment", "PRESET", "begin with: linux (default), inherit (yours, but for secrets), empty"),
-    Option("identity", "KEY=VALUE", "who it is inside: user=, uid=, host=, home= (repeatable)", many=True),
-    Option("base", "DIR", "another system inside: a root file system, or an imported one (staddle base)"),
+    Option("pass-env", "NAME", "pass this variable from your environment (repeatable)", many=True),
+    Option("environment", "PRESET", "start with: linux (default), inherit (yours, without secrets), empty"),
+    Option("identity", "KEY=VALUE", "set the user inside: user=, uid=, host=, home= (repeatable)", many=True),
+    Option("base", "DIR", "use this root file system: a directory, or a name from `staddle base ls`"),
     Option("workspace", "DIR", "the directory to work in (default: the current one)"),
     Option("mode", "MODE", "the workspace inside: readonly (default) or bind (written directly)"),
     Option("best-effort", "", "run even if something cannot be enforced; every gap is reported"),
     Option("json", "", "one JSON object on standard output instead of live output"),
     HELP,
 )
+
+
+def reworded(table: Iterable[Option], **helps: str) -> tuple[Option, ...]:
+    """The same options with other help texts, for a command where they mean something else."""
+    texts = {name.replace("_", "-"): text for name, text in helps.items()}
+    return tuple(option.replace(help=texts.get(option.name, option.help)) for option in table)
 
 
 def policy_from(parsed: Parsed) -> tuple[Policy, str | None]:

@@ -24,11 +24,11 @@ usage: staddle run [options] -- COMMAND [ARGUMENTS]
        staddle run [options] -c 'SCRIPT' [ARGUMENTS]
        staddle run [options] FILE [ARGUMENTS]
 
-Without options: the system and the current directory can be read, nothing of yours can be
-written, the network and your home are hidden, /tmp is private. Standard input, output
-and error are passed through. The exit status is the command's; 124 is a timeout, 125 means
-that staddle could not run it (and says why), 126 and 127 that the program is not
-executable or does not exist.
+Without options: the system, the current directory and the toolchains on your PATH can be
+read, no file of the host can be written, the network and the rest of your home are hidden,
+/tmp is private. Standard input, output and error are passed through. The exit status is the
+command's; 124 is a timeout, 125 means that staddle could not run it (and prints the reason),
+126 and 127 that the program is not executable or does not exist.
 
 With --keep NAME the workspace is at /workspace and everything in it may be changed: in a layer
 of its own, which stays for the next run of that NAME. `staddle diff`, `commit`, `discard`,
@@ -37,7 +37,7 @@ of its own, which stays for the next run of that NAME. `staddle diff`, `commit`,
 {options}
 
   staddle run --write . -- make test             the current directory may be written
-  staddle run --read ~/data --network open -- python fetch.py
+  staddle run --read ~/data --allow api.example.com:443 -- python fetch.py
   staddle run --keep fix -c 'sed -i s/teh/the/ README'; staddle diff fix; staddle commit fix
   staddle run --timeout 5m --output-cap 1M -- ./train.sh
 """

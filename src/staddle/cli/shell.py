@@ -12,7 +12,7 @@ from ..launch.running import GRACE, give_pipes
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from ..sandbox.sandbox import Sandbox
 from ..sandbox.spawn import spawn
-from .options import KEEP, RUNNING, help_rows, parse, sandbox_from
+from .options import KEEP, RUNNING, help_rows, parse, reworded, sandbox_from
 from .report import say, say_gaps, say_violations
 
 TYPE_CHECKING = False
@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 
     from .options import Parsed
 
-_OPTIONS = (KEEP, *RUNNING)
+_OPTIONS = (
+    KEEP,
+    *reworded(
+        RUNNING,
+        timeout="kill the shell, with --json each command, after this time: 90, 2m, none",
+        mode="the workspace: readonly (default), bind (written directly), overlay (in a layer)",
+        disk="limit what the sandbox writes to its own layer, or none (--keep, --mode overlay)",
+        output_cap="with --json: keep at most SIZE of each output stream",
+        json="each line of standard input is one command, each result one line of JSON",
+    ),
+)
 _HELP = """\
 Work in a shell that can touch only what you allow.
 
@@ -32,13 +42,13 @@ When standard input is not a terminal, bash reads its commands from there. With 
 line of standard input is one command of one shell, and each result one line of JSON.
 
 The workspace is at /workspace where the backend can show it there. The exit status is the
-shell's; 124 is a timeout (there is none unless --timeout says so), 125 means that staddle
-could not start it.
+shell's; 124 is a timeout, 125 means that staddle could not start it. There is no timeout
+unless --timeout sets one; with --json each command has the policy's, 30 seconds.
 
 {options}
 
   staddle shell --mode bind                      the current directory may be written
-  staddle shell --keep fix                       what you change stays apart: staddle diff fix
+  staddle shell --keep fix                       your changes are kept in a layer: staddle diff fix
   echo 'cd /tmp; pwd' | staddle shell            a script on standard input
 """
 
