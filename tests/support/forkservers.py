@@ -30,7 +30,7 @@ def output(
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     try:
         started = sandbox.agent.spawn(
-            argv, env or sandbox.environment, sandbox.directory, stdio=(null, writing, writing)
+            argv, env or sandbox.decided.environment, sandbox.directory, stdio=(null, writing, writing)
         )
     finally:
         os.close(writing)
