@@ -129,7 +129,9 @@ def test_whatever_runs_in_a_sandbox_ends_with_it() -> None:
     null = os.open("/dev/null", os.O_RDWR)
     mark = unique_seconds()
     script = f"trap '' TERM INT HUP; setsid sleep {mark} & setsid setsid sleep {mark} & wait"
-    started = sandbox.agent.spawn(["bash", "-c", script], sandbox.environment, "/", stdio=(null, null, null))
+    started = sandbox.agent.spawn(
+        ["bash", "-c", script], sandbox.decided.environment, "/", stdio=(null, null, null)
+    )
     os.close(null)
     assert until(lambda: len(with_argument(mark)) == 2)
     assert started.poll() is None
