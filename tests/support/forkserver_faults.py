@@ -124,7 +124,7 @@ def _command(sandbox: opening.SandboxHandle, *, root: bool) -> dict[str, Any]:
     try:
         started = sandbox.agent.spawn(
             ("/bin/sh", "-c", "echo it ran; touch made"),
-            sandbox.environment,
+            sandbox.decided.environment,
             sandbox.directory,
             stdio=(reading, writing, writing),
             root=root,
