@@ -384,7 +384,7 @@ def _join(directory: str, name: str) -> str:
     return f"{directory.rstrip('/')}/{name}"
 
 
-# The cache of layouts: see policy.plan_cache. One plan is asked about several times while a sandbox is
+# The cache of layouts: see policy.plan. One plan is asked about several times while a sandbox is
 # opened: for its gaps, for the fork server's configuration, for the layers of the system.
 
 _KEY = "layout"
