@@ -25,6 +25,7 @@ from staddle.errors import (
     SandboxClosed,
     SessionError,
 )
+from staddle.limits.disk import occupied
 from staddle.limits.enforced import usable
 from staddle.limits.usage import Usage
 from tests.support.in_a_child import SRC
@@ -304,6 +305,28 @@ def test_nothing_inside_can_see_its_groups() -> None:
     with limited(memory="64M") as sb:
         for result in (sb.run("cat /proc/self/cgroup"), sb.exec(["cat", "/proc/self/cgroup"])):
             assert {line.rsplit(":", 1)[1] for line in result.stdout.splitlines()} == {"/"}
+
+
+def test_files_that_are_removed_do_not_count_when_no_snapshot_has_them() -> None:
+    with limited(disk="50M") as sb:
+        for _ in range(6):
+            result = sb.run("rm -f big; head -c 30M /dev/zero > big; sleep 0.2; false")
+            assert result.reason is Reason.exited, result
+            sb.snapshot().close()
+        layers = sb._inside.workspace.written()
+        assert sum(occupied(path).bytes for path in layers) <= 3 * 31 * MIB  # what is hidden is merged away
+        result = sb.run("while head -c 5M /dev/zero >> more; do sleep 0.05; done")
+        assert result.reason is Reason.disk, result
+
+
+def test_files_that_an_open_snapshot_has_count() -> None:
+    with limited(disk="50M") as sb:
+        assert sb.run("head -c 30M /dev/zero > big").ok
+        taken = sb.snapshot()
+        result = sb.run("rm big; while head -c 1M /dev/zero >> more; do sleep 0.05; done")
+        assert result.reason is Reason.disk, result
+        assert sb.run("test $(du -m more | cut -f1) -lt 50").ok  # it would be more
+        taken.close()
 
 
 # ---------------------------------------------------------------- pausing, time

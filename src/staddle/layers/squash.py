@@ -52,6 +52,10 @@ class Squash:
         self._run: tuple[Layer, ...] = ()
         self._merged: Layer | None = None
 
+    def holds(self, layer: Layer) -> bool:
+        """Whether it has made `layer`, and holds it."""
+        return self._merged is layer
+
     def shorten(self, point: LayerSnapshot) -> LayerSnapshot:
         """`point`, or the same in fewer layers in place of it."""
         with self._lock:

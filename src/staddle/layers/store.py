@@ -60,6 +60,11 @@ class Layer:
         if gone:
             self._store._trash(self)
 
+    @property
+    def users(self) -> int:
+        """How many hold it."""
+        return self._users
+
     def usage(self) -> int:
         """The bytes it takes on its file system."""
         return usage(self.upper)

@@ -12,6 +12,10 @@ import stat
 from .._value import Value
 from ..mounts.operations import inodes
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
 
 class DiskUsage(Value):
     """The space that a layer takes. `whole` is false when counting stopped because it was too much."""
@@ -86,4 +90,42 @@ def occupied(path: str, most: int | None = None) -> DiskUsage:
                 continue
             finally:
                 os.close(directory)
+    return DiskUsage(total, count)
+
+
+def shown(layers: Sequence[str], apart: Collection[int] = (), most: int | None = None) -> DiskUsage:
+    """The space of the files that `layers`, topmost first, show together, without what is hidden by others.
+
+    Those whose index is `apart` are counted elsewhere. Counting stops when it is over `most` bytes.
+    """
+    from ..layers.merged_view import LayerView, OpenLayers, Side
+
+    total = count = 0
+    several: set[tuple[int, int]] = set()
+    with OpenLayers(LayerView(tuple(layers), ())) as opened:
+        todo = [("", tuple(range(len(layers))))]
+        while todo:
+            here, trees = todo.pop()
+            side = Side(opened.layers, trees, here, True)
+            try:
+                for name in side.names():
+                    found = side.resolve(name)
+                    status = found.status
+                    if status is None:
+                        continue
+                    if stat.S_ISDIR(status.st_mode):
+                        todo.append((f"{here}/{name}" if here else name, found.trees))
+                    elif status.st_nlink > 1:
+                        if (status.st_dev, status.st_ino) in several:
+                            continue
+                        several.add((status.st_dev, status.st_ino))
+                    if found.trees[0] in apart:
+                        continue
+                    total += status.st_blocks * 512
+                    count += 1
+                    if most is not None and is_over(DiskUsage(total, count), most):
+                        return DiskUsage(total, count, whole=False)
+            finally:
+                side.close()
+                opened.give_back()
     return DiskUsage(total, count)

@@ -89,3 +89,16 @@ def test_a_tree_deeper_than_a_path_can_say_is_counted(tmp_path: Path) -> None:
 
 def test_room_is_told_for_what_can_be_asked(tmp_path: Path) -> None:
     assert not disk.full(str(tmp_path / "missing"))
+
+
+def test_layers_together_count_what_they_show(tmp_path: Path) -> None:
+    upper, lower = tmp_path / "upper", tmp_path / "lower"
+    for layer in (upper, lower):
+        (layer / "below").mkdir(parents=True)
+        (layer / "below/same").write_bytes(bytes(8192))
+    (lower / "only").write_bytes(bytes(8192))
+    alone = disk.occupied(str(upper))
+    together = disk.shown([str(upper), str(lower)])
+    assert together == DiskUsage(alone.bytes + 8192, alone.inodes + 1)
+    assert disk.shown([str(upper), str(lower)], apart={1}) == alone
+    assert not disk.shown([str(upper), str(lower)], most=4096).whole

@@ -23,6 +23,7 @@ from ...limits import disk, enforced, usage
 from ...limits.limit_tally import PEAK, SIZE, TALLY
 from ...limits.usage import Events, GroupMeter, Usage
 from ...mounts.operations import inodes
+from ...policy.limits import LARGEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -275,6 +276,8 @@ class DiskQuota:
         agent, now = self._agent, time.monotonic()
         if agent is None or used == self._used:
             return _SELDOM
+        if self._used is not None:  # what is deleted elsewhere must not make up for what is written here
+            self._used = min(used[0], self._used[0]), min(used[1], self._used[1])
         if not self._may_be_over(used):
             return self._patience(used)
         if now < self._not_before:
@@ -319,8 +322,13 @@ class DiskQuota:
             found = disk.occupied(path, most)
             total, count = total + found.bytes, count + found.inodes
             if not found.whole:
-                return disk.DiskUsage(total, count, whole=False)
-        return disk.DiskUsage(total, count)
+                break
+        taken = disk.DiskUsage(total, count)
+        self._workspace.is_crowded = disk.is_over(taken, self._most)
+        # Files in frozen layers that were removed since take room until the next snapshot merges them.
+        if self._workspace.is_crowded and any(tree.stack.frozen for tree in self._workspace.trees.values()):
+            return self._workspace.shown(self._most if most is not None else LARGEST)
+        return taken
 
 
 def _is_more(now: disk.DiskUsage, before: disk.DiskUsage) -> bool:

@@ -9,6 +9,7 @@ from ...forkserver.client import HomeTree, mounter
 from ...inside.agent.mount_swap import HOME_TREE
 from ...layers.baseline import Baseline
 from ...layers.drift import Drift, drift
+from ...layers.squash import DEEPEST
 from ...layers.stack import Stack, close_all
 from ...layers.store import Layer
 from ...policy.paths import WORKSPACE_PATH
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from ...layers.store import Store
     from ...mounts.operations import Operation
     from .workspace import Method
+
+
+#: With so many layers a freeze squashes them where room is short.
+_FEW = 3
 
 
 class OverlayWorkspace(SandboxWorkspace):
@@ -161,7 +166,7 @@ class OverlayWorkspace(SandboxWorkspace):
                 if tree.stack.is_untouched():
                     frozen[root] = tree.below()
                 else:
-                    frozen[root] = tree.freeze()
+                    frozen[root] = tree.freeze(_FEW if self.is_crowded else DEEPEST)
                     following[root] = frozen[root].stack()
             if not following or self.swap(following, then, alone=True):
                 for tree in self.trees.values():

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ...layers.baseline import Baseline
     from ...layers.changes import Change
     from ...layers.stack import LayerSnapshot
+    from ...layers.store import Layer
 
     Result = TypeVar("Result")
 
@@ -42,6 +43,10 @@ class LayeredTree:
     def __init__(self, root: str, mounted_at: tuple[str, ...], stack: Stack) -> None:
         self.root, self.mounted_at, self.stack = root, mounted_at, stack
         self.squash = Squash()
+
+    def is_shared(self, layer: Layer) -> bool:
+        """Whether a snapshot or another sandbox holds a frozen layer of this tree, too."""
+        return layer.users > 1 + self.squash.holds(layer)
 
     @property
     def dirs(self) -> OverlayDirs:

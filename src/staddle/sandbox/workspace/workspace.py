@@ -8,6 +8,7 @@ from ...errors import LayerError
 from ...interrupts import uninterrupted
 from ...layers.change_watch import ChangeWatch
 from ...layers.drift import Drift
+from ...limits import disk
 from ...policy.paths import WORKSPACE_PATH
 
 TYPE_CHECKING = False
@@ -213,6 +214,26 @@ class SandboxWorkspace:
         """The directories that hold what this sandbox has written."""
         stacks = [tree.stack for tree in self.trees.values()]
         return [layer.upper for stack in stacks for layer in (stack.top, *stack.frozen)]
+
+    #: Whether files that were removed take more room than there may be: then fewer layers are kept.
+    is_crowded = False
+
+    def shown(self, most: int) -> disk.DiskUsage:
+        """The space of what this sandbox has written and shows, and of all layers that others hold, too.
+
+        More than `most` bytes are not counted.
+        """
+        total = count = 0
+        for tree in list(self.trees.values()):
+            layers = (tree.stack.top, *tree.stack.frozen)
+            apart = {index for index, layer in enumerate(layers) if index and tree.is_shared(layer)}
+            parts = [disk.shown([layer.upper for layer in layers], apart, most)]
+            parts += [disk.occupied(layers[index].upper, most) for index in apart]
+            total += sum(part.bytes for part in parts)
+            count += sum(part.inodes for part in parts)
+            if not all(part.whole for part in parts):
+                return disk.DiskUsage(total, count, whole=False)
+        return disk.DiskUsage(total, count)
 
     def abandon(self) -> None:
         """No sandbox came to be for it."""
