@@ -26,7 +26,7 @@ _OPTIONS = (
     Option("grep", "TEXT", "only lines in which this text stands, whatever its case"),
     Option("since", "TIME", "only lines of the last TIME, as 10m or 2h"),
     Option("check", "", "print no lines, only what is missing or broken"),
-    Option("follow", "", "go on with lines as they are written, until Ctrl-C", short="f"),
+    Option("follow", "", "continue with lines as they are written, until Ctrl-C", short="f"),
     JSON,
     HELP,
 )
