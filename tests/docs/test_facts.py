@@ -1,0 +1,160 @@
+"""Numbers, names, defaults and options in the documentation are those of the code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from staddle import Identity, Limits, Network, Reason, Sandbox, backends
+from staddle.backends import bwrap, systemd
+from staddle.cli import _COMMANDS, OURS
+from staddle.cli.options import KEEP, RUNNING
+from staddle.jail.agents import AGENTS
+from staddle.network.host.gateway_process import GatewayBounds
+from staddle.policy.environment import PRESETS
+from staddle.policy.protected import REASONS
+
+pytestmark = pytest.mark.same_for_everyone
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+#: Modules that an example for users may import. The pages below internals/ are for contributors.
+PUBLIC = {"staddle", "staddle.errors", "staddle.environment", "staddle.testing"}
+
+
+def text(name: str) -> str:
+    """One page of docs/."""
+    return (DOCS / name).read_text()
+
+
+def rows(name: str, heading: str) -> list[list[str]]:
+    """The cells of the first table of a page whose first column has this heading, without the heading."""
+    lines = text(name).splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith(f"| {heading} |"))
+    found = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+    return found
+
+
+def code(cell: str) -> list[str]:
+    """What stands in backticks in a cell."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_options_of_the_command_line() -> None:
+    options = [option for option in (*RUNNING, KEEP) if option.name != "help"]
+    spelled = [f"--{option.name} {option.value}".strip() for option in options]
+    found = rows("cli.md", "option")
+    assert [code(row[0]) for row in found] == [[option] for option in spelled]
+    for option, row in zip(options, found, strict=True):
+        repeatable = "repeatable" in row[2]
+        assert repeatable == option.many, row
+        if default := re.search(r"(\w+) \(default\)", option.help):
+            assert default[1] in row[1], row
+
+
+def test_commands_of_the_command_line() -> None:
+    found = [name for row in rows("cli.md", "command") for name in code(row[0])]
+    assert sorted(found) == sorted(_COMMANDS)
+
+
+def test_exit_status() -> None:
+    statuses = {row[0] for row in rows("cli.md", "status")}
+    assert {"124", str(OURS), "126, 127"} <= statuses
+
+
+def test_limits_and_their_defaults() -> None:
+    found = {code(row[0])[0]: row[1] for row in rows("limits.md", "limit")}
+    parameters = inspect.signature(Limits).parameters
+    assert set(found) == set(Limits._fields) - {"defaults"}
+    for name, shown in found.items():
+        default = parameters[name].default
+        expected = {"default": "[computed](#defaults)", None: "none", 30.0: "30 s", "1M": '`"1M"`'}[default]
+        assert shown == expected, name
+
+
+def test_identity_and_its_defaults() -> None:
+    found = {code(row[0])[0]: row[1] for row in rows("world.md", "`Identity(…)`")}
+    made = Identity()
+    assert set(found) == set(Identity._fields)
+    assert (found["user"], found["uid"], found["host"]) == (f"`{made.user}`", str(made.uid), f"`{made.host}`")
+    assert made.home == "/home/user"
+    assert found["home"] == "`/home/USER`"
+
+
+def test_environment_presets() -> None:
+    assert [code(row[0])[0].strip('"') for row in rows("world.md", "`environment=`")] == list(PRESETS)
+
+
+def test_modes_of_a_workspace() -> None:
+    found = rows("sessions.md", "`mode`")
+    assert {code(row[0])[0] for row in found} == {"overlay", "bind", "readonly"}
+    default = inspect.signature(Sandbox).parameters["mode"].default
+    assert [code(row[0])[0] for row in found if "(default)" in row[0]] == [default]
+
+
+def test_network_modes() -> None:
+    made = {name for name in vars(Network) if isinstance(vars(Network)[name], classmethod)}
+    shown = {re.match(r"Network\.(\w+)", code(row[0])[0])[1] for row in rows("network-rules.md", "mode")}
+    assert shown == {name for name in made if not name.startswith("_")}
+
+
+def test_reasons_of_a_result() -> None:
+    shown = next(row for row in rows("sessions.md", "field of a Result") if row[0] == "`reason`")
+    assert code(shown[1]) == [str(reason) for reason in Reason]
+
+
+def test_protected_names() -> None:
+    found = {name: row[0] for row in rows("protected-names.md", "why") for name in code(row[1])}
+    assert found == dict(REASONS)
+
+
+def test_coding_agents() -> None:
+    found = [(code(row[0])[0], code(row[1])[0], tuple(code(row[2]))) for row in rows("jail.md", "agent")]
+    assert found == [(agent.name, agent.key, agent.write) for agent in AGENTS.values()]
+
+
+def test_versions() -> None:
+    oldest = ".".join(map(str, bwrap.OLDEST[:2]))
+    for page in ("backends.md", "dependencies.md"):
+        assert f"bubblewrap ≥ {oldest}" in text(page), page
+        assert f"systemd ≥ {systemd.OLDEST}" in text(page), page
+    assert f"bubblewrap {oldest} or newer" in text("install.md")
+
+
+def test_backends_in_the_order_of_auto() -> None:
+    found = [code(row[0])[0] for row in rows("backends.md", "backend")]
+    assert found == list(backends.NAMES)
+
+
+def test_bounds_of_the_gateway() -> None:
+    found = dict(re.findall(r"^\| `(\w+)` \((\w+)\) \|", text("internals/gateway.md"), re.MULTILINE))
+    assert found == {name: str(value or "none") for name, value in GatewayBounds().as_dict().items()}
+
+
+def test_variables_that_staddle_reads() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    read = set(re.findall(r"\bSTADDLE_[A-Z]+\b", source)) - {"STADDLE_CANARY"}  # that one is a self-test's
+    shown = {name for row in rows("variables.md", "variable") for name in code(row[0])}
+    assert read == {name for name in shown if name.startswith("STADDLE_")}
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = {(DOCS / target).resolve() for target in re.findall(r"\]\(([^)#]+)\)", text("README.md"))}
+    pages = set(DOCS.rglob("*.md")) - {DOCS / "README.md"}
+    assert not pages - linked
+
+
+def test_examples_for_users_import_public_names_only() -> None:
+    lost = []
+    for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
+        for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            used = re.findall(r"^ *(?:from|import) (staddle[\w.]*)", block, re.MULTILINE)
+            lost += [f"{page.name}: {name}" for name in used if name not in PUBLIC]
+    assert not lost
