@@ -282,7 +282,7 @@ def test_reaping(name: str) -> None:
     assert state(name) == "failed"
     assert name in jail("reap", "--failed", "0").stdout
     assert name not in jail("ls").stdout
-    assert "no time" in jail("reap", "--failed", "soon", status=125).stderr
+    assert "is not a time" in jail("reap", "--failed", "soon", status=125).stderr
 
 
 @pytest.mark.same_for_everyone
