@@ -41,7 +41,7 @@ usage: staddle COMMAND [options] ...
 
 {commands}
 
-  staddle run -- pytest -q                 read this directory, no network, home hidden
+  staddle run -- pytest -q                 read this directory and your toolchains; no network
   staddle run --write out -- make          the same, and ./out may be written
   staddle run -c 'ls | wc -l'              a line of shell
   staddle shell                            a confined shell for yourself
