@@ -101,9 +101,7 @@ def _commit(workspace: Path, say: IO[str]) -> None:
     sandbox = Sandbox(workspace, best_effort=True)  # which finishes, or undoes, what a killed one had begun
     generation = generation_of(workspace)
     _say(say, f"found {generation}")
-    if isinstance(generation, str):
-        return
-    while True:
+    while isinstance(generation, int):
         generation += 1
         sandbox.run(
             f"for i in $(seq {_FILES}); do mkdir -p $((i % 7)); echo {generation} > $((i % 7))/$i; done;"
@@ -166,6 +164,8 @@ def _killing(kind: str) -> Callable[[Run], None]:
                     run.fail(f"left behind: {leftover}")
         run.notes.append(f"killed within {span * 1000:.0f} ms of the beginning")
         if kind == "commit":
+            with Sandbox(run.place / "workspace"):  # the program after the last that was killed
+                run.expect(generation_of(run.place / "workspace") in expected, True, "a whole generation")
             run.notes.append(
                 f"afterwards old {outcomes['old']} times, new {outcomes['new']}, half done never"
             )

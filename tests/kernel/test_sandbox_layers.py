@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -240,6 +242,32 @@ def test_when_no_trees_can_be_made_it_goes_on_as_before(
         assert kinds(sandbox) == {"/workspace/x": "added"}
 
 
+def test_layers_that_are_being_deleted_go_with_a_program_that_is_killed() -> None:
+    with tempfile.TemporaryDirectory(prefix="layers-") as place:
+        os.chmod(place, 0o711)
+        code = f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(SRC)!r})
+os.environ["STADDLE_LAYERS"] = {place!r}
+from staddle import Sandbox
+from staddle.layers import trash
+
+trash.do_later = lambda job: None  # it is killed before they are
+sb = Sandbox()
+with Sandbox() as other:
+    other.run("mkdir d; echo 1 > d/f", check=True)
+end, found = time.monotonic() + 30, []
+while not found and time.monotonic() < end:
+    found = [name for name, _, files in os.walk({place!r}) if "/gone/" in name and "f" in files]
+print(len(found), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert int(done.stdout) > 0
+        assert until(lambda: not any(files for _, _, files in os.walk(place)))
+
+
 @pytest.mark.same_for_everyone
 def test_snapshots_without_a_pause_do_not_use_up_descriptors() -> None:
     told = python(
@@ -248,10 +276,10 @@ import resource
 from staddle import Sandbox
 
 before = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (120, before[1]))
+resource.setrlimit(resource.RLIMIT_NOFILE, (160, before[1]))
 with Sandbox() as sb:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)  # that is the agent's limit only
-    for number in range(150):
+    for number in range(200):
         sb.run(f"echo {number} > now", check=True)
         taken = sb.snapshot()
         assert taken.method == "swap"
@@ -259,7 +287,7 @@ with Sandbox() as sb:
     print(sb.run("cat now").stdout)
 """
     )
-    assert told == "149"
+    assert told == "199"
 
 
 def test_a_snapshot_is_not_changed_by_what_comes_after(sandbox: Sandbox) -> None:

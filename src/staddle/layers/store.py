@@ -166,7 +166,8 @@ class Store:
 
     def _trash(self, layer: Layer) -> None:
         if self._claim >= 0:  # otherwise it went with the store
-            trash.move(layer.path, self.home)
+            # Within the store: if we are killed, the fork server removes it with that.
+            trash.move(layer.path, self.path, self.owner)
 
     def __enter__(self) -> Self:
         return self

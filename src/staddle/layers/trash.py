@@ -16,12 +16,17 @@ from ..files.remove_tree import remove
 TRASH = "gone"
 
 
-def move(path: str, home: str) -> None:
-    """Let the directory `path` vanish at once, and be deleted soon. `home` is on the same file system."""
+def move(path: str, home: str, owner: tuple[int, int] | None = None) -> None:
+    """Let the directory `path` vanish at once, and be deleted soon. `home` is on the same file system.
+
+    `owner` may have to delete it in our place.
+    """
     trash = f"{home}/{TRASH}"
     for _ in range(100):
         try:
             os.mkdir(trash, 0o700)
+            if owner is not None:
+                os.chown(trash, *owner)
         except FileExistsError:
             pass
         place = f"{trash}/{os.urandom(8).hex()}"
