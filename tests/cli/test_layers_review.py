@@ -187,5 +187,13 @@ def test_protected_names_and_new_programs_need_a_second_look(command: Run, proje
     assert not (project / "file").exists()
     command("commit", "fix", "--yes", "file")
     assert (project / "file").exists()
-    command("commit", "fix", "--yes", "--allow-protected")
+    refused = command("commit", "fix", "--yes", "--allow", "tool", "--allow", "tol", status=125)
+    assert "--allow NAME takes one over" in refused.stderr
+    assert "--allow tol: nothing of that name was held back" in refused.stderr
+    assert "tool: it is a new executable" not in refused.stderr
+    assert not (project / "tool").exists()
+    command("commit", "fix", "--yes", "--allow", "tool", "tool")
     assert os.access(project / "tool", os.X_OK)
+    assert not (project / ".git").exists()
+    command("commit", "fix", "--yes", "--allow-protected")
+    assert (project / ".git/hooks/pre-commit").exists()

@@ -203,7 +203,7 @@ def test_what_runs_meanwhile_goes_on(sandbox: Sandbox) -> None:
     before = sandbox.run("wc -l < log").stdout
     assert until(lambda: sandbox.run("wc -l < log").stdout != before)
     assert process.poll() is None
-    sandbox.restore(snapshot)
+    sandbox.restore(snapshot, processes="keep")
     assert until(lambda: sandbox.run("wc -l < log").stdout != before)
     process.kill()
 

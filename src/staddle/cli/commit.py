@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _OPTIONS = (
     Option("yes", "", "do not ask", short="y"),
     Option("on-conflict", "HOW", "refuse (default), or overwrite what changed on the host since"),
+    Option("allow", "NAME", "also commit this protected name or executable: a path, or a glob", many=True),
     Option("allow-protected", "", "also commit protected names (.git/hooks, .bashrc, ...), new executables"),
     Option("json", "", "what was done, as JSON; needs --yes"),
     HELP,
@@ -45,6 +46,7 @@ was refused.
 
   staddle commit fix                             check the list, answer y
   staddle commit fix --yes src README.md         only these
+  staddle commit fix --allow tool.sh             with this new executable, and no other
 """
 _CHOICES = ("refuse", "overwrite")
 
@@ -76,6 +78,7 @@ def main(words: Sequence[str]) -> int:
             kept,
             below(paths),
             on_conflict,
+            allow=tuple(parsed.many("allow")),
             allow_protected=parsed.on("allow-protected"),
             yes=yes,
             as_json=as_json,
@@ -89,13 +92,14 @@ def _commit(
     paths: tuple[str, ...] | None,
     on_conflict: str,
     *,
+    allow: tuple[str, ...],
     allow_protected: bool,
     yes: bool,
     as_json: bool,
 ) -> int:
     _refuse_without_workspace(kept)
     found = kept.review(paths)
-    _refuse(kept, found, on_conflict, allow_protected)
+    _refuse(kept, found, on_conflict, allow_protected, allow)
     if not found.taken and not as_json:
         print("nothing to commit")
         return 0
@@ -111,6 +115,7 @@ def _commit(
         done = kept.take_over(
             paths,
             on_conflict="overwrite" if on_conflict == "overwrite" else "refuse",
+            allow=allow,
             allow_protected=allow_protected,
             progress=report,
         )
@@ -140,14 +145,24 @@ def _refuse_without_workspace(kept: PersistentWorkspace) -> None:
         )
 
 
-def _refuse(kept: PersistentWorkspace, found: Review, on_conflict: str, allow_protected: bool) -> None:
-    """Raise what the commit would raise, before the user is asked."""
-    from ..layers.review import decided
+def _refuse(
+    kept: PersistentWorkspace,
+    found: Review,
+    on_conflict: str,
+    allow_protected: bool,
+    allow: tuple[str, ...],
+) -> None:
+    """Raise what the commit would raise, before the user is asked; and say which names are of no use."""
+    from ..layers.review import Allowed, decided
 
+    allowed = Allowed(allow)
     try:
-        decided(found, "overwrite" if on_conflict == "overwrite" else "refuse", allow_protected)
+        decided(found, "overwrite" if on_conflict == "overwrite" else "refuse", allow_protected, allowed)
     except CommitRefused as refused:
         raise _refusal(kept, refused) from None
+    finally:
+        for name in allowed.unused:
+            print(f"staddle: --allow {shown(name)}: nothing of that name was held back", file=sys.stderr)
 
 
 def _refusal(kept: PersistentWorkspace, refused: CommitRefused) -> CommitRefused:
@@ -162,7 +177,7 @@ def _refusal(kept: PersistentWorkspace, refused: CommitRefused) -> CommitRefused
                 print(f"  {shown(item.path)}: {shown(item.why)}", file=sys.stderr)
     ways = [
         *(["--on-conflict overwrite takes the sandbox's"] if refused.conflicts else []),
-        *(["--allow-protected takes them over"] if refused.held else []),
+        *(["--allow NAME takes one over, --allow-protected all"] if refused.held else []),
         "naming other PATHs leaves them out",
     ]
     paths = {item.path for item in refused.conflicts} | {item.path for item in refused.held}

@@ -63,8 +63,10 @@ def lost(why: str = "") -> SandboxLost:
     """The error of a sandbox that does not answer any more."""
     return SandboxLost(
         "the sandbox has ended by itself",
-        why=why or "its first process was killed, or its host program's memory ran out",
-        fix="open another one",
+        why=why
+        or "its first process was killed, or the fork server that all sandboxes of this policy come from, "
+        "or memory ran out",
+        fix="open another one; diff(), commit(), snapshot() and fork() still have the changes of this one",
     )
 
 

@@ -159,6 +159,14 @@ class Baseline:
         look.close()
 
 
+class OccupiedBaseline(Baseline):
+    """The baseline of a directory that the sandbox did not begin with: every file there is a conflict."""
+
+    def conflict(self, path: str, now: os.stat_result | None) -> str:
+        """Why `path` is not to be written without a decision; empty where nothing is, or a directory."""
+        return "" if now is None or stat.S_ISDIR(now.st_mode) else "it is there already"
+
+
 def _found(look: LastDirectory, path: str) -> os.stat_result | None:
     try:
         return look.status(path)

@@ -15,6 +15,7 @@ import time
 from ..files.tree import Tree, is_whiteout, opacity
 from .changes import Change, change_of, type_of
 from .differences import Selection, differences
+from .host_directory import reach
 from .merged_view import LayerView, OpenLayers
 
 TYPE_CHECKING = False
@@ -139,7 +140,7 @@ class ChangeWatch:
 
 def _note(baseline: Baseline, host: str, paths: list[str]) -> None:
     """Note the host's files in the baseline where the sandbox has just begun to differ."""
-    root = os.open(host, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    root = os.open(reach(host), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         baseline.note(root, paths)
     finally:

@@ -23,15 +23,26 @@ from .baseline import Baseline
 from .changes import Change, change_of
 from .commit_dir import CommitDirectory
 from .differences import Difference
+from .host_directory import HostDirectory
 from .journal import Clear, Permit, Put, Remove, Step
 from .merged_view import LayerView, OpenLayers
-from .review import decided, review
+from .review import Allowed, decided, review
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+    from typing import TypedDict
 
     from .review import Choice, OnConflict
+
+    class CommitOptions(TypedDict, total=False):
+        """What is asked for in a commit of a sandbox; see `commit`."""
+
+        on_conflict: OnConflict
+        allow_protected: bool
+        allow: Collection[str]
+        progress: Callable[[int, int], object] | None
+
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ACL = "system.posix_acl_access"
@@ -280,11 +291,15 @@ def _finish(fd: int, status: os.stat_result, owner: tuple[int, int] | None) -> i
 
 
 class Committed(Value):
-    """Result of a commit: the changes that the host has now, those it kept, and paths that are no files."""
+    """Result of a commit: the changes that the host has now, those it kept, and paths that are no files.
+
+    `unused` are names in `allow` that nothing was held back for.
+    """
 
     changes: tuple[Change, ...]
     kept: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
 
 def commit(
@@ -294,6 +309,7 @@ def commit(
     baseline: Baseline | None = None,
     on_conflict: OnConflict = "refuse",
     allow_protected: bool = False,
+    allow: Collection[str] = (),
     progress: Callable[[int, int], object] | None = None,
     only: Choice | None = None,
     durable: bool = True,
@@ -301,7 +317,8 @@ def commit(
     """Take the changes of `view`, at and below `paths`, over to its base, whole or not at all.
 
     CommitRefused before anything is written: the host changed the same files (as `baseline`
-    tells), or a change needs a second look. CommitFailed: the host refused a step, and all that
+    tells), or a change needs a second look (`allow` names those that are fine, as paths below the base or
+    globs of them; `allow_protected` takes all). CommitFailed: the host refused a step, and all that
     had been done was put back. `only` chooses among the changes, one by one; without `durable`
     the disk is not waited for. Nothing may write to the layers meanwhile. Owners, set-ID bits,
     attributes, devices, pipes and sockets are not taken over.
@@ -311,10 +328,14 @@ def commit(
     since = time.time_ns()
     with OpenLayers(view) as opened:
         target = opened.bases[0]
+        if isinstance(view.bases[0], HostDirectory):
+            view.bases[0].check(os.fstat(target.root))
+            view.bases[0].check()  # nothing is written to where nobody looks
         found = review(opened, paths, baseline, only)
-        taken, kept = decided(found, on_conflict, allow_protected)
+        allowed = Allowed(allow)
+        taken, kept = decided(found, on_conflict, allow_protected, allowed)
         if not taken:
-            return Committed((), kept, found.left_out)
+            return Committed((), kept, found.left_out, allowed.unused)
         changes = tuple(change_of(opened, item) for item in taken)
         with CommitDirectory(target.path, target.root, durable=durable) as place:
             try:
@@ -328,4 +349,4 @@ def commit(
                 ) from error
         if baseline is not None:
             baseline.settle(target.root, taken)
-        return Committed(changes, kept, found.left_out)
+        return Committed(changes, kept, found.left_out, allowed.unused)

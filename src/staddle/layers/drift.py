@@ -13,6 +13,7 @@ import time
 
 from .._value import Value
 from ..files.tree import Tree, is_whiteout, opacity, walk
+from .host_directory import reach
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def drift(
     moment = int(since * 1e9)
     found: list[str] = []
     count = 0
-    with Tree(directory, ours=False) as base:
+    with Tree(reach(directory), ours=False) as base:
         upper = [Tree(layer, ours=True) for layer in layers]
         try:
             for path, status in walk(base):

@@ -9,6 +9,7 @@ import stat
 
 from .._value import Value
 from ..files.tree import Tree, is_whiteout, opacity
+from .host_directory import reach
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class OpenLayers:
         self.bases: list[Tree] = []
         try:
             self.layers.extend(Tree(path, ours=True) for path in view.layers)
-            self.bases.extend(Tree(path, ours=False) for path in view.bases)
+            self.bases.extend(Tree(reach(path), ours=False) for path in view.bases)
         except BaseException:
             self.close()
             raise

@@ -11,7 +11,9 @@ import os
 import stat
 
 from .._value import Value
-from ..errors import CommitRefused, InvalidCall
+from ..errors import CommitRefused, InvalidCall, PolicyError
+from ..files.globs import Glob
+from ..policy.paths import WORKSPACE_PATH
 from ..policy.protected import begins_protected, is_alias, protected_name
 from ..policy.protected_names import GIT, NAMES, UNFINISHED
 from .baseline import Baseline
@@ -171,10 +173,47 @@ def _with_the_way(chosen: list[Difference], listed: list[Difference]) -> list[Di
     ]
 
 
+class Allowed:
+    """Names of held changes that are fine this once: paths as they are told, or globs of them."""
+
+    def __init__(self, names: Collection[str] = ()) -> None:
+        if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+            raise InvalidCall(
+                f"allow is {names!r}", why="it is not a list of names", fix="say allow=['NAME']"
+            )
+        #: What each has let through so far.
+        self._used = dict.fromkeys(names, False)
+        self._globs = {name: _glob(name.removeprefix(f"{WORKSPACE_PATH}/")) for name in self._used}
+
+    def has(self, path: str) -> bool:
+        """Whether one of the names is `path`, or spells it."""
+        found = False
+        for name, glob in self._globs.items():
+            if path == name.removeprefix(f"{WORKSPACE_PATH}/").rstrip("/") or (glob and glob.matches(path)):
+                self._used[name] = found = True
+        return found
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The names that have let nothing through."""
+        return tuple(name for name, used in self._used.items() if not used)
+
+
+def _glob(text: str) -> Glob | None:
+    try:
+        return Glob(text)
+    except PolicyError:
+        return None  # then it is the path that it says, and nothing else
+
+
 def decided(
-    found: Review, on_conflict: OnConflict, allow_protected: bool
+    found: Review, on_conflict: OnConflict, allow_protected: bool, allow: Allowed | None = None
 ) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
-    """(what is to be taken over, what the host keeps), or CommitRefused with all that speaks against it."""
+    """(what is to be taken over, what the host keeps), or CommitRefused with all that speaks against it.
+
+    Of what is held, `allow` lets through what it names, and `allow_protected` everything.
+    """
+    allow = allow or Allowed()
     refused, kept = [], []
     for conflict in found.conflicts:
         answer = on_conflict if isinstance(on_conflict, str) else on_conflict(conflict)
@@ -186,7 +225,8 @@ def decided(
             raise InvalidCall(
                 f"on_conflict said {answer!r}", fix="say 'overwrite', 'keep' or 'refuse' for each conflict"
             )
-    held = () if allow_protected else found.held
+    # All are asked about, so that it is known which names were of use.
+    held = tuple(item for item in found.held if not allow.has(item.path) and not allow_protected)
     if refused:
         raise CommitRefused(
             f"the host changed {_count(refused)} that the sandbox changed too",
@@ -198,8 +238,9 @@ def decided(
     if held:
         raise CommitRefused(
             f"{_count(held)} would need a second look",
-            why=_listed(held),
-            fix="look at them; allow_protected=True takes them over, paths= leaves them out",
+            why=_listed(held) + _unknown(allow.unused),
+            fix=f"look at them; allow=[{held[0].path!r}, ...] takes those over that it names, "
+            "allow_protected=True all, paths= leaves them out",
             held=held,
         )
     return _without(found.taken, kept), tuple(kept)
@@ -373,6 +414,13 @@ def _without(found: tuple[Difference, ...], kept: list[str]) -> tuple[Difference
         return item.new is None or not any(item.path.startswith(f"{path}/") for path in gone)
 
     return tuple(item for item in found if stays(item))
+
+
+def _unknown(names: tuple[str, ...]) -> str:
+    from ..display import shown
+
+    several = ", ".join(repr(shown(name)) for name in names[:10])
+    return f"; not among them is what allow= names: {several}" if names else ""
 
 
 def _count(items: Collection[object]) -> str:

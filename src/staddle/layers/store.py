@@ -18,6 +18,7 @@ import stat
 from ..errors import LayerError
 from ..linux.memory import available
 from . import trash
+from .host_directory import reach
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Store:
 
     def layer(self, *, like: str | None = None) -> Layer:
         """A new, empty layer. What is mounted from it looks like the directory `like` from outside."""
-        found = os.stat(like) if like else None
+        found = os.stat(reach(like)) if like else None
         with self._lock:
             blank, self._blank = self._blank, None
         layer = self._new() if blank is None else blank

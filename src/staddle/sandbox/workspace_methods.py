@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from os import fspath
 
 from .._value import Value
-from ..errors import InvalidCall, LayerError
+from ..errors import InvalidCall, LayerError, SandboxLost
 from ..interrupts import with_all
 from ..layers.drift import MOST_PATHS, Drift
 from ..policy.paths import WORKSPACE_PATH
@@ -97,7 +98,9 @@ class WorkspaceMethods:
         self,
         paths: Collection[str] | None = None,
         *,
+        to: str | PathLike[str] | None = None,
         on_conflict: OnConflict = "refuse",
+        allow: Collection[str] = (),
         allow_protected: bool = False,
         progress: Callable[[int, int], object] | None = None,
     ) -> Committed:
@@ -105,15 +108,24 @@ class WorkspaceMethods:
 
         Before anything is written, CommitRefused lists every file that changed on the host
         meanwhile (`on_conflict` "overwrite", or a function that decides for each, goes on), and
-        protected names and new programs (`allow_protected` takes them). `progress` is called with
-        how many of how many files are done.
+        protected names and new programs (`allow` names those that are fine this once, as paths
+        below the workspace or globs of them; `allow_protected` takes all). `progress` is called with how
+        many of how many files are done. `to` is another directory to write to: there, each file that would
+        be replaced is a conflict.
         """
 
         def committed(workspace: SandboxWorkspace, sessions: list[Session]) -> Committed:
             # The shell is asked where it is: it must be able to answer.
             chosen = _below(workspace, paths, sessions)
             with workspace.mounts.stopped():
-                return workspace.commit(chosen, on_conflict, allow_protected, progress)
+                return workspace.commit(
+                    chosen,
+                    None if to is None else fspath(to),
+                    on_conflict=on_conflict,
+                    allow=allow,
+                    allow_protected=allow_protected,
+                    progress=progress,
+                )
 
         return self._at_rest(committed)
 
@@ -245,9 +257,17 @@ def _by_tree(
         return None
     _refuse_text(paths)
     try:
-        return workspace.by_tree(paths, sessions[0]._shell.directory())
+        return workspace.by_tree(paths, _directory(workspace, sessions))
     except ValueError as error:
         raise InvalidCall(str(error)) from None
+
+
+def _directory(workspace: SandboxWorkspace, sessions: list[Session]) -> str:
+    """Where the first session is, or if the sandbox has ended by itself, the workspace."""
+    try:
+        return sessions[0]._shell.directory()
+    except SandboxLost:
+        return workspace.mounted_at
 
 
 def _refuse_text(paths: Collection[str] | None) -> None:

@@ -20,6 +20,7 @@ from ...layers.baseline import Baseline
 from ...layers.copied_tree import condense, exchange
 from ...layers.differences import Selection, differences
 from ...layers.discard import bring_back
+from ...layers.host_directory import HostDirectory
 from ...layers.merge import copy_of, flatten
 from ...layers.merged_view import LayerView, OpenLayers
 from ...layers.stack import LayerSnapshot, Stack
@@ -135,7 +136,7 @@ class CopiedWorkspace(SandboxWorkspace):
         baseline: Baseline | None = None,
     ) -> None:
         """Copy `directory` but for what is `hidden`; or begin at `snapshot`, with its `baseline`."""
-        self.directory, self.hidden = directory, tuple(hidden)
+        self.directory, self.hidden = HostDirectory.of(directory), tuple(hidden)
         self.store = copy_store_for(directory) if snapshot is None else snapshot.store
         self._working = begun = self._anew() if snapshot is None else snapshot.stack()
         begun._of = self

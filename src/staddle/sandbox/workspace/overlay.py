@@ -9,6 +9,7 @@ from ...forkserver.client import HomeTree, mounter
 from ...inside.agent.mount_swap import HOME_TREE
 from ...layers.baseline import Baseline
 from ...layers.drift import Drift, drift
+from ...layers.host_directory import HostDirectory
 from ...layers.squash import DEEPEST
 from ...layers.stack import Stack, close_all
 from ...layers.store import Layer
@@ -44,11 +45,14 @@ class OverlayWorkspace(SandboxWorkspace):
         baseline: Baseline | None = None,
     ) -> None:
         """Begin with `directory` as it is (None: empty), or with the `trees` and `baseline` of a snapshot."""
+        directory = None if directory is None else HostDirectory.of(directory)
         if trees is None:
             store = store_for(directory)
             place = directory or empty_directory(store)
             self._start(place, Stack.new(store, [place]), baseline)
             return
+        if directory is not None:
+            directory.check()  # it may have been moved since the snapshot
         workspace = trees[WORKSPACE_PATH]
         self._start(directory or empty_directory(workspace.store), workspace.stack(), baseline)
         try:
@@ -63,6 +67,14 @@ class OverlayWorkspace(SandboxWorkspace):
         self.directory = directory
         self.trees = {WORKSPACE_PATH: LayeredTree(WORKSPACE_PATH, (WORKSPACE_PATH,), stack)}
         self.baseline = baseline or Baseline()
+
+    def _is_there(self) -> bool:
+        """Whether the path of the directory still leads to it: the fork server mounts by that."""
+        return not isinstance(self.directory, HostDirectory) or self.directory.is_there()
+
+    def _check_directory(self) -> None:
+        if isinstance(self.directory, HostDirectory):
+            self.directory.check()
 
     @property
     def stand_in(self) -> str | None:
@@ -157,7 +169,7 @@ class OverlayWorkspace(SandboxWorkspace):
         """Every tree as it is now: frozen, with a new layer mounted on top of each that was written to.
 
         While a program runs, that would go on with the old layers. Then everything is stopped for as long
-        as it takes to copy them.
+        as it takes to copy them; also when the host's directory has been moved: nothing could be mounted.
         """
         frozen: dict[str, LayerSnapshot] = {}
         following: dict[str, Stack] = {}
@@ -168,7 +180,10 @@ class OverlayWorkspace(SandboxWorkspace):
                 else:
                     frozen[root] = tree.freeze(_FEW if self.is_crowded else DEEPEST)
                     following[root] = frozen[root].stack()
-            if not following or self.swap(following, then, alone=True):
+            if self.mounts.are_lost:
+                close_all(following)  # nothing writes to the layers any more
+                return "swap", frozen
+            if not following or (self._is_there() and self.swap(following, then, alone=True)):
                 for tree in self.trees.values():
                     tree.squash_deep()
                 let_catch_up()  # each snapshot leaves something to delete
@@ -226,6 +241,7 @@ class OverlayWorkspace(SandboxWorkspace):
 
     def _put(self, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
         """Mount `stacks` in place of what is there. With `alone`, False when something is in the way."""
+        self._check_directory()
         layers = {root: overlay_dirs(root, stack) for root, stack in stacks.items()}
         return self.mounts.swap(layers, alone=alone)
 

@@ -16,6 +16,7 @@ from ...inside.agent.mount_swap import HOME_TREE
 from ...layers import persistent_store, session_record
 from ...layers.baseline import Baseline
 from ...layers.differences import differences
+from ...layers.host_directory import HostDirectory
 from ...layers.merged_view import OpenLayers
 from ...layers.squash import DEEP
 from ...layers.stack import Stack
@@ -28,12 +29,13 @@ from .stores import empty_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+    from typing import Unpack
 
     from ...forkserver.client import HomeTree
-    from ...layers.commit import Committed
+    from ...layers.commit import CommitOptions, Committed
     from ...layers.drift import Drift
-    from ...layers.review import OnConflict, Review
+    from ...layers.review import Review
     from ...layers.session_record import SessionRecord
     from ...mounts.operations import Operation
     from ...policy import Policy
@@ -70,7 +72,7 @@ class PersistentWorkspace(OverlayWorkspace):
             raise
 
     def _begin(self, name: str, workspace: str | None) -> None:
-        place = workspace or empty_directory(self._store)
+        place = HostDirectory.of(workspace) if workspace else empty_directory(self._store)
         self._start(place, Stack.new(self._store, [place]), None)
         now = time.time()
         inode = os.stat(self.directory).st_ino
@@ -83,7 +85,7 @@ class PersistentWorkspace(OverlayWorkspace):
         self.record = record
         self._store.recorded = record.every_layer
         self._store.sweep()
-        place = record.workspace or empty_directory(self._store)
+        place = HostDirectory.of(record.workspace) if record.workspace else empty_directory(self._store)
         try:
             layers = {name: self._store.existing(name) for name in record.every_layer}
         except OSError as error:
@@ -181,12 +183,11 @@ class PersistentWorkspace(OverlayWorkspace):
     def commit(
         self,
         paths: Collection[str] | None,
-        on_conflict: OnConflict,
-        allow_protected: bool,
-        progress: Callable[[int, int], object] | None,
+        to: str | None = None,
+        **options: Unpack[CommitOptions],
     ) -> Committed:
         """Take changes over to the host; see layers.commit."""
-        done = super().commit(paths, on_conflict, allow_protected, progress)
+        done = super().commit(paths, to, **options)
         self.save()
         return done
 
@@ -235,16 +236,9 @@ class PersistentWorkspace(OverlayWorkspace):
         with OpenLayers(self.stack.view()) as opened:
             return review(opened, paths, self.baseline)
 
-    def take_over(
-        self,
-        paths: Collection[str] | None = None,
-        *,
-        on_conflict: OnConflict = "refuse",
-        allow_protected: bool = False,
-        progress: Callable[[int, int], object] | None = None,
-    ) -> Committed:
+    def take_over(self, paths: Collection[str] | None = None, **options: Unpack[CommitOptions]) -> Committed:
         """Commit while no sandbox has it. After a whole commit it begins anew, with the host as it is."""
-        done = self.commit(paths, on_conflict, allow_protected, progress)
+        done = self.commit(paths, **options)
         if paths is None and not done.kept and not done.left_out:
             self.replace(self.without(None))
         return done

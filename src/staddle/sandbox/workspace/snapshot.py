@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from functools import partial
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
-from ...errors import InvalidCall, LayerError
+from ...errors import InvalidCall, LayerError, SandboxLost
 from ...layers.baseline import Baseline
 from ...layers.drift import MOST_ENTRIES, MOST_PATHS, Drift, drift, now
+from ...layers.host_directory import reach
 from ...layers.stack import LayerSnapshot, Stack, close_all
 from ...policy.paths import WORKSPACE_PATH
 
@@ -271,7 +272,7 @@ def _rebased(known: LayerSnapshot, empty: LayerSnapshot) -> LayerSnapshot:
 
 def _identity(directory: str) -> dict[str, object]:
     """Facts that tell a directory from all others, also on other machines."""
-    found = os.stat(directory)
+    found = os.stat(reach(directory))
     return {
         "path": directory,
         "device": found.st_dev,
@@ -337,12 +338,20 @@ def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str
     """A snapshot of a sandbox whose `sessions` are at rest."""
     if not isinstance(label, str):
         raise InvalidCall(f"the label is {label!r}", why="it is not text")
-    shells = {session.name: session._shell.saved() for session in sessions}
+    shells = {session.name: saved for session in sessions if (saved := _saved(session)) is not None}
     created = now()
     method, trees = workspace.freeze(partial(come_back, sessions))
     made = Snapshot(label, method, trees, workspace.baseline.copy(), shells, created=created)
     history(workspace).add(made)
     return made
+
+
+def _saved(session: NamedShell) -> SavedShell | None:
+    """The state of a session's shell; None if the sandbox has ended by itself, and its shells with it."""
+    try:
+        return session._shell.saved()
+    except SandboxLost:
+        return None
 
 
 def restore(

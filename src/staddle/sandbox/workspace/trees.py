@@ -137,13 +137,21 @@ class MountedTrees:
             raise LayerError("this sandbox has no layers")
         return not self._agent.swap(in_order(trees), partial(self._make, trees), alone=alone)
 
+    @property
+    def are_lost(self) -> bool:
+        """Whether the sandbox has ended by itself: nothing runs in it any more, and nothing will."""
+        return not self._agent.alive
+
     @contextmanager
     def stopped(self) -> Iterator[Callable[[], bool]]:
         """Every process of the sandbox is stopped meanwhile. What is given tells whether that held.
 
         By its cgroup; without one by signals, which a program's timer can undo. One that was paused before
-        stays so.
+        stays so. None is there, if the sandbox has ended by itself.
         """
+        if self.are_lost:
+            yield lambda: True
+            return
         is_paused = self._agent.is_paused
         if self._freezer is not None and self._freezer.freeze():
             try:

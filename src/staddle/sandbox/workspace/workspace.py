@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
-from ...errors import LayerError
+from ...errors import InvalidCall, LayerError
 from ...interrupts import uninterrupted
+from ...layers.baseline import OccupiedBaseline
 from ...layers.change_watch import ChangeWatch
 from ...layers.drift import Drift
+from ...layers.host_directory import HostDirectory
 from ...limits import disk
 from ...policy.paths import WORKSPACE_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
-    from typing import Literal
+    from typing import Literal, Unpack
 
     from ...layers.baseline import Baseline
     from ...layers.changes import Change
-    from ...layers.commit import Committed
-    from ...layers.review import OnConflict
+    from ...layers.commit import CommitOptions, Committed
+    from ...layers.merged_view import LayerView
     from ...layers.stack import LayerSnapshot, Stack
     from .trees import LayeredTree, MountedTrees
 
@@ -137,13 +140,15 @@ class SandboxWorkspace:
     def commit(
         self,
         paths: Collection[str] | None,
-        on_conflict: OnConflict,
-        allow_protected: bool,
-        progress: Callable[[int, int], object] | None,
+        to: str | None = None,
+        **options: Unpack[CommitOptions],
     ) -> Committed:
-        """Take changes over to the host; see layers.commit."""
+        """Take changes over to the host, or to the directory `to`; see layers.commit."""
         from ...layers.commit import commit
 
+        if to is not None:
+            view, baseline = self._elsewhere(to)
+            return commit(view, paths=paths, baseline=baseline, **options)
         if self.stand_in is not None:
             raise LayerError(
                 "there is nothing to commit to",
@@ -151,14 +156,24 @@ class SandboxWorkspace:
                 fix="open it with one",
             )
 
-        return commit(
-            self.stack.view(),
-            paths=paths,
-            baseline=self.baseline,
-            on_conflict=on_conflict,
-            allow_protected=allow_protected,
-            progress=progress,
-        )
+        return commit(self.stack.view(), paths=paths, baseline=self.baseline, **options)
+
+    def _elsewhere(self, to: str) -> tuple[LayerView, Baseline]:
+        """The view of the changes over another directory, and what that had before."""
+        try:
+            target = HostDirectory.of(os.path.realpath(to))
+        except OSError as error:
+            raise InvalidCall(f"{to!r} cannot be committed to", why=error.strerror or str(error)) from None
+        view = self.stack.view().replace(bases=(target,))
+        if isinstance(self.directory, HostDirectory) and self.directory.is_same(target):
+            return view, self.baseline  # it was moved there
+        if self.copy is not None:
+            raise LayerError(
+                "the work cannot be written to another directory",
+                why="the sandbox works in a copy, which says nothing about other directories",
+                fix="snapshot().save(FILE), and Sandbox.from_snapshot(FILE, DIRECTORY)",
+            )
+        return view, OccupiedBaseline()
 
     # ------------------------------------------------------------ snapshots
 

@@ -1,0 +1,84 @@
+"""`HostDirectory`: the path of a directory of the host, which stays that very directory.
+
+A workspace can be renamed or deleted while a sandbox works on it, and another directory can take its path.
+The mount inside still shows the first one. So what is compared, saved or committed must be that one, too.
+"""
+
+from __future__ import annotations
+
+import os
+from weakref import WeakValueDictionary
+
+from ..errors import LayerError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class HostDirectory(str):
+    """A path, with a descriptor of the directory that was there first; it is open as long as this is used."""
+
+    _fd = -1
+    _identity: tuple[int, int]
+
+    @classmethod
+    def of(cls, path: str) -> Self:
+        """The directory that is at `path` now. All of one directory share a descriptor."""
+        if isinstance(path, cls):
+            return path
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            key = (path, found.st_dev, found.st_ino)
+            known = _known.get(key)
+            if isinstance(known, cls):
+                return known
+            made = cls(path)
+            made._fd, fd = fd, -1
+            made._identity = key[1:]
+            _known[key] = made
+            return made
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def is_there(self) -> bool:
+        """Whether its path still leads to it."""
+        try:
+            found = os.stat(self)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
+
+    def is_same(self, other: HostDirectory) -> bool:
+        """Whether the other one is this very directory, by whichever path."""
+        return self._identity == other._identity
+
+    def reach(self) -> str:
+        """A path that leads to it, in this process, wherever it is now."""
+        return str(self) if self.is_there() else f"/proc/self/fd/{self._fd}"
+
+    def check(self, found: os.stat_result | None = None) -> None:
+        """LayerError when its path leads elsewhere now, or when `found`, opened by it, is another one."""
+        if self.is_there() if found is None else (found.st_dev, found.st_ino) == self._identity:
+            return
+        gone = not os.path.exists(self)
+        raise LayerError(
+            f"the workspace {str(self)!r} is {'not there any more' if gone else 'another directory now'}",
+            why="it was moved or deleted on the host since the sandbox was opened",
+            fix="put it back; or take the work elsewhere: diff() lists it, snapshot().save(FILE) keeps it, "
+            "commit(to=DIRECTORY) writes it to another directory",
+        )
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+_known: WeakValueDictionary[tuple[str, int, int], HostDirectory] = WeakValueDictionary()
+
+
+def reach(path: str) -> str:
+    """The path itself, or for a HostDirectory one that leads to it now."""
+    return path.reach() if isinstance(path, HostDirectory) else path
