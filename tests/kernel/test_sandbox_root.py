@@ -232,3 +232,110 @@ def test_a_kept_system_stays_with_the_root_that_wrote_it(state: str, monkeypatch
         Sandbox(keep="one", backend="namespaces")
     with Sandbox(keep="one", backend="namespaces", identity=Identity(uid=0)) as sb:
         sb.run("rm /usr/bin/x", check=True)
+
+
+def test_everything_that_starts_something_takes_a_user() -> None:
+    with Sandbox(backend="namespaces") as sb:
+        sb.run("export COLOUR=red; cd /tmp")
+        look = "id -un; pwd; echo $HOME $COLOUR"
+        with sb.stream(look, user="root") as stream:
+            assert "".join(map(str, stream)) == "root\n/tmp\n/root red\n"
+        assert stream.result is not None
+        assert stream.result.exit_code == 0
+        started = sb.start("id -un; sleep 1000", user="root")
+        assert until(lambda: started.output() == "root\n")
+        session = sb.session("admin", user="root")
+        assert session.run("x=5; id -un; cd /etc; echo 1 > mine").stdout == "root\n"
+        assert session.run("echo $x; pwd; cat mine").stdout == "5\n/etc\n1\n"
+        assert sb.session("admin") is session
+        assert session.run("kill -9 $$").shell_exited
+        assert session.run("id -un; echo $x; pwd").stdout == "root\n5\n/etc\n"
+        with sb.terminal(["id", "-un"], user="root") as terminal:
+            assert terminal.wait(60) == 0
+            assert b"root" in terminal.read(60)
+        assert sb.run("id -un; pwd").stdout == "user\n/tmp\n"
+        sb.session("other")
+        for refused in ("other", "main"):
+            with pytest.raises(InvalidCall, match="not root's"):
+                sb.session(refused, user="root")
+        for call in (sb.stream, sb.start, sb.session, lambda _, user: sb.terminal(["id"], user=user)):
+            with pytest.raises(InvalidCall, match="no user 'admin'"):
+                call("true", user="admin")
+
+
+def test_the_same_awaited() -> None:
+    async def look() -> None:
+        async with AsyncSandbox(backend="namespaces") as sb:
+            async with sb.stream("id -un", user="root") as stream:
+                assert [str(chunk) async for chunk in stream] == ["root\n"]
+            session = await sb.session("admin", user="root")
+            assert (await session.run("id -un")).stdout == "root\n"
+            started = await sb.start(["id", "-un"], user="root")
+            assert await started.wait(60) == 0
+            assert started.output() == "root\n"
+            async with await sb.terminal(["id", "-un"], user="root") as terminal:
+                assert await terminal.wait(60) == 0
+
+    asyncio.run(look())
+
+
+def test_what_a_command_of_root_leaves_in_the_background_goes_on() -> None:
+    with Sandbox(backend="namespaces") as sb:
+        pid = sb.run("sleep 1000 & echo $!", user="root").stdout.strip()
+        assert sb.run(f"kill -0 {pid}; true", user="root").stderr == ""
+        sb.run("setsid sh -c 'while :; do date > /tmp/alive; sleep 0.01; done' &", user="root")
+        assert until(lambda: sb.files.exists("/tmp/alive"))
+        before = sb.files.stat("/tmp/alive").modified
+        assert until(lambda: sb.files.stat("/tmp/alive").modified != before)
+
+
+def test_a_session_of_root_is_not_continued_by_a_fork() -> None:
+    with Sandbox(backend="namespaces") as sb:
+        sb.session("admin", user="root").run("x=1; echo kept > /etc/mine")
+        sb.session("mine").run("x=2")
+        (other,) = sb.fork()
+        with other:
+            assert other.session("mine").run("echo $x; id -un; cat /etc/mine").stdout == "2\nuser\nkept\n"
+            assert other.session("admin", user="root").run("echo $x; id -un").stdout == "\nroot\n"
+
+
+def test_files_as_root() -> None:
+    with Sandbox(backend="namespaces") as sb:
+        files = sb.files.as_user("root")
+        files.write("/etc/mine", "1")
+        assert sb.run("stat -c %U /etc/mine", user="root").stdout == "root\n"
+        files.write("/etc/large", b"x" * 500_000)
+        files.mkdir("/root/deep/er", parents=True)
+        files.write("/root/deep/secret", "2")
+        sb.run("chmod 600 /root/deep/secret; chmod 700 /root/deep", user="root")
+        assert files.read("/root/deep/secret") == "2"
+        if os.geteuid() == 0:  # for an ordinary user of the host one id serves for both
+            with pytest.raises(PermissionError):
+                sb.files.read("/root/deep/secret")
+            with pytest.raises(PermissionError):
+                sb.files.write("/etc/other", "3")
+        assert sb.files.read_bytes("/etc/large") == b"x" * 500_000
+        assert {each.name for each in files.list("/root/deep")} == {"er", "secret"}
+        files.rename("/etc/mine", "/etc/yours")
+        files.remove("/root/deep", recursive=True)
+        assert not files.exists("/root/deep")
+        assert sb.files.as_user("user").read("/etc/yours") == "1"
+        with pytest.raises(InvalidCall, match="no user 'admin'"):
+            sb.files.as_user("admin")
+
+    async def look() -> None:
+        async with AsyncSandbox(backend="namespaces") as sb:
+            await sb.files.as_user("root").write("/etc/mine", "1")
+            assert await sb.files.read("/etc/mine") == "1"
+            with pytest.raises(InvalidCall, match="no user 'admin'"):
+                await sb.files.as_user("admin").read("/etc/mine")
+
+    asyncio.run(look())
+
+
+def test_the_file_server_of_root_cannot_do_more_than_root_inside() -> None:
+    with Sandbox(backend="namespaces") as sb:
+        files = sb.files.as_user("root")
+        for path in ("/proc/sys/kernel/hostname", "/sys/power/state", "/proc/sysrq-trigger"):
+            with pytest.raises(OSError, match=r"denied|Read-only|permitted|No such|Invalid"):
+                files.write(path, "x")

@@ -76,6 +76,7 @@ class SandboxTemplate:
             confine=confinement.confine,
             started=confinement.started,
             become_root=confinement.become_root,
+            confine_root=confinement.confine_root,
         )
 
 

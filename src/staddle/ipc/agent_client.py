@@ -67,11 +67,17 @@ class AgentClient:
             return opened_shell(self._receive(_STARTING_PATIENCE), "the sandbox could not be made")
 
     def shell(
-        self, environment: Mapping[str, str], directory: str, program: str = "/bin/bash"
+        self,
+        environment: Mapping[str, str],
+        directory: str,
+        program: str = "/bin/bash",
+        *,
+        root: bool = False,
     ) -> OpenedShell:
-        """Start another shell."""
+        """Start another shell. With `root`, it is the sandbox's root."""
+        kind = agent_messages.SHELL_ROOT if root else agent_messages.SHELL
         request = agent_messages.encode(
-            agent_messages.SHELL, os.fsencode(program), _environment(environment), os.fsencode(directory)
+            kind, os.fsencode(program), _environment(environment), os.fsencode(directory)
         )
         return opened_shell(self._ask(request, patience=_STARTING_PATIENCE))
 
@@ -106,9 +112,13 @@ class AgentClient:
         socket, *master = message.descriptors
         return SpawnedProcess(message.fields[0], socket, master[0] if master else -1)
 
-    def start_file_server(self, socket: int, code: int) -> SpawnedProcess:
-        """Start a file server on `socket`, made of the memory file `code`; both stay the caller's."""
-        message = self._ask(agent_messages.encode(agent_messages.FILE_SERVER), (socket, code))
+    def start_file_server(self, socket: int, code: int, *, root: bool = False) -> SpawnedProcess:
+        """Start a file server on `socket`, made of the memory file `code`; both stay the caller's.
+
+        With `root`, it is the sandbox's root.
+        """
+        kind = agent_messages.FILE_SERVER_ROOT if root else agent_messages.FILE_SERVER
+        message = self._ask(agent_messages.encode(kind), (socket, code))
         if message.kind != agent_messages.STARTED or len(message.descriptors) != 1:
             raise refused(message, "the sandbox's files cannot be reached")
         return SpawnedProcess(message.fields[0], message.descriptors[0])

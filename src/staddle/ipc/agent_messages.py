@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # To the agent, on the main socket.
 SHELL = b"S"  # program, environment, directory
+SHELL_ROOT = b"Q"  # the same, as the root of the sandbox
 SPAWN = b"P"  # argv, environment, directory, rows, columns; three descriptors, or rows and columns
 SPAWN_WHOLE = b"T"  # the same; when the program has ended, all that it started is ended, too
 SPAWN_ROOT = b"R"  # the same, as the root of the sandbox
@@ -33,6 +34,7 @@ SWAP = (
     b"w"  # whether nobody else may be in it, the roots of trees; a socket on which what is to be there comes
 )
 FILE_SERVER = b"c"  # the socket of a file server, and its code: a process that looks after files
+FILE_SERVER_ROOT = b"C"  # the same, as the root of the sandbox
 NETWORK = b"N"  # a socket for the sandbox's network: its sockets come on it, and it takes wishes
 LOOK = b"v"  # who holds limits that the kernel does not is to look now, and tell
 END_ALL = b"K"  # everything in the sandbox but the agent ends, shells, too
@@ -69,6 +71,7 @@ _SPENT = (int,) * 6
 #: The fields of each, as wire.py describes shapes, and how many descriptors may come along.
 SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     SHELL: ((bytes, [bytes], bytes), (0,)),
+    SHELL_ROOT: ((bytes, [bytes], bytes), (0,)),
     SPAWN: (([bytes], [bytes], bytes, int, int), (0, 3)),
     SPAWN_WHOLE: (([bytes], [bytes], bytes, int, int), (3,)),
     SPAWN_ROOT: (([bytes], [bytes], bytes, int, int), (0, 3)),
@@ -87,6 +90,7 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     SWAP: ((int, [bytes]), (1,)),
     SWAPPED: ((), (0,)),
     FILE_SERVER: ((), (2,)),
+    FILE_SERVER_ROOT: ((), (2,)),
     PAUSE: ((int,), (0,)),
     PAUSED: ((int, int), (0,)),
     END_ALL: ((), (0,)),

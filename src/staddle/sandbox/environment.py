@@ -126,7 +126,7 @@ class SandboxEnvironment(EnvironmentBase):
         name = relative(path)
         self._refuse_unwritable(name)
         with files.named(name):
-            files.put(self._inside(), content, file_messages.WRITE_BENEATH, *self._words(name))
+            files.put(self._inside().file_client, content, file_messages.WRITE_BENEATH, *self._words(name))
 
     def remove_file(self, path: AnyPath) -> None:
         """Remove a file; a link is removed itself."""

@@ -51,8 +51,9 @@ class FileAnswer:
 class FileClient:
     """Sends requests to the file server of one sandbox. Thread-safe: one request at a time."""
 
-    def __init__(self, agent: AgentClient) -> None:
-        self._agent = agent
+    def __init__(self, agent: AgentClient, *, root: bool = False) -> None:
+        """With `root`, the server is the sandbox's root."""
+        self._agent, self._root = agent, root
         #: The lock of the server. While it is held, the host program does nothing to files inside.
         self.turn = threading.RLock()
         self._socket: _socket.socket | None = None
@@ -235,7 +236,7 @@ class FileClient:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         code = memory_file(_code[0])
         try:
-            self._process = self._agent.start_file_server(theirs.fileno(), code)
+            self._process = self._agent.start_file_server(theirs.fileno(), code, root=self._root)
         except BaseException:
             ours.close()
             raise

@@ -18,12 +18,14 @@ import stat
 from .._value import Value
 from ..errors import InvalidCall
 from ..ipc import file_messages
+from .spawn import is_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import IO, Literal, Protocol
 
+    from .file_client import FileClient
     from .open_sandbox import OpenSandbox
 
     AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -66,8 +68,13 @@ class FileInfo(Value):
 class Files:
     """The files of one sandbox. File errors are Python's own; everything may be called from any thread."""
 
-    def __init__(self, sandbox: Owner) -> None:
-        self._sandbox = sandbox
+    def __init__(self, sandbox: Owner, user: str | None = None) -> None:
+        self._sandbox, self._user = sandbox, user
+
+    def as_user(self, user: str | None) -> Files:
+        """The same files as another user sees them: "root", with the rights of the sandbox's root."""
+        self._client(self._sandbox._now(), user)  # refuses who is not there
+        return Files(self._sandbox, user)
 
     # ------------------------------------------------------------ content
 
@@ -86,7 +93,7 @@ class Files:
         """The file, to be read piece by piece, however large it is. Pipes and devices are refused."""
         inside, name = self._at(path)
         with named(path):
-            return open(inside.file_client.open(file_messages.OPEN, name), "rb")
+            return open(self._client(inside).open(file_messages.OPEN, name), "rb")
 
     def write(self, path: AnyPath, content: Content, *, parents: bool = False) -> None:
         """Put `content` (text, bytes, or a binary file that is read to its end) at `path`.
@@ -98,7 +105,7 @@ class Files:
         """
         inside, name = self._at(path)
         with named(path):
-            put(inside, content, file_messages.WRITE, name, numbers=(int(parents),))
+            put(self._client(inside), content, file_messages.WRITE, name, numbers=(int(parents),))
         inside.pass_over()
 
     # ------------------------------------------------------------ listing
@@ -107,7 +114,7 @@ class Files:
         """List a directory, sorted by name. Links are listed as links."""
         inside, name = self._at(path)
         with named(path):
-            rows = inside.file_client.ask(file_messages.LIST, name).rows
+            rows = self._client(inside).ask(file_messages.LIST, name).rows
         found = [_info(row) for row in rows if row[0] and b"/" not in row[0] and row[0] not in (b".", b"..")]
         return sorted(found, key=lambda each: each.name)
 
@@ -127,7 +134,7 @@ class Files:
         """Return the facts about a file."""
         inside, name = self._at(path)
         with named(path):
-            rows = inside.file_client.ask(file_messages.STATUS, name, numbers=(int(follow_symlinks),)).rows
+            rows = self._client(inside).ask(file_messages.STATUS, name, numbers=(int(follow_symlinks),)).rows
         if len(rows) != 1:
             raise OSError(errno.EIO, os.strerror(errno.EIO), os.fsdecode(path))
         return _info((os.path.basename(name.rstrip(b"/")) or b"/", *rows[0][1:]))
@@ -143,9 +150,9 @@ class Files:
         absolute = pattern.startswith("/")
         inside, directory = self._at("/" if absolute else ".")
         with named(pattern):
-            rows = inside.file_client.ask(
-                file_messages.GLOB, directory, os.fsencode(pattern.lstrip("/"))
-            ).rows
+            rows = (
+                self._client(inside).ask(file_messages.GLOB, directory, os.fsencode(pattern.lstrip("/"))).rows
+            )
         return checked_names(rows, "/" if absolute else "")
 
     # ------------------------------------------------------------ changes
@@ -154,7 +161,7 @@ class Files:
         """Make a directory; with `parents` also those above, and it may be there already."""
         inside, name = self._at(path)
         with named(path):
-            inside.file_client.ask(file_messages.MAKE, name, numbers=(int(parents),))
+            self._client(inside).ask(file_messages.MAKE, name, numbers=(int(parents),))
         inside.pass_over()
 
     def rename(self, old: AnyPath, new: AnyPath, *, replace: bool = False) -> None:
@@ -162,18 +169,22 @@ class Files:
         inside, name = self._at(old)
         _, other = self._at(new)
         with named(old):
-            inside.file_client.ask(file_messages.RENAME, name, other, numbers=(int(replace),))
+            self._client(inside).ask(file_messages.RENAME, name, other, numbers=(int(replace),))
         inside.pass_over()
 
     def remove(self, path: AnyPath, *, recursive: bool = False) -> None:
         """Remove a file, or a link itself; with `recursive` also a directory with all that is in it."""
         inside, name = self._at(path)
         with named(path):
-            inside.file_client.ask(file_messages.REMOVE, name, numbers=(int(recursive),))
+            self._client(inside).ask(file_messages.REMOVE, name, numbers=(int(recursive),))
         inside.pass_over()
 
     def __repr__(self) -> str:
         return f"<Files of {self._sandbox!r}>"
+
+    def _client(self, inside: OpenSandbox, user: str | None = None) -> FileClient:
+        """The client of the file server that has this user's rights."""
+        return inside.root_file_client if is_root(inside, user or self._user) else inside.file_client
 
     def _at(self, path: AnyPath) -> tuple[OpenSandbox, bytes]:
         """The sandbox as it is now, and `path` from its root."""
@@ -210,7 +221,7 @@ def encoded(path: AnyPath) -> bytes:
 
 
 def put(
-    inside: OpenSandbox,
+    client: FileClient,
     content: Content,
     operation: bytes,
     *words: bytes,
@@ -230,15 +241,15 @@ def put(
                 f"the content is {type(content).__name__}", why="it is neither text, bytes nor a binary file"
             ) from None
         if whole.nbytes <= file_messages.INLINE:
-            inside.file_client.ask(operation, *words, whole.tobytes(), numbers=numbers)
+            client.ask(operation, *words, whole.tobytes(), numbers=numbers)
             return
         pieces: Iterator[bytes | memoryview] = (
             whole[at : at + _CHUNK] for at in range(0, whole.nbytes, _CHUNK)
         )
     else:
         pieces = _pieces(content)
-    with inside.file_client.turn:
-        sending = inside.file_client.send(operation, *words, numbers=numbers)
+    with client.turn:
+        sending = client.send(operation, *words, numbers=numbers)
         try:
             for piece in pieces:
                 sending.write(piece)
@@ -255,9 +266,10 @@ def _pieces(source: ByteSource) -> Iterator[bytes | memoryview]:
 
 
 def within(file: IO[bytes], limit: int, path: AnyPath) -> bytes:
-    """Read all of a file, of no more than `limit` bytes."""
+    """Read all of a file, of no more than `limit` bytes. Nothing is read of one that says it is larger."""
     data = bytearray()
-    while len(data) <= limit:
+    is_larger = os.fstat(file.fileno()).st_size > limit
+    while not is_larger and len(data) <= limit:
         piece = file.read(min(_CHUNK, limit + 1 - len(data)))
         if not piece:  # nothing, or nothing yet: a file of the system that waits is not waited for
             return bytes(data)

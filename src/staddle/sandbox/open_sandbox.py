@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+from itertools import count
 from weakref import WeakSet
 
-from ..errors import SessionError
+from ..errors import InvalidCall, SessionError
 from ..shell.idle import FILE_ROOM, TO_OPEN, TO_START
 from ..shell.shell import Shell
 from ..shell.usage_meter import SandboxMeter, UsageMeter
 from .file_client import FileClient
+from .open import as_root
 from .open.open import open_agent
 from .processes import EndedProcess, ProcessList
 from .session import Session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ..events import Event
     from ..layers.changes import Change
@@ -24,11 +26,13 @@ if TYPE_CHECKING:
     from .execution import Execution
     from .open.open import SandboxHandle
     from .open.settings import SandboxSettings
+    from .session import SessionState
     from .terminal import Terminal
     from .workspace.snapshot import Snapshot
 
 #: The session that every sandbox has.
 MAIN = "main"
+_NUMBERS = count(1)
 #: All that are open in this process.
 _EVERY: WeakSet[OpenSandbox] = WeakSet()
 
@@ -38,6 +42,7 @@ def _after_fork() -> None:
     for inside in list(_EVERY):
         inside.agent.forsake()
         inside.file_client.forsake()
+        inside.root_file_client.forsake()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -77,17 +82,39 @@ class OpenSandbox:
         self.terminals: list[Terminal] = []
         self.processes = ProcessList()
         self.file_client = FileClient(self.agent)
+        self.root_file_client = FileClient(self.agent, root=True)  # starts nothing before it is asked
         _EVERY.add(self)
 
-    def session(self, name: str) -> Session:
-        """The named session, made if need be."""
+    def session(self, name: str, *, root: bool = False) -> Session:
+        """The named session, made if need be; with `root`, the sandbox's root's."""
         found = self.named.get(name)
         if found is None:
-            with FILE_ROOM.reserve(TO_START):
-                started = self.agent.shell(self._environment, self._directory, self.bash)
-                shell = Shell(self.agent, started, meter=self.meter())
-            found = self.named[name] = Session(name, shell, self.limits, self._forget, self.side_effects)
+            environment = as_root.variables(self._environment) if root else self._environment
+            found = self._add_session(name, environment, self._directory, root=root)
+        if root and not found._is_root:
+            raise InvalidCall(
+                f"the session {name!r} is not root's",
+                why="it was made without user='root'",
+                fix="choose another name",
+            )
         return found
+
+    def root_session(self, context: SessionState) -> Session:
+        """A session of the sandbox's root for one command, where another session is."""
+        name = f"root-{next(_NUMBERS)}"
+        made = self._add_session(name, as_root.variables(context.env), context.cwd, root=True)
+        made._is_single = True
+        return made
+
+    def _add_session(
+        self, name: str, environment: Mapping[str, str], directory: str, *, root: bool
+    ) -> Session:
+        with FILE_ROOM.reserve(TO_START):
+            started = self.agent.shell(environment, directory, self.bash, root=root)
+            shell = Shell(self.agent, started, meter=self.meter())
+        made = self.named[name] = Session(name, shell, self.limits, self._forget, self.side_effects)
+        made._is_root = root
+        return made
 
     def _forget(self, session: Session) -> None:
         self.named.pop(session.name, None)
@@ -117,6 +144,7 @@ class OpenSandbox:
             or self.processes.running
             or any(not terminal.closed for terminal in self.terminals)
             or self.file_client.busy
+            or self.root_file_client.busy
         )
 
     def pause(self) -> None:
@@ -173,6 +201,7 @@ class OpenSandbox:
         for execution in list(self.executions):
             execution.close()
         self.file_client.close()
+        self.root_file_client.close()
         try:
             for session in self.every_session():
                 session.close()

@@ -125,9 +125,15 @@ class Sandbox(WorkspaceMethods):
         command_bytes(command)
         return self._executed(command, (inside.bash, "-c", command), options, root=True)
 
-    def stream(self, command: str, **options: Unpack[StreamOptions]) -> Stream:
-        """Run `command` in the sandbox's own session, and read what it prints as it comes."""
-        return self._now().main.stream(command, **options)
+    def stream(self, command: str, *, user: str | None = None, **options: Unpack[StreamOptions]) -> Stream:
+        """Run `command` in the sandbox's own session, and read what it prints as it comes.
+
+        With `user="root"` as in `run`, but what it left in the background ends with it.
+        """
+        inside = self._now()
+        if not spawn.is_root(inside, user):
+            return inside.main.stream(command, **options)
+        return inside.root_session(inside.main._exec_context).stream(command, **options)
 
     def exec(self, argv: Sequence[str], *, user: str | None = None, **options: Unpack[RunOptions]) -> Result:
         """Run a program with exactly these arguments, without a shell, where the session is.
@@ -154,13 +160,14 @@ class Sandbox(WorkspaceMethods):
         *,
         cwd: str | PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> Process:
         """Start `command`, shell text or a list of arguments, in the background, where the session is.
 
         It has the session's exported variables and no timeout; it ends with the sandbox.
         """
         inside = self._now()
-        return spawn.background(inside, command, cwd, env, inside.main._exec_context)
+        return spawn.background(inside, command, cwd, env, inside.main._exec_context, user=user)
 
     def processes(self) -> list[Process | Job]:
         """List what was started, and the jobs that commands left behind; also those that ended lately."""
@@ -176,10 +183,12 @@ class Sandbox(WorkspaceMethods):
         term: str = "xterm-256color",
         cwd: str | PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> Terminal:
         """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
         inside, options = self._now(), {"term": term, "cwd": cwd, "env": env}
-        return spawn.open_terminal(inside, argv, rows, cols, context=inside.main._exec_context, **options)
+        context = inside.main._exec_context
+        return spawn.open_terminal(inside, argv, rows, cols, context=context, user=user, **options)
 
     def interrupt(self) -> None:
         """End the commands that run now, in every session; processes in the background go on."""
@@ -261,13 +270,19 @@ class Sandbox(WorkspaceMethods):
 
     # ------------------------------------------------------------ the whole
 
-    def session(self, name: str) -> Session:
-        """The session of that name: another shell in the same sandbox, made when it is first asked for."""
+    def session(self, name: str, *, user: str | None = None) -> Session:
+        """The session of that name: another shell in the same sandbox, made when it is first asked for.
+
+        With `user="root"` it is the sandbox's root's. Such a session is not part of snapshots.
+        """
         if not isinstance(name, str) or not name:
             raise InvalidCall(f"the session's name is {name!r}", fix="give it a short text")
         with self._lock:
             inside = self._now()
-            return inside.main if name == MAIN else inside.session(name)
+            root = spawn.is_root(inside, user)
+            if name == MAIN and root:
+                raise InvalidCall(f"the session {MAIN!r} is not root's", fix="choose another name")
+            return inside.main if name == MAIN else inside.session(name, root=root)
 
     def reset(self) -> None:
         """Begin anew: a fresh sandbox takes the place of this one, with nothing left of what was in it.

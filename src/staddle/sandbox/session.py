@@ -58,6 +58,8 @@ class Session:
         self._on_close = on_close
         self._side_effects = side_effects
         self._closed = self._ended = False
+        #: Whether it is the sandbox's root's, and whether it ends with its first command.
+        self._is_root = self._is_single = False
         self._stream: ReferenceType[Stream] | None = None
         self._busy: set[int] = set()  # the threads that have a command here
         self._history: deque[str] = deque(maxlen=_REMEMBERED)
@@ -238,7 +240,10 @@ class Session:
             while len(self._jobs) > _REMEMBERED_JOBS:
                 del self._jobs[next(iter(self._jobs))]
         spec.side_effects = self._side_effects
-        return spec.result(outcome)
+        result = spec.result(outcome)
+        if self._is_single:
+            self.close()
+        return result
 
     def _entering(self) -> int:
         """Return this thread, for `_busy`. Raises SessionBusy if it has a command here already."""

@@ -17,7 +17,7 @@ from .terminal import Terminal, size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..ipc.agent_client import SpawnedProcess
     from .capture import CapturedCommand
@@ -38,7 +38,7 @@ def execution(
 ) -> Execution:
     """Start a program in the foreground."""
     spec.side_effects = inside.side_effects
-    variables = as_root.variables(context.env) if spec.as_root else context.env
+    variables = _exported(context, spec.as_root)
     with FILE_ROOM.reserve(TO_START):
         return Execution(
             inside.agent,
@@ -54,21 +54,28 @@ def execution(
 
 
 def background(
-    inside: OpenSandbox, command: str | Sequence[str], cwd: object, env: object, context: SessionState
+    inside: OpenSandbox,
+    command: str | Sequence[str],
+    cwd: object,
+    env: object,
+    context: SessionState,
+    *,
+    user: str | None = None,
 ) -> Process:
     """Start a program, or a text for a shell of its own, in the background."""
+    root = is_root(inside, user)
     if isinstance(command, str):
         command_bytes(command)
         argv: tuple[str, ...] = (inside.bash, "-c", command)
         shown: str | tuple[str, ...] = command
     else:
         argv = shown = arguments.arguments(command)
-    variables = {**context.env, **({} if env is None else arguments.variables(env))}
+    variables = {**_exported(context, root), **({} if env is None else arguments.variables(env))}
     directory = _directory(context, None if cwd is None else arguments.directory(cwd))
     with FILE_ROOM.reserve(TO_START):
         streams = Streams(inside.uid, with_stdin=True)
         try:
-            spawned = inside.agent.spawn(argv, variables, directory, stdio=streams.theirs)
+            spawned = inside.agent.spawn(argv, variables, directory, stdio=streams.theirs, root=root)
         except BaseException:
             streams.close()
             raise
@@ -88,8 +95,10 @@ def open_terminal(
     cwd: object,
     env: object,
     context: SessionState,
+    user: str | None = None,
 ) -> Terminal:
     """Start a program, or an interactive shell, on a new PTY."""
+    root = is_root(inside, user)
     size(high, wide)
     words = (inside.bash, "-i") if argv is None else arguments.arguments(argv)
     variables = arguments.variables({"TERM": term, **({} if env is None else dict(env))})  # type: ignore[call-overload]
@@ -97,9 +106,10 @@ def open_terminal(
     with FILE_ROOM.reserve(TO_START):
         spawned = inside.agent.spawn(
             words,
-            {**prompt, **context.env, **variables},
+            {**prompt, **_exported(context, root), **variables},
             _directory(context, None if cwd is None else arguments.directory(cwd)),
             terminal=(high, wide),
+            root=root,
         )
     made = Terminal(spawned, high, wide)
     inside.terminals = [*(known for known in inside.terminals if not known.closed), made]
@@ -110,6 +120,11 @@ def spawn(inside: OpenSandbox, argv: Sequence[str], stdio: tuple[int, int, int])
     """Start a program on these descriptors of ours, where the main session is."""
     context = inside.main._exec_context
     return inside.agent.spawn(arguments.arguments(argv), context.env, context.cwd, stdio=stdio)
+
+
+def _exported(context: SessionState, root: bool) -> Mapping[str, str]:
+    """The variables that a program has: those that the session exports, and root's own."""
+    return as_root.variables(context.env) if root else context.env
 
 
 def _directory(context: SessionState, cwd: str | None) -> str:

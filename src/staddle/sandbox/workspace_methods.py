@@ -235,6 +235,7 @@ class WorkspaceMethods:
         turns: list[AbstractContextManager[object]] = [
             *(session._shell.lock() for session in sessions),
             inside.file_client.turn,
+            inside.root_file_client.turn,
         ]
         return with_all(turns, partial(work, _workspace(inside), sessions))
 

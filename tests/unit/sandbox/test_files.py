@@ -48,7 +48,8 @@ class Link:
         self.started = 0
         self.threads: list[threading.Thread] = []
 
-    def start_file_server(self, line: int, code: int) -> Process:
+    def start_file_server(self, line: int, code: int, *, root: bool) -> Process:
+        assert not root
         assert os.fstat(code).st_size > 0
         self.started += 1
         process = Process()
@@ -270,20 +271,22 @@ def test_names_that_lead_elsewhere_are_left_out() -> None:
     assert files.checked_names([row(b"etc")], "/") == ["/etc"]
 
 
-def test_a_file_is_read_within_its_limit() -> None:
-    assert files.within(io.BytesIO(b"12345"), 5, "x") == b"12345"
-    with pytest.raises(OSError, match="more than 4 bytes"):
-        files.within(io.BytesIO(b"12345"), 4, "x")
+def test_a_file_is_read_within_its_limit(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"12345")
+    with open(tmp_path / "x", "rb") as file:
+        assert files.within(file, 5, "x") == b"12345"
+        file.seek(0)
+        with pytest.raises(OSError, match="more than 4 bytes"):
+            files.within(file, 4, "x")
 
 
 def test_content_is_text_bytes_or_a_binary_file() -> None:
     with client_of(lambda line, said: file_messages.send_message(line, file_messages.LAST, ())) as made:
-        inside = type("Inside", (), {"file_client": made})()
         for content in ("text", b"bytes", bytearray(b"x")):
-            files.put(inside, content, file_messages.WRITE, b"/x")
+            files.put(made, content, file_messages.WRITE, b"/x")
         for content in (5, None, ["a"], "\ud800"):
             with pytest.raises(InvalidCall):
-                files.put(inside, content, file_messages.WRITE, b"/x")  # type: ignore[arg-type]
+                files.put(made, content, file_messages.WRITE, b"/x")  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- tar
@@ -347,3 +350,21 @@ def test_member_names_have_one_spelling() -> None:
     for bad in ("/a", "..", "a/../b", "a/.."):
         with pytest.raises(ArchiveRefused):
             plain_name(bad)
+
+
+def test_nothing_is_read_of_a_file_that_says_it_is_too_large(tmp_path: Path) -> None:
+    class Unread:
+        def __init__(self, fd: int) -> None:
+            self.fd = fd
+
+        def fileno(self) -> int:
+            return self.fd
+
+        def read(self, size: int) -> bytes:
+            raise AssertionError(f"{size} bytes are read")
+
+    with open(tmp_path / "large", "wb+") as file:
+        file.truncate(1001)
+        with pytest.raises(OSError, match="more than 1000 bytes"):
+            files.within(Unread(file.fileno()), 1000, "large")  # type: ignore[arg-type]
+        assert files.within(file, 1001, "large") == bytes(1001)

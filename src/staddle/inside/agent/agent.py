@@ -62,17 +62,19 @@ class SandboxAgent:
         confine: Callable[[], None] | None = None,
         started: Callable[[int], None] = lambda _: None,
         become_root: Become | None = None,
+        confine_root: Callable[[], None] | None = None,
     ) -> None:
         """`become` confines a child of ours and execs in it; see processes.start. `confine` only confines.
 
         `started` is called with each child, which may wait for that. `become_root` is as `become`,
-        for the root of the sandbox.
+        for the root of the sandbox, and so is `confine_root`.
 
         `user` is whose the terminals are, if not ours. `swap` puts trees in the place of the present
         ones, and `tidy` follows when there is time; see mount_swap.Trees.
         """
         self._become, self._confine, self._started = become, confine, started
         self._user, self._swap, self._tidy, self._become_root = user, swap, tidy, become_root
+        self._confine_root = confine_root
         self._wishes: dict[int, _socket.socket] = {}
         self._later: list[int] = []  # to be closed when there is nothing else to do
         self._shells = 0
@@ -104,9 +106,13 @@ class SandboxAgent:
         self.announce(*self.start_shell(program, environment, directory))
 
     def start_shell(
-        self, program: bytes, environment: tuple[bytes, ...], directory: bytes
+        self,
+        program: bytes,
+        environment: tuple[bytes, ...],
+        directory: bytes,
+        become: Become | None = None,
     ) -> tuple[bytes, tuple[int, ...]]:
-        """Start a shell; (its announcement, the descriptors to hand over).
+        """Start a shell, as the sandbox's user or by `become`; (its announcement, descriptors to hand over).
 
         All of these but its files are to be closed: its socket, the pipe of its commands and a handle of it.
         """
@@ -122,8 +128,8 @@ class SandboxAgent:
             )
             os.write(commands, greeting(files.paths()))
             self._count.leave_out_one()
-            child, theirs = self._start(spec, files, self._become)
-            child.again = (program, environment, directory)
+            child, theirs = self._start(spec, files, become or self._become)
+            child.again = (program, environment, directory, become)
             said = agent_messages.encode(agent_messages.OPENED, child.pid, files.paths())
             return said, (theirs.detach(), commands, *files.descriptors(), *usage.handle(child.pid))
         except BaseException:
@@ -232,12 +238,17 @@ class SandboxAgent:
         """Serve a request of the main socket."""
         if message.kind == agent_messages.SHELL:
             self.open_shell(*message.fields)
+        elif message.kind == agent_messages.SHELL_ROOT and self._become_root is not None:
+            program, environment, directory = message.fields
+            self.announce(*self.start_shell(program, environment, directory, self._become_root))
         elif message.kind in (agent_messages.SPAWN, agent_messages.SPAWN_WHOLE):
             self._spawn(message, self._become)
         elif message.kind == agent_messages.SPAWN_ROOT and self._become_root is not None:
             self._spawn(message, self._become_root)
         elif message.kind == agent_messages.FILE_SERVER and self._confine is not None:
             self._start_file_server(self._confine, *message.descriptors)
+        elif message.kind == agent_messages.FILE_SERVER_ROOT and self._confine_root is not None:
+            self._start_file_server(self._confine_root, *message.descriptors)
         elif message.kind == agent_messages.LOOK and self.watch is not None:
             self.watch.look(gone=1)  # the command that failed
             self._main.send(agent_messages.encode(agent_messages.LOOKED))

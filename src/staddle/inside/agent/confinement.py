@@ -96,13 +96,7 @@ class ProcessConfinement:
         self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes
     ) -> NoReturn:
         """As `become`, but as the sandbox's root, with ROOT_RIGHTS."""
-        self._enter_groups()
-        if self._whose:
-            self._join()
-            process.become(0, 0)
-        else:
-            enter_alone()
-        process.keep_capabilities(ROOT_RIGHTS)
+        self._enter_as_root()
         spec = self._spec(argv, environment, directory)
         become_command(spec, None, -1, guardian=0, last=self._look_as_root, kept=ROOT_RIGHTS)
 
@@ -111,6 +105,21 @@ class ProcessConfinement:
         self._enter()
         confine(self._spec((), (), b"/"), None, guardian=0)
         self._look()
+
+    def confine_root(self) -> None:
+        """As `confine`, but as the sandbox's root, with ROOT_RIGHTS."""
+        self._enter_as_root()
+        confine(self._spec((), (), b"/"), None, guardian=0, kept=ROOT_RIGHTS)
+        self._look_as_root()
+
+    def _enter_as_root(self) -> None:
+        self._enter_groups()
+        if self._whose:
+            self._join()
+            process.become(0, 0)
+        else:
+            enter_alone()
+        process.keep_capabilities(ROOT_RIGHTS)
 
     def _enter(self, kept: int = 0) -> None:
         self._enter_groups()

@@ -42,7 +42,7 @@ class Child:
     def __init__(self, pid: int, socket: QueuedSocket, files: ChannelFiles | None) -> None:
         self.pid, self.socket, self.files = pid, socket, files
         self.ending = process_tree.Ending(pid)
-        self.again: tuple[bytes, tuple[bytes, ...], bytes] = (b"", (), b"")
+        self.again: tuple[bytes, tuple[bytes, ...], bytes, Become | None] = (b"", (), b"", None)
         self.is_file_server = False  # a process of ours: a swap of trees need not wait for it
         self.is_ours = False  # our process of a SPAWN_WHOLE, with the program below it
         self.ended = False

@@ -57,11 +57,16 @@ def _close(made: IO[bytes] | socket) -> None:
 class AsyncFiles:
     """The files inside, as the sandbox's own user sees them. Each call is that of `Files`, in a thread."""
 
-    def __init__(self, sandbox: Callable[[], Coroutine[Any, Any, Sandbox]]) -> None:
-        self._sandbox = sandbox
+    def __init__(self, sandbox: Callable[[], Coroutine[Any, Any, Sandbox]], user: str | None = None) -> None:
+        self._sandbox, self._user = sandbox, user
+
+    def as_user(self, user: str | None) -> AsyncFiles:
+        """The same files as another user sees them; see `Files.as_user`."""
+        return AsyncFiles(self._sandbox, user)
 
     async def _opened(self) -> Files:
-        return (await self._sandbox()).files
+        files = (await self._sandbox()).files
+        return files if self._user is None else await in_thread(files.as_user, self._user)
 
     read = awaited(Files.read)
     read_bytes = awaited(Files.read_bytes)
@@ -150,9 +155,14 @@ class AsyncSandbox:
         command_bytes(command)
         return await self._executed(command, (self._inside.bash, "-c", command), options, root=True)
 
-    def stream(self, command: str, **options: Unpack[StreamOptions]) -> AsyncStream:
+    def stream(
+        self, command: str, *, user: str | None = None, **options: Unpack[StreamOptions]
+    ) -> AsyncStream:
         """Run `command`, when the iteration begins, and iterate over what it prints as it comes."""
-        return self._session_of(self._inside.main).stream(command, **options)
+        inside = self._inside
+        if not spawn.is_root(inside, user):
+            return self._session_of(inside.main).stream(command, **options)
+        return self._session_of(inside.root_session(inside.main._exec_context)).stream(command, **options)
 
     async def exec(
         self, argv: Sequence[str], *, user: str | None = None, **options: Unpack[RunOptions]
@@ -184,12 +194,15 @@ class AsyncSandbox:
         *,
         cwd: str | PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> AsyncProcess:
         """Start `command`, shell text or a list of arguments, in the background; see `Sandbox.start`."""
         from .processes import AsyncProcess
 
         context = await (await self._main())._exec_context()
-        return AsyncProcess(await in_thread(spawn.background, self._inside, command, cwd, env, context))
+        return AsyncProcess(
+            await in_thread(lambda: spawn.background(self._inside, command, cwd, env, context, user=user))
+        )
 
     async def processes(self) -> list[AsyncProcess | Job]:
         """List the programs that were started, and the jobs that commands left; see `Sandbox.processes`."""
@@ -209,6 +222,7 @@ class AsyncSandbox:
         term: str = "xterm-256color",
         cwd: str | PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> AsyncTerminal:
         """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
         from .processes import AsyncTerminal
@@ -216,7 +230,7 @@ class AsyncSandbox:
         context = await (await self._main())._exec_context()
         opened = await in_thread(
             lambda: spawn.open_terminal(
-                self._inside, argv, rows, cols, term=term, cwd=cwd, env=env, context=context
+                self._inside, argv, rows, cols, term=term, cwd=cwd, env=env, context=context, user=user
             )
         )
         return AsyncTerminal(opened)
@@ -317,10 +331,10 @@ class AsyncSandbox:
 
     # ------------------------------------------------------------ the whole
 
-    async def session(self, name: str) -> AsyncSession:
+    async def session(self, name: str, *, user: str | None = None) -> AsyncSession:
         """The session of that name, made when it is first asked for."""
         await self._main()
-        return self._session_of(await in_thread(self._now().session, name))
+        return self._session_of(await in_thread(lambda: self._now().session(name, user=user)))
 
     async def reset(self) -> None:
         """Begin anew: a fresh sandbox takes the place of this one; see `Sandbox.reset`."""

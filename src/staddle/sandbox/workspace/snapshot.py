@@ -38,6 +38,8 @@ if TYPE_CHECKING:
         def name(self) -> str: ...
         @property
         def _shell(self) -> Shell: ...
+        @property
+        def _is_root(self) -> bool: ...
 
 
 class Snapshot:
@@ -338,7 +340,9 @@ def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str
     """A snapshot of a sandbox whose `sessions` are at rest."""
     if not isinstance(label, str):
         raise InvalidCall(f"the label is {label!r}", why="it is not text")
-    shells = {session.name: saved for session in sessions if (saved := _saved(session)) is not None}
+    # Root's sessions are not continued: who goes on with a snapshot may not have a root.
+    continued = [session for session in sessions if not session._is_root]
+    shells = {session.name: saved for session in continued if (saved := _saved(session)) is not None}
     created = now()
     method, trees = workspace.freeze(partial(come_back, sessions))
     made = Snapshot(label, method, trees, workspace.baseline.copy(), shells, created=created)
