@@ -167,7 +167,7 @@ def _work(name: str, count: int) -> int:
             run.fail(f"{type(error).__name__}: {error}")
             raise
         finally:
-            found = figures(run.readings, run.done) if part.is_flat and run.readings else []
+            found = figures(run.readings, run.done, part.descriptors) if part.is_flat and run.readings else []
             told = {
                 "done": run.done,
                 "errors": run.errors,

@@ -95,6 +95,6 @@ PARTS = (
         allow_list,
     ),
     Part("cycles-limits", _MANY, "the same with limits; every twentieth fills its disk", limits),
-    Part("cycles-pool", _MANY, "taken from a pool of four and given back", pool),
+    Part("cycles-pool", _MANY, "taken from a pool of four and given back", pool, descriptors=48),
     Part("cycles-single", _MANY, "a single command by `wrap`", single),
 )

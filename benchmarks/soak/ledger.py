@@ -14,8 +14,8 @@ from pathlib import Path
 _PAGE = os.sysconf("SC_PAGESIZE")
 #: prctl: orphans below this process become its children, so that none of them is lost.
 _PR_SET_CHILD_SUBREAPER = 36
-#: Growth beyond these is not flat: bytes of memory, descriptors, threads.
-MEMORY, DESCRIPTORS, THREADS = 4 << 20, 8, 2
+#: Growth beyond these is not flat: bytes of memory, threads.
+MEMORY, THREADS = 4 << 20, 2
 #: Descriptors that an agent closes when it is idle, or when they are this many.
 LATER = 32
 #: In the first so many steps caches and the heap fill: there twice as much memory may be needed.
@@ -64,7 +64,7 @@ class Figure:
         return self.last - self.first <= self.allowance
 
 
-def figures(readings: list[list[Reading]], steps: int) -> list[Figure]:
+def figures(readings: list[list[Reading]], steps: int, descriptors: int) -> list[Figure]:
     """Compare the second quarter of each series with the last; caches fill in the first. The worst counts."""
 
     def figure(name: str, allowance: float) -> Figure:
@@ -75,10 +75,10 @@ def figures(readings: list[list[Reading]], steps: int) -> list[Figure]:
     memory = MEMORY if steps > WARM_UP else 2 * MEMORY
     return [
         figure("memory", memory),
-        figure("descriptors", DESCRIPTORS),
+        figure("descriptors", descriptors),
         figure("threads", THREADS),
         figure("helper_memory", memory),
-        figure("helper_descriptors", DESCRIPTORS + LATER),
+        figure("helper_descriptors", descriptors + LATER),
     ]
 
 

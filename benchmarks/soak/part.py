@@ -93,6 +93,8 @@ class Part:
     least: int = 1
     #: The readings do not apply: it opens ever more on purpose, or its victims are other processes.
     is_flat: bool = True
+    #: By how many descriptors two readings may differ: those of sandboxes that are opened in the background.
+    descriptors: int = 8
 
     def scaled(self, scale: float) -> int:
         return max(self.least, round(self.count * scale))

@@ -39,6 +39,13 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         starts=True,
         only="user",  # as root the place belongs to the fork server, whom nobody is inside
     ),
+    "refusal of a pause that a timer undoes": HostSwitch(
+        Edit("sandbox/open_sandbox.py", "if mark >= 0 and not timers:", "if True:"),
+        "tests/kernel/test_sandbox_limits.py",
+        "continues_itself_is_held",
+        starts=True,
+        only="user",  # root's sandboxes are in groups that the kernel freezes
+    ),
     "review of renames that complete a repository": HostSwitch(
         Edit(
             "layers/review.py",
