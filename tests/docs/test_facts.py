@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from staddle import Identity, Limits, Network, Reason, Sandbox, backends
-from staddle.backends import bwrap, systemd
+from staddle import Identity, Limits, Network, Policy, Reason, Sandbox, backends, wrap
+from staddle.backends import bwrap, landlock, seatbelt, systemd
 from staddle.cli import _COMMANDS, OURS
 from staddle.cli.options import KEEP, RUNNING
+from staddle.enforcement import PROTECTIONS
 from staddle.jail.agents import AGENTS
 from staddle.network.host.gateway_process import GatewayBounds
 from staddle.policy.environment import PRESETS
@@ -158,3 +159,23 @@ def test_examples_for_users_import_public_names_only() -> None:
             used = re.findall(r"^ *(?:from|import) (staddle[\w.]*)", block, re.MULTILINE)
             lost += [f"{page.name}: {name}" for name in used if name not in PUBLIC]
     assert not lost
+
+
+def test_gaps_of_the_backends() -> None:
+    """The table has the gaps that the code declares; guards are one where a policy has any."""
+    plan = wrap(["true"], Policy.agent()).plan
+    declared = {
+        "`landlock`, run by a user": {gap.protection for gap in landlock._as_a_user(plan)} | {"guard"},
+        "`landlock`, run by root": {"metadata", "guard"},
+        "`seatbelt`": set(seatbelt._DOCUMENTED),
+        "`native`": set(PROTECTIONS),
+    }
+    lines = text("security.md").splitlines()
+    start = next(at for at, line in enumerate(lines) if "| `landlock`, run by a user |" in line)
+    heading = [cell.strip() for cell in lines[start].split("|")[1:-1]]
+    found: dict[str, set[str]] = {name: set() for name in heading[1:]}
+    for line in lines[start + 2 : start + 2 + len(PROTECTIONS)]:
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        for name, cell in zip(heading[1:], cells[1:], strict=True):
+            found[name] |= {code(cells[0])[0]} if cell == "**gap**" else set()
+    assert found == {"`namespaces`, `bwrap`, `systemd`": set(), **declared}
