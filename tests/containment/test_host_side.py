@@ -44,7 +44,9 @@ def test_a_test_fails_without(name: str) -> None:
         done = run(source, switch.file, switch.keyword)
     # By what it finds, not because the copy cannot be run at all.
     assert done.returncode == 1, f"no test notices that this protection is gone\n{done.stdout}{done.stderr}"
-    assert any(mark in done.stdout for mark in ("AssertionError", "DID NOT RAISE", "E   assert ")), done.stdout
+    assert any(word in done.stdout for word in ("AssertionError", "DID NOT RAISE", "E   assert ")), (
+        done.stdout
+    )
 
 
 def test_what_is_not_switched_off_has_a_reason() -> None:
