@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.staddle_command import staddle
+from tests.support.staddle_command import COMMAND, environment, staddle
 
 
 @pytest.mark.same_for_everyone
@@ -290,3 +292,21 @@ def test_help_teaches(tmp_path: Path) -> None:
         assert "usage:" in done.stdout
     assert staddle(cwd=tmp_path).returncode == 125
     assert staddle("frobnicate", cwd=tmp_path).returncode == 125
+
+
+@pytest.mark.same_for_everyone
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_change_nothing_else(closed: str, tmp_path: Path) -> None:
+    words = " ".join(map(shlex.quote, [*COMMAND, "run", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]))
+    done = subprocess.run(
+        ["sh", "-c", f"{words} {closed}"],
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 7
+    assert done.stdout == ("" if ">&-" in closed.replace("2>&-", "") else "out\n")
+    assert done.stderr == ("" if "2>&-" in closed else "err\n")

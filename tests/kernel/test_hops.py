@@ -12,7 +12,7 @@ from staddle.mounts import from_plan
 from tests.support.hops import hops
 
 #: As docs/architecture.md has them. Root's sandboxes are in cgroups.
-OPEN, OPEN_AS_ROOT, RUN, RUN_AS_ROOT = 39, 47, 25, 31
+OPEN, OPEN_AS_ROOT, RUN, RUN_AS_ROOT = 40, 48, 25, 31
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from staddle.errors import (
     CommandFailed,
     CommandTimeout,
     InvalidCall,
+    LaunchFailed,
     PolicyError,
     SandboxClosed,
     SessionBusy,
@@ -683,3 +685,41 @@ def test_what_cannot_be_opened_is_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(error):
         Sandbox(**arguments)  # type: ignore[arg-type]
+
+
+def test_output_that_cannot_be_spilled_is_told(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    with Sandbox(policy=Policy.agent().with_limits(output="1K")) as sb:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("staddle.sandbox.capture.write_all", _no_room)
+            result = sb.run("head -c 5000 /dev/zero", spill=full)
+        assert (result.exit_code, result.stdout_spill) == (0, None)
+        assert result.why == "what it printed could not be spilled: No space left on device"
+        assert not list(full.iterdir())
+        assert not sb.run("true", spill=full).why
+
+
+def _no_room(_fd: int, _data: bytes) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("name", ["epoll", "poll"])
+def test_a_program_that_gevent_or_eventlet_patched_is_told_at_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("select." + name)
+    with pytest.raises(LaunchFailed, match="gevent or eventlet has patched"):
+        Sandbox()
+
+
+@pytest.mark.parametrize("error", [BlockingIOError(11, "Resource"), RuntimeError("can't start new thread")])
+def test_a_user_who_may_have_no_more_processes_is_told(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("staddle.sandbox.open_sandbox.open_agent", refuse)
+    with pytest.raises(LaunchFailed, match="no more processes and threads"):
+        Sandbox()

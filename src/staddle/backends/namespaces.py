@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import time
 
 from ..enforcement import Probe, Step
 from ..errors import BackendUnavailable, LaunchFailed, StaddleError
@@ -73,11 +74,18 @@ class Namespaces:
                 _known[who] = self._unusable(found) if isinstance(found, Obstacle) else self._to_be_seen()
 
     def probe(self) -> Probe:
-        """Whether a real sandbox confines as it must: a harmless command in it tells. Tried once."""
+        """Whether a real sandbox confines as it must: a harmless command in it tells.
+
+        Tried once; once more some seconds later if it failed, which it may on a machine that is overloaded.
+        """
         who = os.geteuid()
         with _probing:  # a second caller waits for the first one's answer
-            if who not in _known:
-                _known[who] = self._try()
+            now = time.monotonic()
+            if who not in _known or now > _tried_again.get(who, now):
+                found = _known[who] = self._try()
+                _tried_again.pop(who, None)
+                if not found.usable:
+                    _tried_again[who] = time.monotonic() + _FAILURE_HOLDS
             return _known[who]
 
     def doubt(self) -> bool:
@@ -351,3 +359,6 @@ def _limits(plan: Plan) -> Iterator[Gap]:
 
 #: What was found out, by who asked. Per process.
 _known: dict[int, Probe] = {}
+#: How long a failure is believed, in seconds, and until when those that there were.
+_FAILURE_HOLDS = 5.0
+_tried_again: dict[int, float] = {}

@@ -94,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command() -> NoReturn:
     """The `staddle` command: `main`, and an end without the interpreter taking itself apart first."""
+    _open_standard_streams()
     status = main()
     _leave_nothing()
     try:
@@ -102,6 +103,21 @@ def command() -> NoReturn:
     except OSError:
         status = status or OURS  # the reader of our output is gone
     os._exit(status)
+
+
+def _open_standard_streams() -> None:
+    """Have a null device where our caller left no standard stream (`staddle run … >&-`).
+
+    Else a descriptor of ours would get its number, and be taken for it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - until the end
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _leave_nothing() -> None:

@@ -58,6 +58,11 @@ class Capture:
         if kept.total > self._most:
             raise OutputFlood
 
+    @property
+    def spill_failure(self) -> str:
+        """Why there is no file with all of it, although there should be one; else empty."""
+        return "" if self._spill is None else self._spill.failure
+
     def finish(self) -> tuple[bytes, int, str | None]:
         """Return the bytes that were kept, how many were not, and the file with all of them, if any."""
         kept = self._kept
@@ -78,6 +83,7 @@ class Spill:
         self._path: str | None = None
         self._fd = -1
         self.begun = False
+        self.failure = ""  # why it is not there, if it should be
 
     def write(self, data: bytes) -> None:
         """Append. What cannot be written is not an error of the command."""
@@ -89,7 +95,8 @@ class Spill:
                 self._fd = os.open(self._path, flags, 0o600)
             if self._fd >= 0:
                 write_all(self._fd, data)
-        except OSError:
+        except OSError as error:
+            self.failure = error.strerror or str(error)
             self._give_up()
 
     def finish(self) -> str | None:
@@ -219,8 +226,14 @@ class CapturedCommand(CommandSpec):
             err_dropped,
             out_spill,
             err_spill,
-            outcome.why,
+            self._why(outcome.why),
         )
+
+    def _why(self, why: str) -> str:
+        """The sentence of the result: also that output could not be spilled."""
+        failure = self._out.spill_failure or self._err.spill_failure
+        spilled = f"what it printed could not be spilled: {failure}" if failure else ""
+        return "; ".join(filter(None, (why, spilled)))
 
     def _shown(self) -> str:
         """Return the command, shortened, for events about it."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 from itertools import count
 from weakref import WeakSet
 
-from ..errors import InvalidCall, SessionError
+from ..errors import InvalidCall, LaunchFailed, SessionError
 from ..shell.idle import FILE_ROOM, TO_OPEN, TO_START
 from ..shell.shell import Shell
 from ..shell.usage_meter import SandboxMeter, UsageMeter
@@ -41,8 +42,8 @@ def _after_fork() -> None:
     FILE_ROOM.forget()
     for inside in list(_EVERY):
         inside.agent.forsake()
-        inside.file_client.forsake()
-        inside.root_file_client.forsake()
+        for client in inside.file_clients:
+            client.forsake()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -57,9 +58,24 @@ class OpenSandbox:
 
     def __init__(self, settings: SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self.limits = settings.policy.limits
-        with FILE_ROOM.reserve(TO_OPEN):
-            opened = open_agent(settings, snapshot.new_workspace() if snapshot else None)
-            self._take_over(opened)
+        if not hasattr(select, "epoll") or not hasattr(select, "poll"):
+            raise LaunchFailed(
+                "a sandbox cannot be opened",
+                why="gevent or eventlet has patched this program, and `select` waits for nothing any more",
+                fix="leave out `select` and `thread` when you patch, or open them in a process of their own",
+            )
+        try:
+            with FILE_ROOM.reserve(TO_OPEN):
+                opened = open_agent(settings, snapshot.new_workspace() if snapshot else None)
+                self._take_over(opened)
+        except (BlockingIOError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "thread" not in str(error):
+                raise
+            raise LaunchFailed(
+                "a sandbox cannot be opened",
+                why=f"this user may have no more processes and threads ({error})",
+                fix="raise the limit (ulimit -u, pids.max), or end some",
+            ) from error
         if snapshot is not None:
             for name in snapshot.sessions:
                 snapshot.continue_in(self.main if name == MAIN else self.session(name), self.workspace)
@@ -82,7 +98,7 @@ class OpenSandbox:
         self.terminals: list[Terminal] = []
         self.processes = ProcessList()
         self.file_client = FileClient(self.agent)
-        self.root_file_client = FileClient(self.agent, root=True)  # starts nothing before it is asked
+        self.file_clients = [self.file_client]
         _EVERY.add(self)
 
     def session(self, name: str, *, root: bool = False) -> Session:
@@ -105,6 +121,13 @@ class OpenSandbox:
         made = self._add_session(name, as_root.variables(context.env), context.cwd, root=True)
         made._is_single = True
         return made
+
+    @property
+    def root_file_client(self) -> FileClient:
+        """The client of the file server that is the sandbox's root."""
+        if len(self.file_clients) == 1:
+            self.file_clients.append(FileClient(self.agent, root=True))
+        return self.file_clients[1]
 
     def _add_session(
         self, name: str, environment: Mapping[str, str], directory: str, *, root: bool
@@ -143,8 +166,7 @@ class OpenSandbox:
             or bool(self.executions)
             or self.processes.running
             or any(not terminal.closed for terminal in self.terminals)
-            or self.file_client.busy
-            or self.root_file_client.busy
+            or any(client.busy for client in self.file_clients)
         )
 
     def pause(self) -> None:
@@ -200,8 +222,8 @@ class OpenSandbox:
             self.agent.close()
         for execution in list(self.executions):
             execution.close()
-        self.file_client.close()
-        self.root_file_client.close()
+        for client in self.file_clients:
+            client.close()
         try:
             for session in self.every_session():
                 session.close()

@@ -234,8 +234,7 @@ class WorkspaceMethods:
         sessions = inside.every_session()
         turns: list[AbstractContextManager[object]] = [
             *(session._shell.lock() for session in sessions),
-            inside.file_client.turn,
-            inside.root_file_client.turn,
+            *(client.turn for client in inside.file_clients),
         ]
         return with_all(turns, partial(work, _workspace(inside), sessions))
 

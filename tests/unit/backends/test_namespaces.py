@@ -9,6 +9,7 @@ import pytest
 from staddle.backends import description as common
 from staddle.backends import gateways, namespaces
 from staddle.backends.namespaces import NAMESPACES, Namespaces
+from staddle.enforcement import Probe
 from staddle.ipc import namespace_spec
 from staddle.ipc.exec_spec import decode
 from staddle.ipc.network_spec import decoded
@@ -244,3 +245,17 @@ def test_the_true_cause_is_named_before_what_was_said(monkeypatch: pytest.Monkey
     assert "max_user_namespaces" in Namespaces()._judged("the command did not run", "unshare: ...").why
     monkeypatch.setattr(userns, "observe", lambda identity: UsernsFacts(""))
     assert "unshare: ..." in Namespaces()._judged("the command did not run", "unshare: ...").why
+
+
+def test_a_self_test_that_failed_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [Probe("namespaces", usable=False, why="busy"), Probe("namespaces", usable=True)]
+    monkeypatch.setattr(namespaces, "_known", {})
+    monkeypatch.setattr(namespaces, "_tried_again", {})
+    monkeypatch.setattr(namespaces.Namespaces, "_try", lambda _: answers.pop(0))
+    backend = namespaces.Namespaces()
+    assert not backend.probe().usable
+    assert not backend.probe().usable  # not for every caller
+    monkeypatch.setattr(namespaces, "_tried_again", dict.fromkeys(namespaces._tried_again, 0.0))
+    assert backend.probe().usable
+    assert backend.probe().usable
+    assert not answers
