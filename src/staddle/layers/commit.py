@@ -24,7 +24,7 @@ from .changes import Change, change_of
 from .commit_dir import CommitDirectory
 from .differences import Difference
 from .host_directory import HostDirectory
-from .journal import Clear, Permit, Put, Remove, Step
+from .journal import Clear, CreatedMeanwhile, Permit, Put, Remove, Step, changed_meanwhile
 from .merged_view import LayerView, OpenLayers
 from .review import Allowed, decided, review
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ACL = "system.posix_acl_access"
+#: How often a commit is begun again because something was created in its way.
+_MOST_TRIES = 5
 
 
 class Staging:
@@ -325,28 +327,45 @@ def commit(
     """
     if len(view.bases) != 1:
         raise LayerError("there is no single directory to commit to", why=f"the base is {view.bases!r}")
-    since = time.time_ns()
-    with OpenLayers(view) as opened:
-        target = opened.bases[0]
-        if isinstance(view.bases[0], HostDirectory):
-            view.bases[0].check(os.fstat(target.root))
-            view.bases[0].check()  # nothing is written to where nobody looks
-        found = review(opened, paths, baseline, only)
-        allowed = Allowed(allow)
-        taken, kept = decided(found, on_conflict, allow_protected, allowed)
-        if not taken:
-            return Committed((), kept, found.left_out, allowed.unused)
-        changes = tuple(change_of(opened, item) for item in taken)
-        with CommitDirectory(target.path, target.root, durable=durable) as place:
+    allowed, created = Allowed(allow), ""
+    for _ in range(1 if baseline is None else _MOST_TRIES):
+        since = time.time_ns()
+        with OpenLayers(view) as opened:
+            target = opened.bases[0]
+            if isinstance(view.bases[0], HostDirectory):
+                view.bases[0].check(os.fstat(target.root))
+                view.bases[0].check()  # nothing is written to where nobody looks
+            found = review(opened, paths, baseline, only)
+            taken, kept = decided(found, on_conflict, allow_protected, allowed)
+            changes = tuple(change_of(opened, item) for item in taken)
             try:
-                steps = Staging(opened, target.root, place.slots).stage(taken, progress)
-                place.carry_out(target.root, steps, since)
-            except OSError as error:
-                raise CommitFailed(
-                    "the changes could not be taken over",
-                    why=f"{os.fsdecode(error.filename or '')}: {error.strerror}".lstrip(": "),
-                    fix="nothing was changed; make the place writable, or leave these paths out",
-                ) from error
-        if baseline is not None:
-            baseline.settle(target.root, taken)
-        return Committed(changes, kept, found.left_out, allowed.unused)
+                if taken:
+                    _carry_out(opened, taken, progress, since, durable)
+            except CreatedMeanwhile as error:
+                created = str(error)
+                continue  # by another commit, perhaps: it is decided about once more
+            if baseline is not None and taken:
+                baseline.settle(target.root, taken)
+            return Committed(changes, kept, found.left_out, allowed.unused)
+    raise changed_meanwhile(created)
+
+
+def _carry_out(
+    opened: OpenLayers,
+    taken: Sequence[Difference],
+    progress: Callable[[int, int], object] | None,
+    since: int,
+    durable: bool,
+) -> None:
+    """Write what was decided, to the base as it was looked at `since`."""
+    target = opened.bases[0]
+    with CommitDirectory(target.path, target.root, durable=durable) as place:
+        try:
+            steps = Staging(opened, target.root, place.slots).stage(taken, progress)
+            place.carry_out(target.root, steps, since)
+        except OSError as error:
+            raise CommitFailed(
+                "the changes could not be taken over",
+                why=f"{os.fsdecode(error.filename or '')}: {error.strerror}".lstrip(": "),
+                fix="nothing was changed; make the place writable, or leave these paths out",
+            ) from error

@@ -88,6 +88,10 @@ def rows(steps: Iterable[Step]) -> list[list[object]]:
     return [[names[type(step)], *(getattr(step, field) for field in step._fields)] for step in steps]
 
 
+class CreatedMeanwhile(Exception):
+    """Something has come to a path where nothing was when it was decided about. All was put back."""
+
+
 class Steps:
     """The steps on the open directory `target`, with the slots in the open directory `slots`."""
 
@@ -115,7 +119,7 @@ class Steps:
             if isinstance(step, Remove):
                 newer = _newer_than(since, self._slots, step.slot)
                 if newer is not None:
-                    raise _conflict(f"{step.path}/{newer}")
+                    raise changed_meanwhile(f"{step.path}/{newer}")
 
     def can_go_on(self) -> bool:
         """Whether everything that is still to be replaced is what it was when that was decided."""
@@ -158,7 +162,12 @@ class Steps:
 
     def _put(self, step: Put, directory: int, name: str, afresh: bool) -> None:
         if not step.old:
-            rename_new(self._slots, step.slot, directory, name)
+            try:
+                rename_new(self._slots, step.slot, directory, name)
+            except FileExistsError:
+                if not afresh:
+                    raise
+                raise CreatedMeanwhile(step.path) from None
             return
         if afresh or not self._in_slot(f"{step.slot}.old"):
             self._unchanged(directory, name, step)
@@ -172,11 +181,11 @@ class Steps:
         try:
             found = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
-            raise _conflict(step.path) from None
+            raise changed_meanwhile(step.path) from None
         # A directory's time moves with what is done in it, by this commit too.
         any_time = not step.changed or stat.S_ISDIR(found.st_mode) or step.old in self._moved
         if found.st_ino != step.old or (found.st_ctime_ns != step.changed and not any_time):
-            raise _conflict(step.path)
+            raise changed_meanwhile(step.path)
         self._moved.add(step.old)
 
     def _undo(self, step: Step, directory: int, name: str) -> None:
@@ -253,7 +262,7 @@ def _clear(step: Clear, directory: int, name: str) -> None:
         pass  # done before
     except OSError as error:
         if error.errno == errno.ENOTEMPTY:
-            raise _conflict(step.path) from None
+            raise changed_meanwhile(step.path) from None
         raise
 
 
@@ -275,7 +284,7 @@ def _permit(step: Permit, directory: int, name: str, mode: int, *, must: bool) -
         fd = os.open(name, _DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     except (FileNotFoundError, NotADirectoryError):
         if must:
-            raise _conflict(step.path) from None
+            raise changed_meanwhile(step.path) from None
         return
     try:
         found = os.fstat(fd)
@@ -284,7 +293,7 @@ def _permit(step: Permit, directory: int, name: str, mode: int, *, must: bool) -
             kept = found.st_mode & 0o7000
             os.chmod(f"/proc/self/fd/{fd}", mode & 0o777 | kept)
         elif must:
-            raise _conflict(step.path)
+            raise changed_meanwhile(step.path)
     finally:
         os.close(fd)
 
@@ -308,7 +317,7 @@ def _newer_than(since: int, slots: int, slot: str) -> str | None:
     return None
 
 
-def _conflict(path: str) -> CommitRefused:
+def changed_meanwhile(path: str) -> CommitRefused:
     from .review import Conflict
 
     return CommitRefused(

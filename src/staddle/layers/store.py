@@ -105,7 +105,10 @@ class Store:
         #: Whether it is in memory because that was our own choice.
         self.in_memory = home.startswith(f"{PLACES[0]}/") and not os.environ.get(VARIABLE, "").startswith("/")
         self.owner = owner
-        self.path, self._claim = _claimed(home, 0o711 if owner is not None else 0o700)
+        try:
+            self.path, self._claim = _claimed(home, 0o711 if owner is not None else 0o700)
+        except OSError as error:
+            raise no_room(error, home) from error
         self._serial = 0
         self._lock = threading.Lock()
         if owner is not None:
@@ -145,10 +148,14 @@ class Store:
                 raise LayerError("the store of layers is closed", fix="make another sandbox")
             self._serial += 1
             layer = Layer(self, f"{self.path}/{self._serial}")
-        for path in (layer.path, layer.upper, layer.work):
-            os.mkdir(path, 0o700)
-            if self.owner is not None:
-                os.chown(path, *self.owner)
+        try:
+            for path in (layer.path, layer.upper, layer.work):
+                os.mkdir(path, 0o700)
+                if self.owner is not None:
+                    os.chown(path, *self.owner)
+        except OSError as error:
+            trash.move(layer.path, self.home)
+            raise no_room(error, self.path) from error
         return layer
 
     def close(self) -> None:
@@ -177,6 +184,26 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.close()
+
+
+def no_room(error: OSError, place: str) -> Exception:
+    """LayerError for a file system that is full, or takes no more files; any other error as it is."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return error
+    why = os.strerror(error.errno)
+    try:
+        room = os.statvfs(place)
+        if error.errno == errno.ENOSPC and room.f_files and not room.f_favail:
+            why = "no inode is left for another file"
+        elif error.errno == errno.ENOSPC:
+            why = f"{why}: {room.f_bavail * room.f_frsize:,} bytes are free"
+    except OSError:
+        pass
+    return LayerError(
+        "there is no room for the layers of a sandbox",
+        why=f"{place!r}: {why}",
+        fix=f"make room there, close sandboxes and snapshots, or name another directory in ${VARIABLE}",
+    )
 
 
 def home_for(workspaces: Iterable[str] = (), *, traversable: bool = False) -> str:

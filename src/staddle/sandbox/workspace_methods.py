@@ -6,9 +6,10 @@ from functools import partial
 from os import fspath
 
 from .._value import Value
-from ..errors import InvalidCall, LayerError, SandboxLost
+from ..errors import InvalidCall, LayerError, SandboxLost, StaddleError
 from ..interrupts import with_all
 from ..layers.drift import MOST_PATHS, Drift
+from ..layers.store import no_room
 from ..policy.paths import WORKSPACE_PATH
 from .workspace.snapshot import change, come_back, extend, history, loaded, restore, take
 
@@ -236,7 +237,16 @@ class WorkspaceMethods:
             *(session._shell.lock() for session in sessions),
             *(client.turn for client in inside.file_clients),
         ]
-        return with_all(turns, partial(work, _workspace(inside), sessions))
+        workspace = _workspace(inside)
+        try:
+            return with_all(turns, partial(work, workspace, sessions))
+        except OSError as error:
+            if isinstance(error, StaddleError):
+                raise
+            found = no_room(error, workspace.stack.store.path)
+            if found is error:
+                raise
+            raise found from error
 
 
 def _workspace(inside: OpenSandbox) -> SandboxWorkspace:

@@ -8,6 +8,7 @@ import stat
 import threading
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -17,7 +18,7 @@ from staddle.layers import commit_dir, trash
 from staddle.layers.baseline import Baseline
 from staddle.layers.change_watch import ChangeWatch
 from staddle.layers.changes import diff
-from staddle.layers.commit import Committed, commit
+from staddle.layers.commit import Committed, Staging, commit
 from staddle.layers.differences import MOST_DEPTH
 from staddle.layers.merged_view import LayerView
 from staddle.layers.review import Conflict
@@ -577,6 +578,55 @@ class TestConflicts:
         write(ground.layer / "b", "sandbox")
         with pytest.raises(CommitRefused):
             commit(ground.view, baseline=restored)
+
+    def _created_by_another_commit(self, ground: Ground, monkeypatch: pytest.MonkeyPatch) -> Baseline:
+        """Two sandboxes create one file, and the other one's commit comes in the middle of ours."""
+        write(ground.layer / "a", "1")
+        write(ground.layer / "shared", "ours")
+        baseline = Baseline()
+        tick()
+        real = Staging.stage
+
+        def stage(self: Staging, *args: object) -> object:
+            steps = real(self, *args)  # type: ignore[arg-type]
+            if not (ground.host / "shared").exists():
+                write(ground.host / "shared", "theirs")
+            return steps
+
+        monkeypatch.setattr(Staging, "stage", stage)
+        return baseline
+
+    def test_a_file_that_another_commit_creates_is_a_conflict(
+        self, ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        baseline = self._created_by_another_commit(ground, monkeypatch)
+        with pytest.raises(CommitRefused) as refused:
+            commit(ground.view, baseline=baseline)
+        assert [conflict.path for conflict in refused.value.conflicts] == ["shared"]
+        assert os.listdir(ground.host) == ["shared"]
+        assert (ground.host / "shared").read_text() == "theirs"
+
+    def test_a_function_is_asked_about_it(self, ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+        baseline = self._created_by_another_commit(ground, monkeypatch)
+        asked = []
+
+        def on_conflict(conflict: Conflict) -> Literal["keep"]:
+            asked.append(conflict.path)
+            return "keep"
+
+        done = commit(ground.view, baseline=baseline, on_conflict=on_conflict)
+        assert (asked, done.kept, taken(done)) == (["shared"], ("shared",), [("added", "a")])
+        assert (ground.host / "shared").read_text() == "theirs"
+        assert (ground.host / "a").read_text() == "1"
+
+    def test_without_a_baseline_it_is_not_overwritten_either(
+        self, ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self._created_by_another_commit(ground, monkeypatch)
+        with pytest.raises(CommitRefused, match="during the commit"):
+            commit(ground.view)
+        assert (ground.host / "shared").read_text() == "theirs"
+        assert not (ground.host / "a").exists()
 
     def test_a_change_on_the_host_during_the_commit_takes_everything_back(self, ground: Ground) -> None:
         for name in ("a", "z"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -172,6 +173,41 @@ class TestLayers:
             (Path(stack.top.upper) / "f").write_bytes(b"x" * 100_000)
             assert stack.top.usage() >= 100_000
             assert not stack.is_untouched()
+
+    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+    def test_a_full_place_is_told_with_a_way_out(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        with Store(home_for()) as made:
+            real = os.mkdir
+
+            def full(path: str, *args: int, **options: int) -> None:
+                if path.endswith("/work"):
+                    raise OSError(number, os.strerror(number), path)
+                real(path, *args, **options)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "mkdir", full)
+                with pytest.raises(LayerError, match="no room for the layers") as told:
+                    made.layer()
+            assert made.path in told.value.why
+            assert store.VARIABLE in told.value.fix
+            trash.wait()
+            assert not [name for name in os.listdir(made.path) if name.isdigit()]
+
+    def test_a_store_that_cannot_be_made_is_told_with_a_way_out(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        home = home_for()
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "_claimed", full)
+            with pytest.raises(LayerError, match=f"{home!r}: No space left"):
+                Store(home)
+        os.rmdir(home)
 
     def test_a_closed_store_makes_no_layers(self, place: Path) -> None:
         made = Store(home_for())
