@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from staddle import Network, Policy, Sandbox
+from staddle import Network, Policy, Sandbox, wrap
 from tests.support.package_indexes import Indexes
 
 #: A build backend of the package's own: nothing else is needed to build it. It compiles a module,
@@ -159,6 +161,98 @@ def test_pip_installs_into_an_environment_for_the_user_and_for_everybody(
         assert sb.run("which greeter; greeter").stdout == "/usr/local/bin/greeter\ngreetings\n"
         assert names(sb) == [("pip", "greeter", "1.0")]
     assert os.listdir(workspace) == []
+
+
+@pytest.fixture
+def environment(tmp_path: Path, indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An activated virtual environment of the host, in which greeter 1.0 is installed."""
+    for version in ("1.0", "2.0"):
+        text = f"version = {version!r}\ndef main(): import other; print('greetings', version, other.value)\n"
+        indexes.wheel("greeter", version, {"greeter.py": text})
+    indexes.wheel("other", "3.1", {"other.py": "value = 7\n"})
+    made = tmp_path / "environments/a"
+    subprocess.run([sys.executable, "-m", "venv", made], check=True)
+    quiet = ("--disable-pip-version-check", "--index-url", f"{indexes.url}/simple")
+    subprocess.run([made / "bin/pip", "install", "-q", *quiet, "greeter==1.0"], check=True)
+    monkeypatch.setenv("VIRTUAL_ENV", str(made))
+    monkeypatch.setenv("PATH", f"{made}/bin:/usr/local/bin:/usr/bin:/bin")
+    return made
+
+
+def test_pip_installs_beside_an_activated_environment_of_the_host(
+    environment: Path, indexes: Indexes, workspace: Path
+) -> None:
+    before = sorted((path, path.lstat().st_mtime_ns) for path in environment.rglob("*"))
+    with opened(indexes, workspace) as sb:
+        imported = "python -c 'import greeter; print(greeter.version)'"
+        assert sb.run(imported).stdout == "1.0\n", "what the host has installed is there"
+        assert sb.run("python -c 'import other'").exit_code == 1
+        sb.run("pip install other", check=True, timeout=120)
+        assert sb.run("greeter").stdout == "greetings 1.0 7\n", "scripts of the host find what is new"
+        sb.run("python -m pip install --upgrade greeter", check=True, timeout=120)
+        assert sb.run(f"{imported}; greeter").stdout == "2.0\ngreetings 2.0 7\n", "the newer one comes first"
+        assert names(sb) == [("pip", "greeter", "2.0"), ("pip", "other", "3.1")]
+        assert (
+            sb.run("echo $VIRTUAL_ENV; command -v pip").stdout
+            == "/home/user/.venv\n/home/user/.venv/bin/pip\n"
+        )
+        sb.run("pip uninstall -y greeter", check=True, timeout=120)
+        assert sb.run(imported).stdout == "1.0\n"
+        sb.reset()
+        assert sb.run("python -c 'import other'").exit_code == 1
+    assert sorted((path, path.lstat().st_mtime_ns) for path in environment.rglob("*")) == before
+
+
+def test_a_single_command_installs_beside_an_environment_of_the_host(
+    environment: Path, indexes: Indexes
+) -> None:
+    policy = Policy.agent().with_network(Network.open()).with_env(PIP_INDEX_URL=f"{indexes.url}/simple")
+    command = ["sh", "-c", "pip install -q other && greeter"]
+    for backend in ("namespaces", "bwrap"):
+        done = wrap(command, policy, backend=backend, cwd="/").run(capture_output=True, text=True)
+        assert done.stdout == "greetings 1.0 7\n", done
+        assert not list(environment.glob("lib/*/site-packages/other*"))
+    landlock = wrap(command, policy, backend="landlock", cwd="/")
+    landlock.close()
+    assert any(gap.protection == "packages" for gap in landlock.enforced.gaps), "there it is told"
+
+
+@pytest.fixture
+def bare_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment on the PATH, without pip."""
+    made = tmp_path / "environments/a"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
+    monkeypatch.setenv("PATH", f"{made}/bin:/usr/local/bin:/usr/bin:/bin")
+    return made
+
+
+def test_an_environment_that_may_be_written_is_used_itself(
+    bare_environment: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = ["python", "-c", "import sys; print(sys.prefix)"]
+    done = wrap(prefix, Policy.agent().with_write(str(bare_environment)), cwd="/").run(
+        capture_output=True, text=True
+    )
+    assert done.stdout == f"{bare_environment}\n", done
+    bare_environment.rename(workspace / ".venv")
+    monkeypatch.setenv("PATH", f"{workspace}/.venv/bin:/usr/bin:/bin")
+    with Sandbox(workspace, backend="namespaces") as sb:
+        assert sb.run("python -c 'import sys; print(sys.prefix)'").stdout == "/workspace/.venv\n"
+
+
+def test_a_link_in_an_environment_shows_nothing_that_is_hidden(
+    bare_environment: Path, tmp_path: Path
+) -> None:
+    environment = bare_environment
+    secret = tmp_path / "secret"
+    secret.write_text(f"#!{environment}/bin/python\nsecret-of-the-host\n")
+    (environment / "bin/planted").symlink_to(secret)
+    (environment / "bin/open").write_bytes(secret.read_bytes())
+    (environment / "pyvenv.cfg").rename(tmp_path / "cfg")
+    (environment / "pyvenv.cfg").symlink_to(tmp_path / "cfg")
+    script = "cat ~/.venv/bin/open; cat ~/.venv/bin/planted ~/.venv/pyvenv.cfg"
+    done = wrap(["sh", "-c", script], Policy.agent(), cwd="/").run(capture_output=True, text=True)
+    assert done.stdout == "#!/home/user/.venv/bin/python\nsecret-of-the-host\n"
 
 
 @pytest.mark.usefixtures("host")

@@ -393,7 +393,9 @@ class Builder:
 
     def _make(self, parent: int, name: str, mode: int) -> None:
         os.mkdir(name, mode, dir_fd=parent)
-        if self._handed_on and self._owner >= 0:
+        # In a directory of the user's own, as the home is, one that may be written is the user's own, too.
+        own = mode & 0o200 and os.fstat(parent).st_uid == self._owner
+        if (self._handed_on or own) and self._owner >= 0:
             os.chown(name, self._owner, self._owner, dir_fd=parent, follow_symlinks=False)
 
     def _covered(self, path: str) -> None:

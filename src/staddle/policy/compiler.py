@@ -7,8 +7,10 @@ links: what changes between the plan and the start is refused there.
 
 from __future__ import annotations
 
+import os
+
 from ..errors import PolicyError
-from . import environment, presets, system
+from . import environment, presets, system, virtual_environment
 from .grants import Visibility, guard, hidden, outermost, strongest, without_covered, without_dead
 from .package_sources.config_files import configuration
 from .paths import Ancestry, above, covers, upward
@@ -118,12 +120,22 @@ def compile(
             texts += system.home_files(inside, own)
         if policy.limits.memory is not None:
             texts.append(system.memory(policy.limits.memory))
+    first, own_variables = _own_programs(policy, inside, inside in places), {}
+    behind = _read_only_environment(tools.before, sight) if inside in places else None
+    if behind is not None:
+        place = f"{inside}/{virtual_environment.NAME}"
+        more_texts, more_links = virtual_environment.continued(behind, place)
+        texts, links = [*texts, *more_texts], [*links, *more_links]
+        first.append(f"{place}/bin")
+        if context.env.get("VIRTUAL_ENV") and policy.environment != "empty":
+            own_variables["VIRTUAL_ENV"] = place
     variables, env_notes = environment.build(
         identity,
         shell,
-        [*_own_programs(policy, inside, inside in places), *tools.before],
+        [*first, *tools.before],
         context.env,
         policy.pass_env,
+        (virtual_environment.ORIGIN, own_variables),
         ("env", policy.env),
         ("call", environment.checked(env or {})),
         preset=policy.environment,
@@ -164,6 +176,15 @@ def _own_programs(policy: Policy, home: str, private: bool) -> list[str]:
     if policy.preset == "coding-agent":
         return [f"{home}/{path}" for path in presets.AGENT_PATH]
     return [f"{home}/.local/bin"] if private and policy.system else []
+
+
+def _read_only_environment(search: Iterable[str], sight: Visibility) -> str | None:
+    """The first virtual environment on the PATH, if it is one of the host's that can only be read."""
+    for directory in search:
+        if virtual_environment.is_environment(directory):
+            grant = sight.through(directory)
+            return os.path.dirname(directory) if grant is not None and grant.access == "read" else None
+    return None
 
 
 def _in_the_base(policy: Policy, context: PathContext, inside: HostPaths) -> list[ResolvedRule]:

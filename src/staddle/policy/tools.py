@@ -26,7 +26,7 @@ _ORIGIN = "toolchains"
 _LONGEST = 1 << 16
 #: Variables that say something about toolchains.
 VARIABLES = (
-    *("PATH", "RUSTUP_HOME", "RUSTUP_TOOLCHAIN", "PYENV_VERSION", "RBENV_VERSION"),
+    *("PATH", "VIRTUAL_ENV", "RUSTUP_HOME", "RUSTUP_TOOLCHAIN", "PYENV_VERSION", "RBENV_VERSION"),
     *("NODENV_VERSION", "GOENV_VERSION", "PHPENV_VERSION", "PLENV_VERSION"),
 )
 #: Seconds for which an answer is good, should something further down have changed; how many are kept.

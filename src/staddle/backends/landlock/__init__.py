@@ -19,6 +19,7 @@ from ...launch.contract import Launch
 from ...linux import landlock as kernel
 from ...linux import process, seccomp
 from ...policy.paths import Ancestry, upward
+from ...policy.virtual_environment import ORIGIN as VIRTUAL_ENVIRONMENT
 from .. import description as common
 from .. import gateways
 from ..description import filter_steps
@@ -247,7 +248,7 @@ def _gaps(plan: Plan, found: Findings) -> tuple[Gap, ...]:
     """Everything of `plan`, and of the promises every backend makes, that will not hold."""
     root = found.uid >= 0
     return (
-        *(_as_root(found) if root else _as_a_user(plan)),
+        *(_as_root(plan, found) if root else _as_a_user(plan)),
         *_guards(plan),
         *_of_the_kernel(found.abi),
         *rules.network_gaps(plan, found.abi),
@@ -269,6 +270,7 @@ def _as_a_user(plan: Plan) -> Iterator[Gap]:
         yield _documented(
             "read", "/etc/passwd, group, hosts, hostname and resolv.conf are the host's own, not made up"
         )
+    yield from _without_own_environment(plan)
     yield _documented("processes", "/proc is the host's: other processes and their command lines can be seen")
     yield _documented(
         "signals",
@@ -292,7 +294,17 @@ def _as_a_user(plan: Plan) -> Iterator[Gap]:
     )
 
 
-def _as_root(found: Findings) -> Iterator[Gap]:
+def _without_own_environment(plan: Plan) -> Iterator[Gap]:
+    if any(text.origin == VIRTUAL_ENVIRONMENT for text in plan.texts):
+        yield _documented(
+            "packages",
+            "the virtual environment on the PATH can only be read, and nothing can be installed beside it",
+            "make one in the workspace or the home (python -m venv), or choose namespaces or bwrap",
+        )
+
+
+def _as_root(plan: Plan, found: Findings) -> Iterator[Gap]:
+    yield from _without_own_environment(plan)
     yield _documented(
         "metadata", "names, sizes and modes of files outside can be looked up, though not changed"
     )

@@ -14,6 +14,7 @@ import stat
 from ..._value import Value
 from ...policy import system
 from ...policy.paths import KERNEL_TREES, above, covers, upward
+from ...policy.virtual_environment import ORIGIN as VIRTUAL_ENVIRONMENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def view(plan: Plan, uid: int, home: str) -> RootView:
         texts=tuple(
             (text.path, as_user(text, plan, uid, home)) for text in plan.texts if not text.mode & 0o200
         ),
-        links=tuple((link.path, link.target) for link in plan.links),
+        # No file of the home is made here: an environment in it would have an interpreter and nothing else.
+        links=tuple((link.path, link.target) for link in plan.links if link.origin != VIRTUAL_ENVIRONMENT),
     )
 
 
