@@ -443,6 +443,24 @@ def test_a_wrapped_command_is_bounded_with_its_children_and_separators_survive(p
         wrap_bash_command(["true"], place, ["/etc/**"])
 
 
+def test_a_wrapped_command_has_the_variables_and_the_directory_that_it_is_started_with(place: Path) -> None:
+    (place / "docs/deep").mkdir(parents=True, exist_ok=True)
+    script = "pwd; echo $FLAVOUR $NAME; echo $HOME; echo x > made"
+    argv = wrap_bash_command(["sh", "-c", script], place, ["docs/**"])
+    env = {"FLAVOUR": "a b", "NAME": "c", "PATH": "/usr/bin:/bin", "HOME": "/root"}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=env, cwd=place / "docs/deep")
+    where, said, home = done.stdout.splitlines()
+    assert (done.returncode, where, said) == (0, f"{place}/docs/deep", "a b c"), done
+    assert home != "/root", "the home is the sandbox's own"
+    assert (place / "docs/deep/made").read_text() == "x\n"
+    hidden = place.parent / "outside"
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=env, cwd=hidden)
+    assert done.stdout.splitlines()[0] == str(place), "one that is hidden cannot be worked in"
+    assert list(hidden.iterdir()) == []
+    seen = wrap_bash_command(["pwd"], place, ["docs/**"])
+    assert subprocess.run(seen, capture_output=True, check=False, cwd="/usr/lib").stdout == b"/usr/lib\n"
+
+
 #: Swaps its directory and a link to the outside, as fast as it can. Nobody else touches `aside`.
 FORGER = """
 import os, shutil, sys

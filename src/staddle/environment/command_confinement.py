@@ -7,7 +7,7 @@ import os
 
 from .. import backends
 from ..enforcement import Enforcement
-from ..errors import BackendUnavailable, CommandNotFound, LayerError, PolicyNotEnforceable
+from ..errors import BackendUnavailable, CommandNotFound, LayerError, PolicyError, PolicyNotEnforceable
 from ..launch.view import find_program
 from ..policy.compiler import compile
 from ..policy.paths import covers
@@ -70,17 +70,23 @@ class CommandConfinement:
                 pass  # reported by `limits`
         return self.directly(root, argv, env), None
 
-    def directly(self, root: int, argv: list[str], env: Mapping[str, str] | None) -> WrappedCommand:
-        """The command, not started, without a layer: see `writable_paths.grants` for what it may write."""
+    def directly(
+        self, root: int, argv: list[str], env: Mapping[str, str] | None, cwd: str | None = None
+    ) -> WrappedCommand:
+        """The command, not started, without a layer: see `writable_paths.grants` for what it may write.
+
+        It starts in `cwd` if the policy lets that be seen, else in the directory.
+        """
         writable_paths.refuse_replaced(root, self._path)
         names = [""] if self._globs is None else writable_paths.grants(root, self._globs, make=True)
         policy, written = self._with(names)
+        start = self._path if cwd is None else _visible(policy, cwd, self._path)
         try:
-            made = self._wrap(argv, policy, self._backend, env)
+            made = self._wrap(argv, policy, self._backend, env, start)
         except BackendUnavailable:
             if not self._record:
                 raise
-            made = self._wrap(argv, policy, "native", env)
+            made = self._wrap(argv, policy, "native", env, start)
         return _looked_at(made, argv[0], written)
 
     def take_over(self, layer: CommandLayer) -> tuple[Event, ...]:
@@ -208,11 +214,19 @@ class CommandConfinement:
         return self._policy.with_write(*written), written
 
     def _wrap(
-        self, argv: list[str], policy: Policy, backend: str, env: Mapping[str, str] | None
+        self, argv: list[str], policy: Policy, backend: str, env: Mapping[str, str] | None, cwd: str
     ) -> WrappedCommand:
         if backend == "native":
             argv = ["setsid", *argv]  # a session of its own, by which all of it is found at the end
-        return wrap(argv, policy, backend=backend, cwd=self._path, env=env, best_effort=self._record)
+        return wrap(argv, policy, backend=backend, cwd=cwd, env=env, best_effort=self._record)
+
+
+def _visible(policy: Policy, directory: str, otherwise: str) -> str:
+    """`directory`, if a command with `policy` can start there."""
+    try:
+        return compile(policy, cwd=directory).cwd
+    except PolicyError:
+        return otherwise
 
 
 def _looked_at(made: WrappedCommand, program: str, written: list[str]) -> WrappedCommand:

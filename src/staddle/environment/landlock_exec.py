@@ -5,7 +5,8 @@
 
 The command line goes through a small program of ours that confines itself and becomes the
 command; `run_jail_exec` is that program. What may be written is in its arguments and not in
-its environment, so the command inherits nothing that shows or widens it.
+its environment, so the command inherits nothing that shows or widens it. Variables and directory
+are those that the caller starts it with.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from ..display import shown
 from ..errors import CommandNotFound, LandlockUnavailable, PolicyError, StaddleError
 from ..linux import landlock
+from ..policy.resolution import current_directory
 from .local import LocalEnvironment
 from .writable_paths import parse_globs
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 #: Truncating and moving between directories are held from here on (Linux 6.2).
 OLDEST_ABI = 3
 ARGUMENTS, CONFINEMENT, EXEC = 2, 3, 4
+#: Variables of the caller that are not passed on: the home and the temporary directory inside are private.
+_PRIVATE = frozenset(("HOME", "LOGNAME", "OLDPWD", "PWD", "TEMP", "TMP", "TMPDIR", "USER"))
 
 
 def probe_landlock() -> None:
@@ -76,7 +80,7 @@ def run_jail_exec(args: Sequence[str]) -> int:
         return _said(error, ARGUMENTS)
     try:
         probe_landlock()
-        wrapped = environment.wrapped(command)
+        wrapped = environment.wrapped(command, _variables(), cwd=current_directory())
     except CommandNotFound as error:
         return _said(error, EXEC)
     except (StaddleError, OSError) as error:
@@ -92,6 +96,11 @@ def run_jail_exec(args: Sequence[str]) -> int:
         os.execve(launch.argv[0], launch.argv, launch.env)  # noqa: S606 - this is what we are for
     except OSError as error:
         return _said(error, EXEC)
+
+
+def _variables() -> dict[str, str]:
+    """The caller's variables, but for the private ones."""
+    return {name: value for name, value in os.environ.items() if name and name not in _PRIVATE}
 
 
 def _parsed(args: list[str]) -> tuple[str, list[str], list[str]]:

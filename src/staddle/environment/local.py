@@ -145,13 +145,16 @@ class LocalEnvironment(EnvironmentBase):
             layer.close()
         return commands.run(confined.directly(self._root, argv, env), bounds, secrets)
 
-    def wrapped(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> WrappedCommand:
+    def wrapped(
+        self, argv: Sequence[str], env: Mapping[str, str] | None = None, *, cwd: str | None = None
+    ) -> WrappedCommand:
         """The command, confined and not started, for a caller that starts it itself.
 
+        It starts in `cwd`, if the policy lets that be seen, else in the working directory.
         It has no layer, whose changes would have to be reviewed afterwards: where `exec_command`
         is held to the globs exactly, this is held to directories.
         """
-        return self._confinement.directly(self._root, self._checked_argv(list(argv)), env)
+        return self._confinement.directly(self._root, self._checked_argv(list(argv)), env, cwd)
 
     def _seconds(self, timeout: float | None) -> float | None:
         return within_lifetime(super()._seconds(timeout), self._policy.limits)
