@@ -78,6 +78,45 @@ def test_a_shell_that_was_the_victim_itself_is_replaced_with_its_state() -> None
         assert sb.run("pwd; echo $kept").stdout == "/tmp\nyes\n"
 
 
+#: Fills sockets in both directions until nothing more goes in, and keeps them until it is killed.
+SOCKETS = """
+import socket, sys, time
+kept = []
+def fill(one):
+    one.setblocking(False)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    try:
+        while True:
+            one.send(bytes(1 << 16))
+    except BlockingIOError:
+        pass
+total = int(sys.argv[2])
+for _ in range(total):
+    if sys.argv[1] == "unix":
+        pair = socket.socketpair()
+    else:
+        server = socket.create_server(("127.0.0.1", 0))
+        pair = (socket.create_connection(server.getsockname()), server.accept()[0])
+    for one in pair:
+        fill(one)
+    kept.append(pair)
+print("filled", flush=True)
+time.sleep(float(sys.argv[3]))
+"""
+
+
+#: The memory controller of version 1 counts TCP apart: there what does not fit is not sent.
+@pytest.mark.parametrize("kind", ["unix"] if usable().version("memory") == 1 else ["unix", "tcp"])
+def test_what_waits_in_sockets_counts(kind: str) -> None:
+    with limited(memory="150M") as sb:
+        result = sb.exec(["python3", "-c", SOCKETS, kind, "600", "600"])
+        assert result.reason is Reason.memory, result
+        few = sb.exec(["python3", "-c", SOCKETS, kind, "4", "0.6"])
+        assert few.ok, few
+        assert sb.run("echo alive").stdout == "alive\n"
+
+
 @grouped
 def test_memory_in_which_nothing_can_run_is_an_error_that_says_so() -> None:
     with pytest.raises(LaunchFailed, match=r"limits\.memory"):

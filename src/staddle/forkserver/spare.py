@@ -140,7 +140,11 @@ def _supervisor(config: ForkServerConfig, agent: SandboxAgent) -> Supervisor:
     """The supervisor that holds in the agent's loop those limits that the kernel does not."""
     in_memory = [item.path for item in decode_operations(config.own) if isinstance(item, Empty)]
     return Supervisor(
-        config.memory or None, config.processes or None, (CONTROL, *in_memory), agent.waiting_shells
+        config.memory or None,
+        config.processes or None,
+        (CONTROL, *in_memory),
+        agent.waiting_shells,
+        counts_sockets=not config.network,
     )
 
 

@@ -160,7 +160,9 @@ def _watch(spec: NamespaceSpec, operations: Sequence[Operation]) -> LimitTally |
     from ..mounts.operations import Empty  # while our files can be read
 
     in_memory = [item.path for item in operations if isinstance(item, Empty)]
-    return LimitTally(Supervisor(spec.memory or None, spec.processes or None, in_memory), spec.tally)
+    is_own = bool(spec.namespaces & userns.CLONE_NEWNET)
+    held = Supervisor(spec.memory or None, spec.processes or None, in_memory, counts_sockets=is_own)
+    return LimitTally(held, spec.tally)
 
 
 def _be_somebody_else(spec: NamespaceSpec, namespaces: int = 0) -> None:

@@ -54,6 +54,8 @@ def _memory_1(most: int, together: bool) -> Iterator[CgroupSetting]:
     # then nothing is to be swapped in the first place.
     yield CgroupSetting("memory", "memory.memsw.limit_in_bytes", str(most), needed=False)
     yield CgroupSetting("memory", "memory.swappiness", "0", needed=False)
+    # What waits in TCP sockets is counted apart.
+    yield CgroupSetting("memory", "memory.kmem.tcp.limit_in_bytes", str(most), needed=False)
 
 
 def _memory_2(most: int, together: bool) -> Iterator[CgroupSetting]:

@@ -10,9 +10,10 @@ kinds, memory files that are only open. Programs and libraries are the host's pa
 from __future__ import annotations
 
 import os
+import stat
 
 from .._value import Value
-from ..linux import process, process_tree
+from ..linux import netlink, process, process_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -138,12 +139,17 @@ def system_v() -> int:
 
 
 def memory_files(pids: Iterable[int], device: int) -> int:
-    """Bytes of files that have no name and are in memory: those of `device`, each once."""
-    found: dict[int, int] = {}
+    """Bytes of files that have no name and are in memory: those of `device`, each once, and pipes.
+
+    A pipe counts as two pages, as much as each gets when a user has many.
+    """
+    found: dict[tuple[int, int], int] = {}
     for pid in pids:
         for status in _open_files(pid):
             if status.st_dev == device:
-                found[status.st_ino] = status.st_blocks * 512
+                found[device, status.st_ino] = status.st_blocks * 512
+            elif stat.S_ISFIFO(status.st_mode):
+                found[status.st_dev, status.st_ino] = 2 * _PAGE
     return sum(found.values())
 
 
@@ -273,13 +279,19 @@ class Supervisor:
         processes: int | None,
         places: Sequence[str],
         shells: Callable[[], Collection[int]] = tuple,
+        *,
+        counts_sockets: bool = False,
     ) -> None:
-        """`places` are the file systems in memory that count; `shells` tells those that are spared."""
+        """`places` are the file systems in memory that count; `shells` tells those that are spared.
+
+        `counts_sockets`: the network namespace is the sandbox's own, and what waits in its sockets counts.
+        """
+        self._counts_sockets = counts_sockets
         self._memory, self._most_processes = memory, processes
         self._places, self._shells = tuple(places), shells
         self._cores = len(os.sched_getaffinity(0))
         self._device = device_of_memory_files()
-        self._unnamed, self._looked = 0, float("-inf")
+        self._unnamed, self._looked, self._measured_at = 0, float("-inf"), float("-inf")
         self._last: Sample | None = None
         self._still = 0
         #: The kills that were not reported yet: see `take_events`.
@@ -302,11 +314,14 @@ class Supervisor:
                 seldom = _OFTEN
         if self._memory is None:
             return seldom
-        shared = files_in_memory(self._places) + system_v() + self._memory_files(pids, now)
+        unnamed = self._memory_files(pids, now)
+        shared = files_in_memory(self._places) + system_v() + unnamed
         sample = at_most(pids, shared, self._memory)
         resting = self._is_resting(sample)
         step = judge(sample, self._memory, self._shells(), self._cores, resting)
         if step.closer:
+            if self._measured_at < now:  # by now it may be closed
+                shared += self._memory_files(pids, now, again=True) - unnamed
             sample = exactly([pid for pid, _ in sample.processes], shared)
             step = judge(sample, self._memory, self._shells(), self._cores)
         self.seen = sample.total
@@ -326,11 +341,14 @@ class Supervisor:
         self._last = sample
         return self._still > 1
 
-    def _memory_files(self, pids: list[int], now: float) -> int:
+    def _memory_files(self, pids: list[int], now: float, *, again: bool = False) -> int:
         import time
 
-        if now >= self._looked:
+        if again or now >= self._looked:
+            self._measured_at = now
             began = time.monotonic()
             self._unnamed = memory_files(pids, self._device)
+            if self._counts_sockets:
+                self._unnamed += netlink.socket_memory()
             self._looked = now + max(0.05, (time.monotonic() - began) * _SHARE)
         return self._unnamed

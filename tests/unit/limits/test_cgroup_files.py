@@ -26,6 +26,7 @@ def test_nothing_asked_is_nothing_written() -> None:
                 "memory.limit_in_bytes": "67108864",
                 "memory.memsw.limit_in_bytes": "67108864",
                 "memory.swappiness": "0",
+                "memory.kmem.tcp.limit_in_bytes": "67108864",
             },
             {"memory.max": "67108864", "memory.swap.max": "0"},
         ),
