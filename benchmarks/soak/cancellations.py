@@ -34,7 +34,7 @@ def _storm(backend: str) -> Callable[[Run], None]:
         try:
             Sandbox(backend=backend, best_effort=True).close()
         except StaddleError as error:
-            run.notes.append(f"not run: {error}".splitlines()[0])
+            run.notes.append(f"not run: {str(error).partition(':')[0]}")
             return
         third = max(1, run.count // 3)
         _by_threads(run, backend, third)
