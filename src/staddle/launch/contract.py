@@ -36,7 +36,9 @@ class Launch(Value):
     for a small program of ours with a single thread. It calls its argument in the child
     before anything else, and returns the child's pid. `gateway_log`, where there is a network gateway,
     is what it tells: to be read while the command runs, and finished at the end. `limited` is what
-    holds its limits where those take more than its own process: to be closed at the end.
+    holds its limits where those take more than its own process: to be closed at the end. `scratch` are the
+    private directories that the launcher makes and removes, the others in the first; if the launcher is
+    killed, its killer removes them.
     """
 
     argv: tuple[str, ...]
@@ -51,6 +53,7 @@ class Launch(Value):
     here: Callable[[Callable[[], None]], int] | None = None
     gateway_log: GatewayLog | None = None
     limited: CommandLimits | None = None
+    scratch: tuple[bytes, ...] = ()
 
 
 #: The helper itself starts with this and nothing of the caller's: it can be read in /proc.
@@ -102,4 +105,5 @@ def helper_launch(spec: ExecSpec, *, relays: bool = True) -> Launch:
         relays=relays,
         close=close,
         uid=spec.uid if spec.uid >= 0 else None,
+        scratch=spec.scratch,
     )

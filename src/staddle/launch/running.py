@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     Kept = TypeVar("Kept", HeadTail, Tail)
 
+#: Where a process has the private directories of its launch.
+_SCRATCH = "_staddle_scratch"
 #: How long a launcher gets to end its command after SIGTERM, before SIGKILL.
 GRACE = 5.0
 #: What start() decides itself: overriding any of it would start something else than was prepared.
@@ -59,6 +61,7 @@ def start(launch: Launch, *, group: int | None = None, **kwargs: Any) -> subproc
             open_files.hand_down(process.pid)
         streams = (process.stdin, process.stdout, process.stderr)
         give_pipes(launch.uid, (0, 1, 2, *(stream.fileno() for stream in streams if stream is not None)))
+        vars(process)[_SCRATCH] = launch.scratch
         if launch.limited is not None:
             from weakref import finalize
 
@@ -115,6 +118,10 @@ def end(process: subprocess.Popen[Any]) -> None:
     if children is not None:
         # Mostly they die of its end, a moment later. One that bwrap had not yet bound to itself does not.
         children.end(GRACE / 2)
+    if scratch := vars(process).get(_SCRATCH):
+        from ..files import remove_tree
+
+        remove_tree.remove(scratch)  # usually gone; whoever was to remove it may have been killed
 
 
 def _children(pid: int) -> Children | None:

@@ -1,0 +1,56 @@
+"""Nothing is left of a launch that had to be killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from staddle import Policy, Sandbox, wrap
+from staddle.launch import running
+from staddle.launch.contract import Launch
+from tests.support.waiting import until
+
+
+def test_private_directories_of_a_launcher_that_was_killed_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "GRACE", 0.1)
+    top = tmp_path / "private"
+    (top / "0/deep").mkdir(parents=True)
+    (top / "0/link").symlink_to(tmp_path)
+    (tmp_path / "kept").touch()
+    deaf = "trap '' TERM; echo; while :; do sleep 0.1; done"
+    launch = Launch(("/bin/sh", "-c", deaf), dict(os.environ), "/", scratch=(os.fsencode(top),))
+    process = running.start(launch, stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        running.end(process)
+    assert not top.exists()
+    assert (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize("kind", ["command", "session"])
+def test_a_landlock_supervisor_that_is_killed_leaves_no_private_directory(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "GRACE", 0.1)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    tmp_path.chmod(0o1777)
+    fill = "cd $HOME; for i in $(seq 100); do mkdir d; cd d; done; "
+    if kind == "command":
+        with pytest.raises(subprocess.TimeoutExpired):
+            wrap(
+                ["sh", "-c", fill + "trap '' TERM; sleep 1000"],
+                policy=Policy.agent(),
+                backend="landlock",
+                best_effort=True,
+            ).run(timeout=2)
+    else:
+        with Sandbox(backend="landlock", best_effort=True) as sb:
+            sb.run(fill)
+            sb._now().agent.kill()
+    assert until(lambda: not [path for path in tmp_path.iterdir() if path.name.startswith("staddle-")])
