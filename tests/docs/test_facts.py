@@ -17,6 +17,7 @@ from staddle.jail.agents import AGENTS
 from staddle.network.host.gateway_process import GatewayBounds
 from staddle.policy.environment import PRESETS
 from staddle.policy.protected import REASONS
+from staddle.sandbox.open.settings import MODES
 
 pytestmark = pytest.mark.same_for_everyone
 
@@ -95,7 +96,7 @@ def test_environment_presets() -> None:
 
 def test_modes_of_a_workspace() -> None:
     found = rows("sessions.md", "`mode`")
-    assert {code(row[0])[0] for row in found} == {"overlay", "bind", "readonly"}
+    assert {code(row[0])[0] for row in found} == set(MODES)
     default = inspect.signature(Sandbox).parameters["mode"].default
     assert [code(row[0])[0] for row in found if "(default)" in row[0]] == [default]
 

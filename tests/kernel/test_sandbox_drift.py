@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Sandbox, Snapshot
+from staddle.errors import CommitRefused, InvalidCall
 from staddle.layers.drift import Drift, now
 
 
@@ -126,3 +127,39 @@ def test_a_link_of_the_host_is_not_followed(sandbox: Sandbox, project: Path, tmp
     os.symlink(tmp_path / "outside", project / "link")
     (tmp_path / "outside/file").touch()
     assert snapshot.drift().paths == ("/workspace/link",)
+
+
+def test_a_copy_is_frozen(project: Path) -> None:
+    with Sandbox(project, mode="copy") as sandbox:
+        assert sandbox.enforced.backend == "namespaces"
+        assert not [gap for gap in sandbox.enforced.gaps if gap.protection == "layers"]
+        sandbox.run("echo mine > other")
+        snapshot = sandbox.snapshot()
+        (fork,) = sandbox.fork()
+        edit(project)
+        seen = "cat file other; ls sub"
+        then = "of the host\nmine\ndeep\ngone\n"
+        assert sandbox.run(seen).stdout == then
+        assert not sandbox.restore(snapshot).drift
+        assert sandbox.run(seen).stdout == then
+        with fork:
+            assert fork.run(seen).stdout == then
+            assert [change.path for change in fork.diff()] == ["/workspace/other"]
+        assert not snapshot.drift()
+        assert not sandbox.drift()
+        sandbox.commit()
+        assert (project / "other").read_text() == "mine\n"
+        assert (project / "file").read_text() == "later\n"
+        sandbox.run("echo both > file")
+        assert sandbox.diff()[0].conflict
+        with pytest.raises(CommitRefused):
+            sandbox.commit()
+        sandbox.discard()  # the host, as it is now
+        assert sandbox.run("cat file other; ls sub").stdout == "later\nmine\ndeep\nnew\n"
+
+
+def test_a_copy_is_not_kept_and_needs_a_workspace_to_be_one() -> None:
+    with pytest.raises(InvalidCall, match="contradict"):
+        Sandbox(mode="copy", keep="fix")
+    with Sandbox(mode="copy") as sandbox:
+        assert sandbox.run("echo x > y; cat y").stdout == "x\n"

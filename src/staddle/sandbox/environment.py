@@ -31,6 +31,7 @@ from ..policy.paths import WORKSPACE_PATH
 from ..shell.command import CommandSpec
 from . import arguments, files
 from .execution import Execution, drive
+from .open.settings import APART
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ class SandboxEnvironment(EnvironmentBase):
         return (*super()._variables(), self._sandbox._settings.env)
 
     def _refuse_protected(self, name: str) -> None:
-        if self._sandbox._settings.mode != "overlay":  # else commit checks it, before the host has it
+        if self._sandbox._settings.mode not in APART:  # else commit checks it, before the host has it
             super()._refuse_protected(name)
 
 

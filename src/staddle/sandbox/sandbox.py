@@ -56,11 +56,12 @@ class Sandbox(WorkspaceMethods):
     """A confined place to run commands in, open until `close()`.
 
     `workspace` is a directory of the host, seen at /workspace. With `mode="overlay"` changes to
-    it stay in the sandbox, with "bind" they are made directly, with "readonly" there are none.
-    Without one, /workspace is empty and gone with the sandbox. `env` are variables for
-    everything in it. What cannot be enforced raises PolicyNotEnforceable before anything
-    runs, or, with `best_effort`, is listed in `enforced`. `keep` is a name under which the
-    changes stay when it is closed, for the next sandbox of that name and for `staddle diff`.
+    it stay in the sandbox; with "copy" as well, and later edits on the host are not seen; with
+    "bind" they are made directly, with "readonly" there are none. Without one, /workspace is empty
+    and gone with the sandbox. `env` are variables for everything in it. What cannot be enforced
+    raises PolicyNotEnforceable before anything runs, or, with `best_effort`, is listed in `enforced`.
+    `keep` is a name under which the changes stay when it is closed, for the next sandbox of that
+    name and for `staddle diff`.
     `on_connect` decides about destinations that the policy's network leaves open; what it does not
     answer with True within `on_connect_timeout` seconds is refused. `identity`, `environment` and
     `base` are the policy's fields of these names.

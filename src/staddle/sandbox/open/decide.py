@@ -21,6 +21,7 @@ from ...policy.host_sockets import mask_host_sockets
 from ...policy.paths import WORKSPACE_PATH
 from ...policy.plan import cache, cached
 from ...policy.workspace import compile_session
+from .settings import APART
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,8 +67,10 @@ class Decision(Value):
 
 def workspace_kind(settings: SandboxSettings) -> WorkspaceKind:
     """The kind of workspace that a sandbox with these settings has."""
-    if settings.mode != "overlay":
+    if settings.mode not in APART:
         return "direct"
+    if settings.mode == "copy" and settings.workspace is not None:
+        return "copied"
     if settings.keep is not None:
         return "persistent"
     if settings.workspace is None:
@@ -122,7 +125,7 @@ def decide(
         # The agent is a program of ours for the interpreter that runs us; a grant of it must do.
         policy = settings.policy.with_read(os.path.realpath(sys.base_prefix))
         found = _decided(settings, policy, found.backend.name, moved=moved, copy=copy)
-    if kind == "copied":
+    if kind == "copied" and settings.mode != "copy":
         found = _with_gap(found, _copy_gap(found.backend.name))
     if moved:
         return found
@@ -155,7 +158,7 @@ def _decided(
 
         plan, workspace = with_copy(plan, copy, moved=moved), None
     # A layer shows no socket of the host's.
-    plan = mask_host_sockets(plan, but=WORKSPACE_PATH if settings.mode == "overlay" else "")
+    plan = mask_host_sockets(plan, but=WORKSPACE_PATH if settings.mode in APART else "")
     asking = name, settings.mode, settings.best_effort
     if (known := cached(plan, asking)) is not None:
         return known  # type: ignore[no-any-return]
@@ -188,7 +191,7 @@ def _enforced_limits(limits: Limits, mode: str) -> tuple[tuple[EnforcedLimit, ..
     from ...limits.enforced import enforced_limits
 
     return enforced_limits(
-        limits, host_cgroups.support(), inside=True, layer="directory" if mode == "overlay" else "none"
+        limits, host_cgroups.support(), inside=True, layer="directory" if mode in APART else "none"
     )
 
 
@@ -198,7 +201,7 @@ def _with_defaults(enforced: Enforcement, limits: Limits, mode: str) -> Enforcem
     from ...limits.enforced import OF_SESSION, enforced_defaults, session_cgroups
 
     if enforced.backend == _LAYERED:
-        layer: Literal["directory", "none"] = "directory" if mode == "overlay" else "none"
+        layer: Literal["directory", "none"] = "directory" if mode in APART else "none"
         holds, gaps = enforced_defaults(limits, session_cgroups(limits), by=OF_SESSION, layer=layer)
     else:
         holds, gaps = enforced_defaults(limits, CgroupSupport(()), by={})

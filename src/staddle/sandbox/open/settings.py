@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from ...network.host.approval_calls import OnConnect
     from ...policy.identity import Identity
 
-MODES = ("overlay", "bind", "readonly")
+MODES = ("overlay", "copy", "bind", "readonly")
+#: Those in which changes stay in the sandbox until a commit.
+APART = ("overlay", "copy")
 
 _USUAL: list[Policy] = []  # what a sandbox has that is not given a policy, once it was needed
 
