@@ -174,14 +174,14 @@ class Leftovers:
         self._before = set(self._listed())
 
     def left(self) -> list[str]:
-        """What is there now and was not before, once it had time to go. Also reaps what has ended."""
+        """What is there and was not before, once it had time to go. Also reaps what has ended."""
+        return none_left(self.now)
 
-        def listed() -> list[str]:
-            reap()
-            running = [f"process {_shown(pid)}" for pid in descendants(os.getpid())]
-            return running + sorted(set(self._listed()) - self._before)
-
-        return none_left(listed)
+    def now(self) -> list[str]:
+        """What is there and was not before, and every process below this one."""
+        reap()
+        running = [f"process {_shown(pid)}" for pid in descendants(os.getpid())]
+        return running + sorted(set(self._listed()) - self._before)
 
     def _listed(self) -> Iterator[str]:
         for place in self._places:

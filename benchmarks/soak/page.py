@@ -105,12 +105,13 @@ def _table(rows: dict[tuple[str, str], tuple[str, ...]], parts: tuple[Part, ...]
     for part in parts:
         for user in USERS:
             cells = rows.get((part.name, user))
-            if cells is None:
-                missing.append(f"`{part.name}` as {user}")
+            if cells is None or cells[2] == "0":
+                why = cells[-1].rpartition("not run: ")[2] if cells else ""
+                missing.append(f"`{part.name}` as {user}{why and f' ({why})'}")
                 continue
             lines.append(f"| {' | '.join(cells)} |")
             done = int(cells[2].replace(",", ""))
-            if done < part.count and "not run" not in cells[-1]:
+            if done < part.count:
                 scaled.append(f"`{part.name}` as {user} ({done:,} of {part.count:,})")
     lines.append("")
     if scaled:
