@@ -11,10 +11,12 @@ from __future__ import annotations
 import os
 
 from .backends import choose
-from .errors import AlreadyWrapped, PolicyError
+from .errors import AlreadyWrapped, CommandNotFound, PolicyError
+from .launch.view import hidden_program
 from .policy.compiler import asking, compile
 from .policy.host_sockets import mask_host_sockets
 from .policy.network import PATIENCE, whole_seconds
+from .policy.resolution import current_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +54,11 @@ class WrappedCommand:
         self.backend = enforced.backend
 
     def popen(self, **kwargs: Any) -> subprocess.Popen[Any]:
-        """Start it. Takes what `subprocess.Popen` takes, but for what confines the command."""
+        """Start it. Takes what `subprocess.Popen` takes, but for what confines the command.
+
+        `terminate` and `send_signal` reach every process of the command; `kill` ends them all. On bwrap a
+        signal that is sent to the `pid` in another way ends all as well.
+        """
         from .launch.running import start
 
         launch = self.launch()
@@ -132,15 +138,20 @@ def wrap(
 ) -> WrappedCommand:
     """The same command, confined by `policy`, ready to be started.
 
-    `on_connect` decides about destinations that the policy's network leaves open; what it does not
-    answer with True within `on_connect_timeout` seconds is refused.
+    A program that is named by its path can be read, unless the policy denies it; nothing beside it can.
+    One that stays hidden is CommandNotFound. `on_connect` decides about destinations that the policy's
+    network leaves open; what it does not answer with True within `on_connect_timeout` seconds is refused.
 
     Raises PolicyError for a policy that means nothing, PolicyNotEnforceable when it cannot
     be held here, BackendUnavailable when nothing here can confine. Never returns a command
     that would run with less.
     """
     command = checked(argv)
-    plan = compile(policy, cwd=cwd, env=env)
+    plan = (
+        compile(policy, cwd=cwd, env=env)
+        if backend == "native"
+        else _compile_for(command[0], policy, cwd, env)
+    )
     if on_connect is None:
         return prepare(command, plan, backend=backend, best_effort=best_effort)
     from .network.host import approval_calls
@@ -151,6 +162,23 @@ def wrap(
     if ask is not None:
         made.decide_with(approval_calls.ApprovalCalls(ask, plan.network, plan.asks))
     return made
+
+
+def _compile_for(program: str, policy: Policy, cwd: str | None, env: Mapping[str, str] | None) -> Plan:
+    """The plan with `program` in it, if it is named by its path. CommandNotFound if the policy denies it."""
+    plan = compile(policy, cwd=cwd, env=env)
+    hidden = hidden_program(plan, program)
+    if not hidden:
+        return plan
+    base = cwd or current_directory()
+    plan = compile(policy.with_read(hidden), cwd=plan.cwd, env=env, base=base)
+    if hidden_program(plan, program):
+        raise CommandNotFound(
+            f"{program!r} is not visible inside",
+            why=f"the policy does not let {hidden!r} be read",
+            fix="deny less, or name another program",
+        )
+    return plan
 
 
 def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) -> WrappedCommand:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from staddle import Policy, StaddleError, wrap
+from staddle import LocalEnvironment, Policy, StaddleError, wrap
 from staddle.errors import (
     AlreadyWrapped,
     BackendUnavailable,
+    CommandNotFound,
     PolicyError,
     PolicyNotEnforceable,
     UnknownBackend,
@@ -141,6 +142,49 @@ def test_env_and_cwd_are_of_the_inside(backend: str, tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_seen_is_no_place_to_start(tmp_path: Path) -> None:
     with pytest.raises(PolicyError):
         wrap(["true"], Policy.agent(), cwd=str(tmp_path))
+
+
+@confined
+def test_a_program_named_by_its_path_can_be_run_and_nothing_beside_it(backend: str, tmp_path: Path) -> None:
+    (tmp_path / "beside").write_text("secret")
+    tool = tmp_path / "tool"
+    tool.write_text('#!/bin/sh\necho ran; cat "${0%/*}/beside"\n')
+    tool.chmod(0o755)
+    (tmp_path / "link").symlink_to(tool)
+    for name in (tool, tmp_path / "link"):
+        done = wrap([str(name)], Policy.agent(), backend=backend, cwd="/").run(capture_output=True, text=True)
+        assert done.stdout == "ran\n", done
+    with pytest.raises(CommandNotFound, match="not visible inside"):
+        wrap([str(tool)], Policy.agent().with_deny(str(tmp_path)), backend=backend, cwd="/")
+
+
+def test_a_program_that_an_agent_names_stays_hidden(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    tool = tmp_path / "tool"
+    tool.write_text("#!/bin/sh\necho ran\n")
+    tool.chmod(0o755)
+    with LocalEnvironment(tmp_path / "work") as env, pytest.raises(CommandNotFound, match="not visible"):
+        env.exec_command(str(tool))
+
+
+@confined
+def test_a_signal_of_popen_reaches_the_command(backend: str) -> None:
+    script = "trap 'echo caught; exit 7' TERM; echo ready; while :; do sleep 0.01; done"
+    process = wrap(["sh", "-c", script], Policy.agent(), backend=backend).popen(stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.terminate()
+    assert process.communicate()[0] == b"caught\n"
+    assert process.returncode == 7
+    process.terminate()  # it has ended: nothing is done
+    stubborn = wrap(
+        ["sh", "-c", "trap '' TERM; echo ready; exec sleep 1000"], Policy.agent(), backend=backend
+    )
+    process = stubborn.popen(stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.kill()
+    assert process.communicate()[0] == b"", "and with it went what held the pipe"
 
 
 @confined

@@ -12,7 +12,7 @@ from ..launch.view import find_program
 from ..policy.compiler import compile
 from ..policy.paths import covers
 from ..policy.plan import Layered
-from ..wrapping import WrappedCommand, checked, prepare, wrap
+from ..wrapping import WrappedCommand, checked, prepare
 from . import writable_paths
 
 TYPE_CHECKING = False
@@ -218,7 +218,9 @@ class CommandConfinement:
     ) -> WrappedCommand:
         if backend == "native":
             argv = ["setsid", *argv]  # a session of its own, by which all of it is found at the end
-        return wrap(argv, policy, backend=backend, cwd=cwd, env=env, best_effort=self._record)
+        # Not by `wrap`, which lets a program be read that is named by its path: here an agent names it.
+        plan = compile(policy, cwd=cwd, env=env)
+        return prepare(checked(argv), plan, backend=backend, best_effort=self._record)
 
 
 def _visible(policy: Policy, directory: str, otherwise: str) -> str:

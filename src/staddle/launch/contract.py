@@ -28,8 +28,9 @@ class Launch(Value):
     `status` is the read end of a pipe on which the launcher tells how far it came, and
     `failure` turns what was read there into a sentence when the command never started; the
     pipe is the taker's to close. `relays` says that the started process passes signals on
-    to everything it started. `close` releases our copies of `pass_fds` and whatever else was
-    kept for the start: call it once the process is started, or will not be. It never raises.
+    to everything it started, `is_monitored` that it does not, and is not the command either.
+    `close` releases our copies of `pass_fds` and whatever else was kept for the start: call it once the
+    process is started, or will not be. It never raises.
     `uid` is who the command will be on the host where that is not the caller (root's sandbox
     has an unused id): a pipe made for its streams must belong to it, or it cannot open /dev/stdout.
     `here`, where there is one, starts the same as a child of this process instead of `argv`:
@@ -48,6 +49,7 @@ class Launch(Value):
     status: int | None = None
     failure: Callable[[bytes], str | None] = lambda _: None
     relays: bool = False
+    is_monitored: bool = False
     close: Callable[[], None] = lambda: None
     uid: int | None = None
     here: Callable[[Callable[[], None]], int] | None = None

@@ -8,6 +8,7 @@ import time
 
 from ..errors import CommandCancelled, LaunchFailed, PolicyError
 from .output import HeadTail
+from .signals import SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ _OURS = (
 
 def start(launch: Launch, *, group: int | None = None, **kwargs: Any) -> subprocess.Popen[Any]:
     """Start `launch` as a Popen. Takes what Popen takes, but for what confines the command."""
-    import subprocess
-
     try:
         for name in kwargs:
             if name in _OURS:
@@ -47,7 +46,7 @@ def start(launch: Launch, *, group: int | None = None, **kwargs: Any) -> subproc
                     why="it is part of the confinement",
                     fix="give cwd and env to wrap(), and grant paths in the policy",
                 )
-        process: subprocess.Popen[Any] = subprocess.Popen(
+        process: subprocess.Popen[Any] = _popen_class(launch)(
             launch.argv,
             env=launch.env,
             cwd=launch.cwd,
@@ -75,6 +74,16 @@ def start(launch: Launch, *, group: int | None = None, **kwargs: Any) -> subproc
         raise
     finally:
         launch.close()
+
+
+def _popen_class(launch: Launch) -> type[subprocess.Popen[Any]]:
+    if launch.is_monitored:
+        from .monitored_popen import MonitoredPopen
+
+        return MonitoredPopen
+    import subprocess
+
+    return subprocess.Popen
 
 
 def not_startable(launch: Launch, error: OSError) -> LaunchFailed:
@@ -106,7 +115,7 @@ def end(process: subprocess.Popen[Any]) -> None:
         return
     children = _children(process.pid)
     try:
-        process.terminate()
+        subprocess.Popen.send_signal(process, SIGTERM)  # the launcher itself, also one that passes nothing on
     finally:
         if children is not None and process.returncode is None:  # else terminate() found that it has ended
             children.go_on()

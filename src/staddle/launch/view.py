@@ -6,10 +6,24 @@ import os
 
 from ..errors import CommandNotFound
 from ..events import Event
+from ..policy.paths import covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..policy.plan import Plan
+
+
+def hidden_program(plan: Plan, name: str) -> str:
+    """The path of an executable file that is named by its path and cannot be seen inside; "" otherwise."""
+    if "/" not in name or plan.base:
+        return ""
+    path = os.path.normpath(os.path.join(plan.cwd, name))
+    real = os.path.realpath(path)
+    if plan.shows(real) and (plan.shows(path) or any(covers(link.path, path) for link in plan.links)):
+        return ""
+    if plan.outside(real) != real:
+        return ""  # there is something else at that place inside
+    return path if os.path.isfile(real) and os.access(real, os.X_OK) else ""
 
 
 def find_program(plan: Plan, name: str) -> str:

@@ -143,6 +143,7 @@ def _launch(
         pass_fds=give.all(),
         status=reading,
         failure=failure,
+        is_monitored=True,
         close=give.close,
         uid=starter.unprivileged_uid,
         gateway_log=gateway_log,
