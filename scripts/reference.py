@@ -189,6 +189,7 @@ TOPICS = {
                 "LocalEnvironment",
                 "CommandResult",
                 "Workspace",
+                "Task",
                 "Jail",
                 "RunOpts",
                 "new_jail",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .errors import PolicyNotEnforceable, StaddleError
     from .events import Event
     from .jail.jail import Jail, RunOpts, new_jail
+    from .jail.task import Task
     from .jail.workspace import Workspace
     from .layers.changes import Change
     from .policy import Identity, Limits, Network, Plan, Policy
@@ -55,6 +56,7 @@ __all__ = [
     "Sandbox",
     "Snapshot",
     "StaddleError",
+    "Task",
     "Workspace",
     "WrappedCommand",
     "doctor",
@@ -85,6 +87,7 @@ _HOME = {
     "Sandbox": "sandbox.sandbox",
     "Snapshot": "sandbox.workspace.snapshot",
     "StaddleError": "errors",
+    "Task": "jail.task",
     "Workspace": "jail.workspace",
     "WrappedCommand": "wrapping",
     "doctor": "diagnosis",

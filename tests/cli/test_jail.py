@@ -163,11 +163,13 @@ def test_an_agent_is_run_on_a_prompt(name: str, world: World) -> None:
     program = world.top / "home/.local/bin/codex"
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     program.chmod(0o755)
+    assert "nothing to run" in jail("run", name, "--agent", "codex", status=125).stderr
     done = jail("run", name, "--agent", "codex", "--prompt", "--fix 'it'\nall")
     assert done.stdout == "exec\n--dangerously-bypass-approvals-and-sandbox\n--\n--fix 'it'\nall\n"
     assert "claude, codex" in jail("run", name, "--agent", "hal", "--", "true", status=125).stderr
     assert "--agent" in jail("run", name, "--prompt", "x", status=125).stderr
-    assert "nothing to run" in jail("run", name, "--agent", "codex", status=125).stderr
+    again = jail("run", name, "--agent", "codex").stdout
+    assert again == done.stdout  # the prompt is kept
 
 
 @pytest.mark.same_for_everyone

@@ -36,6 +36,7 @@ PUBLIC = (
     "Sandbox",
     "Snapshot",
     "StaddleError",
+    "Task",
     "Workspace",
     "WrappedCommand",
     "doctor",

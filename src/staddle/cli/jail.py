@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
 from ..display import shown, shown_block
 from ..errors import UsageError
+from ..jail.task import Task
 from ..jail.workspace import Workspace
 from ..policy.limits import parse_duration
+from .jail_options import AUTHOR, PROMPT_FILE, prompt_of, with_defaults
 from .options import HELP, Option, Parsed, help_rows, parse
 
 TYPE_CHECKING = False
@@ -26,14 +29,15 @@ usage: staddle jail COMMAND [options] ...
 
 {commands}
 
-WS is a workspace: its name, the start of it, its branch, or its path.
+WS is a workspace: its name, the start of it, its branch, its path, or its reference.
 
   staddle jail create .                                          prints the name of a new one
   staddle jail run WS --agent claude --prompt 'fix the tests' --network allow --timeout 1h
   staddle jail run WS -- make test
   staddle jail diff WS                                           then commit, publish, rm
 
-`staddle jail COMMAND --help` lists the options of each.
+`staddle jail COMMAND --help` lists the options of each. Those of run, shell, attach and commit can be in a
+file: $STADDLE_JAIL_CONFIG, else ~/.config/staddle/jail.toml.
 """
 
 
@@ -55,7 +59,7 @@ def main(words: Sequence[str]) -> int:
     if parsed.on("help"):
         print(f"{text[0].upper()}{text[1:]}.\n\nusage: staddle jail {form}\n\n{help_rows(options)}")
         return 0
-    return function(parsed)
+    return function(_configured(parsed, options) if name == "commit" else parsed)
 
 
 def _go_in(name: str, words: Sequence[str]) -> int:
@@ -64,13 +68,21 @@ def _go_in(name: str, words: Sequence[str]) -> int:
     options, go = {
         "run": (jail_run.RUN_OPTIONS, jail_run.run),
         "shell": (jail_run.SHELL_OPTIONS, jail_run.shell),
+        "attach": (jail_run.ATTACH_OPTIONS, jail_run.attach),
     }[name]
     parsed = _parsed(words, options, f"jail {name}")
     if parsed.on("help"):
         return jail_run.print_help(name)
     if not parsed.words:
         raise UsageError("no workspace is named", fix="`staddle jail ls` lists them")
+    parsed = _configured(parsed, options)
     return go(Workspace.find(parsed.words[0]), parsed.replace(words=parsed.words[1:]))
+
+
+def _configured(parsed: Parsed, options: Sequence[Option]) -> Parsed:
+    from .jail_run import RUN_OPTIONS
+
+    return with_defaults(parsed, options, RUN_OPTIONS)
 
 
 def _parsed(words: Sequence[str], options: Sequence[Option], command: str) -> Parsed:
@@ -97,7 +109,10 @@ def _one(parsed: Parsed) -> Workspace:
 def _create(parsed: Parsed) -> int:
     if len(parsed.words) != 1:
         raise UsageError("name one repository", fix="staddle jail create .")
-    made = Workspace.create(parsed.words[0], parsed.one("branch"), parsed.one("base") or "HEAD")
+    said = {name: parsed.one(name) or "" for name in ("reference", "title", "session")}
+    task = Task(repository=parsed.one("for") or "", prompt=prompt_of(parsed) or "", **said)
+    given = None if task == Task() else task
+    made = Workspace.create(parsed.words[0], parsed.one("branch"), parsed.one("base") or "HEAD", task=given)
     if parsed.on("json"):
         _print_json(_data(made))
     else:
@@ -165,7 +180,7 @@ def _commit(parsed: Parsed) -> int:
     if not message:
         raise UsageError("--message is missing", fix="say what was done: --message TEXT")
     with workspace.claim():
-        commit = workspace.commit_all(message)
+        commit = workspace.commit_all(message, author=parsed.one("author"))
     print(commit if commit else "nothing to commit")
     return 0
 
@@ -173,10 +188,26 @@ def _commit(parsed: Parsed) -> int:
 def _publish(parsed: Parsed) -> int:
     workspace = _one(parsed)
     planted = (*workspace.worth_a_look(), *workspace.inspect())
-    workspace.publish()
+    workspace.publish(parsed.one("remote"))
     for item in planted:
         print(f"staddle: look at {_told(item)}", file=sys.stderr)
     print(f"{shown(workspace.branch)} at {workspace.tip()}")
+    return 0
+
+
+def _path(parsed: Parsed) -> int:
+    sys.stdout.buffer.write(os.fsencode(_one(parsed).path) + b"\n")
+    return 0
+
+
+def _cd(parsed: Parsed) -> int:
+    """A line for the user's shell, and on standard error what would run commands there."""
+    import shlex
+
+    workspace = _one(parsed)
+    for item in workspace.inspect():
+        print(f"staddle: look at {_told(item)}", file=sys.stderr)
+    sys.stdout.buffer.write(b"cd -- " + os.fsencode(shlex.quote(workspace.path)) + b"\n")
     return 0
 
 
@@ -221,6 +252,7 @@ def _agents(parsed: Parsed) -> int:
 
 def _facts(workspace: Workspace) -> dict[str, object]:
     record = workspace.record
+    task = [(name.replace("repository", "for"), said) for name, said in workspace.task.as_dict().items()]
     return {
         "name": workspace.name,
         "state": workspace.status,
@@ -229,14 +261,16 @@ def _facts(workspace: Workspace) -> dict[str, object]:
         "base": workspace.base,
         "tree": workspace.path,
         "repository": workspace.repository,
+        **{name: said for name, said in task if said},
     }
 
 
 def _data(workspace: Workspace) -> dict[str, object]:
     """The facts for a program: moments instead of how long ago."""
     facts, record = _facts(workspace), workspace.record
-    del facts["since"]
-    return {**facts, "created": record.created, "changed": record.changed}
+    for name in ("since", "for", *Task._fields[1:]):
+        facts.pop(name, None)
+    return {**facts, "task": workspace.task.as_dict(), "created": record.created, "changed": record.changed}
 
 
 def _told(item: PlantedFile) -> str:
@@ -274,6 +308,7 @@ if TYPE_CHECKING:
 _INSIDE = {
     "run": ("run WS -- COMMAND", "run a command or an agent in it, confined"),
     "shell": ("shell WS", "work in it yourself, confined as an agent would be"),
+    "attach": ("attach WS", "continue its agent's conversation on your terminal, confined"),
 }
 #: name: (form, what it does, options, function).
 _COMMANDS: dict[str, _Row] = {
@@ -283,6 +318,12 @@ _COMMANDS: dict[str, _Row] = {
         (
             Option("branch", "NAME", "the new branch (default: staddle/<name>)"),
             Option("base", "REVISION", "the revision to start from (default: HEAD)"),
+            Option("reference", "REF", "the issue or ticket it is for; one workspace at a time has it"),
+            Option("for", "OWNER/NAME", "the repository that REF belongs to (default: the path of REPO)"),
+            Option("title", "TEXT", "what the work is called"),
+            Option("prompt", "TEXT", "what the agent will be asked, for `jail run --agent NAME`"),
+            PROMPT_FILE,
+            Option("session", "ID", "the id of the agent's first conversation, where it takes one"),
             _JSON,
             HELP,
         ),
@@ -308,15 +349,17 @@ _COMMANDS: dict[str, _Row] = {
     "commit": (
         "commit WS",
         "commit the files of the tree; runs no hook and no filter",
-        (Option("message", "TEXT", "what was done", short="m"), HELP),
+        (Option("message", "TEXT", "what was done", short="m"), AUTHOR, HELP),
         _commit,
     ),
     "publish": (
         "publish WS",
         "record that you reviewed its branch; no command runs in it afterwards",
-        (HELP,),
+        (Option("remote", "REMOTE", "push the branch there first: a remote's name or an address"), HELP),
         _publish,
     ),
+    "path": ("path WS", "print where its tree is", (HELP,), _path),
+    "cd": ("cd WS", 'print the line that enters it: eval "$(staddle jail cd WS)"', (HELP,), _cd),
     "rm": (
         "rm WS...",
         "remove it; the branch stays",

@@ -1,14 +1,15 @@
-"""`staddle jail run` and `jail shell`: a command, an agent or a person in a workspace, confined."""
+"""`staddle jail run`, `shell` and `attach`: a command, an agent or a person in a workspace, confined."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from ..errors import CommandNotFound, UsageError
-from ..jail.agents import AGENTS, agent_named
-from ..jail.jail import ConfinedJail, RunOpts, new_jail
+from ..errors import CommandNotFound, StaddleError, UsageError
+from ..jail.agents import AGENTS, LATEST, Agent, agent_named
+from ..jail.jail import ConfinedJail, RunOpts, bootstrap, new_jail
 from ..policy import Network, Policy
+from .jail_options import AUTHOR, PROMPT_FILE, prompt_of
 from .options import HELP, RUNNING, Option, Parsed, asked_of, help_rows, reworded
 from .report import attended, captured, print_report, say_gaps, say_violations
 
@@ -16,7 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..jail.agents import Agent
     from ..jail.workspace import Workspace
     from ..jail.workspace_run import Runner, WorkspaceRun
     from ..wrapping import WrappedCommand
@@ -28,19 +28,28 @@ _SHARED = reworded(
     disk="refused: a jail writes to its tree directly",
     network="deny (default), open, loopback[=PORT,...], packages, allow (and the agent's hosts)",
 )
+_PERSON = (AUTHOR, Option("verbose", "", "print what is run, where and how on standard error", short="v"))
 _AGENT = (
     Option("agent", "NAME", "grant what this coding agent needs of your home (see `staddle jail agents`)"),
     Option("key-env", "NAME", "give the agent the API key from this environment variable"),
     Option("key-file", "FILE", "give the agent the API key from this file"),
 )
+_MODEL = Option("model", "NAME", "let the --agent use this model")
 RUN_OPTIONS = (
-    Option("prompt", "TEXT", "run the --agent on this task"),
+    Option("prompt", "TEXT", "run the --agent on this task (default: the one of `jail create`)"),
+    PROMPT_FILE,
     *_AGENT,
+    _MODEL,
+    Option("resume", "SESSION", "let the --agent continue this conversation, or its `last` one"),
+    Option("commit", "TEXT", "commit what is left uncommitted, with this message"),
+    *_PERSON,
     Option("timeout", "SECONDS", "kill it after this time: 90, 2m, 1h (default: none, or the policy file's)"),
     *_SHARED,
     HELP,
 )
-SHELL_OPTIONS = (*_AGENT, *(item for item in _SHARED if item.name not in ("json", "output-cap")), HELP)
+_AT_A_TERMINAL = tuple(item for item in _SHARED if item.name not in ("json", "output-cap"))
+SHELL_OPTIONS = (*_AGENT, *_PERSON, *_AT_A_TERMINAL, HELP)
+ATTACH_OPTIONS = (*_AGENT, _MODEL, *_PERSON, *_AT_A_TERMINAL, HELP)
 #: Options that name paths. Relative ones are relative to where the user stands, not to the workspace.
 _PATHS = ("read", "write", "deny", "socket")
 
@@ -48,11 +57,11 @@ _RUN_HELP = """\
 Run a command, or a coding agent, in a workspace: it can write the tree, your home is hidden.
 
 usage: staddle jail run WS [options] -- COMMAND [ARGUMENTS]
-       staddle jail run WS --agent NAME --prompt TEXT [options]
+       staddle jail run WS --agent NAME [--prompt TEXT] [options]
 
-Standard output and error are passed through, standard input is not connected. There is no
-timeout unless you set one. The exit status is the command's; 124 is a timeout, 125 means that
-staddle could not run it (and prints the reason).
+Standard output and error are passed through, standard input is not connected. What is left
+uncommitted is listed at the end. There is no timeout unless you set one. The exit status is the
+command's; 124 is a timeout, 125 means that staddle could not run it (and prints the reason).
 
 {options}
 """
@@ -67,6 +76,15 @@ its commands from there.
 
 {options}
 """
+_ATTACH_HELP = """\
+Continue an agent's conversation in a workspace, on your terminal, confined as the agent was.
+
+usage: staddle jail attach WS [options]
+
+The agent is the one that ran in it last, or --agent.
+
+{options}
+"""
 #: Statuses of what was ended by a signal that asks for an end: 128 + HUP, INT, QUIT, TERM.
 _ASKED_TO_END = (129, 130, 131, 143)
 
@@ -74,30 +92,118 @@ _ASKED_TO_END = (129, 130, 131, 143)
 def run(workspace: Workspace, parsed: Parsed) -> int:
     """The command, or the agent with its prompt."""
     agent = _agent(parsed)
-    prompt = parsed.one("prompt")
-    if prompt is not None:
-        if agent is None or parsed.words:
-            raise UsageError("--prompt needs --agent, and no command", fix=f"choose {', '.join(AGENTS)}")
-        command = agent.asked(prompt)
-    elif parsed.words and parsed.dashed:
+    for name in ("prompt", "prompt-file", "model", "resume"):
+        if parsed.on(name) and (agent is None or parsed.words):
+            raise UsageError(f"--{name} needs --agent, and no command", fix=f"choose {', '.join(AGENTS)}")
+    given, session = prompt_of(parsed), None
+    prompt = given if given is not None else workspace.task.prompt
+    if parsed.words and parsed.dashed:
         command = list(parsed.words)
+    elif agent is not None and not parsed.words and prompt:
+        session, resume = _conversation(workspace, agent, parsed.one("resume"))
+        command = agent.asked(prompt, model=parsed.one("model"), session=session, resume=resume)
+        session = session or (resume if resume != LATEST else None)
     else:
         raise UsageError(
             "there is nothing to run",
             fix="write staddle jail run WS -- COMMAND, or --agent NAME --prompt TEXT",
         )
     opts, jail = _opts(workspace, command, parsed, command[0])
+    opts = opts.replace(commit=parsed.one("commit"), session=session)
     try:
         with jail.prepare(opts) as running:
+            _keep(workspace, given, session)
+            _say_more(parsed, running, opts)
             status = _captured(running, opts) if parsed.on("json") else _attended(running, opts, parsed)
     except CommandNotFound as error:
         return _refuse(error)
     if not parsed.on("json"):
         say_violations(running.events)
+        _say_uncommitted(workspace, running)
     return status
 
 
-def shell(workspace: Workspace, parsed: Parsed) -> int:
+def attach(workspace: Workspace, parsed: Parsed) -> int:
+    """The agent's conversation, continued by a person."""
+    if parsed.words:
+        raise UsageError(f"staddle jail attach takes no argument {parsed.words[0]!r}")
+    last = workspace.last_session(parsed.one("agent"))
+    if last is None:
+        raise UsageError(
+            "there is no conversation to continue",
+            why=f"{parsed.one('agent') or 'no agent'} was not run in {workspace.name}",
+            fix="`staddle jail run` starts one, `staddle jail shell` needs none",
+        )
+    agent = agent_named(last[0])
+    command = agent.attached(model=parsed.one("model"), resume=last[1] or LATEST)
+    options = {**parsed.options, "agent": [agent.name]}
+    return shell(workspace, parsed.replace(options=options, words=tuple(command)), session=last[1])
+
+
+def _conversation(workspace: Workspace, agent: Agent, resume: str | None) -> tuple[str | None, str | None]:
+    """(session of a new conversation, session to resume): an id of ours where the agent takes one."""
+    if resume is not None:
+        last = workspace.last_session(agent.name)
+        return None, (last[1] if resume == LATEST and last and last[1] and agent.resume else resume)
+    if not agent.session:
+        return None, None
+    given = workspace.task.session
+    if given and given not in {entry.facts.get("session") for entry in workspace.journal()}:
+        return given, None
+    import uuid
+
+    return str(uuid.uuid4()), None
+
+
+def _keep(workspace: Workspace, prompt: str | None, session: str | None) -> None:
+    """Let the task say what was asked last, and in which conversation."""
+    said = {name: value for name, value in (("prompt", prompt), ("session", session)) if value}
+    if said:
+        workspace.update_task(**said)
+
+
+def _say_more(parsed: Parsed, running: WorkspaceRun, opts: RunOpts) -> None:
+    """With --verbose, the facts of the run before it starts. Values of variables are not among them."""
+    if not parsed.on("verbose"):
+        return
+    from ..display import shown
+
+    facts = {
+        "workspace": f"{opts.workspace.name} on {opts.workspace.branch}",
+        "tree": opts.workspace.path,
+        "command": repr(list(opts.command)),
+        "agent": opts.agent.name if isinstance(opts.agent, Agent) else "none",
+        "session": opts.session or "unknown",
+        "backend": running.command.backend,
+        "network": str(running.command.plan.network),
+        "timeout": f"{opts.timeout:g} s" if opts.timeout else "none",
+        "variables": ", ".join(sorted({*(opts.policy.env if opts.policy else ()), *bootstrap(opts)})),
+    }
+    secrets = opts.secrets()
+    for name, value in facts.items():
+        print(f"staddle: {name}: {shown(secrets.text(value))}", file=sys.stderr)
+
+
+def _say_uncommitted(workspace: Workspace, running: WorkspaceRun) -> None:
+    """Print which files are not committed, and how to commit them, or that they were."""
+    from ..display import shown
+
+    if running.committed:
+        print(f"staddle: committed what was left, as {running.committed}", file=sys.stderr)
+        return
+    try:
+        left = workspace.changed_paths()
+    except StaddleError as error:  # the command's own end is not changed by what it left
+        print(f"staddle: {shown(str(error))}", file=sys.stderr)
+        return
+    if left:
+        names = ", ".join(shown(path) for path in left[:5]) + (", …" if len(left) > 5 else "")
+        many = "1 file is" if len(left) == 1 else f"{len(left)} files are"
+        told = f"{many} not committed: {names} (`staddle jail commit {workspace.name} -m TEXT` does that)"
+        print(f"staddle: {told}", file=sys.stderr)
+
+
+def shell(workspace: Workspace, parsed: Parsed, *, session: str | None = None) -> int:
     """bash, or the given command, on the user's terminal."""
     from ..jail.pty_launch import PtyLaunch, on_its_own
 
@@ -107,7 +213,8 @@ def shell(workspace: Workspace, parsed: Parsed) -> int:
     if on_terminal:
         opts = opts.replace(env=(f"TERM={os.environ.get('TERM', 'dumb')}", *opts.env))
     try:
-        with jail.prepare(opts) as running:
+        with jail.prepare(opts.replace(session=session)) as running:
+            _say_more(parsed, running, opts)
             if not on_terminal:
                 status = _attended(running, opts, parsed, stdin=True)
             else:
@@ -122,6 +229,7 @@ def shell(workspace: Workspace, parsed: Parsed) -> int:
     except CommandNotFound as error:
         return _refuse(error)
     say_violations(running.events)
+    _say_uncommitted(workspace, running)
     return status
 
 
@@ -146,6 +254,7 @@ def _opts(
         policy=policy,
         agent=agent,
         best_effort=parsed.on("best-effort"),
+        author=parsed.one("author"),
     )
     return opts, new_jail(parsed.one("backend") or "auto", _runner(program))
 
@@ -227,7 +336,11 @@ def _refuse(error: CommandNotFound) -> int:
 
 
 def print_help(name: str) -> int:
-    """Print the help of run or shell."""
-    text, options = (_RUN_HELP, RUN_OPTIONS) if name == "run" else (_SHELL_HELP, SHELL_OPTIONS)
+    """Print the help of run, shell or attach."""
+    text, options = {
+        "run": (_RUN_HELP, RUN_OPTIONS),
+        "shell": (_SHELL_HELP, SHELL_OPTIONS),
+        "attach": (_ATTACH_HELP, ATTACH_OPTIONS),
+    }[name]
     print(text.format(options=help_rows(options)), end="")
     return 0

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 #: Stands in `command` for what the agent is asked to do.
 PROMPT = "{prompt}"
+#: Stand in `model`, and in `session` and `resume`, for the value.
+MODEL = "{model}"
+SESSION = "{session}"
+#: Stands for the last conversation that the agent had in its directory.
+LATEST = "last"
 
 
 class Agent(Value):
@@ -38,6 +43,10 @@ class Agent(Value):
     agent would obey them too, so a change there is reported after a run; `mixed` are JSON files
     that hold state as well, with the keys that are obeyed. `hosts` are what it has to reach, for a
     network that allows only those.
+
+    `model` are the words that choose a model, `session` those that give a new conversation an id of ours,
+    `resume` those that continue the one of an id, `latest` those that continue the last one in the
+    directory; `interactive` is the command for a person at a terminal. Empty: it has none that we know.
     """
 
     name: str
@@ -48,10 +57,58 @@ class Agent(Value):
     obeyed: tuple[str, ...] = ()
     mixed: tuple[tuple[str, tuple[str, ...]], ...] = ()
     hosts: tuple[str, ...] = ()
+    model: tuple[str, ...] = ()
+    session: tuple[str, ...] = ()
+    resume: tuple[str, ...] = ()
+    latest: tuple[str, ...] = ()
+    interactive: tuple[str, ...] = ()
 
-    def asked(self, prompt: str) -> list[str]:
-        """The command line that does `prompt` without asking back. The prompt stays one argument."""
-        return [word.replace(PROMPT, prompt) for word in self.command]
+    def asked(
+        self, prompt: str, *, model: str | None = None, session: str | None = None, resume: str | None = None
+    ) -> list[str]:
+        """The command line that does `prompt` without asking back. The prompt stays one argument.
+
+        `session` names a new conversation, `resume` continues the one of that id, or the "last" one.
+        PolicyError if this agent has no words for what is asked.
+        """
+        extra = [*self._chosen(model), *self._continued(resume)]
+        if session is not None and resume is None:
+            extra += self._filled("session", SESSION, session)
+        at = next(at for at, word in enumerate(self.command) if word == "--" or PROMPT in word)
+        words = [word.replace(PROMPT, prompt) for word in self.command]
+        return [*words[:at], *extra, *words[at:]]
+
+    def attached(self, *, model: str | None = None, resume: str = LATEST) -> list[str]:
+        """The command line with which a person at a terminal continues a conversation."""
+        if not self.interactive:
+            raise PolicyError(
+                f"{self.name} cannot be attached to",
+                why="its row has no interactive command",
+                fix="use a shell",
+            )
+        return [*self.interactive, *self._chosen(model), *self._continued(resume)]
+
+    def _chosen(self, model: str | None) -> list[str]:
+        return [] if model is None else self._filled("model", MODEL, model)
+
+    def _continued(self, resume: str | None) -> list[str]:
+        if resume is None:
+            return []
+        return self._filled("latest", "", "") if resume == LATEST else self._filled("resume", SESSION, resume)
+
+    def _filled(self, field: str, mark: str, value: str) -> list[str]:
+        words: tuple[str, ...] = getattr(self, field)
+        if not words:
+            raise PolicyError(
+                f"{self.name} has no words for {field}",
+                why="its row says none",
+                fix="give the command yourself",
+            )
+        if value.startswith("-") or "\0" in value or (mark and not value):
+            raise PolicyError(
+                f"the {field} {value!r} cannot be passed on", why="it is empty or like an option"
+            )
+        return [word.replace(mark, value) if mark else word for word in words]
 
     def needs(self, policy: Policy) -> Policy:
         """`policy` with this agent's places, and without those of every other agent."""
@@ -80,6 +137,11 @@ AGENTS: dict[str, Agent] = {
             ),
             mixed=(("~/.claude.json", ("apiKeyHelper", "env", "hooks", "mcpServers")),),
             hosts=("api.anthropic.com", "claude.ai", "platform.claude.com", "console.anthropic.com"),
+            model=("--model", MODEL),
+            session=("--session-id", SESSION),
+            resume=("--resume", SESSION),
+            latest=("--continue",),
+            interactive=("claude", "--permission-mode", "bypassPermissions"),
         ),
         Agent(
             "codex",
@@ -91,6 +153,10 @@ AGENTS: dict[str, Agent] = {
                 *("~/.codex/prompts", "~/.codex/rules", "~/.codex/skills"),
             ),
             hosts=("api.openai.com", "chatgpt.com", "auth.openai.com"),
+            model=("--model", MODEL),
+            resume=("resume", SESSION),
+            latest=("resume", "--last"),
+            interactive=("codex", "--dangerously-bypass-approvals-and-sandbox"),
         ),
         Agent(
             "gemini",
@@ -105,6 +171,10 @@ AGENTS: dict[str, Agent] = {
                 *("generativelanguage.googleapis.com", "cloudcode-pa.googleapis.com"),
                 *("oauth2.googleapis.com", "accounts.google.com"),
             ),
+            model=("--model", MODEL),
+            resume=("--resume", SESSION),
+            latest=("--resume", "latest"),
+            interactive=("gemini", "--approval-mode=yolo"),
         ),
         Agent(
             "qwen",
@@ -113,6 +183,10 @@ AGENTS: dict[str, Agent] = {
             write=("~/.qwen",),
             obeyed=("~/.qwen/settings.json", "~/.qwen/QWEN.md", "~/.qwen/commands", "~/.qwen/extensions"),
             hosts=("chat.qwen.ai", "portal.qwen.ai", "dashscope.aliyuncs.com"),
+            model=("--model", MODEL),
+            resume=("--resume", SESSION),
+            latest=("--continue",),
+            interactive=("qwen", "--approval-mode=yolo"),
         ),
         Agent(
             "cursor",
@@ -122,6 +196,10 @@ AGENTS: dict[str, Agent] = {
             read=("~/.local/share/cursor-agent",),
             obeyed=("~/.cursor/mcp.json", "~/.cursor/hooks.json", "~/.cursor/cli-config.json"),
             hosts=("*.cursor.sh", "cursor.com", "*.cursor.com"),
+            model=("--model", MODEL),
+            resume=(f"--resume={SESSION}",),
+            latest=("--continue",),
+            interactive=("cursor-agent", "--force"),
         ),
         Agent(
             "copilot",
@@ -130,6 +208,10 @@ AGENTS: dict[str, Agent] = {
             write=("~/.copilot",),
             obeyed=("~/.copilot/mcp-config.json", "~/.copilot/config.json", "~/.copilot/agents"),
             hosts=("api.github.com", "github.com", "*.githubcopilot.com"),
+            model=("--model", MODEL),
+            resume=("--resume", SESSION),
+            latest=("--continue",),
+            interactive=("copilot", "--allow-all-tools"),
         ),
         Agent(
             "opencode",
@@ -139,6 +221,10 @@ AGENTS: dict[str, Agent] = {
             read=("~/.opencode",),
             obeyed=("~/.config/opencode",),
             hosts=("api.anthropic.com", "opencode.ai", "models.dev"),
+            model=("--model", MODEL),
+            resume=("--session", SESSION),
+            latest=("--continue",),
+            interactive=("opencode",),
         ),
         Agent(
             "goose",
@@ -147,6 +233,11 @@ AGENTS: dict[str, Agent] = {
             write=("~/.config/goose", "~/.local/share/goose", "~/.local/state/goose"),
             obeyed=("~/.config/goose",),
             hosts=("api.openai.com",),
+            model=("--model", MODEL),
+            session=("--name", SESSION),
+            resume=("--resume", "--name", SESSION),
+            latest=("--resume",),
+            interactive=("goose", "session"),
         ),
         Agent(
             "crush",
@@ -155,6 +246,7 @@ AGENTS: dict[str, Agent] = {
             write=("~/.config/crush", "~/.local/share/crush"),
             obeyed=("~/.config/crush", "~/.local/share/crush/crush.json"),
             hosts=("api.anthropic.com", "catwalk.charm.sh"),
+            model=("--model", MODEL),
         ),
         Agent(
             "amp",
@@ -171,6 +263,9 @@ AGENTS: dict[str, Agent] = {
             write=("~/.aider", "~/.aider.conf.yml"),
             obeyed=("~/.aider.conf.yml",),
             hosts=("api.anthropic.com",),
+            model=("--model", MODEL),
+            latest=("--restore-chat-history",),
+            interactive=("aider",),
         ),
     )
 }

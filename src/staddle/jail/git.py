@@ -21,7 +21,7 @@ import stat
 from ..errors import GitFailed, GitRefused
 from ..linux import fileio
 from ..linux.programs import DIRECTORIES, find
-from ..policy.gitconfig import parse
+from ..policy.gitconfig import parse, parse_subsections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -112,6 +112,17 @@ ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
     "SSH_ASKPASS": "true",
 }
+#: Of the user's variables, those that would give a push another repository than ours.
+_REPOSITORY = (
+    *("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"),
+    *("GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_SHALLOW_FILE"),
+)
+#: Said for a push on top of the user's own config, which brings logins and transports.
+_PUSHING = (
+    *("core.hooksPath=/dev/null", "core.fsmonitor=false", "core.alternateRefsCommand=true"),
+    *("gc.auto=0", "maintenance.auto=false", "push.followTags=false", "push.gpgSign=false"),
+    *("push.recurseSubmodules=no", "submodule.recurse=false", "protocol.ext.allow=never"),
+)
 _ALTERNATES = "objects/info/alternates"
 #: Seconds that one call may take: a hostile tree can be made slow, not endless.
 PATIENCE = 600.0
@@ -157,6 +168,7 @@ def build(where: str, git_directory: str, common: str) -> Git:
         os.symlink(f"{common}/{name}", f"{where}/{name}")
     _write(f"{where}/config", config)
     _write(f"{where}/alternates-then", text(f"{common}/{_ALTERNATES}"))
+    _write(f"{where}/remotes-then", _remotes(common))
     git = Git(where, common)
     git.point_head(head(git_directory))
     return git
@@ -172,12 +184,6 @@ class Git:
         self, command: str, *arguments: str, data: bytes = b"", env: Mapping[str, str] | None = None
     ) -> bytes:
         """Run `git command arguments`; its output. GitFailed: git failed. GitRefused: it was not run."""
-        import subprocess
-
-        from ..launch.contract import Launch
-        from ..launch.running import complete
-        from ..policy.limits import Limits
-
         if command not in COMMANDS:
             raise GitRefused(
                 f"git {command} is not run on a tree that a sandbox could have touched",
@@ -190,9 +196,20 @@ class Git:
         variables = {**(env or {}), **ENVIRONMENT, "GIT_DIR": self.directory}
         if self.tree is not None:
             variables["GIT_WORK_TREE"] = self.tree
+        return self._complete(command, argv, variables, self.tree or "/", data)
+
+    def _complete(
+        self, command: str, argv: tuple[str, ...], variables: dict[str, str], where: str, data: bytes = b""
+    ) -> bytes:
+        import subprocess
+
+        from ..launch.contract import Launch
+        from ..launch.running import complete
+        from ..policy.limits import Limits
+
         try:
             done = complete(
-                Launch(argv, variables, self.tree or "/"),
+                Launch(argv, variables, where),
                 Limits(timeout=PATIENCE, output=None),
                 input=data,
                 capture_output=True,
@@ -206,6 +223,54 @@ class Git:
             )
         output: bytes = done.stdout
         return output
+
+    def remote_url(self, remote: str, repository: str) -> str:
+        """The address of `remote`: the repository's, as it was when the workspace was made, or itself."""
+        named = {
+            name: url for name, _, url in (row.partition("\0") for row in _remotes(self.common).split("\n"))
+        }
+        if remote not in named:
+            if any(letter in remote for letter in "/:") and remote[0] != "-" and remote.isprintable():
+                return os.path.abspath(remote) if is_local(remote) else remote
+            raise GitRefused(
+                f"there is no remote {remote!r}",
+                why=f"the repository has {', '.join(filter(None, named)) or 'none'}",
+                fix="name one of them, or an address",
+            )
+        then = text(f"{self.directory}/remotes-then").split("\n")
+        if f"{remote}\0{named[remote]}" not in then:
+            raise GitRefused(
+                f"the remote {remote!r} has changed since the workspace was made",
+                why=f"it leads to {named[remote]!r} now",
+                fix="if that is right, name the address itself",
+            )
+        url = named[remote]
+        return os.path.normpath(os.path.join(repository, url)) if is_local(url) else url
+
+    def push(self, url: str, branch: str) -> None:
+        """Push the branch to `url`, never by force. Runs no hook, and reads no config of the repository.
+
+        This is the one call with the user's own variables and config: they have the keys. No sandbox could
+        write them. It cannot ask for a password: there is no terminal.
+        """
+        self.check()
+        settings = [word for pin in _PUSHING for word in ("-c", pin)]
+        ref = f"refs/heads/{branch}"
+        argv = (
+            _program(),
+            "--no-pager",
+            *settings,
+            "push",
+            "--quiet",
+            "--no-verify",
+            "--",
+            url,
+            f"{ref}:{ref}",
+        )
+        theirs = {name: value for name, value in os.environ.items() if name not in _REPOSITORY}
+        ours = ("GIT_NO_LAZY_FETCH", "GIT_NO_REPLACE_OBJECTS", "GIT_TERMINAL_PROMPT", "LC_ALL")
+        variables = {**theirs, **{name: ENVIRONMENT[name] for name in ours}, "GIT_DIR": self.directory}
+        self._complete("push", argv, variables, "/")
 
     def check(self) -> None:
         """Refuse a repository whose data leads elsewhere: git would write there with our rights."""
@@ -284,6 +349,28 @@ def _config(common: str) -> str:
         section, _, key = name.partition(".")
         lines.append(f"[{section}]\n\t{key} = {said}\n")
     return "".join(lines)
+
+
+def _remotes(common: str) -> str:
+    """One line a remote of the repository: its name, NUL, where it pushes to."""
+    found: dict[str, str] = {}
+    for section, name, key, value in parse_subsections(text(f"{common}/config")):
+        shown = section == "remote" and name.isprintable() and value.isprintable()
+        if shown and (key == "pushurl" or (key == "url" and name not in found)):
+            found[name] = value
+    return "\n".join(f"{name}\0{url}" for name, url in found.items())
+
+
+def without_login(url: str) -> str:
+    """The address as it may be shown: a name or a token before the host is left out."""
+    scheme, found, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}" if found else url
+
+
+def is_local(url: str) -> bool:
+    """Whether git would take it for a path: no scheme, and no colon before the first slash."""
+    return "://" not in url and ":" not in url.partition("/")[0]
 
 
 def _program() -> str:

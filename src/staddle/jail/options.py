@@ -10,7 +10,7 @@ from ..policy import Policy
 from ..policy.environment import checked, checked_name
 from ..policy.limits import Limits
 from .agents import Agent, agent_named
-from .workspace import IDENTITY
+from .workspace import commit_identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ class RunOpts(Value):
     `timeout` is in seconds, None for no end. `policy` takes the place of
     `Policy.coding_agent(home)`; the workspace is writable under either. `agent` is the name of a
     row in `agents.AGENTS`, or an `Agent`: its places are granted, those of others are not.
-    Setting `cancel` ends the run. `best_effort` runs although something cannot be held.
+    Setting `cancel` ends the run. `best_effort` runs although something cannot be held. `author`,
+    "Name <address>", is who commits. `commit` is a message: what the command leaves uncommitted is committed
+    with it, if the command ended by itself. `session` is the agent's id of its conversation, for the journal.
     """
 
     workspace: Workspace
@@ -42,6 +44,9 @@ class RunOpts(Value):
     agent: Agent | str | None = None
     cancel: threading.Event | None = None
     best_effort: bool = False
+    author: str | None = None
+    commit: str | None = None
+    session: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("command", "env"):
@@ -56,7 +61,10 @@ class RunOpts(Value):
         variables(self.env)
         if self.api_key is not None:
             _checked_key(self.api_key)
-        Limits(timeout=self.timeout)
+        self._set("timeout", Limits(timeout=self.timeout).timeout)  # a text such as 2m is understood
+        commit_identity(self.author)
+        if self.commit is not None and (not self.commit.strip() or "\0" in self.commit):
+            raise PolicyError("the commit message is empty, or has a NUL in it", fix="say what was done")
         if isinstance(self.agent, str):
             self._set("agent", agent_named(self.agent))
         if not (self.agent is None or isinstance(self.agent, Agent)):
@@ -105,7 +113,7 @@ def bootstrap(opts: RunOpts) -> dict[str, str]:
     """The variables of the agent, besides those of every sandbox. PATH is the preset's."""
     key = opts.agent.key if isinstance(opts.agent, Agent) else KEY
     return {
-        **IDENTITY,
+        **commit_identity(opts.author),
         # Housekeeping would rewrite parts of the repository that cannot be written inside.
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": "gc.auto",

@@ -3,6 +3,7 @@
     <data>/staddle/workspaces/<name>/tree            the worktree: all that the agent sees and writes
                                     /git             our own git directory for it (see `git`)
                                     /workspace.json  the record
+                                    /task.json       what the agent is asked to do (see `task`)
                                     /journal.jsonl   what happened, without secrets
                                     /claim           locked while a process uses it
 
@@ -14,9 +15,10 @@ from __future__ import annotations
 import os
 import time
 
-from ..errors import GitFailed, WorkspaceBusy, WorkspaceError
+from ..errors import GitFailed, PolicyError, WorkspaceBusy, WorkspaceError
 from . import git as safe_git
 from . import record as records
+from . import task as tasks
 from . import worktree
 from .review import WITH_REPOSITORIES, GitIndex, PlantedFile, find_planted, worth_a_look
 from .worktree import erase
@@ -32,6 +34,20 @@ IDENTITY = {
     "GIT_COMMITTER_NAME": "staddle agent",
     "GIT_COMMITTER_EMAIL": "agent@staddle.invalid",
 }
+
+
+def commit_identity(author: str | None = None) -> dict[str, str]:
+    """The variables that make git commit as `author`, "Name <address>"; as `IDENTITY` for None."""
+    if author is None:
+        return IDENTITY
+    name, _, rest = author.partition("<")
+    address, end, left = rest.partition(">")
+    good = name.strip() and address.strip() and end and not left.strip() and "<" not in address
+    if not good or not author.isprintable():
+        raise PolicyError(f"the author {author!r} is no identity", fix='write "Name <address>"')
+    return {key: (name if key.endswith("NAME") else address).strip() for key in IDENTITY}
+
+
 #: Files of a worktree's git directory that say: in the middle of something.
 _UNFINISHED = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "rebase-merge", "rebase-apply")
 
@@ -62,9 +78,18 @@ class Workspace:
 
     @classmethod
     def create(
-        cls, repo: str, branch: str | None = None, base: str = "HEAD", *, root: str | None = None
+        cls,
+        repo: str,
+        branch: str | None = None,
+        base: str = "HEAD",
+        *,
+        root: str | None = None,
+        task: tasks.Task | None = None,
     ) -> Workspace:
-        """A worktree of `repo` on the new branch `branch` (default: staddle/<name>), beginning at `base`."""
+        """A worktree of `repo` on the new branch `branch` (default: staddle/<name>), beginning at `base`.
+
+        `task` is kept with it. WorkspaceBusy if another workspace of the repository has its reference.
+        """
         import secrets
 
         git_directory, common = safe_git.locate(os.fspath(repo))
@@ -74,6 +99,8 @@ class Workspace:
         os.mkdir(directory, 0o700)
         with records.Claim(directory):
             try:
+                if task is not None:
+                    tasks.reserve(directory, task, common, directories(root))
                 git = safe_git.build(f"{directory}/git", git_directory, common)
                 made = (name, os.path.realpath(repo), branch or f"staddle/{name}")
                 worktree.fill(git, directory, made, base)
@@ -102,9 +129,11 @@ class Workspace:
 
     @classmethod
     def find(cls, name: str, *, root: str | None = None) -> Workspace:
-        """The workspace that a person means: by its name, the beginning of it, its branch, or its path."""
+        """The workspace that a person means: by its name, the beginning of it, its branch, its path, or the
+        reference of its task."""
         known = cls.list(root=root)
         exact = [item for item in known if name in (item.name, item.branch)]
+        exact = exact or [item for item in known if name and item.has_reference(name)]
         found = exact or [item for item in known if name and item.name.startswith(name)]
         if len(found) == 1:
             return found[0]
@@ -141,6 +170,36 @@ class Workspace:
         """Its record, read now."""
         return records.read(self.directory)
 
+    @property
+    def task(self) -> tasks.Task:
+        """What it is for, read now; an empty task if none was given."""
+        return tasks.read(self.directory)
+
+    def update_task(self, **changes: str) -> tasks.Task:
+        """Change the title, prompt or session of its task; the reference and its repository stay."""
+        if changes.keys() - {"title", "prompt", "session"}:
+            raise WorkspaceError(
+                f"{', '.join(sorted(changes))} cannot be changed", fix="make another workspace"
+            )
+        changed = self.task.replace(**changes)
+        tasks.write(self.directory, changed, self.common)
+        return changed
+
+    def last_session(self, agent: str | None = None) -> tuple[str, str | None] | None:
+        """(agent, its session if that is known) of the last run, or the last of `agent`; None for none."""
+        for entry in reversed(self.journal()):
+            name = entry.facts.get("agent") if entry.what == "began" else None
+            if name and agent in (None, name):
+                return name, entry.facts.get("session")
+        return None
+
+    def has_reference(self, reference: str) -> bool:
+        """Whether its task is for `reference`, and it is not published yet."""
+        try:
+            return self.task.reference == reference and self.record.state != "published"
+        except WorkspaceError:
+            return False
+
     def journal(self) -> tuple[records.JournalEntry, ...]:
         """Its journal, oldest entry first. Commands may contain text of the agent: escape them."""
         return records.read_journal(self.directory)
@@ -160,8 +219,12 @@ class Workspace:
         """Remove the locks of a killed git. The caller must have the claim, and nothing may run in it."""
         worktree.unlock(self.common, self.name, self.branch)
 
-    def publish(self) -> None:
-        """WorkspaceRecord that its branch has been taken over. Only what is `publishable`."""
+    def publish(self, remote: str | None = None) -> None:
+        """Record that its branch has been taken over. Only what is `publishable`.
+
+        With `remote`, a remote of the repository or an address, the branch is pushed there first, never by
+        force. GitFailed: it was not, and nothing is recorded.
+        """
         with self.claim():
             if not self.publishable():
                 raise WorkspaceError(
@@ -169,8 +232,13 @@ class Workspace:
                     why="it is not stopped, has nothing new, or has uncommitted changes",
                     fix="commit_all() what is left, and look at inspect()",
                 )
+            facts = {"branch": self.branch, "commit": self.tip()}
+            if remote is not None:
+                url = self._git.remote_url(remote, self.repository)
+                self._git.push(url, self.branch)
+                facts["remote"] = safe_git.without_login(url)
             self.move_to("published")
-            records.append_journal(self.directory, "published", branch=self.branch, commit=self.tip())
+            records.append_journal(self.directory, "published", None, **facts)
 
     def tip(self) -> str:
         """The commit its branch is at."""
@@ -205,11 +273,13 @@ class Workspace:
         """Whether the tree differs from its branch. The agent's index is not asked: it could say anything."""
         return bool(self.changed_paths())
 
-    def commit_all(self, message: str) -> str | None:
+    def commit_all(self, message: str, *, author: str | None = None) -> str | None:
         """Commit what the tree holds onto the branch; the new commit, or None when there was nothing to do.
 
+        `author` is "Name <address>" (default: the agent of `IDENTITY`).
         No hook, filter or signature is run. Nested repositories are left out, see `inspect`.
         """
+        identity = commit_identity(author)
         self._refuse_unfinished()
         tip = self.tip()
         with GitIndex(self._git) as index:
@@ -219,7 +289,7 @@ class Workspace:
         if tree == self._git.run("rev-parse", "--verify", f"{tip}^{{tree}}").decode().strip():
             return None
         made = self._git.run(
-            "commit-tree", tree, "-p", tip, data=message.encode("utf-8", "surrogateescape"), env=IDENTITY
+            "commit-tree", tree, "-p", tip, data=message.encode("utf-8", "surrogateescape"), env=identity
         )
         commit = made.decode().strip()
         self._git.run("update-ref", f"refs/heads/{self.branch}", commit, tip)

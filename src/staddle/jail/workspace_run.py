@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 
-from ..errors import CommandCancelled, CommandTimeout, StaddleError
+from ..errors import CommandCancelled, CommandTimeout, GitError, StaddleError, WorkspaceError
 from ..events import Event
 from . import record
 from .agents import Agent, changed_settings, fingerprint
@@ -78,11 +78,13 @@ class WorkspaceRun:
     """One command in one workspace, as a context: start `command`, then call `ended(status)`.
 
     If `ended` was not called, an exception ended the run, and the workspace is `failed`. `events`
-    are the violations that a person should check after the run.
+    are the violations that a person should check after the run, `committed` is the commit that was made of
+    what the command left uncommitted, if `RunOpts.commit` asks for that.
     """
 
     command: Any
     events: tuple[Event, ...] = ()
+    committed: str | None = None
 
     def __init__(self, opts: RunOpts, backend: str, runner: Runner) -> None:
         self._opts, self._backend, self._runner = opts, backend, runner
@@ -121,6 +123,7 @@ class WorkspaceRun:
             variables=[text.partition("=")[0] for text in opts.env],
             key=opts.api_key is not None,
             agent=opts.agent.name if isinstance(opts.agent, Agent) else None,
+            session=opts.session,
             backend=getattr(self.command, "backend", self._backend),
             network=str(getattr(getattr(self.command, "plan", None), "network", "")),
             timeout=opts.timeout,
@@ -141,6 +144,8 @@ class WorkspaceRun:
             self._opts.workspace.move_to("stopped" if good else "failed")
             self._opts.workspace.unlock()
             self.events = self.violations()
+            if good and self._opts.commit is not None:
+                self._commit(self._opts.commit)
             self._note(
                 "ended",
                 status=self._status,
@@ -166,6 +171,15 @@ class WorkspaceRun:
         ]
         found += self._moved()
         return tuple(self._secrets.event(event) for event in found)
+
+    def _commit(self, message: str) -> None:
+        """A tree that cannot be committed is told; the command's own end stays what it was."""
+        workspace = self._opts.workspace
+        try:
+            self.committed = workspace.commit_all(message, author=self._opts.author)
+        except (WorkspaceError, GitError) as error:
+            told = Event("violation", workspace.path, f"not committed: {error}", "commit it yourself")
+            self.events = (*self.events, self._secrets.event(told))
 
     def _moved(self) -> list[Event]:
         workspace = self._opts.workspace

@@ -54,13 +54,19 @@ def leads_to(git: str) -> Iterator[tuple[str, str]]:
 
 def parse(text: str) -> Iterator[tuple[str, str, str]]:
     """(section, key, value) of a git config file, names in lower case, subsections left out."""
-    section = ""
+    return ((section, key, value) for section, _, key, value in parse_subsections(text))
+
+
+def parse_subsections(text: str) -> Iterator[tuple[str, str, str, str]]:
+    """(section, subsection, key, value); the subsection as it is written, between its quotes."""
+    section = subsection = ""
     lines = iter(text.splitlines())
     for raw in lines:
         line = raw.strip()
         if line.startswith("["):
             heading, _, line = line[1:].partition("]")
             section = heading.partition(" ")[0].partition(".")[0].strip().lower()
+            subsection = _unquoted(heading.partition(" ")[2].strip())
             line = line.strip()
         if not line or line[0] in "#;":
             continue
@@ -68,7 +74,7 @@ def parse(text: str) -> Iterator[tuple[str, str, str]]:
             line = line[:-1] + next(lines, "")
         key, equals, value = line.partition("=")
         if equals:
-            yield section, key.strip().lower(), _unquoted(value.strip())
+            yield section, subsection, key.strip().lower(), _unquoted(value.strip())
 
 
 def _unquoted(value: str) -> str:

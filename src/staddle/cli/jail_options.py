@@ -1,0 +1,110 @@
+"""Options that commands of `staddle jail` share, and its configuration file.
+
+The file holds options that apply unless the command line says otherwise. It is `$STADDLE_JAIL_CONFIG`, else
+`jail.toml` in the user's `staddle` configuration directory. A key is the name of an option. An unknown one is
+an error; a remote to push to is said on the command line only.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import UsageError
+from .options import Option
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .options import Parsed
+
+AUTHOR = Option("author", "WHO", "who commits: 'Name <address>'")
+PROMPT_FILE = Option("prompt-file", "FILE", "read the prompt from this file, or from standard input for -")
+#: Options of jail's commands that no file can say: what one run is about, and where to push.
+_ONLY_SAID = (
+    "help",
+    "json",
+    "prompt",
+    "prompt-file",
+    "resume",
+    "remote",
+    "message",
+    "reference",
+    "title",
+    "session",
+)
+#: Of each group the command line says one or more, or the file does.
+_TOGETHER = (("network", "allow"), ("key-env", "key-file"))
+#: They belong to the agent, so not to a command that is given itself.
+_OF_THE_AGENT = ("agent", "model", "key-env", "key-file")
+_LARGEST = 1 << 20
+
+
+def config_file() -> str:
+    """Where the file is, or would be."""
+    said = os.environ.get("STADDLE_JAIL_CONFIG")
+    if said is not None:
+        return said
+    place = os.environ.get("XDG_CONFIG_HOME", "")
+    base = place if place.startswith("/") else os.path.expanduser("~/.config")
+    return f"{base}/staddle/jail.toml"
+
+
+def with_defaults(parsed: Parsed, options: Sequence[Option], every: Sequence[Option]) -> Parsed:
+    """`parsed`, and what the file says for those of `options` that are not given; it may name `every`."""
+    said = _read(config_file(), every)
+    given = set(parsed.options)
+    for group in _TOGETHER:
+        if given & {*group}:
+            given |= {*group}
+    if parsed.dashed and parsed.words[1:] and "agent" not in given:
+        given |= {*_OF_THE_AGENT}
+    mine = {option.name for option in options}
+    found = {name: values for name, values in said.items() if name in mine and name not in given}
+    return parsed.replace(options={**parsed.options, **found})
+
+
+def _read(path: str, every: Sequence[Option]) -> dict[str, list[str]]:
+    import tomllib
+
+    if not path:
+        return {}
+    try:
+        with open(path, "rb") as file:
+            data = tomllib.loads(file.read(_LARGEST).decode())
+    except FileNotFoundError:
+        if "STADDLE_JAIL_CONFIG" in os.environ:
+            raise UsageError(f"there is no file {path!r}", why="STADDLE_JAIL_CONFIG says so") from None
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: this is not TOML", why=str(error)) from None
+    known = {option.name: option for option in every if option.name not in _ONLY_SAID}
+    return {name: _values(path, name, value, known) for name, value in data.items() if value is not False}
+
+
+def _values(path: str, name: str, value: object, known: dict[str, Option]) -> list[str]:
+    option = known.get(name)
+    if option is None:
+        raise UsageError(f"{path}: there is no key {name!r}", fix=f"choose among {', '.join(sorted(known))}")
+    if not option.value:
+        if value is not True:
+            raise UsageError(f"{path}: {name} is {value!r}", fix="write true or false")
+        return [""]
+    values = value if option.many and isinstance(value, list) else [value]
+    if not all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in values):
+        raise UsageError(
+            f"{path}: {name} is {value!r}", fix="write a text" if not option.many else "write a list of texts"
+        )
+    return [str(item) for item in values]
+
+
+def prompt_of(parsed: Parsed) -> str | None:
+    """The prompt of --prompt or --prompt-file, if any."""
+    file = parsed.one("prompt-file")
+    if file is None:
+        return parsed.one("prompt")
+    if parsed.on("prompt"):
+        raise UsageError("--prompt and --prompt-file are both given", fix="leave one of them out")
+    source: str | int = 0 if file == "-" else file
+    with open(source, encoding="utf-8", errors="surrogateescape", closefd=file != "-") as opened:
+        return opened.read(_LARGEST)

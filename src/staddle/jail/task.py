@@ -1,0 +1,132 @@
+"""The task of a workspace: what its agent is asked to do, and for which reference.
+
+It is kept in `task.json` beside the record, where no sandbox can read or write it. A reference (an issue, a
+ticket) belongs to one workspace of its repository at a time: `reserve` decides under a lock, and what died
+while it was made reserves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .._value import Value
+from ..errors import PolicyError, WorkspaceBusy, WorkspaceError
+from . import record as records
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+FORMAT = 1
+#: The largest file that is read; a prompt can be a book, but not a library.
+MOST_BYTES = 8 << 20
+_FILE = "task.json"
+_LOCK = "references.lock"
+#: Nobody works on these any more, so their reference is free.
+_FREE = ("published",)
+
+
+class Task(Value):
+    """What a workspace is for; every part may be empty.
+
+    `repository` is the name that people use (`owner/name`), `reference` the issue or ticket, `prompt` what
+    the agent is asked, `session` the agent's own id of its conversation, by which it is resumed.
+    """
+
+    repository: str = ""
+    reference: str = ""
+    title: str = ""
+    prompt: str = ""
+    session: str = ""
+
+    def __post_init__(self) -> None:
+        for name in self._fields:
+            value = getattr(self, name)
+            if not isinstance(value, str) or "\0" in value:
+                raise PolicyError(
+                    f"the {name} of a task is {value!r}", why="it is no text, or has a NUL in it"
+                )
+            if name != "prompt" and not value.isprintable():
+                raise PolicyError(f"the {name} of a task is {value!r}", fix="write it on one line")
+        if self.session.startswith("-"):
+            raise PolicyError(
+                f"the session of a task is {self.session!r}", why="an agent would take it for an option"
+            )
+
+
+def read(directory: str) -> Task:
+    """The task of the workspace in `directory`; an empty one where none is kept."""
+    import json
+
+    try:
+        with open(f"{directory}/{_FILE}", "rb") as file:
+            facts = json.loads(file.read(MOST_BYTES))
+        if facts.pop("format") != FORMAT:
+            raise ValueError("another version of staddle wrote it")
+        return Task(**{name: value for name, value in facts.items() if name != "scope"})
+    except FileNotFoundError:
+        return Task()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, PolicyError) as error:
+        raise WorkspaceError(f"the task of {directory!r} cannot be read", why=str(error)) from None
+
+
+def write(directory: str, task: Task, common: str) -> None:
+    """Keep `task`, whole or not at all. `common` is the git directory that its reference belongs to."""
+    import json
+
+    facts = {"format": FORMAT, "scope": _scope(task, common), **task.as_dict()}
+    temporary = f"{directory}/{_FILE}.{os.getpid()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(json.dumps(facts, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, f"{directory}/{_FILE}")
+
+
+def reserve(directory: str, task: Task, common: str, others: Iterable[str]) -> None:
+    """Keep `task` for the new workspace in `directory`, which the caller has claimed.
+
+    WorkspaceBusy if one of `others` has the same reference of the same repository: of two processes that
+    ask at once, one gets it. It is free again when that workspace is published or removed.
+    """
+    import fcntl
+
+    if not task.reference:
+        return write(directory, task, common)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    lock = os.open(f"{os.path.dirname(directory)}/{_LOCK}", flags, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held for a few reads and one write, never while git runs
+        for other in others:
+            if other != directory and _has(other, task, common):
+                raise WorkspaceBusy(
+                    f"{task.reference!r} is being worked on",
+                    why=f"the workspace {os.path.basename(other)} has it",
+                    fix="use that one, publish it, or remove it",
+                )
+        write(directory, task, common)
+    finally:
+        os.close(lock)
+    return None
+
+
+def _has(directory: str, task: Task, common: str) -> bool:
+    import json
+
+    try:
+        with open(f"{directory}/{_FILE}", "rb") as file:
+            facts = json.loads(file.read(MOST_BYTES))
+        same = facts["reference"] == task.reference and facts["scope"] == _scope(task, common)
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+    if not same:
+        return False
+    try:
+        return records.read(directory).state not in _FREE
+    except WorkspaceError:
+        return records.is_claimed(directory)  # it is being made; else a crash left it
+
+
+def _scope(task: Task, common: str) -> str:
+    return task.repository or os.fsencode(common).decode("utf-8", "backslashreplace")
