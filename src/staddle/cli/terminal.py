@@ -16,6 +16,7 @@ import time
 import tty
 
 from ..launch.signals import SIGHUP, SIGINT, SIGQUIT, SIGTERM, waiting_among_threads
+from ..launch.terminal_guard import TerminalGuard
 from ..linux.fileio import write_all
 
 TYPE_CHECKING = False
@@ -35,17 +36,17 @@ _LAST_PATIENCE = 5.0
 
 def on_this_terminal(sandbox: Sandbox, seconds: float | None) -> int:
     """An interactive shell on our standard input and output. Its exit status; 124 when the time was up."""
-    modes = termios.tcgetattr(0)
     with waiting_among_threads((SIGWINCH, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM)) as signals:
         size = os.get_terminal_size(0)
         terminal = sandbox.terminal(
             rows=size.lines or 24, cols=size.columns or 80, term=os.environ.get("TERM", "dumb")
         )
+        guard = TerminalGuard()
         try:
             tty.setraw(0, termios.TCSADRAIN)
             return _Relay(terminal, signals, seconds).run()
         finally:
-            termios.tcsetattr(0, termios.TCSADRAIN, modes)
+            guard.close()
             terminal.close()
 
 

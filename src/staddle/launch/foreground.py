@@ -15,11 +15,12 @@ from ..errors import LaunchFailed
 from ..linux.fileio import write_all
 from .running import GRACE, Lifeline, give_pipes, never_started, not_startable, release
 from .signals import SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM, SIGXFSZ, waiting
+from .terminal_guard import TerminalGuard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any, Protocol
+    from typing import Protocol
 
     from .contract import Launch
 
@@ -81,7 +82,7 @@ class _Attended:
         self._passed: dict[int, int] = {1: 0, 2: 0}  # bytes of each stream so far
         self._caught: int | None = None
         self._timed_out = False
-        self._modes = _terminal_modes()
+        self._terminal = TerminalGuard()
         self._began = time.monotonic()
         self._kill_at: float | None = None
         self._deadline = None if seconds is None else self._began + seconds
@@ -224,11 +225,7 @@ class _Attended:
         for fd in self._relayed:
             os.close(fd)
         release(self._launch)
-        if self._modes is not None:
-            import termios
-
-            # The command had our terminal as a stream and may have changed its modes.
-            termios.tcsetattr(0, termios.TCSADRAIN, self._modes)
+        self._terminal.close()  # the command had it as a stream, and may have changed its modes
 
 
 def as_spawned(group: int, actions: Sequence[tuple[int, int, int]]) -> Callable[[], None]:
@@ -254,12 +251,3 @@ def pass_on(pid: int, number: int, *, relays: bool) -> None:
 
     for child in descendants(pid):
         send(child, number)
-
-
-def _terminal_modes() -> list[Any] | None:
-    if not os.isatty(0):
-        return None
-    import termios
-
-    modes: list[Any] = termios.tcgetattr(0)
-    return modes
