@@ -40,7 +40,8 @@ wrapped = wrap(["bash", "-c", fetch + ";" + others + "; getent ahostsv4 allowed.
                policy, backend="systemd")
 done = wrapped.run(capture_output=True, text=True, timeout=30)
 refused = sorted(event.what for event in wrapped.violations())
-print(json.dumps([[str(gap) for gap in wrapped.enforced.gaps if not gap.documented], done.returncode, done.stdout.split("\\n")[:5], refused]))
+gaps = [str(gap) for gap in wrapped.enforced.gaps if not gap.documented]
+print(json.dumps([gaps, done.returncode, done.stdout.split("\\n")[:5], refused]))
 """
 
 SESSION = f"""{BEGIN}
