@@ -46,6 +46,47 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         starts=True,
         only="user",  # root's sandboxes are in groups that the kernel freezes
     ),
+    "count of what waits in sockets": HostSwitch(
+        Edit("limits/supervisor.py", "            if self._counts_sockets:", "            if False:"),
+        "tests/kernel/test_sandbox_limits.py",
+        "waits_in_sockets",
+        starts=True,
+        only="user",  # the kernel counts for root's groups
+    ),
+    "default limit on memory": HostSwitch(
+        Edit("limits/default_limits.py", 'if "memory" in limits.defaults:', "if False:"),
+        "tests/kernel/test_default_limits.py",
+        "memory_of_a_session",
+        starts=True,
+    ),
+    "default limit on processes": HostSwitch(
+        Edit(
+            "limits/enforced.py", 'if "processes" in limits.defaults and not means', "if False and not means"
+        ),
+        "tests/kernel/test_default_limits.py",
+        "test_processes",
+        starts=True,
+        only="user",  # root's sandboxes are in groups
+    ),
+    "default limit on disk": HostSwitch(
+        Edit("limits/default_limits.py", 'if "disk" in limits.defaults and store:', "if False:"),
+        "tests/kernel/test_default_limits.py",
+        "test_disk",
+        starts=True,
+    ),
+    "budget of layers in memory": HostSwitch(
+        Edit("layers/store.py", "used <= left // MEMORY_PART", "True"),
+        "tests/unit/layers/test_store.py",
+        "budget",
+    ),
+    "count of layers that an open snapshot holds": HostSwitch(
+        Edit(
+            "sandbox/workspace/trees.py", "return layer.users > 1 + self.squash.holds(layer)", "return False"
+        ),
+        "tests/kernel/test_sandbox_limits.py",
+        "open_snapshot_has_count",
+        starts=True,
+    ),
     "review of renames that complete a repository": HostSwitch(
         Edit(
             "layers/review.py",
