@@ -167,14 +167,7 @@ def _refuse(
 
 def _refusal(kept: PersistentWorkspace, refused: CommitRefused) -> CommitRefused:
     """The same, with all of it on standard error, and in the words of the command line."""
-    for heading, items in (
-        ("changed on the host meanwhile, too", refused.conflicts),
-        ("needs a second look", refused.held),
-    ):
-        if items:
-            print(f"{heading}:", file=sys.stderr)
-            for item in items:
-                print(f"  {shown(item.path)}: {shown(item.why)}", file=sys.stderr)
+    print_refused(refused)
     ways = [
         *(["--on-conflict overwrite takes the sandbox's"] if refused.conflicts else []),
         *(["--allow NAME takes one over, --allow-protected all"] if refused.held else []),
@@ -189,6 +182,18 @@ def _refusal(kept: PersistentWorkspace, refused: CommitRefused) -> CommitRefused
         conflicts=refused.conflicts,
         held=refused.held,
     )
+
+
+def print_refused(refused: CommitRefused) -> None:
+    """Print every path that a commit was refused for, and why, to standard error."""
+    for heading, items in (
+        ("changed on the host meanwhile, too", refused.conflicts),
+        ("needs a second look", refused.held),
+    ):
+        if items:
+            print(f"{heading}:", file=sys.stderr)
+            for item in items:
+                print(f"  {shown(item.path)}: {shown(item.why)}", file=sys.stderr)
 
 
 def _notes(found: Review) -> list[str]:

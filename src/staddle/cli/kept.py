@@ -123,6 +123,24 @@ def open_kept(parsed: Parsed, script: str | None = None) -> tuple[Sandbox, str |
     return sandbox, workspace
 
 
+def open_overlay(parsed: Parsed, script: str | None = None) -> tuple[Sandbox, str | None]:
+    """Open the sandbox of `--mode overlay`, whose changes end with it. `script` must be readable in it."""
+    from ..sandbox.sandbox import Sandbox
+    from .options import sandbox_from
+
+    policy, workspace, _ = sandbox_from(parsed)
+    if script is not None and not (workspace is not None and is_within(script, workspace)):
+        policy = policy.with_read(script)
+    sandbox = Sandbox(
+        workspace,
+        policy,
+        backend=parsed.one("backend") or "auto",
+        mode="overlay",
+        best_effort=parsed.on("best-effort"),
+    )
+    return sandbox, None if workspace is None else os.path.realpath(workspace)
+
+
 def _policy_and_workspace(parsed: Parsed, name: str) -> tuple[Policy, str | None]:
     """The policy, and the workspace: that of the kept sandbox, if it exists already."""
     from .options import sandbox_from

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from ..errors import CommandNotFound, LaunchFailed, StaddleError
-from .options import KEEP, RUNNING, Option, Parsed, command_from, help_rows, parse, policy_from
+from ..errors import CommandNotFound, LaunchFailed, StaddleError, UsageError
+from .options import KEEP, RUNNING, Option, Parsed, command_from, help_rows, parse, policy_from, reworded
 from .report import attended, captured, print_report, refuse, say_gaps, say_violations
 
 TYPE_CHECKING = False
@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from ..policy.plan import Plan
     from ..wrapping import WrappedCommand
 
-_OPTIONS = (Option("command", "SCRIPT", "run this line of shell with bash", short="c"), KEEP, *RUNNING)
+_OPTIONS = (
+    Option("command", "SCRIPT", "run this line of shell with bash", short="c"),
+    KEEP,
+    *reworded(
+        RUNNING,
+        mode="the workspace: readonly (default), bind (written directly), overlay (a throw-away layer)",
+        disk="limit what the sandbox writes to its own layer, or none (--keep, --mode overlay)",
+    ),
+    Option("diff", "", "with --mode overlay: show the changes on standard error, not only list them"),
+    Option("commit", "", "with --mode overlay: write the changes to the workspace if the status is 0"),
+)
 
 _HELP = """\
 Run a command that can touch only what you allow.
@@ -30,6 +40,10 @@ read, no file of the host can be written, the network and the rest of your home 
 command's; 124 is a timeout, 125 means that staddle could not run it (and prints the reason),
 126 and 127 that the program is not executable or does not exist.
 
+With --mode overlay the workspace is at /workspace and everything in it may be changed: in a layer
+that is thrown away with the sandbox. The changes are listed on standard error; --commit writes them to
+the workspace, all or none, unless `staddle commit` would refuse them (then the exit status is 125).
+
 With --keep NAME the workspace is at /workspace and everything in it may be changed: in a layer
 of its own, which stays for the next run of that NAME. `staddle diff`, `commit`, `discard`,
 `snapshot` and `restore` work on it.
@@ -38,6 +52,7 @@ of its own, which stays for the next run of that NAME. `staddle diff`, `commit`,
 
   staddle run --write . -- make test             the current directory may be written
   staddle run --read ~/data --allow api.example.com:443 -- python fetch.py
+  staddle run --mode overlay -c 'make clean && make test'
   staddle run --keep fix -c 'sed -i s/teh/the/ README'; staddle diff fix; staddle commit fix
   staddle run --timeout 5m --output-cap 1M -- ./train.sh
 """
@@ -49,7 +64,15 @@ def main(words: Sequence[str]) -> int:
     if parsed.on("help"):
         print(_HELP.format(options=help_rows(_OPTIONS)), end="")
         return 0
-    if parsed.on("keep"):
+    overlay = parsed.one("mode") == "overlay" and not parsed.on("keep")
+    for name in ("diff", "commit"):
+        if parsed.on(name) and not overlay:
+            raise UsageError(
+                f"--{name} needs --mode overlay",
+                why="there is no layer that ends with the command",
+                fix=f"with --keep NAME use `staddle {name} NAME` afterwards",
+            )
+    if parsed.on("keep") or overlay:
         from .run_kept import run
 
         return run(parsed)

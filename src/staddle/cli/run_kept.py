@@ -1,12 +1,12 @@
-"""`staddle run --keep NAME`: a command in a sandbox whose changes stay, for the next one and for review."""
+"""`staddle run --keep NAME` and `--mode overlay`: a command in a sandbox whose changes stay, or are told."""
 
 from __future__ import annotations
 
 import os
 
-from ..errors import StaddleError, UsageError
+from ..errors import CommitRefused, LayerError, StaddleError, UsageError
 from ..policy.paths import WORKSPACE_PATH
-from .kept import is_within, open_kept
+from .kept import is_within, open_kept, open_overlay
 from .options import command_from
 from .report import print_report, refuse, say, say_gaps, say_violations
 from .shell import passed_through
@@ -15,20 +15,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ..layers.changes import Change
     from ..sandbox.sandbox import Sandbox
     from ..sandbox.terminal import Terminal
     from .options import Parsed
+
+#: So many changes are listed; --diff shows all.
+MOST_TOLD = 50
 
 
 def run(parsed: Parsed) -> int:
     """Open, run, close; the exit status is the command's."""
     if parsed.on("output-cap") and not parsed.on("json"):
         raise UsageError(
-            "--output-cap needs --json here", why="what a kept sandbox prints is passed through as it comes"
+            "--output-cap needs --json here",
+            why="what is printed in a layered sandbox is passed through as it comes",
         )
     try:
         argv, script = command_from(parsed)
-        sandbox, workspace = open_kept(parsed, script)
+        sandbox, workspace = (open_kept if parsed.on("keep") else open_overlay)(parsed, script)
     except StaddleError as error:
         return refuse(parsed, error, 125)
     with sandbox:
@@ -37,9 +42,7 @@ def run(parsed: Parsed) -> int:
             argv = [inside if word == script else word for word in argv]
         say_gaps(sandbox.enforced)
         if parsed.on("json"):
-            result = sandbox.exec(argv)
-            violations = (*result.violations, *sandbox.violations())
-            return print_report(result.as_dict(), sandbox.enforced, violations)
+            return _reported(parsed, sandbox, argv)
         seconds = sandbox.policy.limits.timeout
         meter = sandbox._now().meter()
         meter.begin()
@@ -49,7 +52,71 @@ def run(parsed: Parsed) -> int:
         if status == 124 and seconds is not None:
             say(f"ended after {seconds:g} s; --timeout gives it more")
         say_violations((*sandbox.violations(), *sandbox.refusals()))
+        if not parsed.on("keep"):
+            return _told(parsed, sandbox, workspace, status)
         return status
+
+
+def _reported(parsed: Parsed, sandbox: Sandbox, argv: list[str]) -> int:
+    """As JSON; of a layer that is thrown away with all its changes, and whether they were committed."""
+    result = sandbox.exec(argv)
+    violations = (*result.violations, *sandbox.violations())
+    report = result.as_dict()
+    if not parsed.on("keep"):
+        changes = sandbox.diff()
+        report["changes"] = [change.as_dict() for change in changes]
+        if parsed.on("commit"):
+            report["committed"] = result.exit_code == 0 and _committed(sandbox, changes)
+    status = print_report(report, sandbox.enforced, violations)
+    return status if report.get("committed", True) else status or 125
+
+
+def _told(parsed: Parsed, sandbox: Sandbox, workspace: str | None, status: int) -> int:
+    """Say what changed and what became of it; the status, or 125 when a commit was refused."""
+    import sys
+
+    from ..display import shown
+    from .diff import text_of
+    from .kept import counted, row
+
+    changes = sandbox.diff()
+    for change in changes if parsed.on("diff") else changes[:MOST_TOLD]:
+        print(row(change), file=sys.stderr)
+        if parsed.on("diff"):
+            print(text_of(change), file=sys.stderr)
+    if not parsed.on("diff") and len(changes) > MOST_TOLD:
+        print(f"... and {len(changes) - MOST_TOLD:,} more", file=sys.stderr)
+    if not changes:
+        return status
+    how_many = counted(len(changes), "change")
+    if not parsed.on("commit"):
+        say(f"{how_many} thrown away; --commit writes them to the workspace, --keep NAME keeps them")
+    elif status:
+        say(f"{how_many} thrown away: nothing is committed after the status {status}")
+    elif _committed(sandbox, changes):
+        say(f"{how_many} written to {shown(workspace or '')}")
+    else:
+        return 125
+    return status
+
+
+def _committed(sandbox: Sandbox, changes: list[Change]) -> bool:
+    """Whether the changes were committed; if they were not, it has been said why."""
+    from ..display import shown
+    from .commit import print_refused
+
+    if not changes:
+        return True
+    try:
+        sandbox.commit()
+    except CommitRefused as refused:
+        print_refused(refused)
+        say("nothing was written; with --keep NAME you can review the changes and commit some of them")
+        return False
+    except LayerError as error:
+        say(shown(str(error)))
+        return False
+    return True
 
 
 def _attended(sandbox: Sandbox, argv: list[str], seconds: float | None) -> int:
