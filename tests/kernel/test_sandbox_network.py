@@ -16,7 +16,7 @@ import pytest
 from staddle import Network, Policy, Sandbox
 from staddle.errors import InvalidCall
 from staddle.linux.process_tree import descendants
-from staddle.network.host import prewarm
+from staddle.network.host import gateway_process, prewarm
 from staddle.network.host.prewarm import GATEWAYS
 from tests.support.staddle_command import environment
 from tests.support.waiting import until
@@ -209,8 +209,34 @@ def test_when_the_gateway_is_killed_nothing_goes_out_any_more(server: int, backe
         for gateway in _gateways():
             os.kill(gateway, signal.SIGKILL)
         assert until(lambda: not _gateways())
-        assert fetch(sandbox, url)[1] == 7
-        assert sandbox.run("echo still there").stdout == "still there\n"
+        result = sandbox.run(f"curl -s {url}")
+        assert result.exit_code == 7
+        told = [event for event in result.violations if event.kind == "note"]
+        assert ["it was killed" in event.rule for event in told] == [True]
+        again = sandbox.run("echo still there")
+        assert (again.stdout, again.violations) == ("still there\n", ())
+        assert sandbox.events()[-1].what == "the network gateway"
+
+
+@each_backend
+def test_a_gateway_that_is_stopped_is_told_and_waited_for_once(
+    server: int, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_process, "_MOMENT", 200)
+    with sandbox_with(Network.loopback(ports=[server]), backend) as sandbox:
+        assert fetch(sandbox, f"http://127.0.0.1:{server}/") == ("hello from outside\n", 0)
+        gateways = _gateways()  # another one may be prewarmed
+        for gateway in gateways:
+            os.kill(gateway, signal.SIGSTOP)
+        try:
+            told = [event.rule for event in sandbox.run("true").violations]
+            assert told == ["it does not answer: it is stopped, or has too much to do"]
+            monkeypatch.setattr(gateway_process, "_MOMENT", 1_000_000)
+            assert sandbox.run("true").violations == ()
+        finally:
+            for gateway in gateways:
+                os.kill(gateway, signal.SIGCONT)
+        assert until(lambda: "it answers again" in [event.rule for event in sandbox.run("true").violations])
 
 
 def _gateways() -> list[int]:

@@ -109,8 +109,8 @@ _LARGEST_FILE, _MOST_HOSTS, _MOST_SERVERS = 1 << 16, 512, 3
 _LONGEST_SETTINGS = 100_000
 #: Attempts that are kept for the next call of `attempts`.
 _KEPT = 4096
-#: Milliseconds for a gateway to say what was tried. It is one of many processes.
-_MOMENT = 5000
+#: Milliseconds for a gateway to say what was tried. It is one of many processes. And for one that was silent.
+_MOMENT, _SHORT_MOMENT = 5000, 50
 #: And to end, when its starter has.
 _ENDING = 2000
 
@@ -151,6 +151,8 @@ class GatewayProcess:
         self._wanted = 0
         self._questions: list[ConnectQuestion] = []
         self._flush = self._flushed = 0
+        #: Whether it did not answer when it was last asked: it is stopped, or has too much to do.
+        self.is_silent = False
         self._unread = UnreadSockets()
 
     def fileno(self) -> int:
@@ -207,12 +209,14 @@ class GatewayProcess:
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN)
         while self._flushed != self._flush and len(found) < _KEPT:
-            if not poll.poll(_MOMENT):
-                break
+            if not poll.poll(_SHORT_MOMENT if self.is_silent else _MOMENT):
+                self.is_silent = True
+                return found
             fresh = self.attempts()
             found += fresh
             if not fresh and self.ended():
                 break
+        self.is_silent = False
         return found
 
     def wanted(self) -> int:

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 
 from ...errors import LaunchFailed
+from ...events import Event
 from ...ipc.descriptors import receive
 from ...network.host import forward, gateway_process
 from ...policy.network import Network
@@ -17,13 +18,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...events import Event
     from ...ipc.agent_client import AgentClient
     from ...ipc.gateway_messages import ConnectQuestion
     from ...network.host.approval_calls import ApprovalCalls, OnConnect
     from ...policy.plan import Plan
 
 _LONGEST = 1 << 16
+#: What is told when the gateway gets into another state.
+_STATES = {
+    "ended": "it was killed: nothing goes out of this sandbox any more; reset() or fork() start another one",
+    "silent": "it does not answer: it is stopped, or has too much to do",
+    "usual": "it answers again",
+}
 #: Events that are kept until `events` is called.
 _KEPT = 1000
 #: Milliseconds between two checks of the thread that attends a gateway whether the sandbox is open.
@@ -58,6 +64,7 @@ class SandboxNetwork:
         self._refused: dict[tuple[str, str], Event] = {}
         self._attending: threading.Thread | None = None
         self._closed = False
+        self._state = "usual"  # of the gateway
         if gateway_socket is not None:
             self._gateway = gateway_process.GatewayProcess(gateway_socket, 0)
         elif filtered:
@@ -153,9 +160,19 @@ class SandboxNetwork:
             return
         for attempt in gateway.all_attempts() if everything else gateway.attempts():
             self._keep(gateway_process.event(attempt))
+        self._tell_state(gateway)
         for question in gateway.questions():
             if self._deciding is not None:
                 self._deciding.ask(question, self._answer, self._note)
+
+    def _tell_state(self, gateway: gateway_process.GatewayProcess) -> None:
+        """Add an event when the gateway has ended, or does not answer any more; and when it answers again."""
+        state = "ended" if gateway.ended() else "silent" if gateway.is_silent else "usual"
+        if state != self._state:
+            self._state = state
+            event = Event("note", "the network gateway", _STATES[state])
+            self._keep(event)
+            self._refused[event.what, event.rule] = event
 
     def _claim(self, who: str) -> None:
         claimed = [self._events.pop() for _ in range(min(self._unclaimed, len(self._events)))]
