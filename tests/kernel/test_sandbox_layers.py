@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -560,3 +561,26 @@ with Sandbox(sys.argv[1]) as sandbox:
         check=False,
     )
     assert done.stdout == "['299', '299']\n", done.stderr
+
+
+def test_what_was_started_this_moment_is_ended_too(sandbox: Sandbox) -> None:
+    """A process that has not become its program yet cannot be seen in /proc, not even by the agent."""
+    snapshot = sandbox.snapshot()
+    for _ in range(20):
+        started = [sandbox.start(["sleep", "1000"]) for _ in range(2)]
+        ended = sandbox.restore(snapshot).ended
+        assert {one.pid for one in started} == {one.pid for one in ended}
+        assert {one.command for one in ended} == {"sleep 1000"}
+        assert [one.wait(30) for one in started] == [137, 137]
+
+
+def test_an_exec_in_another_thread_is_ended_too(sandbox: Sandbox) -> None:
+    snapshot = sandbox.snapshot()
+    results = []
+    script = "touch /tmp/begun; sleep 1000 & wait"
+    thread = threading.Thread(target=lambda: results.append(sandbox.exec(["sh", "-c", script])))
+    thread.start()
+    assert until(lambda: sandbox.files.exists("/tmp/begun"))
+    assert len(sandbox.restore(snapshot).ended) == 1
+    thread.join(60)
+    assert [result.exit_code for result in results] == [137]

@@ -292,12 +292,21 @@ class SandboxAgent:
 
         def others() -> set[int]:
             processes = process_tree.table()
-            found = process_tree.below(os.getpid(), processes) - self._ours()
-            return {pid for pid in found if not processes[pid].dead}
+            found = process_tree.below(os.getpid(), processes)
+            for pid, child in self._children.items():
+                # A process of ours is not in the table, nor one that has not become its program yet.
+                found |= process_tree.below(pid, processes)
+                if not child.is_ours and pid not in processes and _runs(pid):
+                    found.add(pid)
+            found -= self._ours()
+            found -= {
+                pid for pid, child in self._children.items() if child.is_ours
+            }  # end with their programs
+            return {pid for pid in found if pid not in processes or not processes[pid].dead}
 
         found = others()
         entries = process_tree.seen(found)
-        first = sorted(pid for pid, entry in entries.items() if entry.parent not in found)
+        first = sorted(pid for pid in found if pid not in entries or entries[pid].parent not in found)
         names = tuple((pid, process_tree.name(pid)) for pid in first[:_MOST_NAMED])
         if found:
             process_tree.signal(found, process_tree.SIGSTOP)  # none goes on because another has ended
@@ -465,3 +474,11 @@ class SandboxAgent:
         if os.getpid() != 1:
             process_tree.end_everything(os.getpid())
         os._exit(0)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a child of this process has not ended."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
