@@ -206,3 +206,27 @@ print(hits > 15, len(os.listdir("/proc/self/fd")) < 60)
         kind,
     )
     assert told == "True True"
+
+
+def test_a_storm_of_interrupts_while_sandboxes_are_opened_leaves_no_zombie(tmp_path: Path) -> None:
+    said = child(
+        """
+from staddle import Policy
+
+def zombies():
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        children = file.read().split()
+    return [pid for pid in children if open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "Z"]
+
+def opened():  # each with a fork server of its own
+    with Sandbox(policy=Policy.agent().replace(read=(f"/usr/bin/{turn}",))) as sandbox:
+        sandbox.run("true")
+
+for turn in range(60):
+    interrupted(random.random() * 0.08, opened)
+with Sandbox() as sandbox:
+    print(sandbox.run("echo whole").stdout.strip(), hits > 20, len(zombies()))
+""",
+        tmp_path,
+    )
+    assert said == "whole True 0"

@@ -82,7 +82,9 @@ class Namespaces:
         with _probing:  # a second caller waits for the first one's answer
             now = time.monotonic()
             if who not in _known or now > _tried_again.get(who, now):
-                found = _known[who] = self._try()
+                from ..interrupts import uninterrupted
+
+                found = _known[who] = uninterrupted(self._try)  # an interrupt would leave its processes
                 _tried_again.pop(who, None)
                 if not found.usable:
                     _tried_again[who] = time.monotonic() + _FAILURE_HOLDS

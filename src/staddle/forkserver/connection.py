@@ -5,12 +5,12 @@ from __future__ import annotations
 import _socket
 import os
 import threading
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from .._value import Value
 from ..background import do_later
 from ..errors import LaunchFailed
-from ..interrupts import is_of_a_handler
+from ..interrupts import is_of_a_handler, uninterrupted
 from ..ipc import forkserver_messages as records
 from ..ipc.descriptors import close_all, receive, send
 from ..launch.contract import ENVIRONMENT, python
@@ -81,9 +81,10 @@ class ForkServerClient:
         self._lock = threading.Lock()
         self._deaf = False
         before, around = scope.asked() if config.cgroup_fds else ((), {})
-        self._socket, self._process = _start(records.encode(config), before, around)
         self._cgroups: PrewarmedCgroups | None = None
         try:
+            # An interrupt between the start of a process and the note of its number would leave a zombie.
+            uninterrupted(partial(self._begin, before, around))
             self._socket.settimeout(_PATIENCE)
             if config.base >= 0:
                 self._set_up_as_root(config)
@@ -91,12 +92,20 @@ class ForkServerClient:
             if config.cgroup_fds:
                 self._cgroups = _groups(config, self._process.pid)
         except BaseException as error:
-            self._process.kill()
-            last_words = self._last_words()
-            self.close()
+            last_words = uninterrupted(self._abandon) if "_process" in vars(self) else b""
             if isinstance(error, OSError) and not is_of_a_handler(error):
                 raise _failed(last_words, error) from error
             raise
+
+    def _begin(self, before: Sequence[str], around: dict[str, str]) -> None:
+        self._socket, self._process = _start(records.encode(self._config), before, around)
+
+    def _abandon(self) -> bytes:
+        """End it, and return its last message."""
+        self._process.kill()
+        last_words = self._last_words()
+        self.close()
+        return last_words
 
     def take(
         self,

@@ -104,7 +104,9 @@ class Bwrap:
             self._begin(found)
             canary = _begun.pop(key, None)
             if canary is not None:
-                _known[key] = self._judged(found, *canary.outcome())
+                from ...interrupts import uninterrupted
+
+                _known[key] = self._judged(found, *uninterrupted(canary.outcome))
             return _known[key]
 
     def _starter(self) -> Starter:
