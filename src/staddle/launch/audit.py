@@ -85,6 +85,15 @@ class AuditLog:
             self._put({"log": self.name, "n": number, "at": time.time(), "what": what, **plain})
             self._number = number
 
+    def try_write(self, what: str, **facts: object) -> None:
+        """Write one line where no error can be raised. If it cannot be written, its number is missing."""
+        with self._lock:
+            number = self._number
+            try:
+                self.write(what, **facts)
+            except Exception:
+                self._number = number + 1
+
     def close(self, **facts: object) -> None:
         """Write the last line, and close the file. A second time does nothing."""
         with self._lock:

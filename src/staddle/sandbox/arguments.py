@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 FROM_POLICY: Any = type("_FromPolicy", (), {"__repr__": lambda _: "(the policy's)"})()
 
 
+def shown(command: object) -> str | tuple[str, ...]:
+    """A command as hooks are told of it, whether it can be run or not."""
+    return command if isinstance(command, str) else arguments(command)  # type: ignore[arg-type]
+
+
 def arguments(argv: Sequence[str]) -> tuple[str, ...]:
     """A program and its arguments."""
     if isinstance(argv, str | bytes):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..policy.limits import Limits
     from ..shell.command import Outcome
     from .arguments import Heard, RunOptions
+    from .open.hook_settings import CommandStart
 
     SideEffects = Callable[[Callable[[], str]], tuple[tuple[Change, ...] | None, tuple[Event, ...]]]
 
@@ -154,7 +155,7 @@ _UNKNOWN = (None,) * 6
 class CapturedCommand(CommandSpec):
     """One command of a caller: its arguments, checked, its output, captured, and in the end its result."""
 
-    __slots__ = ("_err", "_out", "_told", "as_root", "command", "side_effects")
+    __slots__ = ("_err", "_out", "_told", "as_root", "command", "side_effects", "start")
 
     def __init__(
         self,
@@ -175,6 +176,8 @@ class CapturedCommand(CommandSpec):
         self.command = command
         self.text = b"" if program else command_bytes(command)
         self.as_root = False  # of the sandbox
+        #: As hooks were told of it, if there are any.
+        self.start: CommandStart | None = None
         #: Asked when it is over: what it changed, and what it was refused.
         self.side_effects: SideEffects | None = None
         self.timeout = limits.timeout if timeout is FROM_POLICY else arguments.seconds(timeout)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..layers.changes import Change
     from ..limits.usage import Usage
     from .execution import Execution
+    from .hooks import Hooks
     from .open.open import SandboxHandle
     from .open.settings import SandboxSettings
     from .session import SessionState
@@ -67,7 +68,7 @@ class OpenSandbox:
         try:
             with FILE_ROOM.reserve(TO_OPEN):
                 opened = open_agent(settings, snapshot.new_workspace() if snapshot else None)
-                self._take_over(opened)
+                self._take_over(opened, settings)
         except (BlockingIOError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "thread" not in str(error):
                 raise
@@ -80,19 +81,22 @@ class OpenSandbox:
             for name in snapshot.sessions:
                 snapshot.continue_in(self.main if name == MAIN else self.session(name), self.workspace)
 
-    def _take_over(self, opened: SandboxHandle) -> None:
+    def _take_over(self, opened: SandboxHandle, settings: SandboxSettings) -> None:
         self.agent, self.first_shell, self.decided = opened.agent, opened.shell, opened.decided
         self.bash, self.uid = opened.bash, opened.uid
         self._environment, self._directory = opened.decided.environment, opened.directory
         self.workspace, self.network, self.enforced_limits = opened.workspace, opened.network, opened.limits
         self._meter = SandboxMeter(self.agent, self.enforced_limits)
+        self.hooks: Hooks | None = None
         try:
+            if settings.hooks is not None:
+                self._open_hooks(settings)
             directory = self._directory or None
             shell = Shell(self.agent, self.first_shell, directory=directory, meter=self.meter())
         except BaseException:
             self.agent.close()
             raise
-        self.main = Session(MAIN, shell, self.limits, side_effects=self.side_effects)
+        self.main = Session(MAIN, shell, self.limits, side_effects=self.side_effects, hooks=self.hooks)
         self.named: dict[str, Session] = {}
         self.executions: set[Execution] = set()
         self.terminals: list[Terminal] = []
@@ -100,6 +104,19 @@ class OpenSandbox:
         self.file_client = FileClient(self.agent)
         self.file_clients = [self.file_client]
         _EVERY.add(self)
+
+    def _open_hooks(self, settings: SandboxSettings) -> None:
+        from .hooks import Hooks
+
+        if settings.hooks is not None:
+            self.hooks = Hooks(settings.hooks, settings, self.decided)
+            if self.network is not None and self.hooks.audits:
+                self.network.on_event = self.hooks.attempt
+
+    def record(self, what: str, **facts: object) -> None:
+        """Write a line to the audit log, if there is one."""
+        if self.hooks is not None:
+            self.hooks.record(what, **facts)
 
     def session(self, name: str, *, root: bool = False) -> Session:
         """The named session, made if need be; with `root`, the sandbox's root's."""
@@ -135,7 +152,8 @@ class OpenSandbox:
         with FILE_ROOM.reserve(TO_START):
             started = self.agent.shell(environment, directory, self.bash, root=root)
             shell = Shell(self.agent, started, meter=self.meter())
-        made = self.named[name] = Session(name, shell, self.limits, self._forget, self.side_effects)
+        made = Session(name, shell, self.limits, self._forget, self.side_effects, hooks=self.hooks)
+        self.named[name] = made
         made._is_root = root
         return made
 
@@ -216,6 +234,14 @@ class OpenSandbox:
 
     def close(self) -> None:
         """End it. What runs at this moment finds out by itself."""
+        hooks, self.hooks = self.hooks, None
+        try:
+            if hooks is not None:
+                hooks.close(self.network.refused(str) if self.network else (), alive=self.agent.alive)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         self.agent.is_paused = False  # it will not be resumed
         if not self.in_use:
             # All at once. An agent that hears of its shell's end first would clean up after that, in vain.

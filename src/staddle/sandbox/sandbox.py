@@ -37,12 +37,14 @@ if TYPE_CHECKING:
     from ..enforcement import Enforcement
     from ..environment.rules import CommandRules
     from ..events import Event
+    from ..launch.audit import AuditTarget
     from ..limits.usage import Usage
     from ..policy import Policy
     from ..policy.plan import Plan
     from .arguments import RunOptions, StreamOptions
     from .environment import SandboxEnvironment
     from .files import AnyPath, ByteSource
+    from .open.hook_settings import CommandStart
     from .open.network import SandboxNetwork
     from .processes import Job
     from .result import Result
@@ -63,8 +65,11 @@ class Sandbox(WorkspaceMethods):
     `keep` is a name under which the changes stay when it is closed, for the next sandbox of that
     name and for `staddle diff`.
     `on_connect` decides about destinations that the policy's network leaves open; what it does not
-    answer with True within `on_connect_timeout` seconds is refused. `identity`, `environment` and
-    `base` are the policy's fields of these names.
+    answer with True within `on_connect_timeout` seconds is refused. `on_command` is called before each
+    command starts, `on_violation` for each refusal that it met, `on_result` when it is over; an error of
+    theirs comes out of the call. `audit` is a file, a stream or a function that gets all of that and every
+    change of state, line by line; see `staddle audit`. `identity`, `environment` and `base` are the
+    policy's fields of these names.
 
     Everything may be called from any thread. After `close()` everything raises SandboxClosed;
     a command that ran at that moment has a result with `Reason.closed`.
@@ -84,10 +89,15 @@ class Sandbox(WorkspaceMethods):
         keep: str | None = None,
         on_connect: Callable[[Event], Any] | None = None,
         on_connect_timeout: float = PATIENCE,
+        on_command: Callable[[CommandStart], Any] | None = None,
+        on_result: Callable[[Result], Any] | None = None,
+        on_violation: Callable[[Event], Any] | None = None,
+        audit: AuditTarget | None = None,
         **overrides: Unpack[sandbox_settings.PolicyOverrides],
     ) -> None:
         asked = (workspace, policy, backend, mode, best_effort, env, keep, on_connect, on_connect_timeout)
-        unmistaken(lambda: self._begin(sandbox_settings.settings(*asked, **overrides)))
+        hooks = (on_command, on_result, on_violation, audit)
+        unmistaken(lambda: self._begin(sandbox_settings.settings(*asked, *hooks, **overrides)))
 
     def _begin(self, settings: sandbox_settings.SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self._process = os.getpid()
@@ -99,6 +109,13 @@ class Sandbox(WorkspaceMethods):
         limits = settings.policy.limits
         if limits.max_lifetime is not None or limits.idle is not None:
             LIFETIMES.watch(self, limits)
+
+    @classmethod
+    def _of(cls, settings: sandbox_settings.SandboxSettings) -> Self:
+        """A sandbox with settings that are checked."""
+        made = cls.__new__(cls)
+        unmistaken(lambda: made._begin(settings))
+        return made
 
     @classmethod
     def _continued(cls, settings: sandbox_settings.SandboxSettings, snapshot: Snapshot) -> Self:
@@ -147,12 +164,30 @@ class Sandbox(WorkspaceMethods):
         return self._executed(words, words, options, root=spawn.is_root(self._now(), user))
 
     def _executed(
-        self, command: str | tuple[str, ...], argv: tuple[str, ...], options: RunOptions, *, root: bool
+        self,
+        command: str | tuple[str, ...],
+        argv: tuple[str, ...],
+        options: RunOptions,
+        *,
+        root: bool,
+        ours: bool = False,
     ) -> Result:
+        """Run a program. With `ours` it is not the caller's, and hooks are not told."""
         spec, check = captured(command, self.policy.limits, options, program=True)
         spec.as_root = root
         inside = self._now()
-        result = spec.result(drive(spawn.execution(inside, spec, argv, inside.main._exec_context)))
+        hooks = None if ours else inside.hooks
+        try:
+            if hooks is not None:
+                hooks.begin(spec, "")
+            outcome = drive(spawn.execution(inside, spec, argv, inside.main._exec_context))
+        except BaseException as error:
+            if hooks is not None:
+                hooks.failed(spec, error)
+            raise
+        result = spec.result(outcome)
+        if hooks is not None:
+            hooks.end(spec, result)
         return result.check() if check else result
 
     def start(
@@ -168,6 +203,8 @@ class Sandbox(WorkspaceMethods):
         It has the session's exported variables and no timeout; it ends with the sandbox.
         """
         inside = self._now()
+        if inside.hooks is not None:
+            inside.hooks.background(arguments.shown(command), user or "")
         return spawn.background(inside, command, cwd, env, inside.main._exec_context, user=user)
 
     def processes(self) -> list[Process | Job]:
@@ -189,6 +226,9 @@ class Sandbox(WorkspaceMethods):
         """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
         inside, options = self._now(), {"term": term, "cwd": cwd, "env": env}
         context = inside.main._exec_context
+        if inside.hooks is not None:
+            words = (inside.bash, "-i") if argv is None else arguments.shown(argv)
+            inside.hooks.background(words, user or "", "terminal")
         return spawn.open_terminal(inside, argv, rows, cols, context=context, user=user, **options)
 
     def interrupt(self) -> None:
@@ -312,10 +352,12 @@ class Sandbox(WorkspaceMethods):
     def pause(self) -> None:
         """Stop everything in it where it stands, until `resume()`. The time of commands goes on."""
         self._now().pause()
+        self._now().record("paused")
 
     def resume(self) -> None:
         """Let everything go on after `pause()`."""
         self._now().resume()
+        self._now().record("resumed")
 
     @property
     def usage(self) -> Usage:
@@ -400,7 +442,8 @@ class Sandbox(WorkspaceMethods):
         """Send processes of the sandbox a signal, 0 for none; which of them are there."""
         # As any program of the sandbox would: it can reach no other process than its own.
         script = 'for pid; do kill -s "$0" "$pid" 2>/dev/null && echo "$pid"; done'
-        done = self.exec([self._inside.bash, "-c", script, str(signal), *map(str, pids)], timeout=10, cwd="/")
+        argv = (self._inside.bash, "-c", script, str(signal), *map(str, pids))
+        done = self._executed(argv, argv, {"timeout": 10, "cwd": "/"}, root=False, ours=True)
         return {int(line) for line in done.stdout_bytes.split() if line.isdigit()} & set(pids)
 
     def _now(self) -> OpenSandbox:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..shell.shell import Shell
     from .arguments import Heard
     from .capture import SideEffects
+    from .hooks import Hooks
     from .result import Result
 
 #: How many commands a session remembers, and how much of each.
@@ -51,12 +52,15 @@ class Session:
         limits: Limits,
         on_close: Callable[[Session], None] = lambda _: None,
         side_effects: SideEffects | None = None,
+        *,
+        hooks: Hooks | None = None,
     ) -> None:
         self.name = name
         self._shell = shell
         self._limits = limits
         self._on_close = on_close
         self._side_effects = side_effects
+        self._hooks = hooks
         self._closed = self._ended = False
         #: Whether it is the sandbox's root's, and whether it ends with its first command.
         self._is_root = self._is_single = False
@@ -97,17 +101,23 @@ class Session:
             on_stderr=on_stderr,
             spill=spill,
         )
-        me = self._entering()
+        me, hooks = self._entering(), self._hooks
         try:
+            if hooks is not None:
+                hooks.begin(spec, self.name)
             self._busy.add(me)
             self._remember(command)
             outcome = self._shell.run(spec)
-        except BaseException:
+        except BaseException as error:
             spec.abandon()
+            if hooks is not None:
+                hooks.failed(spec, error)
             raise
         finally:
             self._busy.discard(me)
         result = self._result(spec, outcome)
+        if hooks is not None:
+            hooks.end(spec, result)
         return result.check() if check else result
 
     def stream(
@@ -131,16 +141,20 @@ class Session:
             spill=spill,
             streamed=True,
         )
-        me = self._entering()
+        me, hooks = self._entering(), self._hooks
         try:
+            if hooks is not None:
+                hooks.begin(spec, self.name)
             self._busy.add(me)
             self._remember(command)
-            stream = Stream(self._shell, spec, self._result, lambda: self._busy.discard(me))
+            stream = Stream(self._shell, spec, self._result, lambda: self._busy.discard(me), hooks)
             self._stream = ref(stream)
             return stream
-        except BaseException:
+        except BaseException as error:
             self._busy.discard(me)
             spec.abandon()
+            if hooks is not None:
+                hooks.failed(spec, error)
             raise
 
     def interrupt(self) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..shell.command import Outcome
     from ..shell.shell import Shell
     from .capture import CapturedCommand
+    from .hooks import Hooks
     from .result import Result
 
 
@@ -94,8 +95,10 @@ class Stream:
         spec: CapturedCommand,
         result: Callable[[CapturedCommand, Outcome], Result],
         over: Callable[[], None],
+        hooks: Hooks | None = None,
     ) -> None:
         self._over: Callable[[], None] | None = None
+        self._hooks = hooks
         self._driving = threading.Lock()
         self._shell, self._spec, self._resulting = shell, spec, result
         self._chunks = Chunks(spec)
@@ -142,6 +145,8 @@ class Stream:
             shell = self._shell
             if shell.step():
                 uninterrupted(self._finish)
+                if self._hooks is not None and self._result is not None:
+                    self._hooks.end(self._spec, self._result)
             elif self._chunks.empty:
                 wait(shell, self._poll)
 
@@ -149,8 +154,10 @@ class Stream:
         over, self._over = self._over, None
         try:
             outcome = self._shell.finish()
-        except BaseException:
+        except BaseException as error:
             self._spec.abandon()
+            if self._hooks is not None:
+                self._hooks.failed(self._spec, error)
             raise
         finally:
             if over is not None:

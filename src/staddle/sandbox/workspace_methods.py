@@ -128,7 +128,9 @@ class WorkspaceMethods:
                     progress=progress,
                 )
 
-        return self._at_rest(committed)
+        done = self._at_rest(committed)
+        self._now().record("committed", changes=[f"{each.kind} {each.path}" for each in done.changes])
+        return done
 
     def discard(self, paths: Collection[str] | None = None) -> None:
         """Drop the changes, or those of `paths`: the workspace is there as the host has it now.
@@ -142,13 +144,16 @@ class WorkspaceMethods:
             change(workspace, workspace.without(chosen), partial(come_back, sessions, at_once=True))
 
         self._at_rest(discarded)
+        self._now().record("discarded", paths=None if paths is None else sorted(paths))
 
     def snapshot(self, label: str = "") -> Snapshot:
         """Save this moment, to come back to: the workspace, the home, /tmp, and the state of every session.
 
         Waits for commands that run.
         """
-        return self._at_rest(partial(take, label=label))
+        taken = self._at_rest(partial(take, label=label))
+        self._now().record("snapshot", label=label, method=taken.method)
+        return taken
 
     def snapshots(self) -> list[Snapshot]:
         """List its snapshots that are not closed, the oldest first; each one's `parent` makes them a tree.
@@ -175,6 +180,7 @@ class WorkspaceMethods:
                 ended.extend(inside.end_processes())
 
         drift = self._at_rest(partial(restore, snapshot=snapshot, first=end))
+        self._now().record("restored", label=snapshot.label, ended=[each.command for each in ended])
         return Restored(tuple(ended), drift)
 
     def drift(self, *, limit: int = MOST_PATHS) -> Drift:
@@ -227,6 +233,7 @@ class WorkspaceMethods:
             raise
         finally:
             point.close()
+        self._now().record("forked", count=n)
         return made
 
     def _at_rest(self, work: Callable[[SandboxWorkspace, list[Session]], T]) -> T:

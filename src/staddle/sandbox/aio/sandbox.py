@@ -36,11 +36,13 @@ if TYPE_CHECKING:
     from ...environment.aio import AsyncLocalEnvironment
     from ...environment.rules import CommandRules
     from ...events import Event
+    from ...launch.audit import AuditTarget
     from ...limits.usage import Usage
     from ...policy import Policy
     from ...policy.plan import Plan
     from ..arguments import RunOptions, StreamOptions
     from ..files import AnyPath
+    from ..open.hook_settings import CommandStart
     from ..open_sandbox import OpenSandbox
     from ..processes import Job
     from ..result import Result
@@ -85,7 +87,8 @@ class AsyncSandbox:
     """A confined place to run commands in, as `Sandbox`, for asyncio.
 
     Use it with `async with`, or call `close()` in the end. It is opened on first use. `on_connect`
-    may be a coroutine function; it is awaited on the loop on which the sandbox was opened.
+    may be a coroutine function; it is awaited on the loop on which the sandbox was opened. So may the
+    hooks be, which the task that runs a command awaits.
     """
 
     def __init__(
@@ -100,6 +103,10 @@ class AsyncSandbox:
         keep: str | None = None,
         on_connect: Callable[[Event], Any] | None = None,
         on_connect_timeout: float = PATIENCE,
+        on_command: Callable[[CommandStart], Any] | None = None,
+        on_result: Callable[[Result], Any] | None = None,
+        on_violation: Callable[[Event], Any] | None = None,
+        audit: AuditTarget | None = None,
         **overrides: Unpack[sandbox_settings.PolicyOverrides],
     ) -> None:
         settings = sandbox_settings.settings(
@@ -112,24 +119,17 @@ class AsyncSandbox:
             keep,
             on_connect,
             on_connect_timeout,
+            on_command,
+            on_result,
+            on_violation,
+            audit,
             awaited=True,
             **overrides,
         )
         decider = None if on_connect is None else OnTheLoop(on_connect, settings.asks)
         self._begin(
             settings,
-            lambda: Sandbox(
-                workspace,
-                policy,
-                backend=backend,
-                mode=mode,
-                best_effort=best_effort,
-                env=env,
-                keep=keep,
-                on_connect=decider,
-                on_connect_timeout=on_connect_timeout,
-                **overrides,
-            ),
+            lambda: Sandbox._of(settings.replace(on_connect=decider)),
             decider,
         )
 
@@ -179,13 +179,19 @@ class AsyncSandbox:
         spec, check = captured(command, self.policy.limits, options, program=True)
         spec.as_root = root
         context = await (await self._main())._exec_context()
-        execution = await in_thread(spawn.execution, self._inside, spec, argv, context)
+        hooks = self._inside.hooks
         try:
-            outcome = await see_through(execution)
-        except BaseException:
+            if hooks is not None:
+                await hooks.begin_awaited(spec, "")
+            outcome = await see_through(await in_thread(spawn.execution, self._inside, spec, argv, context))
+        except BaseException as error:
             spec.abandon()
+            if hooks is not None:
+                hooks.failed(spec, error)
             raise
         result = spec.result(outcome)
+        if hooks is not None:
+            await hooks.end_awaited(spec, result)
         return result.check() if check else result
 
     async def start(
@@ -200,6 +206,8 @@ class AsyncSandbox:
         from .processes import AsyncProcess
 
         context = await (await self._main())._exec_context()
+        if (hooks := self._inside.hooks) is not None:
+            await hooks.background_awaited(arguments.shown(command), user or "")
         return AsyncProcess(
             await in_thread(lambda: spawn.background(self._inside, command, cwd, env, context, user=user))
         )
@@ -228,6 +236,9 @@ class AsyncSandbox:
         from .processes import AsyncTerminal
 
         context = await (await self._main())._exec_context()
+        if (hooks := self._inside.hooks) is not None:
+            words = (self._inside.bash, "-i") if argv is None else arguments.shown(argv)
+            await hooks.background_awaited(words, user or "", "terminal")
         opened = await in_thread(
             lambda: spawn.open_terminal(
                 self._inside, argv, rows, cols, term=term, cwd=cwd, env=env, context=context, user=user

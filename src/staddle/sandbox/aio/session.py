@@ -41,15 +41,23 @@ class AsyncSession:
     async def run(self, command: str, **options: Unpack[RunOptions]) -> Result:
         """Run `command` in the shell and wait for its end; the options are those of `Session.run`."""
         spec, check = captured(command, self._limits, options)
-        async with _Turn(self):
-            self._session._remember(command)
-            try:
+        hooks = self._session._hooks
+        self._session._refuse_closed()
+        try:
+            if hooks is not None:
+                await hooks.begin_awaited(spec, self.name)
+            async with _Turn(self):
+                self._session._remember(command)
                 await _begin(self._session._shell, spec)
                 outcome = await see_through(self._session._shell)
-            except BaseException:
-                spec.abandon()
-                raise
+        except BaseException as error:
+            spec.abandon()
+            if hooks is not None:
+                hooks.failed(spec, error)
+            raise
         result = self._session._result(spec, outcome)
+        if hooks is not None:
+            await hooks.end_awaited(spec, result)
         return result.check() if check else result
 
     def stream(self, command: str, **options: Unpack[StreamOptions]) -> AsyncStream:
@@ -178,7 +186,7 @@ class Streaming:
 
     def __init__(self, session: AsyncSession, spec: CapturedCommand) -> None:
         self._session, self._spec = session, spec
-        self._shell = session._session._shell
+        self._shell, self._hooks = session._session._shell, session._session._hooks
         self._chunks = Chunks(spec)
         self._turn: _Turn | None = None
         self._driving = asyncio.Lock()  # one task may close the session while another reads
@@ -214,15 +222,17 @@ class Streaming:
         self._loop = asyncio.get_running_loop()
         turn = _Turn(self._session)
         try:
+            if self._hooks is not None:
+                await self._hooks.begin_awaited(self._spec, self._session.name)
             await turn.__aenter__()
-        except BaseException:
-            self._over = True
+        except BaseException as error:
+            self._fail(error)
             raise
         self._session._session._remember(str(self._spec.command))
         try:
             await _begin(self._shell, self._spec)
-        except BaseException:
-            self._over = True
+        except BaseException as error:
+            self._fail(error)
             turn.leave()
             raise
         self._turn = turn
@@ -236,9 +246,20 @@ class Streaming:
                 over = await advance(self._shell, lambda: not self._chunks.empty)
             except asyncio.CancelledError:
                 self._finish()
+                await self._tell_result()
                 raise
             if over:
                 self._finish()
+                await self._tell_result()
+
+    def _fail(self, error: BaseException) -> None:
+        self._over = True
+        if self._hooks is not None:
+            self._hooks.failed(self._spec, error)
+
+    async def _tell_result(self) -> None:
+        if self._hooks is not None and self.result is not None:
+            await self._hooks.end_awaited(self._spec, self.result)
 
     def _finish(self) -> None:
         self._over = True
@@ -246,6 +267,9 @@ class Streaming:
         self._session._streaming = None
         try:
             outcome = self._shell.finish()
+        except BaseException as error:
+            self._fail(error)
+            raise
         finally:
             if turn is not None:
                 turn.leave()

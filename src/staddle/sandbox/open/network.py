@@ -65,6 +65,8 @@ class SandboxNetwork:
         self._attending: threading.Thread | None = None
         self._closed = False
         self._state = "usual"  # of the gateway
+        #: Called with every event, while the lock is held.
+        self.on_event: Callable[[Event], None] | None = None
         if gateway_socket is not None:
             self._gateway = gateway_process.GatewayProcess(gateway_socket, 0)
         elif filtered:
@@ -181,6 +183,8 @@ class SandboxNetwork:
         self._unclaimed = 0
 
     def _keep(self, event: Event) -> None:
+        if self.on_event is not None:
+            self.on_event(event)
         self._events.append(event)
         self._unclaimed += 1
         if event.kind == "refused" and len(self._refused) < _KEPT:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ...network.host.approval_calls import OnConnect
     from ...policy.identity import Identity
+    from .hook_settings import HookSettings
 
 MODES = ("overlay", "copy", "bind", "readonly")
 #: Those in which changes stay in the sandbox until a commit.
@@ -51,6 +52,7 @@ class SandboxSettings(Value):
     #: The callback that decides about destinations that the policy leaves open, and its seconds.
     on_connect: OnConnect | None = None
     asks: int = 0
+    hooks: HookSettings | None = None
 
 
 def settings(  # noqa: PLR0917 - as Sandbox takes them
@@ -63,13 +65,17 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     keep: object = None,
     on_connect: object = None,
     on_connect_timeout: object = PATIENCE,
+    on_command: object = None,
+    on_result: object = None,
+    on_violation: object = None,
+    audit: object = None,
     *,
     awaited: bool = False,
     **overrides: Any,
 ) -> SandboxSettings:
     """The arguments of a Sandbox, checked as far as that needs no look at the host's backends.
 
-    With `awaited`, there is an event loop on which `on_connect` can be awaited. `overrides` are those
+    With `awaited`, there is an event loop on which callbacks can be awaited. `overrides` are those
     fields of a policy that a sandbox takes by themselves: `PolicyOverrides`.
     """
     if policy is None:
@@ -104,8 +110,13 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
             )
     variables = Environment() if env is None else checked(env)
     decider, asks = _decider(on_connect, on_connect_timeout, awaited)
+    hooks = None
+    if not (on_command is on_result is on_violation is audit is None):
+        from .hook_settings import checked_hooks
+
+        hooks = checked_hooks(on_command, on_result, on_violation, audit, awaited=awaited)
     return SandboxSettings(
-        workspace, policy, str(backend), str(mode), best_effort, variables, name, decider, asks
+        workspace, policy, str(backend), str(mode), best_effort, variables, name, decider, asks, hooks
     )
 
 

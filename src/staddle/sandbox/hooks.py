@@ -1,0 +1,185 @@
+"""Hooks and the audit log of a sandbox: who is told of each command, before it starts and when it is over.
+
+    on_command(start)       before a command starts; an error here means that it does not
+    on_violation(event)     for each refusal that a command met, before its result is told
+    on_result(result)       when it is over
+    audit                   one line for all of that, and for every change of state; see launch.audit
+
+They are called in the caller's own thread, or awaited by the caller's own task: nothing is told later
+than the call returns, and an error in one comes out of that call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from itertools import count
+
+from ..launch.audit import AuditLog
+from ..launch.redaction import Secrets, secret_values
+from .open.hook_settings import CommandStart
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from ..events import Event
+    from .capture import CapturedCommand
+    from .open.decide import Decision
+    from .open.hook_settings import HookSettings
+    from .open.settings import SandboxSettings
+    from .result import Result
+
+#: Paths of changes that a line of the audit log names.
+_MOST_PATHS = 100
+
+
+class Hooks:
+    """The hooks of one open sandbox."""
+
+    def __init__(self, settings: HookSettings, sandbox: SandboxSettings, decided: Decision) -> None:
+        self._hooks = settings
+        self._numbers = count(1)
+        self._log: AuditLog | None = None
+        if settings.audit is not None:
+            secrets = Secrets(secret_values((decided.environment, sandbox.env), ()))
+            places = () if sandbox.workspace is None else (sandbox.workspace,)
+            self._log = AuditLog.open(settings.audit, secrets, outside=places)
+            gaps = [gap.protection for gap in decided.enforced.gaps]
+            self.record(
+                "opened",
+                backend=decided.backend.name,
+                workspace=sandbox.workspace,
+                mode=sandbox.mode,
+                keep=sandbox.keep,
+                network=str(decided.plan.network),
+                gaps=gaps,
+            )
+
+    # ------------------------------------------------------------ commands
+
+    def begin(self, spec: CapturedCommand, session: str) -> None:
+        """Tell that a command is about to start."""
+        start = self._started(spec, session)
+        if self._hooks.on_command is not None:
+            self._hooks.on_command(start)
+
+    async def begin_awaited(self, spec: CapturedCommand, session: str) -> None:
+        """The same; a hook that is a coroutine function is awaited."""
+        start = self._started(spec, session)
+        if self._hooks.on_command is not None:
+            await _seen(self._hooks.on_command(start))
+
+    def end(self, spec: CapturedCommand, result: Result) -> None:
+        """Tell that it is over: what it was refused, then its result."""
+        self._ended(spec, result)
+        for hook, value in self._told(result):
+            hook(value)
+
+    async def end_awaited(self, spec: CapturedCommand, result: Result) -> None:
+        """The same; hooks that are coroutine functions are awaited."""
+        self._ended(spec, result)
+        for hook, value in self._told(result):
+            await _seen(hook(value))
+
+    def failed(self, spec: CapturedCommand, error: BaseException) -> None:
+        """A command that was begun has no result. Never raises: the error is on its way already."""
+        if self._log is not None and spec.start is not None:
+            self._log.try_write("failed", id=spec.start.number, error=f"{type(error).__name__}: {error}")
+
+    def background(self, command: str | tuple[str, ...], user: str, what: str = "started") -> None:
+        """Tell that a program in the background, or on a terminal, is about to start."""
+        start = self._in_background(command, user, what)
+        if self._hooks.on_command is not None:
+            self._hooks.on_command(start)
+
+    async def background_awaited(
+        self, command: str | tuple[str, ...], user: str, what: str = "started"
+    ) -> None:
+        """The same; a hook that is a coroutine function is awaited."""
+        start = self._in_background(command, user, what)
+        if self._hooks.on_command is not None:
+            await _seen(self._hooks.on_command(start))
+
+    def _in_background(self, command: str | tuple[str, ...], user: str, what: str) -> CommandStart:
+        start = CommandStart(next(self._numbers), command, "", user, background=True)
+        self.record(what, id=start.number, command=command, user=user or None)
+        return start
+
+    def _started(self, spec: CapturedCommand, session: str) -> CommandStart:
+        user = "root" if spec.as_root else ""
+        cwd = None if spec.cwd is None else str(spec.cwd)
+        spec.start = start = CommandStart(next(self._numbers), spec.command, session, user, cwd, spec.timeout)
+        if self._log is not None:
+            self._log.write(
+                "command",
+                id=start.number,
+                session=session,
+                command=spec.command,
+                user=user or None,
+                cwd=cwd,
+                env=None if not spec.env else sorted(spec.env),
+            )
+        return start
+
+    def _ended(self, spec: CapturedCommand, result: Result) -> None:
+        log, number = self._log, None if spec.start is None else spec.start.number
+        if log is None:
+            return
+        for event in result.violations:
+            log.write("refused", id=number, host=event.what, rule=event.rule, allow=event.allow)
+        usage = result.usage
+        log.write(
+            "result",
+            id=number,
+            ok=result.ok,
+            exit_code=result.exit_code,
+            reason=str(result.reason),
+            duration=round(result.duration, 6),
+            stdout=len(result.stdout_bytes) + result.stdout_bytes_dropped,
+            stderr=len(result.stderr_bytes) + result.stderr_bytes_dropped,
+            user_time=usage.user,
+            memory=usage.memory,
+            changes=None if not result.changes else [f"{each.kind} {each.path}" for each in result.changes],
+            why=result.why or None,
+        )
+
+    def _told(self, result: Result) -> Iterable[tuple[Callable[[Any], Any], object]]:
+        if self._hooks.on_violation is not None:
+            for event in result.violations:
+                yield self._hooks.on_violation, event
+        if self._hooks.on_result is not None:
+            yield self._hooks.on_result, result
+
+    # ------------------------------------------------------------ everything else
+
+    @property
+    def audits(self) -> bool:
+        """Whether there is an audit log."""
+        return self._log is not None
+
+    def record(self, what: str, **facts: object) -> None:
+        """Write a line to the audit log, if there is one."""
+        if self._log is not None:
+            self._log.write(what, **facts)
+
+    def attempt(self, event: Event) -> None:
+        """Record an attempt on the network. Never raises: a thread of the sandbox's network calls it."""
+        if self._log is not None and event.kind != "refused":  # those come with the command that met them
+            self._log.try_write("network", kind=event.kind, host=event.what, rule=event.rule)
+
+    def close(self, refused: Iterable[Event], **facts: object) -> None:
+        """Record what no result has told, and the end."""
+        for event in refused:
+            self.record("refused", host=event.what, rule=event.rule, allow=event.allow)
+            if self._hooks.on_violation is not None and not inspect.iscoroutinefunction(
+                self._hooks.on_violation
+            ):
+                self._hooks.on_violation(event)
+        if self._log is not None:
+            self._log.close(**facts)
+
+
+async def _seen(value: object) -> None:
+    if inspect.isawaitable(value):
+        await value
