@@ -137,7 +137,7 @@ def _killing(kind: str) -> Callable[[Run], None]:
         own = os.getpid()
         layers = Path(os.environ["STADDLE_LAYERS"])
         span = 0.0
-        outcomes = {"old": 0, "new": 0}
+        outcomes = {"old": 0, "new": 0, "neither": 0}
         expected: set[int] = {0}
         for number in run.steps():
             with run.step():
@@ -148,6 +148,7 @@ def _killing(kind: str) -> Callable[[Run], None]:
                     span = 1.3 * statistics.median(ended)
                 if kind == "commit":
                     if found not in expected:
+                        outcomes["neither"] += 1
                         run.fail(f"commit: found {found}, expected one of {sorted(expected)}")
                     elif number > 1:
                         outcomes["new" if found == max(expected) else "old"] += 1
@@ -166,9 +167,7 @@ def _killing(kind: str) -> Callable[[Run], None]:
         if kind == "commit":
             with Sandbox(run.place / "workspace"):  # the program after the last that was killed
                 run.expect(generation_of(run.place / "workspace") in expected, True, "a whole generation")
-            run.notes.append(
-                f"afterwards old {outcomes['old']} times, new {outcomes['new']}, half done never"
-            )
+            run.notes.append("afterwards " + ", ".join(f"{count} {what}" for what, count in outcomes.items()))
 
     return work
 

@@ -108,11 +108,11 @@ def _below(top: int) -> list[int]:
     """The processes below `top`; one may be missed while others end, but it costs this process nothing."""
     found = [top]
     for pid in found:
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            try:
-                found += map(int, children.read_text().split())
-            except OSError:
-                continue
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+        except OSError:
+            continue  # it has ended
     return found[1:]
 
 
