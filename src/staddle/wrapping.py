@@ -147,6 +147,8 @@ def wrap(
     that would run with less.
     """
     command = checked(argv)
+    if policy.rules is not None:
+        policy.rules.check(command)
     plan = (
         compile(policy, cwd=cwd, env=env)
         if backend == "native"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from staddle import LocalEnvironment
-from staddle.environment import AsyncLocalEnvironment, CommandRules, Rule, shell_parser
+from staddle import AsyncSandbox, LocalEnvironment, Policy, Sandbox, wrap
+from staddle.environment import AsyncLocalEnvironment, CommandRules, Rule
 from staddle.errors import CommandNotUnderstood, CommandRefused, ExtraMissing
+from staddle.policy.command_rules import shell_parser
 
 RULES = CommandRules(deny=[Rule("touch", owner="write_file", reason="files are written with the file tools")])
 
@@ -63,3 +67,72 @@ def test_without_the_parser_no_environment_with_rules_is_made(
     with pytest.raises(ExtraMissing):
         LocalEnvironment(tmp_path, rules=RULES)
     assert LocalEnvironment(tmp_path).exec_command("true").exit_code == 0
+
+
+def test_rules_of_a_policy_hold_wherever_a_command_comes_in(tmp_path: Path) -> None:
+    policy = Policy.agent().with_rules(RULES)
+    with Sandbox(tmp_path, policy) as sb:
+        for refused in (
+            lambda: sb.run("echo a; touch b"),
+            lambda: sb.run("touch b", user="root"),
+            lambda: list(sb.stream("touch b")),
+            lambda: sb.exec(["env", "touch", "b"]),
+            lambda: sb.start("touch b"),
+            lambda: sb.start(["touch", "b"]),
+            lambda: sb.terminal(["touch", "b"]),
+            lambda: sb.session("other").run("touch b"),
+            lambda: sb.environment().exec_command("touch", ["b"]),
+        ):
+            with pytest.raises(CommandRefused, match="use write_file"):
+                refused()
+        assert sb.run("echo fine").stdout == "fine\n", "a refusal changes nothing"
+        assert sb.start("sleep 1000").running
+        assert len(sb.processes()) == 1, "what we run inside by ourselves is no command of the agent"
+        assert not sb.diff()
+    with pytest.raises(CommandRefused):
+        wrap(["touch", "b"], policy)
+    with pytest.raises(CommandRefused), LocalEnvironment(tmp_path, policy=policy) as env:
+        env.exec_command("touch", ["b"])
+    assert os.listdir(tmp_path) == []
+
+
+def test_rules_of_a_policy_hold_for_awaited_commands(tmp_path: Path) -> None:
+    async def use() -> None:
+        async with AsyncSandbox(tmp_path, Policy.agent().with_rules(CommandRules(allow=["ls"]))) as sb:
+            for refused in (sb.run("date"), sb.exec(["date"]), sb.start("date")):
+                with pytest.raises(CommandRefused, match="not among"):
+                    await refused
+            with pytest.raises(CommandRefused):
+                async for _ in sb.stream("date"):
+                    pass
+            assert (await sb.run("ls; echo a")).stdout == "a\n"
+
+    asyncio.run(use())
+
+
+def test_a_rule_of_a_policy_file_holds_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text('[rules]\ndeny = [{command = "touch", owner = "write_file"}]\nready_made = ["git"]\n')
+    (tmp_path / "work").mkdir()
+
+    def staddle(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "staddle", *words]
+        return subprocess.run(
+            command, input=text, capture_output=True, text=True, check=False, cwd=tmp_path / "work"
+        )
+
+    told = "use write_file"
+    done = staddle("run", "--policy", str(file), "--", "touch", "b")
+    assert done.returncode == 125, done
+    assert told in done.stderr
+    done = staddle("run", "--policy", str(file), "-c", "echo a && git log")
+    assert (done.returncode, done.stdout) == (125, ""), done
+    done = staddle("shell", "--policy", str(file), text="echo a\ntouch b\n")
+    assert (done.returncode, done.stdout) == (125, ""), done
+    assert told in done.stderr
+    done = staddle("shell", "--policy", str(file), text="echo a\nexit 3\n")
+    assert (done.returncode, done.stdout) == (3, "a\n"), done
+    done = staddle("shell", "--json", "--policy", str(file), text="touch b\necho a\n")
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert first["error"]["fix"] == told
+    assert second["stdout"] == "a\n"

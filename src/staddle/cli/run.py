@@ -105,6 +105,8 @@ def confined(parsed: Parsed) -> tuple[WrappedCommand, Plan]:
 
     policy, workspace = policy_from(parsed)
     command, script = command_from(parsed)
+    if policy.rules is not None:
+        policy.rules.check(command)
     if script is not None:
         policy = policy.with_read(script)
     plan = compile(policy, cwd=workspace, base=os.getcwd())

@@ -7,7 +7,7 @@ import select
 import sys
 import time
 
-from ..errors import InvalidCall, UsageError
+from ..errors import CommandNotUnderstood, CommandRefused, InvalidCall, UsageError
 from ..launch.running import GRACE, give_pipes
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from ..sandbox.sandbox import Sandbox
@@ -73,6 +73,8 @@ def main(words: Sequence[str]) -> int:
         elif os.isatty(0) and os.isatty(1):
             from .terminal import on_this_terminal
 
+            if sandbox.policy.rules is not None:
+                say("the command rules of the policy are not applied to what is typed here")
             status = on_this_terminal(sandbox, seconds)
         else:
             status = _piped(sandbox, seconds)
@@ -98,8 +100,18 @@ def _opened(parsed: Parsed) -> Sandbox:
 
 
 def _piped(sandbox: Sandbox, seconds: float | None) -> int:
-    """A shell that has our own standard streams, as any command of `staddle run`."""
-    return passed_through(sandbox, [sandbox._now().bash], seconds)
+    """A shell that has our own standard streams, as any command of `staddle run`.
+
+    With command rules the script is read to its end first.
+    """
+    bash, rules = sandbox._now().bash, sandbox.policy.rules
+    if rules is None:
+        return passed_through(sandbox, [bash], seconds)
+    from ..policy.command_rules.shell_parser import LONGEST
+
+    script = os.fsdecode(sys.stdin.buffer.read(LONGEST + 1))
+    rules.check_script(script)
+    return passed_through(sandbox, [bash, "-c", script], seconds)
 
 
 def passed_through(sandbox: Sandbox, argv: Sequence[str], seconds: float | None) -> int:
@@ -140,7 +152,7 @@ def _lines(sandbox: Sandbox) -> int:
     for line in sys.stdin.buffer:
         try:
             result = sandbox.run(line.rstrip(b"\n").decode("utf-8", "surrogateescape"))
-        except InvalidCall as error:
+        except (InvalidCall, CommandRefused, CommandNotUnderstood) as error:
             print(json.dumps({"error": {"what": error.what, "why": error.why, "fix": error.fix}}), flush=True)
             status = 125
             continue

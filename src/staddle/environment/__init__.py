@@ -10,8 +10,8 @@ from .writable_paths import validate_writable_paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..policy.command_rules.rules import CommandRules, Rule
     from .aio import AsyncLocalEnvironment
-    from .rules import CommandRules, Rule
 
 __all__ = [
     "AsyncLocalEnvironment",
@@ -32,9 +32,9 @@ __all__ = [
 
 
 _LATER = {
-    "AsyncLocalEnvironment": "aio",
-    "CommandRules": "rules",
-    "Rule": "rules",
+    "AsyncLocalEnvironment": "staddle.environment.aio",
+    "CommandRules": "staddle.policy.command_rules.rules",
+    "Rule": "staddle.policy.command_rules.rules",
 }
 
 
@@ -43,4 +43,4 @@ def __getattr__(name: str) -> object:
     home = _LATER.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(__import__(f"{__name__}.{home}", fromlist=[name]), name)
+    return getattr(__import__(home, fromlist=[name]), name)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ..policy import Policy
-    from .rules import CommandRules
+    from ..policy.command_rules.rules import CommandRules
 
 
 class EnvironmentBase:
@@ -39,8 +39,9 @@ class EnvironmentBase:
     ) -> None:
         if on_unavailable not in ("refuse", "record"):
             raise PolicyError(f"on_unavailable is {on_unavailable!r}", fix="say 'refuse' or 'record'")
-        if rules is not None:
-            rules.ready()
+        for each in (rules, policy.rules):
+            if each is not None:
+                each.ready()
         self._policy, self._rules = policy, rules
         self._secrets = frozenset(checked_name(name, "secrets") for name in several(secrets, "secrets"))
         self._globs = None if writable_paths is None else parse_globs(writable_paths)
@@ -104,8 +105,9 @@ class EnvironmentBase:
 
     def _checked_argv(self, argv: list[str]) -> list[str]:
         """The argument list to run, after the rules have allowed it."""
-        if self._rules is not None:
-            self._rules.check(argv)
+        for rules in (self._rules, self._policy.rules):
+            if rules is not None:
+                rules.check(argv)
         return argv
 
     def _run(

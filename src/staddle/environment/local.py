@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ..enforcement import Enforcement, Gap
     from ..files.beneath import AnyPath, PendingFile
     from ..launch.redaction import Secrets
+    from ..policy.command_rules.rules import CommandRules
     from ..wrapping import WrappedCommand
     from .interface import CommandResult
-    from .rules import CommandRules
 
 #: The largest file that read_file returns: what an agent made may be a terabyte of holes.
 MOST_READ = 64 << 20

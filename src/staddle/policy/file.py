@@ -17,6 +17,9 @@
     [env]
     CI = "1"
 
+    [rules]
+    deny = ["git push"]                  # advice to the agent: see command_rules
+
 No file is ever looked for: a policy comes from the path that the caller named. A file that a
 sandbox could have changed is refused, because then the policy would be the agent's.
 """
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any, Protocol, TypeVar
 
+    from .command_rules.rules import CommandRules
     from .paths import AnyPath
 
     class Grants(Protocol):
@@ -70,6 +74,7 @@ _KEYS: dict[str, type] = {
     "network": dict,
     "limits": dict,
     "env": dict,
+    "rules": dict,
 }
 #: The limits that a policy file may name.
 _LIMITS = tuple(name for name in Limits._fields if name != "defaults")
@@ -193,6 +198,8 @@ def _field(key: str, value: Any, name: str, values: Mapping[str, str | None]) ->
         }
     if key == "network":
         return _network(value, name)
+    if key == "rules":
+        return _rules(value, name)
     return _limits(value, name) if key == "limits" else value
 
 
@@ -226,6 +233,30 @@ def _identity(table: Mapping[str, Any], name: str) -> Identity:
         if key != "uid":
             _typed(value, str, name, f"identity.{key}")
     return Identity(**table)
+
+
+def _rules(table: Mapping[str, Any], name: str) -> CommandRules:
+    from .command_rules.rules import CommandRules, Rule
+
+    known = ("allow", "deny", "ready_made", "unknown")
+    for key in table:
+        if key not in known:
+            raise _bad(name, f"rules.{key}", "there is no such key", f"known are {', '.join(known)}")
+
+    def entries(key: str) -> list[Rule]:
+        where, found = f"rules.{key}", []
+        for entry in _typed(table.get(key, []), list, name, where):
+            words = {"command": entry} if isinstance(entry, str) else _typed(entry, dict, name, where)
+            if "command" not in words or not words.keys() <= set(Rule._fields):
+                raise _bad(name, where, f"{entry!r} is no rule", f"a rule has {', '.join(Rule._fields)}")
+            found.append(Rule(**words))
+        return found
+
+    kinds = _typed(table.get("ready_made", []), list, name, "rules.ready_made")
+    ready = Rule.ready_made(*(_typed(kind, str, name, "rules.ready_made") for kind in kinds))
+    # A rule of the file comes first: it may have an owner.
+    allow = entries("allow") if "allow" in table else None
+    return CommandRules([*entries("deny"), *ready], allow, table.get("unknown", "refuse"))
 
 
 def _limits(table: Mapping[str, Any], name: str) -> Limits:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any, Self
 
+    from .command_rules.rules import CommandRules
     from .paths import AnyPath
 
 _DENY = Network.deny()
@@ -46,6 +47,8 @@ class Policy(Value):
     environment: str
     base: str | None
     toolchains: bool
+    #: Not part of what is enforced: they are looked at before a command is started.
+    rules: CommandRules | None
 
     #: Where the file lies that this came from, links to it included: no write grant may
     #: cover it. Not part of the value.
@@ -70,6 +73,7 @@ class Policy(Value):
         environment: str = "linux",
         base: AnyPath | None = None,
         toolchains: bool | None = None,
+        rules: CommandRules | None = None,
     ) -> None:
         """`system=False` leaves out the system directories; `unprotect` opens protected names.
 
@@ -80,8 +84,11 @@ class Policy(Value):
         ("linux", "inherit" or "empty"). `base` is a root file system, a directory or the name of an
         imported one, that is the system inside in the place of the host's own. `toolchains` says
         whether those that are on the PATH of the starting user can be used inside, wherever
-        they lie (see `policy.toolchains`); by default, in the preset "agent".
+        they lie (see `policy.toolchains`); by default, in the preset "agent". `rules` tell an agent which
+        commands to leave to others, before they start; they are advice, and confine nothing.
         """
+        if rules is not None:
+            _check_rules(rules)
         if toolchains is None:
             toolchains = preset == "agent"
         if not isinstance(toolchains, bool):
@@ -123,6 +130,7 @@ class Policy(Value):
             environment=checked_preset(environment),
             base=None if base is None else _base(base, system),
             toolchains=toolchains,
+            rules=rules,
         )
 
     @classmethod
@@ -198,11 +206,24 @@ class Policy(Value):
         """The same with another system inside: a root file system, or None for the host's own."""
         return self.replace(base=base)
 
+    def with_rules(self, rules: CommandRules | None) -> Policy:
+        """The same with these command rules, or without any."""
+        return self.replace(rules=rules)
+
     def replace(self, **changes: Any) -> Self:
         """The same policy with some fields changed, validated anew."""
         made = super().replace(**changes)
         made._set("_source", self._source)
         return made
+
+
+def _check_rules(rules: object) -> None:
+    from .command_rules.rules import CommandRules  # few have any
+
+    if not isinstance(rules, CommandRules):
+        raise PolicyError(
+            f"rules is {rules!r}", why="it is not a CommandRules", fix='say CommandRules(deny=["git push"])'
+        )
 
 
 def _home(home: AnyPath) -> str:

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from typing import Literal, Protocol
 
     from ..environment.interface import CommandResult
-    from ..environment.rules import CommandRules
     from ..files.beneath import AnyPath
     from ..launch.redaction import Secrets
     from ..layers.changes import Change
     from ..policy import Policy
+    from ..policy.command_rules.rules import CommandRules
     from ..shell.command import Outcome
     from .files import Files
     from .open.settings import SandboxSettings

@@ -58,7 +58,9 @@ class OpenSandbox:
     """
 
     def __init__(self, settings: SandboxSettings, snapshot: Snapshot | None = None) -> None:
-        self.limits = settings.policy.limits
+        self.limits, self.rules = settings.policy.limits, settings.policy.rules
+        if self.rules is not None:
+            self.rules.ready()
         if not hasattr(select, "epoll") or not hasattr(select, "poll"):
             raise LaunchFailed(
                 "a sandbox cannot be opened",
@@ -97,6 +99,7 @@ class OpenSandbox:
             self.agent.close()
             raise
         self.main = Session(MAIN, shell, self.limits, side_effects=self.side_effects, hooks=self.hooks)
+        self.main._rules = self.rules
         self.named: dict[str, Session] = {}
         self.executions: set[Execution] = set()
         self.terminals: list[Terminal] = []
@@ -154,7 +157,7 @@ class OpenSandbox:
             shell = Shell(self.agent, started, meter=self.meter())
         made = Session(name, shell, self.limits, self._forget, self.side_effects, hooks=self.hooks)
         self.named[name] = made
-        made._is_root = root
+        made._is_root, made._rules = root, self.rules
         return made
 
     def _forget(self, session: Session) -> None:

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from typing import IO, Any, Literal, Self, Unpack
 
     from ..enforcement import Enforcement
-    from ..environment.rules import CommandRules
     from ..events import Event
     from ..launch.audit import AuditTarget
     from ..limits.usage import Usage
     from ..policy import Policy
+    from ..policy.command_rules.rules import CommandRules
     from ..policy.plan import Plan
     from .arguments import RunOptions, StreamOptions
     from .environment import SandboxEnvironment
@@ -176,6 +176,8 @@ class Sandbox(WorkspaceMethods):
         spec, check = captured(command, self.policy.limits, options, program=True)
         spec.as_root = root
         inside = self._now()
+        if not ours:
+            spawn.check_rules(inside, argv)
         hooks = None if ours else inside.hooks
         try:
             if hooks is not None:

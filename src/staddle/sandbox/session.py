@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Self
     from weakref import ReferenceType
 
+    from ..policy.command_rules.rules import CommandRules
     from ..policy.limits import Limits
     from ..shell.command import Outcome
     from ..shell.shell import Shell
@@ -64,6 +65,7 @@ class Session:
         self._closed = self._ended = False
         #: Whether it is the sandbox's root's, and whether it ends with its first command.
         self._is_root = self._is_single = False
+        self._rules: CommandRules | None = None  # those of the policy
         self._stream: ReferenceType[Stream] | None = None
         self._busy: set[int] = set()  # the threads that have a command here
         self._history: deque[str] = deque(maxlen=_REMEMBERED)
@@ -237,7 +239,9 @@ class Session:
             raise SandboxClosed(f"the session {self.name!r} is closed", fix="open another one")
 
     def _remember(self, command: str) -> None:
-        """Add a command to the history."""
+        """Add a command to the history. CommandRefused, if the policy's rules speak against it."""
+        if self._rules is not None:
+            self._rules.check_script(command)
         self._history.append(command[:_REMEMBERED_BYTES])
 
     def _refuse_from_now(self) -> None:

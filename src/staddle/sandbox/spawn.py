@@ -33,6 +33,12 @@ def is_root(inside: OpenSandbox, user: object) -> bool:
     return user is not None and as_root.wants_root(user, inside.decided, inside.workspace)
 
 
+def check_rules(inside: OpenSandbox, argv: Sequence[str]) -> None:
+    """CommandRefused, if the policy's rules speak against a command of the caller."""
+    if inside.rules is not None:
+        inside.rules.check(argv)
+
+
 def execution(
     inside: OpenSandbox, spec: CapturedCommand, argv: Sequence[str], context: SessionState
 ) -> Execution:
@@ -70,6 +76,7 @@ def background(
         shown: str | tuple[str, ...] = command
     else:
         argv = shown = arguments.arguments(command)
+    check_rules(inside, argv)
     variables = {**_exported(context, root), **({} if env is None else arguments.variables(env))}
     directory = _directory(context, None if cwd is None else arguments.directory(cwd))
     with FILE_ROOM.reserve(TO_START):
@@ -101,6 +108,8 @@ def open_terminal(
     root = is_root(inside, user)
     size(high, wide)
     words = (inside.bash, "-i") if argv is None else arguments.arguments(argv)
+    if argv is not None:  # what a person types at a shell is not read
+        check_rules(inside, words)
     variables = arguments.variables({"TERM": term, **({} if env is None else dict(env))})  # type: ignore[call-overload]
     prompt = {"PS1": _PROMPT} if argv is None else {}
     with FILE_ROOM.reserve(TO_START):
@@ -118,6 +127,7 @@ def open_terminal(
 
 def spawn(inside: OpenSandbox, argv: Sequence[str], stdio: tuple[int, int, int]) -> SpawnedProcess:
     """Start a program on these descriptors of ours, where the main session is."""
+    check_rules(inside, argv)
     context = inside.main._exec_context
     return inside.agent.spawn(arguments.arguments(argv), context.env, context.cwd, stdio=stdio)
 

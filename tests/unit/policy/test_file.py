@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Limits, Network, Policy
+from staddle.environment import CommandRules, Rule
 from staddle.errors import PolicyError
 from staddle.policy.compiler import compile as compile_policy
 from tests.unit.policy.tree import make
@@ -310,3 +311,26 @@ def test_the_file_a_policy_came_from_is_not_part_of_its_value(file: Path) -> Non
     assert policy == Policy.agent()
     assert hash(policy) == hash(Policy.agent())
     assert str(file) not in repr(policy)
+
+
+def test_command_rules_in_a_file(file: Path) -> None:
+    policy = load(
+        file,
+        """
+        [rules]
+        deny = ["curl", {command = "git push", owner = "the publish tool", reason = "a person looks first"}]
+        allow = ["make"]
+        ready_made = ["helm"]
+        unknown = "allow"
+        """,
+    )
+    own = ["curl", Rule("git push", "the publish tool", "a person looks first")]
+    rules = CommandRules([*own, *Rule.ready_made("helm")], ["make"], "allow")
+    assert policy == Policy.agent().with_rules(rules)
+    assert "rules.never" in refused(file, "[rules]\nnever = []")
+    assert "no rule" in refused(file, "[rules]\ndeny = [{owner = 'x'}]")
+    assert "rules.deny" in refused(file, "[rules]\ndeny = 'git'")
+    assert "ready-made" in refused(file, "[rules]\nready_made = ['all']")
+    assert "unknown" in refused(file, "[rules]\nunknown = 'maybe'")
+    two = "{command = 'git', owner = 'a'}, {command = 'git', owner = 'b'}"
+    assert "two owners" in refused(file, f"[rules]\ndeny = [{two}]")

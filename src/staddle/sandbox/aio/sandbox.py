@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     from ...enforcement import Enforcement
     from ...environment.aio import AsyncLocalEnvironment
-    from ...environment.rules import CommandRules
     from ...events import Event
     from ...launch.audit import AuditTarget
     from ...limits.usage import Usage
     from ...policy import Policy
+    from ...policy.command_rules.rules import CommandRules
     from ...policy.plan import Plan
     from ..arguments import RunOptions, StreamOptions
     from ..files import AnyPath
@@ -179,6 +179,7 @@ class AsyncSandbox:
         spec, check = captured(command, self.policy.limits, options, program=True)
         spec.as_root = root
         context = await (await self._main())._exec_context()
+        await in_thread(spawn.check_rules, self._inside, argv)
         hooks = self._inside.hooks
         try:
             if hooks is not None:

@@ -228,8 +228,8 @@ class Streaming:
         except BaseException as error:
             self._fail(error)
             raise
-        self._session._session._remember(str(self._spec.command))
         try:
+            self._session._session._remember(str(self._spec.command))
             await _begin(self._shell, self._spec)
         except BaseException as error:
             self._fail(error)

@@ -12,10 +12,10 @@ well which way to go, before the command runs.
 
 from __future__ import annotations
 
-from .._value import Value
-from ..errors import CommandNotUnderstood, CommandRefused, PolicyError
-from ..files.globs import Segment
-from ..policy.paths import several
+from ..._value import Value
+from ...errors import CommandNotUnderstood, CommandRefused, PolicyError
+from ...files.globs import Segment
+from ..paths import several
 from . import shell_parser
 from .shell_parser import UNKNOWN
 from .wrapper_commands import Invocation, NestedScript, Unclear, name_of, unfold
@@ -64,6 +64,26 @@ class Rule(Value):
         self._set("_program", Segment(words[0]))
         self._set("_arguments", words[1:])
 
+    @classmethod
+    def ready_made(cls, *names: str, owner: str = "", reason: str = "") -> tuple[Rule, ...]:
+        """Rules for the tools of these kinds ("git", "docker", ...; see `ready_made.KINDS`), to be denied."""
+        from .ready_made import KINDS
+
+        found = []
+        for name in names:
+            if name not in KINDS:
+                known = ", ".join(KINDS)
+                raise PolicyError(f"there is no ready-made set {name!r}", fix=f"choose of {known}")
+            why, commands = KINDS[name]
+            found += [cls(command, owner, reason or why) for command in commands]
+        return tuple(found)
+
+    def overlaps(self, other: Rule) -> bool:
+        """Whether both name the same program, or one of them a pattern of it, with the same arguments."""
+        mine, theirs = self.__dict__["_program"], other.__dict__["_program"]
+        same = self.__dict__["_arguments"] == other.__dict__["_arguments"]
+        return bool(same and (mine.matches(theirs.text) or theirs.matches(mine.text)))
+
     def denies(self, words: Sequence[Word]) -> bool:
         """Whether this is the program, in whatever directory, with options before the arguments or not."""
         segment: Segment = self.__dict__["_program"]
@@ -104,6 +124,7 @@ class CommandRules(Value):
         if unknown not in ("refuse", "allow"):
             raise PolicyError(f"unknown is {unknown!r}", fix="say 'refuse' or 'allow'")
         denied = _rules(deny, "deny")
+        _refuse_two_owners(denied)
         super().__init__(denied, None if allow is None else _rules(allow, "allow"), unknown)
 
     def ready(self) -> None:
@@ -175,6 +196,18 @@ def _rules(entries: object, field: str) -> tuple[Rule, ...]:
             raise PolicyError(f"{field} has {entry!r} in it", why="it is not a rule", fix='write "git push"')
         found.append(entry if isinstance(entry, Rule) else Rule(entry))
     return tuple(found)
+
+
+def _refuse_two_owners(rules: tuple[Rule, ...]) -> None:
+    """PolicyError if an agent would be sent to one tool or another, as the order of the rules has it."""
+    for place, rule in enumerate(rules):
+        for other in rules[:place]:
+            if rule.owner and other.owner and rule.owner != other.owner and rule.overlaps(other):
+                raise PolicyError(
+                    f"{rule.command!r} has two owners",
+                    why=f"one rule says {other.owner!r}, another one {rule.owner!r}",
+                    fix="leave one of them out",
+                )
 
 
 def _has(words: Sequence[Word], wanted: Sequence[str]) -> bool:

@@ -7,7 +7,7 @@ guess.
 
 from __future__ import annotations
 
-from .._value import Value
+from ..._value import Value
 from .shell_parser import UNKNOWN
 
 TYPE_CHECKING = False
@@ -35,6 +35,7 @@ class Prefix(Value):
 
 
 PREFIXES: dict[str, Prefix] = {
+    "aa-exec": Prefix("pn", ("profile", "namespace"), plain=False),
     "builtin": Prefix(),
     "busybox": Prefix(),
     "chroot": Prefix(long=("userspec", "groups"), operands=1, plain=False),
@@ -43,15 +44,36 @@ PREFIXES: dict[str, Prefix] = {
     "doas": Prefix("uCa", plain=False),
     "env": Prefix("uCS", ("unset", "chdir", "split-string"), assigns=True),
     "exec": Prefix("a"),
+    "catatonit": Prefix(),
+    "chpst": Prefix("uUen/bmdoprtfcP", plain=False),
+    "cpulimit": Prefix("lp", ("limit", "pid")),
+    "dbus-run-session": Prefix(long=("config-file", "dbus-daemon")),
+    "dumb-init": Prefix("r", ("rewrite",)),
+    "fakechroot": Prefix("sdecb", ("lib", "elfloader", "environment", "config-dir", "bindir"), plain=False),
+    "fakeroot-ng": Prefix("pl"),
     "fakeroot": Prefix("lfsib", ("lib", "faked")),
+    "firejail": Prefix(plain=False),
     "flock": Prefix("wE", ("timeout", "wait", "conflict-exit-code"), operands=1),
+    "gosu": Prefix(operands=1, plain=False),
     "ionice": Prefix("cnpPu", ("class", "classdata", "pid", "pgid", "uid")),
     "linux32": Prefix(),
     "linux64": Prefix(),
+    "ltrace": Prefix("aAeFlnopsuxX", ("output", "library", "config", "where")),
     "nice": Prefix("n", ("adjustment",)),
     "nohup": Prefix(),
     "nsenter": Prefix("tSG", ("target", "setuid", "setgid"), plain=False),
+    "numactl": Prefix("ipPmNCl", ("interleave", "preferred", "membind", "cpunodebind", "physcpubind")),
+    "pkexec": Prefix("u", ("user",), plain=False),
+    "proot": Prefix(
+        "rbmwqkRSi",
+        (
+            *("rootfs", "bind", "mount", "cwd", "pwd", "qemu", "kernel-release", "change-id"),
+            *("verbose", "kill-on-exit"),
+        ),
+        plain=False,
+    ),
     "prlimit": Prefix("po", ("pid", "output")),
+    "run0": Prefix("ugDp", ("user", "group", "chdir", "property", "setenv", "slice", "unit"), plain=False),
     "setarch": Prefix(operands=1),
     "setpriv": Prefix(
         long=(
@@ -62,6 +84,7 @@ PREFIXES: dict[str, Prefix] = {
         plain=False,
     ),
     "setsid": Prefix(),
+    "setuidgid": Prefix(operands=1, plain=False),
     "stdbuf": Prefix("ioe", ("input", "output", "error")),
     "strace": Prefix("abeEIoOpPsSuUX"),
     "sudo": Prefix(
@@ -71,6 +94,15 @@ PREFIXES: dict[str, Prefix] = {
             *("other-user", "role", "type", "auth-type", "login-class"),
         ),
         assigns=True,
+        plain=False,
+    ),
+    "su-exec": Prefix(operands=1, plain=False),
+    "systemd-nspawn": Prefix(
+        "DMiuSpEL",
+        (
+            *("directory", "machine", "image", "user", "slice", "property", "setenv", "bind", "bind-ro"),
+            *("tmpfs", "overlay", "template", "uuid", "chdir", "hostname", "capability", "network-veth"),
+        ),
         plain=False,
     ),
     "systemd-run": Prefix(
@@ -85,6 +117,7 @@ PREFIXES: dict[str, Prefix] = {
     "taskset": Prefix(operands=1),
     "time": Prefix("fo", ("format", "output")),
     "timeout": Prefix("ks", ("kill-after", "signal"), operands=1),
+    "tini": Prefix("pe"),
     "toybox": Prefix(),
     "unbuffer": Prefix(),
     "unshare": Prefix(
@@ -92,6 +125,7 @@ PREFIXES: dict[str, Prefix] = {
         ("setuid", "setgid", "root", "wd", "propagation", "map-user", "map-group", "setgroups"),
         plain=False,
     ),
+    "valgrind": Prefix(),
     "xargs": Prefix(
         "IaLnPsdE", ("arg-file", "max-args", "max-procs", "max-chars", "delimiter", "process-slot-var")
     ),
@@ -369,6 +403,45 @@ def _watch(words: Sequence[Word], rest: list[Word], _: Word) -> Steps:
     yield from _text(_joined(inner))
 
 
+def _exec(words: Sequence[Word], rest: list[Word], reads: Word) -> Steps:
+    """`exec git push`; without a program it only redirects, which starts nothing."""
+    inner = _after(PREFIXES["exec"], rest)
+    if inner:
+        yield Invocation(tuple(words), through=True)
+        yield from unfold(inner, reads)
+
+
+def _bwrap(words: Sequence[Word], rest: list[Word], reads: Word) -> Steps:
+    """Its options have up to two values, or their values are in a descriptor."""
+    yield Invocation(tuple(words))
+    at = 0
+    while at < len(rest):
+        word = rest[at]
+        if word is None or word == "--args":
+            yield Unclear("the program is only known when it runs")
+            return
+        if not word.startswith("-") or word == "--":
+            break
+        name = word.lstrip("-").removesuffix("-try")
+        at += 1 if name in _BWRAP_NONE or name.startswith("unshare-") else 3 if name in _BWRAP_TWO else 2
+    inner = rest[at + 1 :] if rest[at : at + 1] == ["--"] else rest[at:]
+    yield from unfold(inner, reads)
+
+
+_BWRAP_NONE = frozenset(
+    {
+        *("share-net", "die-with-parent", "new-session", "clearenv", "as-pid-1", "disable-userns", "help"),
+        *("version", "assert-userns-disabled", "unshare-all"),
+    }
+)
+_BWRAP_TWO = frozenset(
+    {
+        *("bind", "dev-bind", "ro-bind", "bind-fd", "ro-bind-fd", "symlink", "file", "bind-data"),
+        *("ro-bind-data", "setenv", "chmod", "overlay"),
+    }
+)
+
+
 def _flock(words: Sequence[Word], rest: list[Word], reads: Word) -> Steps:
     inner = _after(PREFIXES["flock"], rest)
     yield Invocation(tuple(words), through=bool(inner))
@@ -401,9 +474,11 @@ def _option(rest: list[Word], short: str, long: str) -> Word:
 
 _SPECIAL = {
     "alias": _alias,
+    "bwrap": _bwrap,
     "command": _command,
     "env": _env,
     "eval": _eval,
+    "exec": _exec,
     "find": _find,
     "flock": _flock,
     "runuser": _su,

@@ -6,8 +6,8 @@ is never parsed inside our process, and what comes back is JSON of a bounded siz
 
 from __future__ import annotations
 
-from .._value import Value
-from ..errors import CommandNotUnderstood, ExtraMissing
+from ..._value import Value
+from ...errors import CommandNotUnderstood, ExtraMissing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

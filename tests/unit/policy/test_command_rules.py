@@ -6,8 +6,10 @@ import pickle
 
 import pytest
 
-from staddle.environment import CommandRules, Rule, shell_parser
+from staddle import Policy
+from staddle.environment import CommandRules, Rule
 from staddle.errors import CommandNotUnderstood, CommandRefused, ExtraMissing, PolicyError
+from staddle.policy.command_rules import shell_parser
 
 NO_GIT = CommandRules(deny=["git"])
 
@@ -360,3 +362,76 @@ def test_rules_are_values() -> None:
     assert CommandRules(["git"]) == CommandRules([Rule("git")])
     assert hash(CommandRules(["git"])) == hash(CommandRules([Rule("git")]))
     assert CommandRules(["git"], allow=["ls"]).replace(unknown="allow").allow == (Rule("ls"),)
+
+
+def test_two_owners_of_one_command_are_an_error() -> None:
+    for one, other in (("git push", "git  push"), ("pip*", "pip3"), ("kubectl", "kubectl")):
+        with pytest.raises(PolicyError, match="two owners"):
+            CommandRules(deny=[Rule(one, owner="a"), Rule(other, owner="b")])
+        CommandRules(deny=[Rule(one, owner="a"), Rule(other, owner="a"), Rule(other)])
+    CommandRules(deny=[Rule("git push", owner="a"), Rule("git", owner="b"), Rule("git pull", owner="c")])
+
+
+@pytest.mark.parametrize("name", ["git", "docker", "nix", "kubectl", "helm", "curl", "wget"])
+def test_ready_made_rules_name_the_tool_of_their_kind(name: str) -> None:
+    rules = CommandRules(deny=Rule.ready_made(name, owner="another tool"))
+    with pytest.raises(CommandRefused, match="use another tool") as caught:
+        rules.check(["sh", "-c", f"cd x && /usr/bin/{name} --version"])
+    assert caught.value.program == name
+    rules.check(["make"])
+
+
+def test_ready_made_rules_about_packages() -> None:
+    rules = CommandRules(deny=Rule.ready_made("packages"))
+    for command in (
+        "apt-get install x",
+        "pip3.11 install x",
+        "python3 -m pip install x",
+        "npm ci",
+        "cargo install x",
+    ):
+        with pytest.raises(CommandRefused, match="packages are installed"):
+            rules.check_script(command)
+    for command in ("cargo build", "python3 -m pytest", "go test ./..."):
+        rules.check_script(command)
+    with pytest.raises(PolicyError, match="git, docker"):
+        Rule.ready_made("everything")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "proot -r /other -b /proc -w / git push",
+        "proot -0 git push",
+        "bwrap --ro-bind / / --unshare-all --dev /dev --setenv A b git push",
+        "bwrap --bind / / -- git push",
+        "firejail --net=none git push",
+        "fakechroot fakeroot git push",
+        "gosu me git push",
+        "su-exec me git push",
+        "pkexec --user me git push",
+        "systemd-nspawn -D / git push",
+        "tini -- git push",
+        "exec -a name git push",
+    ],
+)
+def test_programs_that_run_another_one_in_a_world_of_its_own_are_followed(command: str) -> None:
+    with pytest.raises(CommandRefused) as caught:
+        CommandRules(deny=["git push"], unknown="allow").check_script(command)
+    assert caught.value.program == "git"
+
+
+def test_a_redirection_by_exec_starts_nothing() -> None:
+    rules = CommandRules(deny=["exec"], unknown="allow")
+    for text in ("exec 3>file", "exec 3<&-", "exec", "exec >log 2>&1; echo a", "exec {fd}<in"):
+        rules.check_script(text)
+    for text in ("exec ls", "exec -c ls 3>file", "exec $TOOL"):
+        with pytest.raises(CommandRefused):
+            rules.check_script(text)
+
+
+def test_rules_are_part_of_a_policy() -> None:
+    rules = CommandRules(deny=["git push"])
+    assert Policy(rules=rules) == Policy().with_rules(rules) != Policy()
+    with pytest.raises(PolicyError, match="not a CommandRules"):
+        Policy(rules=["git push"])  # type: ignore[arg-type]
