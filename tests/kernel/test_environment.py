@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -34,9 +35,10 @@ from staddle.errors import (
     PathEscape,
     PathNotAllowed,
     PolicyError,
+    UnknownBackend,
 )
 from staddle.launch import running
-from staddle.linux import landlock
+from staddle.linux import landlock, openat2
 from tests.support.waiting import JumpingClock, as_soon_as, unique_seconds, until, with_argument
 
 confined = pytest.mark.parametrize("backend", ["bwrap", "landlock"])
@@ -459,6 +461,44 @@ def test_a_wrapped_command_has_the_variables_and_the_directory_that_it_is_starte
     assert list(hidden.iterdir()) == []
     seen = wrap_bash_command(["pwd"], place, ["docs/**"])
     assert subprocess.run(seen, capture_output=True, check=False, cwd="/usr/lib").stdout == b"/usr/lib\n"
+
+
+def test_without_openat2_the_jail_program_could_not_confine(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    assert run_jail_exec(["--", str(place / "missing"), "**", "--", "true"]) == 2
+    monkeypatch.setattr(openat2, "_openat2", refused)
+    assert run_jail_exec(["--", str(place), "**", "--", "true"]) == 3
+    assert "openat2" in capfd.readouterr().err
+    with pytest.raises(LandlockUnavailable, match="openat2"):
+        probe_landlock()
+    assert run_jail_exec(["--", str(place), "/etc/**", "--", "true"]) == 2
+
+
+@pytest.mark.parametrize("globs", [None, ["docs/**"], ["docs/*.md"]])
+def test_limits_say_that_nothing_confines_commands(
+    place: Path, globs: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalEnvironment(place, globs, backend="native") as env:
+        assert [gap.protection for gap in env.limits()] == ["write"]
+        assert "whatever this user may" in env.limits()[0].why
+        assert env.limits()[0] in env.enforced.gaps
+        env.exec_command("sh", ["-c", "echo x > anywhere"])
+        assert (place / "anywhere").exists(), "it is so"
+    monkeypatch.setattr(backends, "candidates", tuple)  # as where none can be had
+    with LocalEnvironment(place, globs, on_unavailable="record") as env:
+        assert env.enforced.backend == "native"
+        assert "whatever this user may" in env.limits()[0].why
+    with LocalEnvironment(place, globs) as env, pytest.raises(BackendUnavailable):
+        env.exec_command("true")
+
+
+def test_an_unknown_backend_is_an_error_at_once(place: Path) -> None:
+    with pytest.raises(UnknownBackend):
+        LocalEnvironment(place, backend="chroot")
 
 
 #: Swaps its directory and a link to the outside, as fast as it can. Nobody else touches `aside`.

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ..policy.plan import Plan
     from .command_layer import CommandLayer, CommandLayers
 
-#: The backend that has layers.
-_LAYERED = "namespaces"
+#: The backend that has layers, and the one that confines nothing.
+_LAYERED, _UNCONFINED = "namespaces", "native"
 
 
 class CommandConfinement:
@@ -47,6 +47,8 @@ class CommandConfinement:
         backend: str,
         record: bool,
     ) -> None:
+        if backend not in ("auto", *backends.NAMES):
+            backends.get(backend)  # says so
         self._path, self._policy, self._globs = path, policy, globs
         self._hidden = tuple(item.path for item in plan.hidden)
         written = [grant.path for grant in plan.grants if grant.access == "write"]
@@ -128,23 +130,35 @@ class CommandConfinement:
         found = self._layered(root)
         if isinstance(found, Enforcement):
             return Enforcement.of(found.backend, (*found.gaps, *self._by_policy), found.why)
+        held = self._without_layer(root)
+        return Enforcement.of(held.backend, (*held.gaps, *self._limits(root, found, held)), held.why)
+
+    def _without_layer(self, root: int) -> Enforcement:
+        """The enforcement of a command that has no layer."""
         names = [""] if self._globs is None else writable_paths.grants(root, self._globs, make=False)
         plan = compile(self._with(names)[0], cwd=self._path)
         try:
-            _, held = backends.choose(plan, self._backend, best_effort=self._record)
+            return backends.choose(plan, self._backend, best_effort=self._record)[1]
         except BackendUnavailable:
             if not self._record:
                 raise
-            _, held = backends.choose(plan, "native", best_effort=True)
-        return Enforcement.of(held.backend, (*held.gaps, *self.limits(root)), held.why)
+            return backends.choose(plan, _UNCONFINED, best_effort=True)[1]
 
     def limits(self, root: int) -> tuple[Gap, ...]:
         """Where commands may write more than the globs name, or cannot be started in a layer."""
-        if self._globs is None:
-            return ()
         found = self._layered(root)
         if isinstance(found, Enforcement):
             return self._by_policy
+        # Only these two may end without confinement; for the rest nothing has to be asked.
+        open_ended = self._record or self._backend == _UNCONFINED
+        return self._limits(root, found, self._without_layer(root) if open_ended else None)
+
+    def _limits(self, root: int, found: str, held: Enforcement | None) -> tuple[Gap, ...]:
+        """The same for commands without a layer, for the reason `found`, with the enforcement `held`."""
+        if held is not None and held.backend == _UNCONFINED:
+            return (writable_paths.unconfined(held.why),)
+        if self._globs is None:
+            return ()
         wider = writable_paths.limits(root, self._globs)
         if wider and found:
             wider = (*wider, writable_paths.unlayered(found))

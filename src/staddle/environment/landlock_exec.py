@@ -17,6 +17,7 @@ import sys
 from ..display import shown
 from ..errors import CommandNotFound, LandlockUnavailable, PolicyError, StaddleError
 from ..linux import landlock
+from ..linux.openat2 import open_without_symlinks
 from ..policy.resolution import current_directory
 from .local import LocalEnvironment
 from .writable_paths import parse_globs
@@ -43,6 +44,8 @@ def probe_landlock() -> None:
             why=landlock.why_not() or f"it is version {abi} and version {OLDEST_ABI} is needed",
             fix="use Linux 6.2 or newer with Landlock switched on, or another backend",
         )
+    if (error := _openat2_unavailable()) is not None:
+        raise error
 
 
 def wrap_bash_command(cmd: Sequence[str], anchor: AnyPath, writable_paths: Iterable[str]) -> list[str]:
@@ -76,8 +79,11 @@ def run_jail_exec(args: Sequence[str]) -> int:
     try:
         anchor, globs, command = _parsed(list(args))
         environment = LocalEnvironment(anchor, globs, backend="landlock")
-    except (PolicyError, OSError) as error:
+    except PolicyError as error:
         return _said(error, ARGUMENTS)
+    except OSError as error:
+        unavailable = _openat2_unavailable()
+        return _said(error, ARGUMENTS) if unavailable is None else _said(unavailable, CONFINEMENT)
     try:
         probe_landlock()
         wrapped = environment.wrapped(command, _variables(), cwd=current_directory())
@@ -96,6 +102,19 @@ def run_jail_exec(args: Sequence[str]) -> int:
         os.execve(launch.argv[0], launch.argv, launch.env)  # noqa: S606 - this is what we are for
     except OSError as error:
         return _said(error, EXEC)
+
+
+def _openat2_unavailable() -> LandlockUnavailable | None:
+    """The error of a host on which no path can be opened safely."""
+    try:
+        os.close(open_without_symlinks("/", os.O_PATH))
+    except OSError as error:
+        return LandlockUnavailable(
+            "paths cannot be opened safely here",
+            why=f"the call openat2 fails ({error.strerror}): the kernel is old, or a filter hides it",
+            fix="use Linux 5.6 or newer, and a container whose filter knows openat2",
+        )
+    return None
 
 
 def _variables() -> dict[str, str]:

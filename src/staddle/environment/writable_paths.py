@@ -206,6 +206,17 @@ def unlayered(why: str) -> Gap:
     return Gap("write", f"commands have no layer to work in: {why}", documented=True)
 
 
+def unconfined(why: str) -> Gap:
+    """The gap for commands that nothing confines."""
+    because = f": {why}" if why else ""
+    return Gap(
+        "write",
+        f"commands may write whatever this user may; only the file tools keep to the directory{because}",
+        "choose a backend that confines",
+        documented=True,
+    )
+
+
 def by_policy(path: str) -> Gap:
     """The gap for a path in the directory that the policy itself lets commands write."""
     why = f"the policy lets commands write {path!r}, whatever writable_paths says"
