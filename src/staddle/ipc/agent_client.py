@@ -115,10 +115,10 @@ class AgentClient:
     def start_file_server(self, socket: int, code: int, *, root: bool = False) -> SpawnedProcess:
         """Start a file server on `socket`, made of the memory file `code`; both stay the caller's.
 
-        With `root`, it is the sandbox's root.
+        With `root`, it is the sandbox's root. While the sandbox is paused, the server is not in its cgroups.
         """
         kind = agent_messages.FILE_SERVER_ROOT if root else agent_messages.FILE_SERVER
-        message = self._ask(agent_messages.encode(kind), (socket, code))
+        message = self._ask(agent_messages.encode(kind, int(not self.is_paused)), (socket, code))
         if message.kind != agent_messages.STARTED or len(message.descriptors) != 1:
             raise refused(message, "the sandbox's files cannot be reached")
         return SpawnedProcess(message.fields[0], message.descriptors[0])

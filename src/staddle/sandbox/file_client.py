@@ -119,6 +119,14 @@ class FileClient:
         self.turn.release()
         return False
 
+    def replace_server(self) -> None:
+        """End the server, once it has answered: the next request is for another one."""
+        if self.turn.acquire(timeout=PATIENCE):
+            try:
+                self._let_go()
+            finally:
+                self.turn.release()
+
     # ------------------------------------------------------------ the socket
 
     def _say(

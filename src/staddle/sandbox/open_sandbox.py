@@ -194,6 +194,8 @@ class OpenSandbox:
         """Stop everything: by the groups it is in, else by signals. SessionError if these cannot hold it."""
         limits = self.enforced_limits
         self.agent.is_paused = True
+        for client in self.file_clients:
+            client.replace_server()  # by one that is not frozen with the rest
         if limits is not None and limits.freeze():
             return
         mark, timers = self.agent.pause()
@@ -214,6 +216,8 @@ class OpenSandbox:
             self.enforced_limits.thaw()
         self.agent.resume()
         self.agent.is_paused = False
+        for client in self.file_clients:
+            client.replace_server()
 
     def end_processes(self) -> list[EndedProcess]:
         """End everything but idle shells: programs, jobs, terminals, and what any of them left behind."""

@@ -59,12 +59,13 @@ class SandboxAgent:
         user: int = -1,
         swap: Swap | None = None,
         tidy: Callable[[], None] = lambda: None,
-        confine: Callable[[], None] | None = None,
+        confine: Callable[[bool], None] | None = None,
         started: Callable[[int], None] = lambda _: None,
         become_root: Become | None = None,
-        confine_root: Callable[[], None] | None = None,
+        confine_root: Callable[[bool], None] | None = None,
     ) -> None:
-        """`become` confines a child of ours and execs in it; see processes.start. `confine` only confines.
+        """`become` confines a child of ours and execs in it; see processes.start. `confine` only confines,
+        in the sandbox's cgroups or not.
 
         `started` is called with each child, which may wait for that. `become_root` is as `become`,
         for the root of the sandbox, and so is `confine_root`.
@@ -246,9 +247,9 @@ class SandboxAgent:
         elif message.kind == agent_messages.SPAWN_ROOT and self._become_root is not None:
             self._spawn(message, self._become_root)
         elif message.kind == agent_messages.FILE_SERVER and self._confine is not None:
-            self._start_file_server(self._confine, *message.descriptors)
+            self._start_file_server(self._confine, message)
         elif message.kind == agent_messages.FILE_SERVER_ROOT and self._confine_root is not None:
-            self._start_file_server(self._confine_root, *message.descriptors)
+            self._start_file_server(self._confine_root, message)
         elif message.kind == agent_messages.LOOK and self.watch is not None:
             self.watch.look(gone=1)  # the command that failed
             self._main.send(agent_messages.encode(agent_messages.LOOKED))
@@ -368,11 +369,14 @@ class SandboxAgent:
             for fd in made:
                 os.close(fd)
 
-    def _start_file_server(self, confine: Callable[[], None], socket: int, code: int) -> None:
+    def _start_file_server(self, confine: Callable[[bool], None], message: agent_messages.Message) -> None:
+        grouped, (socket, code) = bool(message.fields[0]), message.descriptors
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._count.leave_out_one()
         try:
-            child, theirs = self._add(lambda: processes.start_file_server(socket, code, confine, null), None)
+            child, theirs = self._add(
+                lambda: processes.start_file_server(socket, code, lambda: confine(grouped), null), None
+            )
         finally:
             os.close(null)
         child.is_file_server = True

@@ -100,20 +100,23 @@ class ProcessConfinement:
         spec = self._spec(argv, environment, directory)
         become_command(spec, None, -1, guardian=0, last=self._look_as_root, kept=ROOT_RIGHTS)
 
-    def confine(self) -> None:
-        """Be confined in the same way, and go on as we are; open files are not limited."""
-        self._enter()
+    def confine(self, grouped: bool) -> None:
+        """Be confined in the same way, and go on as we are; open files are not limited.
+
+        Unless it is `grouped`, it stays out of the sandbox's cgroups, which may be frozen.
+        """
+        self._enter(grouped=grouped)
         confine(self._spec((), (), b"/"), None, guardian=0)
         self._look()
 
-    def confine_root(self) -> None:
+    def confine_root(self, grouped: bool) -> None:
         """As `confine`, but as the sandbox's root, with ROOT_RIGHTS."""
-        self._enter_as_root()
+        self._enter_as_root(grouped=grouped)
         confine(self._spec((), (), b"/"), None, guardian=0, kept=ROOT_RIGHTS)
         self._look_as_root()
 
-    def _enter_as_root(self) -> None:
-        self._enter_groups()
+    def _enter_as_root(self, *, grouped: bool = True) -> None:
+        self._enter_groups(grouped)
         if self._whose:
             self._join()
             process.become(0, 0)
@@ -121,8 +124,8 @@ class ProcessConfinement:
             enter_alone()
         process.keep_capabilities(ROOT_RIGHTS)
 
-    def _enter(self, kept: int = 0) -> None:
-        self._enter_groups()
+    def _enter(self, kept: int = 0, *, grouped: bool = True) -> None:
+        self._enter_groups(grouped)
         if self._namespace < 0:
             self._found()
         else:
@@ -139,12 +142,13 @@ class ProcessConfinement:
     def _join(self) -> None:
         call("setns", self._namespace, userns.CLONE_NEWUSER)
 
-    def _enter_groups(self) -> None:
+    def _enter_groups(self, grouped: bool) -> None:
         # While we still have the agent's rights, and nothing of the sandbox runs in us.
         if self._goes_first:
             process_attributes.go_first()
         if self._cgroup_fds:
-            cgroups.enter(self._cgroup_fds)
+            if grouped:
+                cgroups.enter(self._cgroup_fds)
             call("unshare", userns.CLONE_NEWCGROUP)  # from inside, our group has no name
 
     def _found(self) -> None:

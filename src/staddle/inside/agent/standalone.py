@@ -122,6 +122,6 @@ def serve(socket: _socket.socket) -> NoReturn:
 
     process.subreaper()  # all that we start, and what that leaves behind, stays below us
     # A file server is as confined as we are.
-    agent = SandboxAgent(become, confine=lambda: os.chdir("/"))
+    agent = SandboxAgent(become, confine=lambda _: os.chdir("/"))
     agent.begin(socket, Nameless(), ForwardSockets())
     agent.serve()
