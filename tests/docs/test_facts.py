@@ -6,8 +6,6 @@ import inspect
 import re
 from pathlib import Path
 
-import pytest
-
 from staddle import Identity, Limits, Network, Policy, Reason, Sandbox, backends, wrap
 from staddle.backends import bwrap, landlock, seatbelt, systemd
 from staddle.cli import _COMMANDS, OURS
@@ -19,10 +17,8 @@ from staddle.policy.environment import PRESETS
 from staddle.policy.protected import REASONS
 from staddle.sandbox.open.settings import MODES
 
-pytestmark = pytest.mark.same_for_everyone
-
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
+TREE = Path(__file__).parents[2]
+DOCS = TREE / "docs"
 #: Modules that an example for users may import. The pages below internals/ are for contributors.
 PUBLIC = {"staddle", "staddle.errors", "staddle.environment", "staddle.testing"}
 
@@ -141,7 +137,7 @@ def test_bounds_of_the_gateway() -> None:
 
 
 def test_variables_that_staddle_reads() -> None:
-    source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    source = "".join(path.read_text() for path in (TREE / "src").rglob("*.py"))
     read = set(re.findall(r"\bSTADDLE_[A-Z_]+\b", source)) - {"STADDLE_CANARY"}  # that one is a self-test's
     shown = {name for row in rows("variables.md", "variable") for name in code(row[0])}
     assert read == {name for name in shown if name.startswith("STADDLE_")}
@@ -155,7 +151,7 @@ def test_every_page_is_in_the_index() -> None:
 
 def test_examples_for_users_import_public_names_only() -> None:
     lost = []
-    for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
+    for page in [TREE / "README.md", *DOCS.glob("*.md")]:
         for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
             used = re.findall(r"^ *(?:from|import) (staddle[\w.]*)", block, re.MULTILINE)
             lost += [f"{page.name}: {name}" for name in used if name not in PUBLIC]

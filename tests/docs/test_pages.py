@@ -13,9 +13,9 @@ from staddle.enforcement import PROTECTIONS
 
 pytestmark = pytest.mark.same_for_everyone
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+TREE = Path(__file__).parents[2]
+DOCS = TREE / "docs"
+PAGES = [TREE / "README.md", TREE / "SECURITY.md", TREE / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 LONGEST = 250  # lines of one page
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -58,12 +58,12 @@ def test_links_lead_somewhere() -> None:
             path, _, fragment = target.partition("#")
             there = page.parent / path if path else page
             if not there.exists() or (fragment and fragment not in anchors(there)):
-                lost.append(f"{page.relative_to(ROOT)} -> {target}")
+                lost.append(f"{page.relative_to(TREE)} -> {target}")
     assert not lost, "\n".join(lost)
 
 
 def test_no_page_is_too_long() -> None:
-    sizes = {page.relative_to(ROOT): len(page.read_text().splitlines()) for page in PAGES}
+    sizes = {page.relative_to(TREE): len(page.read_text().splitlines()) for page in PAGES}
     assert not {str(page): size for page, size in sizes.items() if size > LONGEST}
 
 
@@ -73,6 +73,6 @@ def test_messages_of_troubleshooting_are_in_the_code() -> None:
     quoted = re.findall(r"^\| `([^`]+)` \|", first, re.MULTILINE)
     assert len(quoted) > 8
     # Adjacent literals of one message are joined: the code breaks long lines.
-    source = "".join(re.sub(r'"\s*f?"', "", path.read_text()) for path in (ROOT / "src").rglob("*.py"))
+    source = "".join(re.sub(r'"\s*f?"', "", path.read_text()) for path in (TREE / "src").rglob("*.py"))
     lost = [words for words in quoted if not all(part in source for part in words.split("; "))]
     assert not lost

@@ -11,15 +11,15 @@ import staddle
 
 pytestmark = pytest.mark.same_for_everyone
 
-ROOT = Path(__file__).parents[2]
-_spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts" / "reference.py")
+TREE = Path(__file__).parents[2]
+_spec = importlib.util.spec_from_file_location("reference", TREE / "scripts" / "reference.py")
 reference = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(reference)
 
 
 @pytest.mark.parametrize("name", sorted(reference.pages()))
 def test_page_is_current(name: str) -> None:
-    assert (ROOT / "docs" / name).read_text() == reference.pages()[name], "run `make reference`"
+    assert (TREE / "docs" / name).read_text() == reference.pages()[name], "run `make reference`"
 
 
 def test_every_public_name_is_on_a_page() -> None:

@@ -20,10 +20,10 @@ from staddle.policy.protected import REASONS
 
 pytestmark = pytest.mark.same_for_everyone
 
-ROOT = Path(__file__).parents[2]
+TREE = Path(__file__).parents[2]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
-    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if not page.name.startswith("api")),
+    *(TREE / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
+    *(page for page in sorted((TREE / "docs").rglob("*.md")) if not page.name.startswith("api")),
 ]
 HELPS = [
     [],
@@ -81,7 +81,7 @@ def found_in(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TREE)))
 def test_page_has_plain_words(page: Path) -> None:
     text = page.read_text()
     for quoted in (*PROTECTIONS.values(), *REASONS.values()):
