@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle import AsyncSandbox, Policy, Reason, Sandbox
+from staddle import AsyncSandbox, Limits, Policy, Reason, Sandbox
 from staddle.errors import (
     CommandFailed,
     LaunchFailed,
@@ -527,3 +527,34 @@ def test_commands_of_two_sessions_at_once_are_each_told_their_own_end() -> None:
         results["hog"] = sb.run("python3 -c 'a = bytearray(300 << 20)'").reason
         thread.join()
         assert results == {"calm": Reason.exited, "hog": Reason.memory}
+
+
+@pytest.mark.parametrize("backend", ["namespaces", "bwrap", "landlock", "native"])
+def test_memory_is_always_known_and_an_estimate_is_told(backend: str) -> None:
+    with Sandbox(policy=Policy.agent().replace(limits=Limits.none()), backend=backend) as sb:
+        first = sb.run("true").usage
+        assert first.memory
+        assert first.user is not None
+        before = first.memory_is_estimate
+        waiting = """python3 -c 'import time; x = bytes(b"a") * 50_000_000; time.sleep(0.5)'"""
+        assert until(lambda: (sb.run(waiting).usage.memory or 0) >= 50 * MIB * 0.9)
+        assert (sb.usage.memory or 0) >= 50 * MIB * 0.9
+        assert sb.usage.memory_is_estimate == before
+        assert before == (not (backend == "namespaces" and os.geteuid() == 0)), "only a cgroup counts exactly"
+
+
+def test_a_native_sandbox_without_a_workspace_works_in_a_directory_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Sandbox(backend="native") as sb:
+        where = sb.run("echo x > file; pwd").stdout.strip()
+        assert where != str(tmp_path)
+        assert sb.files.read("file") == "x\n"
+        assert sb.exec(["pwd"]).stdout.strip() == where
+        with Sandbox(backend="native") as other:
+            assert other.run("pwd; ls").stdout.strip() != where
+        assert os.listdir(tmp_path) == []
+    assert until(lambda: not os.path.exists(where))
+    with Sandbox(tmp_path, backend="native", mode="bind") as sb:
+        assert sb.run("pwd").stdout.strip() == str(tmp_path)

@@ -33,7 +33,8 @@ class Usage(Value):
 
     `memory` is the most that the sandbox took during the command, `read` and `written` are bytes
     that its processes read and wrote, files and pipes alike, `processes` those that were
-    started, threads included.
+    started, threads included. `memory_is_estimate`: nothing counts the memory, so it was looked at
+    now and then.
     """
 
     wall: float
@@ -43,6 +44,7 @@ class Usage(Value):
     read: int | None = None
     written: int | None = None
     processes: int | None = None
+    memory_is_estimate: bool = False
 
 
 class Events(Value):

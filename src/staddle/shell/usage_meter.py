@@ -6,6 +6,7 @@ import time
 
 from ..errors import StaddleError
 from ..limits import usage
+from ..limits.memory_samples import SAMPLER, peak_of
 from ..limits.usage import Events, ProcessMeter, Usage, in_the_end, of_process
 
 TYPE_CHECKING = False
@@ -52,6 +53,8 @@ class SandboxMeter:
         self._began = time.monotonic()
         #: The number of processes at the last call of `started`.
         self.counted = 0
+        #: The largest estimate of a command's memory, where nothing counts it.
+        self.estimate = 0
 
     def started(self) -> int | None:
         """Return how many processes and threads were started since the last call, if that is known."""
@@ -68,11 +71,11 @@ class SandboxMeter:
         """Return what was used since the sandbox was opened."""
         wall = time.monotonic() - self._began
         used = of_process(self._agent.count(whole=True), wall)
-        if self._limits is None:
-            return used
-        counted = self._limits.total(wall)
-        if counted.user is None:
-            return used.replace(memory=counted.memory)
+        counted = None if self._limits is None else self._limits.total(wall)
+        if counted is None or counted.user is None:
+            memory = used.memory if counted is None else counted.memory
+            is_estimate = not memory and self.estimate > 0
+            return used.replace(memory=memory or self.estimate or None, memory_is_estimate=is_estimate)
         return counted.replace(read=used.read, written=used.written, processes=used.processes)
 
 
@@ -90,9 +93,21 @@ class UsageMeter:
         self._job: int | None = None
         self._memory: int | None = None
         self._before, self._filled = Events(), 0
+        self._is_estimate = False
+        self._sampled = 0  # the shell whose tree is looked at now and then
 
     def begin(self, shell: int = 0) -> None:
         """Begin to measure a command: of the shell with this pid on the host, or a program of its own."""
+        self._begin(shell)
+        if self._group is None and shell:
+            if self._memory is None:
+                self._memory, self._is_estimate = peak_of(shell) or None, True
+            self._sampled = shell
+            SAMPLER.peaks[shell] = 0
+            if not SAMPLER.is_awake:
+                SAMPLER.wake()
+
+    def _begin(self, shell: int) -> None:
         now = time.monotonic()
         if self._is_prewarmed:
             self._is_prewarmed, self._sampled_at = False, now
@@ -115,7 +130,7 @@ class UsageMeter:
 
     def prewarm(self, shell: int) -> None:
         """Begin now for the first command of a shell in which nothing has run, and nothing will before it."""
-        self.begin(shell)
+        self._begin(shell)
         self._is_prewarmed = True
 
     def end(self, outcome: Outcome, spent: UsageCounts | None = None) -> None:
@@ -123,8 +138,10 @@ class UsageMeter:
 
         `spent` is what a shell that has ended with it used in its whole life.
         """
+        shell, self._sampled = self._sampled, 0
+        sampled = SAMPLER.peaks.pop(shell, 0)
         if outcome.duration < _NO_FORK and not outcome.exit_code and outcome.newest_job == self._job:
-            outcome.usage = Usage(outcome.duration, 0.0, 0.0, self._memory, 0, 0, 0)
+            outcome.usage = Usage(outcome.duration, 0.0, 0.0, self._memory, 0, 0, 0, self._is_estimate)
             return
         used = outcome.usage or self._used(outcome, spent)
         if self._group is not None and self._limits is not None:
@@ -137,6 +154,11 @@ class UsageMeter:
             self._memory = counted.memory
         elif self._limits is not None and self._is_watched:
             used = used.replace(memory=self._limits.seen() or used.memory)
+        if used.memory is None and shell:
+            self._memory = peak_of(shell) or self._memory
+            memory = max(sampled, self._memory or 0)
+            self._sandbox.estimate = max(self._sandbox.estimate, memory)
+            used = used.replace(memory=memory or None, memory_is_estimate=True)
         outcome.usage = used
         if self._limits is None:
             return

@@ -16,10 +16,13 @@ from .decide import decide, workspace_kind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...ipc.agent_client import AgentClient
     from ...ipc.opened_shell import OpenedShell
     from ...network.host.approval_calls import OnConnect
     from ...policy.limits import Limits
+    from ...policy.plan import Plan
     from ..workspace.workspace import SandboxWorkspace
     from .decide import Decision, WorkspaceKind
     from .limits import SandboxLimits
@@ -92,12 +95,31 @@ def _open_with(
     plan = decided.plan
     bash = find_program(plan, "bash")
     after = None if workspace is None else workspace.close
-    agent, shell, uid, network = launch_agent(decided.backend, plan, bash, settings.on_connect, after)
+    if settings.workspace is None and decided.backend.name == "native":
+        # Nothing is private there by itself, and the caller's directory is not for the sandbox.
+        plan, after = _in_private_directory(plan)
+        decided = decided.replace(plan=plan)
+    try:
+        agent, shell, uid, network = launch_agent(decided.backend, plan, bash, settings.on_connect, after)
+    except BaseException:
+        if workspace is None and after is not None:
+            after()
+        raise
     if workspace is not None:
         from ..workspace.trees import MountedTrees
 
         workspace.attach(MountedTrees(agent), plan.cwd)
     return SandboxHandle(agent, shell, decided, bash, "", uid, workspace, network=network)
+
+
+def _in_private_directory(plan: Plan) -> tuple[Plan, Callable[[], None]]:
+    """The plan of a sandbox that starts in a new directory, and what removes that."""
+    from tempfile import gettempdir
+
+    from ..workspace.stores import copy_store_for
+
+    layer = copy_store_for(gettempdir()).layer().hold()
+    return plan.replace(cwd=layer.upper), layer.drop
 
 
 def _spawn(
