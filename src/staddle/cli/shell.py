@@ -12,17 +12,20 @@ from ..launch.running import GRACE, give_pipes
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from ..sandbox.sandbox import Sandbox
 from ..sandbox.spawn import spawn
-from .options import KEEP, RUNNING, help_rows, parse, reworded, sandbox_from
+from .options import KEEP, RUNNING, Option, help_rows, parse, reworded, sandbox_from
 from .report import say, say_gaps, say_violations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from .options import Parsed
 
 _OPTIONS = (
     KEEP,
+    Option("load", "FILE", "begin as at a snapshot that `staddle snapshot --save` wrote (--mode overlay)"),
+    Option("no-commands", "", "leave lines such as %snapshot to bash"),
     *reworded(
         RUNNING,
         timeout="kill the shell, with --json each command, after this time: 90, 2m, none",
@@ -32,6 +35,8 @@ _OPTIONS = (
         json="each line of standard input is one command, each result one line of JSON",
     ),
 )
+_COMMANDS_HELP = """\
+  %snapshot [LABEL], %restore [LABEL], %reset, %diff [PATH...], %commit [PATH...], %help"""
 _HELP = """\
 Work in a shell that can touch only what you allow.
 
@@ -40,6 +45,10 @@ usage: staddle shell [options]
 On a terminal it is bash with job control: Ctrl-C and Ctrl-Z go inside, the window's size too.
 When standard input is not a terminal, bash reads its commands from there. With --json each
 line of standard input is one command of one shell, and each result one line of JSON.
+
+These lines are commands for staddle itself, at the prompt, among the lines of standard
+input, and with --json. They need --mode overlay or --keep:
+{commands}
 
 The workspace is at /workspace where the backend can show it there. The exit status is the
 shell's; 124 is a timeout, 125 means that staddle could not start it. There is no timeout
@@ -57,7 +66,7 @@ def main(words: Sequence[str]) -> int:
     """Parse, open, hand the terminal over, and give it back as it was."""
     parsed = parse(words, _OPTIONS, "shell")
     if parsed.on("help"):
-        print(_HELP.format(options=help_rows(_OPTIONS)), end="")
+        print(_HELP.format(options=help_rows(_OPTIONS), commands=_COMMANDS_HELP), end="")
         return 0
     if parsed.words:
         raise UsageError(
@@ -68,14 +77,19 @@ def main(words: Sequence[str]) -> int:
     with _opened(parsed) as sandbox:
         say_gaps(sandbox.enforced)
         seconds = sandbox.policy.limits.timeout if parsed.on("timeout") else None
+        # Rules look at a script as a whole, before any of it runs.
+        ruled, commands = sandbox.policy.rules is not None, not parsed.on("no-commands")
+        stateful = not ruled and (parsed.on("keep") or parsed.on("load"))
         if parsed.on("json"):
-            status = _lines(sandbox)
+            status = _lines(sandbox, commands=commands)
         elif os.isatty(0) and os.isatty(1):
-            from .terminal import on_this_terminal
-
-            if sandbox.policy.rules is not None:
+            if ruled:
                 say("the command rules of the policy are not applied to what is typed here")
-            status = on_this_terminal(sandbox, seconds)
+            status = _at_terminal(sandbox, seconds, stateful=stateful, commands=commands)
+        elif not ruled and (stateful or (commands and not os.isatty(0))):
+            from .shell_input import FromInput
+
+            status = FromInput(sandbox, seconds, stateful=stateful, commands=commands).run()
         else:
             status = _piped(sandbox, seconds)
         if status == 124 and seconds is not None:
@@ -86,17 +100,38 @@ def main(words: Sequence[str]) -> int:
 
 def _opened(parsed: Parsed) -> Sandbox:
     if parsed.on("keep"):
+        if parsed.on("load"):
+            raise UsageError(
+                "--keep and --load are both given", fix="`staddle restore NAME --load FILE` first"
+            )
         from .kept import open_kept
 
         return open_kept(parsed)[0]
+    if parsed.on("load") and not parsed.on("mode"):
+        parsed = parsed.replace(options={**parsed.options, "mode": ["overlay"]})
     policy, workspace, mode = sandbox_from(parsed)
-    return Sandbox(
-        workspace,
-        policy,
-        backend=parsed.one("backend") or "auto",
-        mode=mode,
-        best_effort=parsed.on("best-effort"),
-    )
+    options: dict[str, Any] = {
+        "policy": policy,
+        "backend": parsed.one("backend") or "auto",
+        "mode": mode,
+        "best_effort": parsed.on("best-effort"),
+    }
+    if not parsed.on("load"):
+        return Sandbox(workspace, **options)
+    if mode != "overlay":
+        raise UsageError(f"--load and --mode {mode} contradict each other", fix="leave one of them out")
+    return Sandbox.from_snapshot(parsed.one("load") or "", workspace, **options)
+
+
+def _at_terminal(sandbox: Sandbox, seconds: float | None, *, stateful: bool, commands: bool) -> int:
+    from .shell_input import AtTerminal
+    from .terminal import on_this_terminal
+
+    person: Any = AtTerminal(sandbox, stateful=stateful)
+    try:
+        return on_this_terminal(person, seconds, person if commands else None)
+    finally:
+        person.end()
 
 
 def _piped(sandbox: Sandbox, seconds: float | None) -> int:
@@ -144,14 +179,22 @@ def passed_through(sandbox: Sandbox, argv: Sequence[str], seconds: float | None)
     return 124 if timed_out else status
 
 
-def _lines(sandbox: Sandbox) -> int:
+def _lines(sandbox: Sandbox, *, commands: bool) -> int:
     """Each line a command, each result a line."""
     import json
 
-    status = 0
+    from .shell_commands import ShellCommands, is_command
+
+    status, ours = 0, ShellCommands(sandbox)
     for line in sys.stdin.buffer:
+        text = line.rstrip(b"\n").decode("utf-8", "surrogateescape")
+        if commands and is_command(text):
+            said = ours.do(text)
+            status = 125 if ours.failed else 0
+            print(json.dumps({"command": text, "exit_code": status, "stdout": said}), flush=True)
+            continue
         try:
-            result = sandbox.run(line.rstrip(b"\n").decode("utf-8", "surrogateescape"))
+            result = sandbox.run(text)
         except (InvalidCall, CommandRefused, CommandNotUnderstood) as error:
             print(json.dumps({"error": {"what": error.what, "why": error.why, "fix": error.fix}}), flush=True)
             status = 125

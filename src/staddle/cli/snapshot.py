@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..layers.drift import Drift
+    from .options import Parsed
 
 #: So many paths that the host has changed are told.
 _MOST_TOLD = 10
 _OPTIONS = (
+    Option("command", "SCRIPT", "run this in a new sandbox, and --save what it leaves", short="c"),
+    Option("workspace", "DIR", "with -c: the directory to work in (default: the current one)"),
+    Option("policy", "FILE", "with -c: start from this policy file instead of the agent preset"),
     Option("delete", "", "delete the snapshot of that label instead"),
     Option("save", "FILE", "write it to a file, for `staddle restore --load` there or elsewhere"),
     JSON,
@@ -33,6 +37,11 @@ usage: staddle snapshot NAME LABEL            take one
        staddle snapshot NAME --delete LABEL   delete one
        staddle snapshot NAME                  list them
        staddle snapshot NAME --save FILE [LABEL]   write one, or the current state, to a file
+       staddle snapshot -c SCRIPT --save FILE      run a script, and write what it leaves to a file
+
+With -c the sandbox is a new one on the current directory, which is not changed. The exit status is the
+script's, and the snapshot is written if that is 0: files, variables, functions, directory. `staddle shell
+--load FILE` continues from it.
 
 Nothing is copied: it takes no longer after ten thousand changed files than after one.
 
@@ -49,6 +58,10 @@ def main(words: Sequence[str]) -> int:
     parsed = begin(words, _OPTIONS, "snapshot", _HELP)
     if parsed is None:
         return 0
+    if parsed.on("command"):
+        return _run_and_save(parsed)
+    if parsed.on("workspace") or parsed.on("policy"):
+        raise UsageError("--workspace and --policy need -c SCRIPT")
     name, labels = named(parsed, "snapshot")
     if len(labels) > 1:
         raise UsageError("there is more than one label", fix="put it in quotes")
@@ -70,6 +83,37 @@ def main(words: Sequence[str]) -> int:
             kept.snapshot(labels[0])
     finally:
         kept.close()
+    return 0
+
+
+def _run_and_save(parsed: Parsed) -> int:
+    """Run a script in a sandbox of its own, and save the snapshot of its end."""
+    from .kept import open_overlay
+    from .report import say, say_gaps, say_violations
+
+    path = parsed.one("save")
+    if path is None or parsed.words or parsed.on("delete") or parsed.on("json"):
+        raise UsageError("-c SCRIPT goes with --save FILE", why="the sandbox has no name", fix="give both")
+    with open_overlay(parsed)[0] as sandbox:
+        say_gaps(sandbox.enforced)
+        result = sandbox.run(
+            parsed.one("command") or "",
+            on_stdout=lambda text: print(text, end="", flush=True),
+            on_stderr=lambda text: print(text, end="", file=sys.stderr, flush=True),
+        )
+        if result.why:
+            say(shown(result.why))
+        say_violations((*sandbox.violations(), *sandbox.refusals()))
+        if result.exit_code:
+            say(f"nothing was saved after the status {result.exit_code}")
+            return result.exit_code
+        report, over = progress("saving")
+        try:
+            sandbox.snapshot().save(path, progress=report)
+        except OSError as error:
+            raise LayerError(f"{path!r} cannot be written", why=error.strerror or str(error)) from None
+        finally:
+            over()
     return 0
 
 

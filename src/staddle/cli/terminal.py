@@ -21,9 +21,17 @@ from ..linux.fileio import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from ..launch.foreground import Signals
     from ..sandbox.sandbox import Sandbox
     from ..sandbox.terminal import Terminal
+
+    class TypedCommands(Protocol):
+        """Commands that are carried out here instead of being typed inside."""
+
+        def takes(self, line: str, terminal: Terminal) -> bool: ...
+        def do(self, line: str, terminal: Terminal) -> Terminal: ...
 
 
 SIGWINCH = 28  # everywhere
@@ -34,8 +42,11 @@ _TYPED_AHEAD = 65536
 _LAST_PATIENCE = 5.0
 
 
-def on_this_terminal(sandbox: Sandbox, seconds: float | None) -> int:
-    """An interactive shell on our standard input and output. Its exit status; 124 when the time was up."""
+def on_this_terminal(sandbox: Sandbox, seconds: float | None, typed: TypedCommands | None = None) -> int:
+    """An interactive shell on our standard input and output. Its exit status; 124 when the time was up.
+
+    `typed` carries out the commands that are not for the shell.
+    """
     with waiting_among_threads((SIGWINCH, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM)) as signals:
         size = os.get_terminal_size(0)
         terminal = sandbox.terminal(
@@ -44,15 +55,44 @@ def on_this_terminal(sandbox: Sandbox, seconds: float | None) -> int:
         guard = TerminalGuard()
         try:
             tty.setraw(0, termios.TCSADRAIN)
-            return _Relay(terminal, signals, seconds).run()
+            relay = _Relay(terminal, signals, seconds, typed)
+            try:
+                return relay.run()
+            finally:
+                terminal = relay.terminal
         finally:
             guard.close()
             terminal.close()
 
 
+class TypedLine:
+    """The line that is being typed, as long as only text is: what other keys do, only the shell knows."""
+
+    def __init__(self) -> None:
+        self._keys: bytes | None = b""  # None: keys that edit, complete or recall were among them
+
+    def add(self, key: bytes) -> str | None:
+        """Add a key; the whole line if it was Enter, and nothing but text was typed."""
+        if key in b"\r\n":
+            line, self._keys = self._keys, b""
+            return None if line is None else line.decode("utf-8", "replace")
+        if key in b"\x03\x15":  # Ctrl-C and Ctrl-U begin anew
+            self._keys = b""
+        elif key in b"\x7f\x08":
+            self._keys = None if self._keys is None else self._keys[:-1]
+        elif key < b" ":
+            self._keys = None
+        elif self._keys is not None:
+            self._keys += key
+        return None
+
+
 class _Relay:
-    def __init__(self, terminal: Terminal, signals: Signals, seconds: float | None) -> None:
-        self._terminal = terminal
+    def __init__(
+        self, terminal: Terminal, signals: Signals, seconds: float | None, typed: TypedCommands | None
+    ) -> None:
+        self.terminal = terminal
+        self._commands, self._line = typed, TypedLine()
         self._signals = signals
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self._typed = b""  # read from the user, not yet taken by the shell
@@ -63,7 +103,7 @@ class _Relay:
         while True:
             poll = select.poll()
             poll.register(self._signals.descriptor, select.POLLIN)
-            poll.register(self._terminal.fileno(), select.POLLIN | (select.POLLOUT if self._typed else 0))
+            poll.register(self.terminal.fileno(), select.POLLIN | (select.POLLOUT if self._typed else 0))
             if self._listening and len(self._typed) < _TYPED_AHEAD:
                 poll.register(0, select.POLLIN)
             left = None if self._deadline is None else self._deadline - time.monotonic()
@@ -77,27 +117,41 @@ class _Relay:
                         if number == SIGCONT:  # we were stopped, and another program had the terminal
                             tty.setraw(0, termios.TCSADRAIN)
                         size = os.get_terminal_size(0)
-                        self._terminal.resize(size.lines or 24, size.columns or 80)
+                        self.terminal.resize(size.lines or 24, size.columns or 80)
                 elif fd == 0:
                     self._read_keys()
                 else:
                     if event & select.POLLOUT:
-                        self._typed = self._typed[self._terminal.write_some(self._typed) :]
+                        self._typed = self._typed[self.terminal.write_some(self._typed) :]
                     if event & ~select.POLLOUT and not self._show():
-                        status = self._terminal.wait(_LAST_PATIENCE)
+                        status = self.terminal.wait(_LAST_PATIENCE)
                         return 128 + SIGHUP if status is None else status
 
     def _read_keys(self) -> None:
         keys = os.read(0, 4096)
-        if keys:
+        if keys and self._commands is not None:
+            self._follow(keys)
+        elif keys:
             self._typed += keys
         else:  # the user's terminal is gone: the shell hears what it would have heard from its own
             self._listening = False
             self._typed += b"\x04"
 
+    def _follow(self, keys: bytes) -> None:
+        """Pass keys on, but for the Enter after a command that is ours, typed at the prompt of the shell."""
+        for at in range(len(keys)):
+            key = keys[at : at + 1]
+            line = self._line.add(key)
+            if line is None or self._commands is None or not self._commands.takes(line, self.terminal):
+                self._typed += key
+                continue
+            self.terminal.write(self._typed)
+            self._typed = b""
+            self.terminal = self._commands.do(line, self.terminal)
+
     def _show(self) -> bool:
         """Pass on what the shell prints; False when it is over."""
-        data = self._terminal.read_some()
+        data = self.terminal.read_some()
         if data is None:
             return True
         write_all(1, data)

@@ -7,7 +7,7 @@ import select
 from itertools import count
 from weakref import WeakSet
 
-from ..errors import InvalidCall, LaunchFailed, SessionError
+from ..errors import InvalidCall, LaunchFailed, SessionError, StaddleError
 from ..shell.idle import FILE_ROOM, TO_OPEN, TO_START
 from ..shell.shell import Shell
 from ..shell.usage_meter import SandboxMeter, UsageMeter
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .session import SessionState
     from .terminal import Terminal
     from .workspace.snapshot import Snapshot
+    from .workspace.workspace import SandboxWorkspace
 
 #: The session that every sandbox has.
 MAIN = "main"
@@ -82,6 +83,8 @@ class OpenSandbox:
         if snapshot is not None:
             for name in snapshot.sessions:
                 snapshot.continue_in(self.main if name == MAIN else self.session(name), self.workspace)
+        elif self.workspace is not None and self.workspace.keeps_shells:
+            self._continue_shells(self.workspace)
 
     def _take_over(self, opened: SandboxHandle, settings: SandboxSettings) -> None:
         self.agent, self.first_shell, self.decided = opened.agent, opened.shell, opened.decided
@@ -227,6 +230,34 @@ class OpenSandbox:
             for pid, name in self.agent.end_others()
         ]
 
+    def _continue_shells(self, workspace: SandboxWorkspace) -> None:
+        """Have every session that was kept be as it was; a state that no shell can have is left."""
+        for name, shell in workspace.kept_shells(self._environment).items():
+            session = self.main if name == MAIN else self.session(name)
+            with session._shell.lock():
+                try:
+                    session._shell.become(shell)
+                except (StaddleError, ValueError):
+                    session._shell.become(None)
+
+    def _keep_shells(self, workspace: SandboxWorkspace) -> None:
+        """Keep the state of every session that is idle; nothing that fails here stops the end."""
+        kept = dict(workspace.kept_shells(self._environment))
+        for session in self.every_session():
+            lock = session._shell.lock()
+            if session._is_root or not lock.acquire(blocking=False):
+                continue  # a command runs: it stays as it was kept before
+            try:
+                kept[session.name] = session._shell.saved()
+            except (StaddleError, OSError, ValueError):
+                continue
+            finally:
+                lock.release()
+        try:
+            workspace.keep_shells(kept, self._environment)
+        except OSError:
+            return
+
     def usage(self) -> Usage:
         """Return what was used until now."""
         return self._meter.total()
@@ -249,6 +280,8 @@ class OpenSandbox:
             self._close()
 
     def _close(self) -> None:
+        if self.workspace is not None and self.workspace.keeps_shells and not self.agent.is_paused:
+            self._keep_shells(self.workspace)
         self.agent.is_paused = False  # it will not be resumed
         if not self.in_use:
             # All at once. An agent that hears of its shell's end first would clean up after that, in vain.

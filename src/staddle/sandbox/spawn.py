@@ -125,11 +125,17 @@ def open_terminal(
     return made
 
 
-def spawn(inside: OpenSandbox, argv: Sequence[str], stdio: tuple[int, int, int]) -> SpawnedProcess:
-    """Start a program on these descriptors of ours, where the main session is."""
+def spawn(
+    inside: OpenSandbox,
+    argv: Sequence[str],
+    stdio: tuple[int, int, int],
+    env: Mapping[str, str] | None = None,
+) -> SpawnedProcess:
+    """Start a program on these descriptors of ours, where the main session is, with `env` besides."""
     check_rules(inside, argv)
     context = inside.main._exec_context
-    return inside.agent.spawn(arguments.arguments(argv), context.env, context.cwd, stdio=stdio)
+    variables = {**context.env, **(env or {})}
+    return inside.agent.spawn(arguments.arguments(argv), variables, context.cwd, stdio=stdio)
 
 
 def _exported(context: SessionState, root: bool) -> Mapping[str, str]:

@@ -10,6 +10,10 @@ from __future__ import annotations
 from .._value import Value
 from .quoting import Unreadable, WordReader, quoted, statements
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
 #: The sections, in order, and the commands that print them. Each command has its own redirection:
 #: what a DEBUG trap prints meanwhile goes elsewhere.
 _SECTIONS = (
@@ -142,6 +146,49 @@ class Dump:
         self._sections["traps"] = b"\n".join(kept)
         self._compared = None
         self.exit_trap = self.trap(b"EXIT")
+
+    def without_variables(self, given: Mapping[str, str]) -> tuple[Dump, tuple[str, ...]]:
+        """The dump without those of these exported variables that have this value, and their names."""
+        kept, gone = [], []
+        for statement in self._variables():
+            name, attributes, value = _variable(statement)
+            if attributes == "x" and name in given and value == given[name]:
+                gone.append(name)
+            else:
+                kept.append(statement)
+        return self._with_variables(kept), tuple(gone)
+
+    def without_names(self, names: Collection[str]) -> Dump:
+        """The dump without the variables of these names."""
+        return self._with_variables([one for one in self._variables() if _variable(one)[0] not in names])
+
+    def with_names_of(self, other: Dump, names: Collection[str]) -> Dump:
+        """The dump with the variables of these names as `other` has them."""
+        theirs = [one for one in other._variables() if _variable(one)[0] in names]
+        return self._with_variables([*self.without_names(names)._variables(), *theirs])
+
+    def with_exported(self, given: Mapping[str, str]) -> Dump:
+        """The dump with these exported variables."""
+        added = [
+            b"declare -x %b=%b" % (name.encode(), quoted(value.encode("utf-8", "surrogateescape")))
+            for name, value in given.items()
+        ]
+        return self._with_variables([*self.without_names(given)._variables(), *added])
+
+    def without_options(self, names: Collection[bytes]) -> Dump:
+        """The dump of a shell in which these options of `set` are not on."""
+        found = []
+        for statement in self._variables():
+            if _variable(statement)[0] == "SHELLOPTS":
+                head, _, value = statement.partition(b"=")
+                options = [one for one in value.strip(b'"').split(b":") if one not in names]
+                found.append(head + b'="' + b":".join(options) + b'"')
+            else:
+                found.append(statement)
+        return self._with_variables(found)
+
+    def _with_variables(self, variables: list[bytes]) -> Dump:
+        return Dump({**self._sections, "variables": b"\n".join(variables)}, self._debug)
 
     # ---------------------------------------------------------------- as values
 

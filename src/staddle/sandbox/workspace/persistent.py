@@ -1,7 +1,7 @@
 """A workspace of layers with a name, to go on with in another process: `Sandbox(keep="NAME")`.
 
 It has the same layers as any sandbox, in a store that outlives the process. Processes end with the
-sandbox, and the state of its shells is lost; the workspace, the home and /tmp are there again.
+sandbox; the workspace, the home and /tmp are there again, and the state of its shells (see `kept_shells`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ...layers.stack import Stack
 from ...policy.paths import WORKSPACE_PATH
 from . import home_layer, kept_record
 from .kept_record import check_workspace
+from .kept_shells import KeptShell, KeptShells
 from .overlay import OverlayWorkspace
 from .snapshot import Snapshot, drift_after
 from .stores import empty_directory
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ...layers.session_record import SessionRecord
     from ...mounts.operations import Operation
     from ...policy import Policy
+    from ...shell.state import SavedShell
 
 #: More changes than this are not compared at every start; changes of the host are then found by the
 #: time of the first start.
@@ -57,6 +59,7 @@ class PersistentWorkspace(OverlayWorkspace):
         self._closed = False
         self._next: tuple[Stack, Baseline] | None = None
         self.snapshots: dict[str, Snapshot] = {}
+        self._shells = KeptShells(store.home)
         try:
             persistent_store.sweep_trash(os.path.dirname(session_record.home()))
             record = session_record.read(store.home)
@@ -191,6 +194,17 @@ class PersistentWorkspace(OverlayWorkspace):
         self.save()
         return done
 
+    keeps_shells = True
+
+    def kept_shells(self, environment: Mapping[str, str]) -> Mapping[str, SavedShell]:
+        """The shells as they were at the end, by session."""
+        return {name: kept.with_environment(environment) for name, kept in self._shells.now.items()}
+
+    def keep_shells(self, shells: Mapping[str, SavedShell], environment: Mapping[str, str]) -> None:
+        """Keep the shells of a sandbox at its end."""
+        self._shells.now = {name: KeptShell.of(shell, environment) for name, shell in shells.items()}
+        self._shells.write()
+
     def abandon(self) -> None:
         """No sandbox came to be: a kept sandbox that was made for it goes again."""
         if self.is_new and not self._closed:
@@ -267,6 +281,8 @@ class PersistentWorkspace(OverlayWorkspace):
                 taken[root] = tree.freeze(DEEP)
                 following[root] = taken[root].stack()
         self.snapshots[label] = Snapshot(label, "swap", taken, self.baseline.copy(), {})
+        self._shells.points[label] = dict(self._shells.now)
+        self._shells.write()
         if following:
             self.replace(following)
         else:
@@ -274,10 +290,13 @@ class PersistentWorkspace(OverlayWorkspace):
 
     def restore(self, label: str) -> Drift:
         """Be as at that snapshot, while no sandbox has it; see `become`."""
-        return self.become(self._snapshot(label))
+        drift = self.become(self._snapshot(label))
+        self._shells.now = dict(self._shells.points.get(label, {}))
+        self._shells.write()
+        return drift
 
     def become(self, snapshot: Snapshot) -> Drift:
-        """Be as at a snapshot of it, or one that was loaded, while no sandbox has it. Shells are not kept.
+        """Be as at a snapshot of it, or one that was loaded, while no sandbox has it.
 
         Returns what the host has changed since.
         """
@@ -285,22 +304,33 @@ class PersistentWorkspace(OverlayWorkspace):
         following = self.restored(fitting._trees)
         self._next = (following[WORKSPACE_PATH], fitting._baseline.with_commits_of(self.baseline))
         self.replace(following)
+        self._shells.now = {
+            name: KeptShell(shell)
+            for name in snapshot.sessions
+            if (shell := snapshot.shell_state(name, None)) is not None
+        }
+        self._shells.write()
         return drift_after(self, snapshot, fitting)
 
     def saved(self, label: str | None) -> Snapshot:
         """A snapshot of it, or it as it is now, to be saved to a file, while no sandbox has it."""
         if label is None:
             trees, baseline = {root: tree.freeze() for root, tree in self.trees.items()}, self.baseline
+            kept = self._shells.now
         else:
             known = self._snapshot(label)
             trees, baseline = {root: one.again() for root, one in known._trees.items()}, known._baseline
-        return Snapshot(label or "", "swap", trees, baseline.copy(), {})
+            kept = self._shells.points.get(label, {})
+        shells = {name: one.shell for name, one in kept.items()}
+        return Snapshot(label or "", "swap", trees, baseline.copy(), shells)
 
     def forget(self, label: str) -> None:
         """Delete a snapshot; layers that others need stay."""
         taken = self._snapshot(label)
         del self.snapshots[label]
         self.save()
+        if self._shells.points.pop(label, None):
+            self._shells.write()
         taken.close()
 
     def _snapshot(self, label: str) -> Snapshot:

@@ -67,7 +67,7 @@ def save(saved: SavedSnapshot, path: str, progress: Progress | None = None) -> N
             {"layer": names[root], "root": root, "places": list(tree.mounted_at)}
             for root, tree in trees.items()
         ],
-        "shells": {name: _shell_facts(shell) for name, shell in saved.shells.items()},
+        "shells": {name: shell_facts(shell) for name, shell in saved.shells.items()},
         "baseline": _baseline_facts(saved.baseline, workspace.layers),
         "of": dict(saved.origin),
     }
@@ -111,7 +111,8 @@ def _entries(layers: Iterable[Layer]) -> int:
     return count
 
 
-def _shell_facts(shell: SavedShell) -> dict[str, object]:
+def shell_facts(shell: SavedShell) -> dict[str, object]:
+    """The state of a shell as JSON; `read_shells` reads it."""
     dump = None if shell.dump is None else {name: _text(piece) for name, piece in shell.dump.pieces().items()}
     return {"dump": dump, "status": shell.status, "cwd": _text(shell.cwd)}
 
@@ -168,7 +169,11 @@ def _loaded(layers: Mapping[str, Layer], facts: Mapping[str, Any]) -> SavedSnaps
     trees = {tree["root"]: (str(tree["layer"]), _places(tree["places"])) for tree in facts["trees"]}
     if not _places(trees) or sorted(name for name, _ in trees.values()) != sorted(layers):
         raise ValueError("its trees are not in it")
-    shells, baseline, origin = _shells(facts["shells"]), Baseline.from_facts(facts["baseline"]), facts["of"]
+    shells, baseline, origin = (
+        read_shells(facts["shells"]),
+        Baseline.from_facts(facts["baseline"]),
+        facts["of"],
+    )
     if not isinstance(origin, dict):
         raise ValueError("it does not say what it is of")
     workspace = trees.pop(WORKSPACE_PATH)
@@ -182,7 +187,8 @@ def _loaded(layers: Mapping[str, Layer], facts: Mapping[str, Any]) -> SavedSnaps
     return SavedSnapshot(label, method, created, found, baseline, shells, origin)
 
 
-def _shells(facts: Any) -> dict[str, SavedShell]:
+def read_shells(facts: Any) -> dict[str, SavedShell]:
+    """The shells that such facts tell, by session. ValueError for what is none."""
     if not isinstance(facts, dict) or len(facts) > _MOST_SESSIONS:
         raise ValueError("it has too many sessions")
     for name in facts:

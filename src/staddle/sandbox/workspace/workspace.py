@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ...layers.commit import CommitOptions, Committed
     from ...layers.merged_view import LayerView
     from ...layers.stack import LayerSnapshot, Stack
+    from ...shell.state import SavedShell
     from .trees import LayeredTree, MountedTrees
 
     Method = Literal["swap", "copy"]
@@ -90,6 +91,18 @@ class SandboxWorkspace:
         if self._mounted is None:
             raise LayerError("no sandbox has these layers")
         return self._mounted
+
+    # ------------------------------------------------------------ shells
+
+    #: Whether the state of shells is kept beyond the end of the sandbox.
+    keeps_shells = False
+
+    def kept_shells(self, environment: Mapping[str, str]) -> Mapping[str, SavedShell]:
+        """The shells to continue with, by session, in a sandbox that is opened with `environment`."""
+        return {}
+
+    def keep_shells(self, shells: Mapping[str, SavedShell], environment: Mapping[str, str]) -> None:
+        """Keep the shells, by session, of a sandbox that was opened with `environment`."""
 
     # ------------------------------------------------------------ changes
 

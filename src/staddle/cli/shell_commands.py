@@ -1,0 +1,239 @@
+"""The commands of `staddle shell` itself: %snapshot, %restore, %reset, %diff, %commit, %help.
+
+A person types them at the prompt, or they are lines of standard input. They are taken from what the user
+types, never from what a program inside prints. No shell command begins with a percent sign; one that is not
+in the list is bash's (`%1` is a job).
+
+The user's bash is a program in the sandbox. It gives its state to the sandbox's main session before such a
+command, and when a kept sandbox ends: bash writes it to a file inside, and the session replays it. Another
+bash begins with the state of the session.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..display import shown
+from ..errors import CommitRefused, InvalidCall, StaddleError
+from ..shell.quoting import quoted
+from ..shell.state import Dump, SavedShell, question
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..layers.changes import Change
+    from ..sandbox.sandbox import Sandbox
+    from ..sandbox.workspace.snapshot import Snapshot
+
+HELP = """\
+%snapshot [LABEL]     remember this moment: files, variables, functions, directory
+%restore [LABEL]      go back to it (default: the last one); running processes are killed
+%reset                start again: files and shell as at the beginning
+%diff [PATH...]       show what has changed in the workspace
+%commit [PATH...]     write that to your directory; on a terminal you are asked first
+%help                 this list"""
+NAMES = ("snapshot", "restore", "reset", "diff", "commit", "help")
+#: Seconds that bash may take to write its state, once it is at its prompt.
+_PATIENCE = 10.0
+#: What a shell has because it is on a terminal. The session has its own of these, and so has each terminal.
+_OF_A_TERMINAL = (b"emacs", b"vi", b"monitor", b"history", b"histexpand")
+_VARIABLES = (
+    *("TERM", "COLUMNS", "LINES", "SHLVL", "BASH_ENV", "OPTIND", "OPTERR"),
+    *("HISTFILE", "HISTSIZE", "HISTFILESIZE", "PS0", "PS1", "PS2", "PROMPT_COMMAND"),
+)
+_MOST_BYTES = 32 << 20
+
+
+def is_command(line: str) -> bool:
+    """Whether a line is one of the shell's own commands."""
+    word = line.split(None, 1)[0] if line.strip() else ""
+    return line[:1] == "%" and word[1:] in NAMES
+
+
+class UserShell:
+    """The user's bash: how it is started with the main session's state, and how it gives its own back."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._secret = os.urandom(8).hex().encode()
+        self._place = f"/tmp/.staddle-{os.urandom(8).hex()}"
+        self._used = False
+
+    def prepare(self) -> str:
+        """Write what a bash reads at its start, into the sandbox; the path of it."""
+        self.forget()
+        self._write_question()
+        self._sandbox.files.write(f"{self._place}/start", self._start())
+        return f"{self._place}/start"
+
+    def _write_question(self) -> None:
+        files, self._used = self._sandbox.files, True
+        out = quoted(os.fsencode(f"{self._place}/state"))
+        text = question(self._secret, b">" + out, b"\\builtin ")
+        files.write(f"{self._place}/tell", text, parents=True)
+
+    def _start(self) -> bytes:
+        """The text by which a bash becomes what the main session is. It tells its state at its end."""
+        shell = self._sandbox._now().main._shell
+        with shell.lock():
+            dump = shell.saved().dump
+        tell = quoted(b"\\builtin . " + quoted(os.fsencode(f"{self._place}/tell")))
+        lines = [
+            b"if [[ $- == *i* && -r ~/.bashrc ]]; then . ~/.bashrc; fi",
+            *([] if dump is None else [dump.without_names(_VARIABLES).replay(None), *_options(dump)]),
+            b"\\unset BASH_ENV",
+            b"[[ $(\\builtin trap -p EXIT) ]] || \\builtin trap -- %b EXIT" % tell,
+        ]
+        return b"\n".join(lines) + b"\n"
+
+    def request(self) -> bytes:
+        """The line that has bash tell its state."""
+        if not self._used:
+            self._write_question()
+        return b" \\builtin . " + quoted(os.fsencode(f"{self._place}/tell")) + b"\n"
+
+    def take(self, wait: Callable[[], bool] = lambda: False) -> bool:
+        """Give the state that bash has told to the main session; whether it has told one.
+
+        `wait` is called between two looks, and says whether to look again.
+        """
+        while (dump := self._told()) is None:
+            if not wait():
+                return False
+        if dump.exit_trap is not None and b"/.staddle-" in dump.exit_trap:
+            dump.without_trap(b"EXIT")
+        dump = dump.without_options(_OF_A_TERMINAL)
+        shell = self._sandbox._now().main._shell
+        with shell.lock():
+            if (before := shell.saved().dump) is not None:
+                dump = dump.with_names_of(before, _VARIABLES)
+            shell.become(SavedShell(dump, 0, os.fsencode(dump.state().cwd)))
+        return True
+
+    def _told(self) -> Dump | None:
+        """The dump, if bash has written all of it; it is removed then."""
+        try:
+            data = self._sandbox.files.read_bytes(f"{self._place}/state", limit=_MOST_BYTES)
+        except (OSError, StaddleError):
+            return None
+        found = Dump.find(self._secret, data)
+        if found is None:
+            return None
+        self._remove(f"{self._place}/state")
+        try:
+            found.state()
+        except (ValueError, IndexError):
+            return None
+        return found
+
+    def forget(self) -> None:
+        """Remove our files from the sandbox."""
+        if self._used:
+            self._remove(self._place)
+            self._used = False
+
+    def _remove(self, path: str) -> None:
+        try:
+            self._sandbox.files.remove(path, recursive=True)
+        except (OSError, StaddleError):
+            return
+
+
+def _options(dump: Dump) -> list[bytes]:
+    state = dump.state()
+    fixed = ("restricted_shell", "login_shell", "onecmd", "noexec", "privileged")
+    names = [name for name in state.options if name not in fixed]
+    switched = [
+        b"\\builtin set -o %b" % name.encode() for name in names if name.encode() not in _OF_A_TERMINAL
+    ]
+    return switched + [b"\\builtin shopt -s %b" % name.encode() for name in state.shopts if name not in fixed]
+
+
+class ShellCommands:
+    """Carries the commands out. `ask` says whether the user agrees; None: nobody is asked."""
+
+    def __init__(self, sandbox: Sandbox, ask: Callable[[str], bool] | None = None) -> None:
+        self._sandbox, self._ask = sandbox, ask
+        self._points: dict[str, Snapshot] = {}
+        #: Whether the last command has ended the user's bash, so that another one is needed.
+        self.replaced = False
+        self.failed = False
+
+    def do(self, line: str) -> str:
+        """Do what the line says; the text for the user. An error is a text, too, and `failed`."""
+        name, *words = line[1:].split()
+        self.replaced = self.failed = False
+        try:
+            return str(getattr(self, f"_{name}")(words))
+        except CommitRefused as refused:
+            self.failed = True
+            items = [f"  {shown(one.path)}: {shown(one.why)}" for one in (*refused.conflicts, *refused.held)]
+            return "\n".join(["nothing was written, these need a second look:", *items])
+        except (StaddleError, OSError) as error:
+            self.failed = True
+            return f"staddle: {shown(str(error))}"
+
+    def needs_state(self, line: str) -> bool:
+        """Whether the state of the user's bash is part of what the line asks for."""
+        return line.split(maxsplit=1)[0] in ("%snapshot", "%diff", "%commit")
+
+    def _help(self, words: list[str]) -> str:
+        return HELP
+
+    def _snapshot(self, words: list[str]) -> str:
+        label = " ".join(words) or str(len(self._points) + 1)
+        self._points.pop(label, None)
+        self._points[label] = self._sandbox.snapshot(label)
+        return f"snapshot {shown(label)}"
+
+    def _restore(self, words: list[str]) -> str:
+        label = " ".join(words) or next(reversed(self._points), "")
+        if label not in self._points:
+            known = ", ".join(map(shown, self._points)) or "there is none"
+            raise InvalidCall(
+                f"there is no snapshot {label!r}", why=known, fix="take one with %snapshot LABEL"
+            )
+        self.replaced = True
+        self._sandbox.restore(self._points[label])
+        return f"restored {shown(label)}"
+
+    def _reset(self, words: list[str]) -> str:
+        self._sandbox.reset()
+        self._points.clear()
+        self.replaced = True
+        return "everything is as at the start"
+
+    def _changes(self, words: list[str]) -> list[Change]:
+        return self._sandbox.diff(words or None)
+
+    def _diff(self, words: list[str]) -> str:
+        from .diff import text_of
+        from .kept import row
+
+        changes = self._changes(words)
+        return "\n".join(f"{row(one)}\n{text_of(one)}".rstrip() for one in changes) or "no changes"
+
+    def _commit(self, words: list[str]) -> str:
+        from .kept import counted, row
+
+        changes = self._changes(words)
+        if not changes:
+            return "nothing to commit"
+        listed = "\n".join(map(row, changes))
+        if self._ask is not None and not self._ask(f"{listed}\nWrite these to your directory? [y/N] "):
+            return "nothing was done"
+        done = self._sandbox.commit(words or None)
+        return f"{counted(len(done.changes), 'change')} written"
+
+
+def patiently(seconds: float = _PATIENCE) -> Callable[[], bool]:
+    """A wait between two looks, for as long as bash may take."""
+    until = time.monotonic() + seconds
+
+    def wait() -> bool:
+        time.sleep(0.01)
+        return time.monotonic() < until
+
+    return wait
