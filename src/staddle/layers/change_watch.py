@@ -38,9 +38,15 @@ class ChangeWatch:
     """Follows the top layer of a view. The first look is at what is there when this is made."""
 
     def __init__(
-        self, view: LayerView, *, baseline: Baseline | None = None, at: str = "", most: int = MOST_ENTRIES
+        self,
+        view: LayerView,
+        *,
+        baseline: Baseline | None = None,
+        at: str = "",
+        most: int = MOST_ENTRIES,
+        elsewhere: bool = False,
     ) -> None:
-        self.baseline, self._at, self._most = baseline, at, most
+        self.baseline, self._at, self._most, self._elsewhere = baseline, at, most, elsewhere
         self.follow(view)
 
     def follow(self, view: LayerView) -> None:
@@ -100,7 +106,7 @@ class ChangeWatch:
             for item in differences(opened, Selection(fresh)):
                 # What was in the layer, or had no place to be seen in, is reported without a comparison.
                 if item.path not in before and not _was_hidden(item.path, before):
-                    found.append(change_of(opened, item, self._at))
+                    found.append(change_of(opened, item, self._at, elsewhere=self._elsewhere))
         return found
 
     def _known(self, path: str, before: Mark, now: Mark) -> Change | None:
@@ -132,6 +138,7 @@ class ChangeWatch:
             old_type=_type(before),
             old_size=_size(before),
             old_mode=stat.S_IMODE(before[1]) if before else None,
+            elsewhere=self._elsewhere,
         )
 
     def _name(self, path: str) -> str:

@@ -43,7 +43,8 @@ class Change(Value):
 
     `type`, `size` and `mode` are of what is there now, the `old_` ones of what was; `target`
     is where a link leads. What does not apply is None. `conflict` says what the host has done there since
-    the sandbox began with it: `commit` would refuse.
+    the sandbox began with it: `commit` would refuse. `elsewhere` tells that it is not in the workspace, but
+    in the home, in /tmp or in the system: it is never committed.
     """
 
     kind: Kind
@@ -58,6 +59,7 @@ class Change(Value):
     old_mode: int | None = None
     old_target: str | None = None
     conflict: str = ""
+    elsewhere: bool = False
 
     def text_diff(self, *, context: int = 3, limit: int = 1 << 20) -> str:
         """The change as a unified diff. Lazily, from the files as they are now.
@@ -72,11 +74,17 @@ class Change(Value):
 
 
 def diff(
-    view: LayerView, paths: Collection[str] | None = None, *, at: str = "", baseline: Baseline | None = None
+    view: LayerView,
+    paths: Collection[str] | None = None,
+    *,
+    at: str = "",
+    baseline: Baseline | None = None,
+    elsewhere: bool = False,
 ) -> list[Change]:
     """Every change of the view, by path; only at and below `paths` when given. `at` goes before each path.
 
     With a `baseline`, what has been committed is left out, also where the host has changed it since.
+    `elsewhere` is that of each change.
     """
     with OpenLayers(view) as opened:
         found = list(differences(opened, Selection(paths)))
@@ -85,7 +93,7 @@ def diff(
         told = []
         for item in in_order(with_renames(opened, found)):
             why = next((why for _, why in baseline.conflicts(item)), "") if baseline is not None else ""
-            told.append(change_of(opened, item, at, why))
+            told.append(change_of(opened, item, at, why, elsewhere=elsewhere))
         return told
 
 
@@ -94,7 +102,9 @@ def in_order(found: Iterable[Difference]) -> list[Difference]:
     return sorted(found, key=lambda item: item.path.split("/"))
 
 
-def change_of(opened: OpenLayers, item: Difference, at: str = "", conflict: str = "") -> Change:
+def change_of(
+    opened: OpenLayers, item: Difference, at: str = "", conflict: str = "", *, elsewhere: bool = False
+) -> Change:
     """A difference as it is shown."""
     before = f"{at.rstrip('/')}/" if at else ""
     new, old = _described(item.new), _described(item.old)
@@ -108,6 +118,7 @@ def change_of(opened: OpenLayers, item: Difference, at: str = "", conflict: str 
         *old,
         _target(opened.bases[item.base], old_path) if old[0] == "symlink" else None,
         conflict,
+        elsewhere,
     )
     change._set("_source", (opened.view, item))
     return change

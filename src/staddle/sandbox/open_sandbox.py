@@ -169,7 +169,7 @@ class OpenSandbox:
     def side_effects(
         self, who: Callable[[], str] = str
     ) -> tuple[tuple[Change, ...] | None, tuple[Event, ...]]:
-        """Return what was changed in the workspace and what the network refused since the last call.
+        """Return what was changed in the layers and what the network refused since the last call.
 
         `who` tells whose doing that is.
         """

@@ -104,7 +104,8 @@ def changes(
         for tree in record.beside:
             if everything if chosen is None else tree.root in chosen:
                 below = None if chosen is None else chosen[tree.root]
-                found += diff(view(tree.layers, base_paths(directory, tree.bases)), below, at=tree.root)
+                layers = view(tree.layers, base_paths(directory, tree.bases))
+                found += diff(layers, below, at=tree.root, elsewhere=True)
         return found
     except FileNotFoundError:
         raise LayerError(

@@ -259,8 +259,7 @@ class OverlayWorkspace(SandboxWorkspace):
             close()  # the next process that opens it must not wait for that
         else:
             do_later(close)
-        if WORKSPACE_PATH in stacks:
-            self._follow()
+        self._follow(stacks)
 
     def _replaced(self) -> None:
         """Called before the layers that are not needed any more go."""

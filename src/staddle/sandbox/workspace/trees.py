@@ -82,7 +82,8 @@ class LayeredTree:
         """Every change since it was fresh, by the path that is seen inside; of some paths in it only."""
         from ...layers.changes import diff
 
-        return diff(self.stack.view(), paths, at=self.root, baseline=baseline)
+        elsewhere = self.root != WORKSPACE_PATH
+        return diff(self.stack.view(), paths, at=self.root, baseline=baseline, elsewhere=elsewhere)
 
 
 def by_tree(

@@ -16,7 +16,7 @@ from ...policy.paths import WORKSPACE_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import Literal, Unpack
 
     from ...layers.baseline import Baseline
@@ -107,28 +107,44 @@ class SandboxWorkspace:
     # ------------------------------------------------------------ changes
 
     def _begin_watch(self) -> None:
-        self._watch = ChangeWatch(
-            self.stack.view(), baseline=self.baseline, at=self.mounted_at, most=MOST_ENTRIES
-        )
+        self._watches: dict[str, ChangeWatch] = {}
         self._watching = threading.Lock()
+        self._watch_trees((WORKSPACE_PATH, *(root for root in self.trees if root != WORKSPACE_PATH)))
 
-    def _follow(self) -> None:
-        """Go on to watch the layers as they are now: what was done to them just now is no change."""
+    def _watch_trees(self, roots: Iterable[str]) -> None:
+        """Watch the layers of these trees as they are now; that of the workspace is the first."""
+        for root in roots:
+            view, ours = self.trees[root].stack.view(), root == WORKSPACE_PATH
+            if root in self._watches:
+                self._watches[root].follow(view)
+            else:
+                self._watches[root] = ChangeWatch(
+                    view,
+                    baseline=self.baseline if ours else None,
+                    at=self.mounted_at if ours else root,
+                    most=MOST_ENTRIES,
+                    elsewhere=not ours,
+                )
+
+    def _follow(self, roots: Iterable[str] = (WORKSPACE_PATH,)) -> None:
+        """Go on to watch the layers of these trees: what was done to them just now is no change."""
         if self._mounted is not None:
             with self._watching:
-                self._watch.follow(self.stack.view())
+                self._watch_trees(roots)
 
     def changes(self) -> tuple[Change, ...] | None:
-        """The changes to the workspace since this was last called; None when there are too many entries.
+        """The changes since this was last called: those to the workspace, then those elsewhere.
 
-        Also None when the sandbox is closed meanwhile.
+        None when there are too many entries in the workspace, or the sandbox is closed meanwhile. A tree
+        elsewhere with too many is left out.
         """
         with self._watching:
-            self._watch.baseline = self.baseline  # another one after a discard or a restore
+            self._watches[WORKSPACE_PATH].baseline = self.baseline  # another one after a discard or a restore
             try:
-                return self._watch.look()
+                first, *others = [watch.look() for watch in self._watches.values()]
             except FileNotFoundError:
                 return None
+        return None if first is None else (*first, *(change for found in others for change in found or ()))
 
     def diff(
         self, paths: Mapping[str, Collection[str]] | None = None, *, everything: bool = False
