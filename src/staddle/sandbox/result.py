@@ -52,7 +52,7 @@ class Result(Value):
     shell_exited: bool
     cwd: str
     usage: Usage
-    #: To the workspace, by this command; None when too much is changed already to tell (see `diff`).
+    #: By this command, to the workspace, then elsewhere; None when too much is changed already (see `diff`).
     changes: tuple[Change, ...] | None = ()
     violations: tuple[Event, ...] = ()
     stdout_bytes_dropped: int = 0
