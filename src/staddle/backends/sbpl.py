@@ -225,6 +225,10 @@ _GRANT_RULE: dict[str, Rule] = {
 }
 
 
+#: A policy that names all of them means the whole loopback.
+_EVERY_PORT = 65535
+
+
 def _network(plan: Plan, proxy: int) -> Iterator[Rule]:
     if plan.network.mode == "open":
         anywhere = b"*:*"
@@ -235,6 +239,9 @@ def _network(plan: Plan, proxy: int) -> Iterator[Rule]:
         return
     # The loopback is the host's: what is not named there cannot be connected to, own servers included.
     named = (proxy,) if plan.network.mode == "allow" and proxy else plan.network.ports
+    if len(named) == _EVERY_PORT:
+        yield ("allow", "network-outbound", ("remote", "ip", b"localhost:*"))
+        named = ()
     for port in named:
         yield ("allow", "network-outbound", ("remote", "ip", f"localhost:{port}".encode()))
     if plan.network.mode == "loopback":
@@ -250,6 +257,12 @@ def _sockets(plan: Plan, private: str) -> Iterator[Rule]:
         yield ("deny", "network-outbound", *_literals([socket.path for socket in plan.closed]))
     if plan.sockets:
         yield ("allow", "network-outbound", *_literals([socket.path for socket in plan.sockets]))
+    # One that is not there yet may be the command's to serve.
+    served = [socket.path for socket in plan.sockets if not socket.present]
+    served = [path for path in served if not any(covers(item.path, path) for item in plan.hidden)]
+    if served:
+        yield ("allow", "network-bind", "network-inbound", *_literals(served))
+        yield ("allow", "file-write-create", "file-write-unlink", *_literals(served))
 
 
 def _subpaths(paths: Iterable[str]) -> tuple[Rule, ...]:

@@ -389,7 +389,11 @@ def reap(
     gone = []
     for directory in directories(root):
         try:
+            before = os.stat(directory)
+            is_new = not os.path.exists(f"{directory}/claim")
             with records.Claim(directory):
+                if is_new:  # our claim must not make a leftover look younger
+                    os.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
                 if _is_due(directory, retention, moment):
                     if not dry_run:
                         _remove(directory)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+#: Set in every sandbox that has variables at all.
+INSIDE = "STADDLE_SANDBOX"
 PRESETS = ("linux", "inherit", "empty")
 
 #: `inherit` leaves out secrets, and, more careful than what hides them in a report, these words of a name...
@@ -116,6 +118,11 @@ def checked_preset(preset: object) -> str:
     return str(preset)
 
 
+def is_locale(name: str) -> bool:
+    """Whether a variable says something about the language of programs."""
+    return name in ("LANG", "LANGUAGE") or name.startswith("LC_")
+
+
 def build(
     identity: Identity,
     shell: str,
@@ -136,10 +143,13 @@ def build(
         inherited = {name: value for name, value in host.items() if is_inherited(name, value)}
     defaults = {
         "HOME": identity.home,
+        "HOSTNAME": identity.host,
         "LANG": "C.UTF-8",
+        "LC_ALL": "C.UTF-8",
         "LOGNAME": identity.user,
         "PATH": ":".join([*search, PATH, *behind]),
         "SHELL": shell,
+        INSIDE: "1",
         "TERM": "xterm-256color",
         "TMPDIR": "/tmp",
         "USER": identity.user,
@@ -156,6 +166,10 @@ def build(
     found: dict[str, Variable] = {}
     if preset == "empty":
         defaults = {}
+    if any(
+        is_locale(name) for layer in (inherited, passed, *(layer for _, layer in layers)) for name in layer
+    ):
+        defaults.pop("LC_ALL", None)  # it would win over what was asked for
     for origin, layer in (("default", defaults), ("inherit", inherited), ("pass_env", passed), *layers):
         for name, value in layer.items():
             found[name] = Variable(name, value, origin, is_secret(name, value))

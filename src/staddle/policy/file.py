@@ -92,7 +92,7 @@ def load(make: Callable[..., Made], path: AnyPath, workspace: AnyPath | None) ->
     if root is not None:
         _refuse_beneath(where, host.find(root).path, name, f"it lies in the workspace {root!r}")
     data = _parsed(_content(name, place.path), name)
-    values = {"WORKSPACE": root, "HOME": os.environ.get("HOME"), "TMPDIR": os.environ.get("TMPDIR")}
+    values = {"WORKSPACE": root, "HOME": os.environ.get("HOME"), "TMPDIR": os.environ.get("TMPDIR", "/tmp")}
     policy = _policy(make, data, name, values)
     context = PathContext(root or here)
     for written in policy.write:

@@ -223,6 +223,12 @@ class TestNetwork:
             if isinstance(test, list)
         )
 
+    def test_the_whole_loopback_can_be_granted(self) -> None:
+        rules = self.rules(Network.loopback(range(1, 65536)))
+        outbound = [rule for rule in rules if "network-outbound" in rule]
+        named = [bytes(test[2]) for rule in outbound for test in rule if test[0] == "remote"]  # type: ignore[index]
+        assert named == [b"localhost:*"]
+
     def test_a_list_of_hosts_names_the_proxy_and_nothing_else(self) -> None:
         made = plan(network=Network.allow("example.com", "10.0.0.0/8:80"))
         rules = [rule for rule in read(sbpl.profile(made, PRIVATE, 4711)) if "network-outbound" in rule]
@@ -250,6 +256,16 @@ class TestNetwork:
         assert not made.allows("network-outbound", "/Users/me/agent.sock/x")
         assert not made.allows("network-bind", "/Users/me/agent.sock")
         assert not made.allows("file-read-data", "/Users/me/agent.sock")
+
+    def test_a_declared_socket_that_is_not_there_can_be_served(self) -> None:
+        made = profile(plan(sockets=(Socket("/Users/me/own.sock", False, "test"),)))
+        for operation in ("network-outbound", "network-bind", "network-inbound", "file-write-create"):
+            assert made.allows(operation, "/Users/me/own.sock")
+            assert not made.allows(operation, "/Users/me/other.sock")
+        assert not made.allows("file-write-data", "/Users/me/own.sock")
+        away = profile(plan(sockets=(Socket("/w/s", False, "test"),), hidden=(hidden("/w/s"),)))
+        assert not away.allows("network-bind", "/w/s")
+        assert not away.allows("file-write-create", "/w/s")
 
     def test_a_hidden_socket_stays_hidden(self) -> None:
         made = plan(sockets=(Socket("/w/s", True, "test"),), hidden=(hidden("/w/s"),))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -287,6 +288,15 @@ def test_a_crash_while_making_one_is_reaped_with_its_part_of_the_repository(
     os.unlink(f"{workspace.directory}/workspace.json")
     assert reap({"failed": 0.0}) == (workspace.directory,)
     assert not world.admin.exists()
+
+
+def test_a_look_at_a_crash_leftover_does_not_make_it_younger(world: World) -> None:
+    crashed = Path(world.top / "data/crashed")
+    crashed.mkdir(parents=True)
+    long_ago = time.time() - 71 * HOUR
+    os.utime(crashed, (long_ago, long_ago))
+    assert reap() == ()
+    assert reap(now=time.time() + 2 * HOUR) == (str(crashed),)
 
 
 def test_the_reaper_knows_no_other_states() -> None:

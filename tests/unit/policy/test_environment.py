@@ -26,10 +26,13 @@ def test_nothing_of_the_host_leaks() -> None:
     inside = compile(Policy(), host_env=HOST).environment()
     assert inside == {
         "HOME": "/home/user",
+        "HOSTNAME": "sandbox",
         "LANG": "C.UTF-8",
+        "LC_ALL": "C.UTF-8",
         "LOGNAME": "user",
         "PATH": "/home/user/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "SHELL": inside["SHELL"],
+        "STADDLE_SANDBOX": "1",
         "TERM": "xterm-256color",
         "TMPDIR": "/tmp",
         "USER": "user",
@@ -40,6 +43,17 @@ def test_later_ones_win() -> None:
     policy = Policy(pass_env=["EDITOR", "API_TOKEN"], env={"EDITOR": "ed", "LANG": "C", "A": "policy"})
     inside = compile(policy, env={"A": "call"}, host_env=HOST).environment()
     assert (inside["EDITOR"], inside["LANG"], inside["A"], inside["API_TOKEN"]) == ("ed", "C", "call", "t0p")
+
+
+def test_a_locale_that_was_asked_for_wins() -> None:
+    for policy in (
+        Policy(env={"LANG": "de_DE.UTF-8"}),
+        Policy(pass_env=["LC_TIME"]),
+        Policy(env={"LC_ALL": "C"}),
+    ):
+        inside = compile(policy, host_env={"LC_TIME": "de_DE.UTF-8"}).environment()
+        assert inside.get("LC_ALL") == policy.env.get("LC_ALL")
+    assert compile(Policy(pass_env=["LC_TIME"]), host_env={}).environment()["LC_ALL"] == "C.UTF-8"
 
 
 def test_every_variable_says_where_it_comes_from() -> None:

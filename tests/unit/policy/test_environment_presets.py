@@ -31,7 +31,8 @@ def variables(policy: Policy, tmp_path: Path) -> dict[str, str]:
 
 def test_a_clean_linux_has_nothing_of_the_hosts(tmp_path: Path) -> None:
     found = variables(Policy().with_read(tmp_path), tmp_path)
-    assert set(found) == {"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER"}
+    names = ("HOME", "HOSTNAME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
+    assert set(found) == {*names, "STADDLE_SANDBOX"}
     assert found["HOME"] == "/home/user"
     assert found["LANG"] == "C.UTF-8"
 

@@ -222,7 +222,7 @@ def test_placeholders_are_filled_in(file: Path, monkeypatch: pytest.MonkeyPatch,
     ("text", "why"),
     [
         ("${WORKSPACE}/x", "${WORKSPACE} is not known"),
-        ("${TMPDIR}/x", "${TMPDIR} is not known"),
+        ("${TMPDIR}/x", "'tmp', which is no absolute path"),
         ("${HOME}/x", "''"),
         ("${USER}", "no placeholder ${USER}"),
         ("${}", "no placeholder ${}"),
@@ -237,7 +237,7 @@ def test_placeholders_without_a_value_are_errors(
     file: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
 ) -> None:
     monkeypatch.setenv("HOME", "")
-    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", "tmp")
     for line, key in ((f'read = ["{text}"]', "read"), (f'[env]\nA = "{text}"', "env.A")):
         sentence = refused(file, line)
         assert why in sentence
@@ -334,3 +334,10 @@ def test_command_rules_in_a_file(file: Path) -> None:
     assert "unknown" in refused(file, "[rules]\nunknown = 'maybe'")
     two = "{command = 'git', owner = 'a'}, {command = 'git', owner = 'b'}"
     assert "two owners" in refused(file, f"[rules]\ndeny = [{two}]")
+
+
+def test_a_temporary_directory_that_is_not_set_is_the_usual_one(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TMPDIR", raising=False)
+    assert load(file, 'read = ["${TMPDIR}/x"]').read == ("/tmp/x",)
