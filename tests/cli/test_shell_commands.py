@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from staddle import backends
 from staddle.cli.shell_commands import HELP, NAMES, is_command
 from staddle.cli.shell_input import InputLines
 from staddle.cli.terminal import TypedLine
@@ -81,6 +82,18 @@ exit 4
     assert "u" in lines[7]
     assert lines[8:11] == ["restored second", "2 /", "two"]
     assert lines[11:] == ["restored second", "everything is as at the start", "none /workspace", "a"]
+
+
+@pytest.mark.parametrize("backend", [name for name in backends.candidates() if name != "systemd"])
+def test_on_every_backend(backend: str) -> None:
+    script = (
+        "x=1; cd ..; echo 1 > ~-/n\n%snapshot\nx=2; cd /\n%restore\necho $x $OLDPWD\n%reset\necho ${x-none}\n"
+    )
+    done = shell(script, "--mode", "overlay", "--backend", backend)
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["snapshot 1", "restored 1"], done.stderr
+    assert lines[2].startswith("1 /")
+    assert lines[3:] == ["everything is as at the start", "none"]
 
 
 def test_what_came_before_a_command_is_done_before_it(project: Path) -> None:

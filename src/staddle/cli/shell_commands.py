@@ -58,7 +58,7 @@ class UserShell:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._secret = os.urandom(8).hex().encode()
-        self._place = f"/tmp/.staddle-{os.urandom(8).hex()}"
+        self._name, self._place = f".staddle-{os.urandom(8).hex()}", ""
         self._used = False
 
     def prepare(self) -> str:
@@ -69,7 +69,9 @@ class UserShell:
         return f"{self._place}/start"
 
     def _write_question(self) -> None:
-        files, self._used = self._sandbox.files, True
+        # Landlock has a private directory in the place of /tmp.
+        directory = self._sandbox._now().main._exec_context.env.get("TMPDIR") or "/tmp"
+        files, self._used, self._place = self._sandbox.files, True, f"{directory}/{self._name}"
         out = quoted(os.fsencode(f"{self._place}/state"))
         text = question(self._secret, b">" + out, b"\\builtin ")
         files.write(f"{self._place}/tell", text, parents=True)

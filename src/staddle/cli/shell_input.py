@@ -8,6 +8,8 @@ import struct
 import termios
 import time
 
+from ..display import shown
+from ..errors import StaddleError
 from ..launch.running import GRACE, give_pipes
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from ..linux.fileio import write_all
@@ -50,16 +52,8 @@ class AtTerminal:
     def do(self, line: str, terminal: Terminal) -> Terminal:
         """Carry it out; the terminal to go on with."""
         terminal.write(b"\x15")  # bash has read the line: it forgets it
-        if self._commands.needs_state(line):
-            terminal.write(self._user.request().replace(b"\n", b"\r"))
-            more = patiently()
-
-            def wait() -> bool:
-                terminal.read_some()  # its echo
-                return more() and terminal.poll() is None
-
-            if not self._user.take(wait):
-                self._print("the shell does not tell its state")
+        if self._commands.needs_state(line) and not self._told(terminal):
+            self._print("the shell does not tell its state")
         rows, cols = terminal.rows, terminal.cols
         self._print(line)
         self._print(self._commands.do(line))
@@ -69,6 +63,20 @@ class AtTerminal:
         self._stateful = True
         terminal.close()
         return self.terminal(rows=rows, cols=cols, term=os.environ.get("TERM", "dumb"))
+
+    def _told(self, terminal: Terminal) -> bool:
+        """Have bash give its state to the session; whether it has."""
+        try:
+            terminal.write(self._user.request().replace(b"\n", b"\r"))
+        except (OSError, StaddleError):
+            return False
+        more = patiently()
+
+        def wait() -> bool:
+            terminal.read_some()  # its echo
+            return more() and terminal.poll() is None
+
+        return self._user.take(wait)
 
     def end(self) -> None:
         """Give the state of a bash that has ended to the session."""
@@ -173,8 +181,6 @@ class FromInput:
             self._user.take()
         self._user.forget()
         if shell.failure:
-            from ..display import shown
-
             say(shown(shell.failure))
         return 124 if self._timed_out else shell.poll() or 0
 
@@ -227,7 +233,11 @@ class FromInput:
 
     def _do(self, command: str, shell: SpawnedProcess, signals: Signals) -> SpawnedProcess:
         """Carry the command out when bash has done all that came before; the bash to go on with."""
-        rest = self._user.request()
+        try:
+            rest = self._user.request()
+        except (OSError, StaddleError) as error:
+            say(f"{command}: {shown(str(error))}")
+            return shell
         while rest and shell.poll() is None:
             rest = self._step(shell, signals, rest, hungry=False)
 
