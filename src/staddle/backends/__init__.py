@@ -6,10 +6,12 @@ import sys
 
 from ..enforcement import Enforcement, Gap, Probe
 from ..errors import BackendUnavailable, PolicyNotEnforceable, UnknownBackend
+from ..policy.installation import NOTHING, installation
 from .base import Backend
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..policy.installation import Installation
     from ..policy.plan import Plan
 
 #: Every backend by name, strongest first: the order in which `auto` tries them.
@@ -73,12 +75,18 @@ def choose(plan: Plan, name: str = "auto", *, best_effort: bool = False) -> tupl
     """
     if plan.layers:
         name = _with_layers(name)
+    host = installation()
+    if host is not NOTHING:
+        _refuse(host, plan, name, best_effort)
     if name != "auto":
         return _named(plan, name, best_effort)
     refused: list[str] = []
     usable: list[tuple[Backend, tuple[Gap, ...]]] = []
     fixes: list[str] = []
     for candidate in candidates():
+        if candidate in host.backends:
+            refused.append(f"{candidate}: {_BY_INSTALLATION}")
+            continue
         if plan.base and candidate in _IN_PLACE:
             refused.append(f"{candidate}: it cannot use a base")
             continue
@@ -113,6 +121,31 @@ def choose(plan: Plan, name: str = "auto", *, best_effort: bool = False) -> tupl
         fix=_way_out(usable),
         gaps=usable[0][1],
     )
+
+
+_BY_INSTALLATION = "the policy of this installation refuses it (/etc/staddle/policy.toml)"
+
+
+def _refuse(host: Installation, plan: Plan, name: str, best_effort: bool) -> None:
+    """Raise for what nobody may have on this host."""
+    for unknown in host.backends:
+        get(unknown)  # a misspelt refusal refuses nothing, and so is an error
+    if name in host.backends:
+        raise BackendUnavailable(
+            f"the backend {name!r} is not allowed on this host",
+            why=_BY_INSTALLATION,
+            fix="choose another one",
+        )
+    if plan.network.mode in host.networks:
+        raise PolicyNotEnforceable(
+            f"the network {plan.network.mode!r} is not allowed on this host",
+            why=_BY_INSTALLATION,
+            fix="use a list: Network.allow(...)",
+        )
+    if best_effort and not host.best_effort:
+        raise PolicyNotEnforceable(
+            "gaps cannot be accepted on this host", why=_BY_INSTALLATION, fix="leave best_effort out"
+        )
 
 
 def _with_layers(name: str) -> str:

@@ -7,6 +7,7 @@
     cgroup_tree         all cgroups of one host program, made beneath one of its own, and removed after it
     default_limits      the limits that protect the host where a policy says none: a part of what there is
     memory_watch        the default on memory of sessions without cgroups, by one thread for all
+    memory_samples      an estimate of a command's memory, where nothing counts it
     prewarm             cgroups for sandboxes that are made in advance
     host_cgroups        the facts, and the cgroup tree of this program, made when the first sandbox needs it
     command_limits      all of these, for a single command

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .sandbox_cgroups import SandboxCgroups
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 #: Seconds of CPU time below which a command has started nothing, and so took no memory.
 _NOTHING = 0.0003
 
@@ -181,6 +182,8 @@ class ProcSample(Value):
     written: int
     #: Page faults of those that it has waited for: unchanged until it waits for a child.
     faults: int
+    #: Bytes of memory of the process itself.
+    resident: int = 0
 
 
 class ProcessMeter:
@@ -202,7 +205,7 @@ class ProcessMeter:
         try:
             for name in ("stat", "io")[len(self._open) :]:
                 self._open.append(os.open(f"/proc/{self.pid}/{name}", os.O_RDONLY | os.O_CLOEXEC))
-            words = split_stat(os.pread(self._open[0], 1024, 0), 20)
+            words = split_stat(os.pread(self._open[0], 1024, 0), 22)
             moved = os.pread(self._open[1], 1024, 0).split(None, 4)
         except OSError:
             self.pid = 0
@@ -213,7 +216,8 @@ class ProcessMeter:
             return None
         self._began = began
         user, system = int(words[11]) + int(words[13]), int(words[12]) + int(words[14])
-        return ProcSample(user / _TICKS, system / _TICKS, int(moved[1]), int(moved[3]), int(words[8]))
+        read, written, resident = int(moved[1]), int(moved[3]), int(words[21]) * _PAGE
+        return ProcSample(user / _TICKS, system / _TICKS, read, written, int(words[8]), resident)
 
     def park(self) -> None:
         """Close what is kept open; it is opened again when needed."""

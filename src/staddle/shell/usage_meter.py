@@ -155,7 +155,8 @@ class UsageMeter:
         elif self._limits is not None and self._is_watched:
             used = used.replace(memory=self._limits.seen() or used.memory)
         if used.memory is None and shell:
-            self._memory = peak_of(shell) or self._memory
+            if self._sample is not None and self._sample.resident:
+                self._memory = self._sample.resident
             memory = max(sampled, self._memory or 0)
             self._sandbox.estimate = max(self._sandbox.estimate, memory)
             used = used.replace(memory=memory or None, memory_is_estimate=True)

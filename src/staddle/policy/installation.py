@@ -1,0 +1,100 @@
+"""What an installation refuses, whatever a caller asks for: /etc/staddle/policy.toml.
+
+    [refuse]
+    backends = ["native"]       # never chosen, by nobody
+    networks = ["open"]         # modes of a policy's network
+    best_effort = true          # gaps are an error, also for who would accept them
+
+It binds whoever uses this installation of staddle, by its library or its command line; it is no boundary
+against a user who runs another program. The file is root's, or it is refused, and then everything is.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from .._value import Value
+from ..errors import PolicyError
+from .network import MODES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PATH = "/etc/staddle/policy.toml"
+_OWNER = 0
+_LARGEST = 1 << 16
+#: The last file that was read, by what tells it from another one.
+_known: dict[object, Installation] = {}
+
+
+class Installation(Value):
+    """Backends and network modes that are refused on this host, and whether gaps can be accepted."""
+
+    backends: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
+    best_effort: bool = True
+
+
+NOTHING = Installation()
+
+
+def installation() -> Installation:
+    """What the file says as it is now. PolicyError for one that is not root's, or makes no sense."""
+    try:
+        found = os.stat(PATH)
+    except FileNotFoundError:
+        return NOTHING
+    except OSError as error:
+        raise _bad(f"it cannot be read: {error.strerror}") from None
+    key = (PATH, found.st_dev, found.st_ino, found.st_mtime_ns, found.st_uid, found.st_mode)
+    known = _known.get(key)
+    if known is None:
+        known = _read()
+        _known.clear()
+        _known[key] = known
+    return known
+
+
+def _read() -> Installation:
+    import tomllib
+
+    try:
+        with open(PATH, "rb") as file:
+            for about in (os.fstat(file.fileno()), os.stat(os.path.dirname(PATH))):
+                if about.st_uid != _OWNER or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                    raise _bad("others than root may change it, or its directory", "chown root, chmod go-w")
+            content = file.read(_LARGEST)
+        data = tomllib.loads(content.decode())
+    except OSError as error:
+        raise _bad(f"it cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise _bad(f"it is not TOML: {error}") from None
+    if data.keys() - {"refuse"} or not isinstance(data.get("refuse", {}), dict):
+        raise _bad(f"there is no table {sorted(data)[0]!r}", "the one table is [refuse]")
+    return _refusals(data.get("refuse", {}))
+
+
+def _refusals(table: dict[str, Any]) -> Installation:
+    for key in table:
+        if key not in ("backends", "networks", "best_effort"):
+            raise _bad(f"there is no key refuse.{key}", "known are backends, networks, best_effort")
+    backends, networks = (_texts(table.get(key, []), key) for key in ("backends", "networks"))
+    for mode in networks:
+        if mode not in MODES:
+            raise _bad(f"there is no network {mode!r}", f"known are {', '.join(MODES)}")
+    refused = table.get("best_effort", False)
+    if not isinstance(refused, bool):
+        raise _bad(f"refuse.best_effort is {refused!r}", "say true or false")
+    return Installation(backends, networks, not refused)
+
+
+def _texts(value: object, key: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise _bad(f"refuse.{key} is {value!r}", "give a list of names")
+    return tuple(value)
+
+
+def _bad(why: str, fix: str = "") -> PolicyError:
+    return PolicyError(f"the installation's policy {PATH!r} is refused", why=why, fix=fix)
