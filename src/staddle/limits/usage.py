@@ -19,6 +19,8 @@ from . import cgroup_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..ipc.agent_messages import UsageCounts
     from ..policy.limits import Limits
     from .sandbox_cgroups import SandboxCgroups
@@ -97,12 +99,12 @@ class GroupMeter:
         """The limits that were run into until now."""
         return Events(self._read("out_of_memory") or 0, self._read("refused_processes") or 0)
 
-    def park(self) -> None:
+    def park(self, close: Callable[[int], None] = os.close) -> None:  # there is no `os` any more at exit
         """Close what is kept open; it is opened again when needed."""
         while self._open:
             known = self._open.popitem()[1]
             if known is not None:
-                os.close(known[0])
+                close(known[0])
 
     __del__ = park
 
@@ -219,10 +221,10 @@ class ProcessMeter:
         read, written, resident = int(moved[1]), int(moved[3]), int(words[21]) * _PAGE
         return ProcSample(user / _TICKS, system / _TICKS, read, written, int(words[8]), resident)
 
-    def park(self) -> None:
+    def park(self, close: Callable[[int], None] = os.close) -> None:
         """Close what is kept open; it is opened again when needed."""
         while self._open:
-            os.close(self._open.pop())
+            close(self._open.pop())
 
     __del__ = park
 
