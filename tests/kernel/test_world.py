@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from staddle import AsyncSandbox, Identity, Network, Policy, Sandbox, wrap
-from staddle.errors import PolicyNotEnforceable
+from staddle.errors import PolicyError, PolicyNotEnforceable
 
 ADA = Identity("ada", 1500, "box.example", "/home/of/ada")
 IDENTITIES = pytest.mark.parametrize("who", [Identity(), ADA, Identity(uid=0)], ids=["usual", "ada", "root"])
@@ -281,3 +281,30 @@ def test_a_mirror_on_this_machine_is_reached_and_its_password_stays_here(
         finally:
             server.shutdown()
             thread.join()
+
+
+@pytest.mark.parametrize("backend", ["namespaces", "bwrap"])
+def test_a_group_id_of_its_own(backend: str, tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("")
+    who = Identity(uid=1500, gid=1700)
+    said = "1500 1700 user\n"
+    script = "echo $(id -u) $(id -g) $(id -gn)"
+    with Sandbox(tmp_path, identity=who, backend=backend) as sandbox:
+        assert sandbox.run(script).stdout == said
+        owners = sandbox.run(
+            "touch made ~/made; stat -c '%u %g' there made ~/made; echo x >> there", check=True
+        )
+        assert owners.stdout == "1500 1700\n" * 3
+    policy = Policy.agent().with_identity(who)
+    done = wrap(["sh", "-c", script], policy, backend=backend, cwd="/").run(capture_output=True, text=True)
+    assert done.stdout == said
+    with Sandbox(identity=Identity(gid=1700)) as sandbox:
+        assert sandbox.run("id -u; id -g", user="root").stdout == "0\n0\n"
+
+
+@pytest.mark.parametrize(
+    "ids", [{"gid": 0}, {"uid": 0, "gid": 5}, {"gid": 65534}, {"gid": "x"}, {"gid": True}]
+)
+def test_group_ids_that_cannot_be(ids: dict[str, object]) -> None:
+    with pytest.raises(PolicyError):
+        Identity(**ids)  # type: ignore[arg-type]

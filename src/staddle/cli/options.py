@@ -147,7 +147,12 @@ RUNNING = (
     Option("env", "NAME=VALUE", "set a variable inside (repeatable)", many=True),
     Option("pass-env", "NAME", "pass this variable from your environment (repeatable)", many=True),
     Option("environment", "PRESET", "start with: linux (default), inherit (yours, without secrets), empty"),
-    Option("identity", "KEY=VALUE", "set the user inside: user=, uid=, host=, home= (repeatable)", many=True),
+    Option(
+        "identity",
+        "KEY=VALUE",
+        "set the user inside: user=, uid=, gid=, host=, home= (repeatable)",
+        many=True,
+    ),
     Option("base", "DIR", "use this root file system: a directory, or a name from `staddle base ls`"),
     Option("workspace", "DIR", "the directory to work in (default: the current one)"),
     Option("mode", "MODE", "the workspace inside: readonly (default) or bind (written directly)"),
@@ -247,11 +252,13 @@ def _identity(before: Identity, given: list[str]) -> Identity:
             raise UsageError(f"--identity {text!r} says nothing about an identity", fix=f"use {known}")
         if key in said:
             raise UsageError(f"--identity {key} is given twice", why="only one value can hold")
-        said[key] = _number(value, "--identity uid") if key == "uid" else value
+        said[key] = _number(value, f"--identity {key}") if key in ("uid", "gid") else value
     # What follows from a name, its home, does so again for another one.
     kept = {"uid": before.uid, "host": before.host, "user": before.user}
     if "uid" in said:
         del kept["user"]
+    elif before.gid != before.uid:
+        kept["gid"] = before.gid
     if not before.has_usual_home:
         kept["home"] = before.home
     return Identity(**{**kept, **said})

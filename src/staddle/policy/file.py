@@ -230,7 +230,7 @@ def _identity(table: Mapping[str, Any], name: str) -> Identity:
         if key not in Identity._fields:
             known = f"known are {', '.join(Identity._fields)}"
             raise _bad(name, f"identity.{key}", "there is no such key", known)
-        if key != "uid":
+        if key not in ("uid", "gid"):
             _typed(value, str, name, f"identity.{key}")
     return Identity(**table)
 

@@ -32,14 +32,16 @@ PLACES = ("/", "/home", "/tmp", "/var", "/var/tmp", "/srv", "/mnt", "/media")
 class Identity(Value):
     """The user inside. `home` is /home/USER unless it is given, and root's is /root.
 
-    `uid` is the number of the user and of its group. 0 is root by name, and owns what the sandbox
-    owns. Only a session in layers gives it a root's rights over that; nothing gives it any over more.
+    `uid` is the number of the user, `gid` that of its group, the only one it is in: the same unless it is
+    given. 0 is root by name, and owns what the sandbox owns. Only a session in layers gives it a root's
+    rights over that; nothing gives it any over more.
     """
 
     user: str = ""
     uid: int = 1000
     host: str = "sandbox"
     home: str = ""
+    gid: int = -1
 
     def __post_init__(self) -> None:
         uid = self.uid
@@ -49,6 +51,9 @@ class Identity(Value):
             )
         if self.user == "":
             self._set("user", "user" if uid else "root")
+        if self.gid == -1:
+            self._set("gid", uid)
+        _check_group(self.gid, uid)
         _check_user(self.user, uid)
         _check_host(self.host)
         if self.home == "":
@@ -56,14 +61,9 @@ class Identity(Value):
         _check_home(self.home)
 
     @property
-    def gid(self) -> int:
-        """The number of the user's group, the only one it is in."""
-        return self.uid
-
-    @property
     def is_usual(self) -> bool:
         """Whether the names and the number are those that everybody has who asks for none."""
-        return (self.user, self.uid, self.host) == ("user", 1000, "sandbox")
+        return (self.user, self.uid, self.gid, self.host) == ("user", 1000, 1000, "sandbox")
 
     @property
     def has_usual_home(self) -> bool:
@@ -75,6 +75,17 @@ class Identity(Value):
         made = self.replace()
         made._set("home", home)
         return made
+
+
+def _check_group(gid: object, uid: int) -> None:
+    if not isinstance(gid, int) or isinstance(gid, bool) or not 0 <= gid <= LAST_ID:
+        raise PolicyError(
+            f"the group id is {gid!r}", why=f"it is not a whole number from 0 to {LAST_ID}", fix="use 1000"
+        )
+    if (gid == 0) != (uid == 0):
+        raise PolicyError(
+            f"the ids are {uid} and {gid}", why="root is both, or neither", fix="leave the group id out"
+        )
 
 
 def _check_user(user: object, uid: int) -> None:
