@@ -11,7 +11,9 @@ from .enforcement import PROTECTIONS, Gap, Probe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .backends.base import Backend
     from .policy import Policy
+    from .policy.plan import Plan
 
 
 class BackendReport(Value):
@@ -79,7 +81,7 @@ def doctor(policy: Policy | None = None) -> Diagnosis:
     for name in backends.NAMES:
         backend = backends.get(name)
         probe = backend.probe()
-        findings.append(BackendReport(probe, backend.gaps(plan) if probe.usable else ()))
+        findings.append(BackendReport(probe, _gaps(backend, plan) if probe.usable else ()))
     try:
         _, enforced = backends.choose(plan)
         auto, why = enforced.backend, enforced.why
@@ -87,6 +89,15 @@ def doctor(policy: Policy | None = None) -> Diagnosis:
         auto, why = None, str(error)
     gateway = any(found.probe.usable and found.probe.backend == "namespaces" for found in findings)
     return Diagnosis(_host(), tuple(findings), auto, why, _network() if gateway else _NO_GATEWAY)
+
+
+def _gaps(backend: Backend, plan: Plan) -> tuple[Gap, ...]:
+    """The gaps of one command, with those of the limits that are the host's defaults."""
+    from .limits.enforced import of_command
+
+    writes = any(grant.access == "write" for grant in plan.grants)
+    _, more = of_command(plan.limits, inside=backend.name == "namespaces", writes=writes)
+    return (*backend.gaps(plan), *more)
 
 
 _NO_GATEWAY = "no allow list: it takes the namespaces backend"

@@ -45,7 +45,9 @@ def test_from_a_repository_to_a_published_branch(prison: Prison) -> None:
         "test $(wc -l < file.txt) = 2; echo tests pass; echo rest > rest; echo note >&2; exit 3"
     )
     done = prison.go(name, script)
-    assert (done.returncode, done.stdout, done.stderr) == (3, b"tests pass\n", b"note\n")
+    note, _, nudge = done.stderr.partition(b"\n")
+    assert (done.returncode, done.stdout, note) == (3, b"tests pass\n", b"note")
+    assert nudge.startswith(b"staddle: 1 file is not committed: rest")
     assert prison.state(name) == "stopped"
     facts = json.loads(prison.jail("status", name, "--json").stdout)
     assert facts["uncommitted"] == ["rest"]

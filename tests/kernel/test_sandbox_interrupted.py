@@ -219,10 +219,11 @@ def zombies():
     return [pid for pid in children if open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "Z"]
 
 def opened():  # each with a fork server of its own
-    with Sandbox(policy=Policy.agent().replace(read=(f"/usr/bin/{turn}",))) as sandbox:
+    with Sandbox(policy=Policy.agent().with_read(f"{place}/{turn}")) as sandbox:
         sandbox.run("true")
 
 for turn in range(60):
+    os.mkdir(f"{place}/{turn}")
     interrupted(random.random() * 0.08, opened)
 with Sandbox() as sandbox:
     print(sandbox.run("echo whole").stdout.strip(), hits > 20, len(zombies()))

@@ -1,4 +1,4 @@
-"""docs/policy.md says what the code does: its files load, its lists are complete."""
+"""docs/ says what the code does about policies: files load, lists are complete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from staddle import Policy
 from staddle.policy.protected_names import NAMES
 
-PAGE = (Path(__file__).parents[3] / "docs/policy.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = "".join((DOCS / name).read_text() for name in ("policy.md", "policy-file.md", "protected-names.md"))
 
 
 def blocks(language: str) -> list[str]:
