@@ -23,16 +23,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("here")
 def test_opening_a_sandbox_and_running_a_command_enter_few_files() -> None:
-    opening, running = [], []
-    for _ in range(6):  # the first ones are not warm, and in any a thread may be late
+    most_open, most_run = (OPEN_AS_ROOT, RUN_AS_ROOT) if os.geteuid() == 0 else (OPEN, RUN)
+    opening: list[tuple[str, str, str]] = []
+    running: list[tuple[str, str, str]] = []
+    for _ in range(60):  # the first ones are not warm, and in any a thread or the shell may be late
         opened: list[Sandbox] = []
-        opening.append(hops(lambda: opened.append(Sandbox("."))))  # noqa: B023
+        opening = hops(lambda: opened.append(Sandbox(".")))  # noqa: B023
         with opened[0] as sandbox:
-            running += [hops(lambda: sandbox.run("ls")) for _ in range(3)]
-    shortest = min(opening, key=len)
-    assert len(shortest) <= (OPEN_AS_ROOT if os.geteuid() == 0 else OPEN), shortest
-    shortest = min(running, key=len)
-    assert len(shortest) <= (RUN_AS_ROOT if os.geteuid() == 0 else RUN), shortest
+            found = (hops(lambda: sandbox.run("ls")) for _ in range(5))
+            running = min(found, key=len)
+        if len(opening) <= most_open and len(running) <= most_run:
+            return
+    assert len(opening) <= most_open, opening
+    assert len(running) <= most_run, running
 
 
 def test_a_plan_is_laid_out_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
