@@ -101,5 +101,11 @@ NO_PROCESS_NAMESPACE = (
 NO_LAST_LOOK = Edit("inside/namespace_init.py", "    verify.around(spec, kept)\n", "")
 OPEN_FIRST_PROCESS = (
     Edit("inside/namespace_init.py", "    process.dumpable(False)\n", ""),
+    # PID 1 keeps it where it measures memory: a process without capabilities cannot look into one with some.
+    Edit(
+        "inside/namespace_init.py",
+        "    kept = 0 if work.watch is None else 1 << _CAP_SYS_PTRACE\n",
+        "    kept = 0\n",
+    ),
     Edit("mounts/builder.py", '"hidepid=2"', '""'),
 )

@@ -219,7 +219,9 @@ SWITCHES: dict[str, Switch] = {
 }
 
 ALONE = {
-    "hidden, not dumpable": "each alone closes PID 1: switched off together",
+    "not dumpable, CAP_SYS_PTRACE of PID 1": "where it measures memory each alone closes PID 1: switched off "
+    "together",
+    "hidepid": "it hides only a process that is closed already: switched off together with that",
     "user namespace": "an ordinary user can make no other without it; root's sandbox is nobody by its id",
     "last look": "it sees whether other steps did what they say: switched off together with each",
     "private mounts": "they keep our own mounts from the host, where tests of endings look for them",

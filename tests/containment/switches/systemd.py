@@ -160,7 +160,9 @@ def _program(profile: str) -> bytes:
 
 
 ALONE = {
-    "hidden, not dumpable, outside of the Landlock domain": "each alone closes PID 1: switched off together",
+    "not dumpable, outside of the Landlock domain, CAP_SYS_PTRACE of PID 1": "each alone closes PID 1, the "
+    "last where it measures memory: switched off together",
+    "hidepid": "it hides only a process that is closed already: switched off together with that",
     "KeyringMode=private": "the filter refuses every call about keys",
     "LimitCORE=": "the command's own process sets the same limit again: switched off together",
     "CapabilityBoundingSet=": "our process in the unit drops every capability from every set itself",
