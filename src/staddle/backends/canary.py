@@ -94,7 +94,7 @@ class SelfTest:
         actions = [(os.POSIX_SPAWN_DUP2, source, to) for source, to in ((null, 0), (out, 1), (err, 2))]
         # Onto itself: open in the child, and in no other that a thread may be starting now.
         actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in launch.pass_fds]
-        self._lifeline = None if launch.relays else Lifeline()
+        self._lifeline = None if launch.relays else Lifeline(launch.status)
         try:
             self._pid = os.posix_spawn(
                 launch.argv[0],

@@ -34,7 +34,7 @@ class PtyLaunch:
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         self._leader, follower = os.openpty()
-        self._lifeline = None if launch.relays else Lifeline()
+        self._lifeline = None if launch.relays else Lifeline(launch.status)
         try:
             if launch.uid is not None:
                 os.fchown(follower, launch.uid, -1)  # the sandbox of root runs under another uid

@@ -55,7 +55,7 @@ def attend(launch: Launch, *, seconds: float | None = None, cap: int | None = No
     """
     with waiting((*_PASSED_ON, SIGCHLD)) as signals:
         # A launcher that relays signals looks after its own end.
-        lifeline = None if launch.relays else Lifeline()
+        lifeline = None if launch.relays else Lifeline(launch.status)
         try:
             return _Attended(launch, signals, lifeline, seconds, cap).see_through()
         finally:

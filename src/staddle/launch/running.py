@@ -180,7 +180,7 @@ def complete(
     if input is not None:
         kwargs["stdin"] = subprocess.PIPE
     # A launcher that relays signals looks after its own end.
-    lifeline = None if launch.relays else Lifeline()
+    lifeline = None if launch.relays else Lifeline(launch.status)
     found, used, began = None, None, time.monotonic()
     try:
         process = start(launch, group=None if lifeline is None else lifeline.group, **kwargs)
@@ -360,7 +360,23 @@ def _decoded(
 
 
 _SHELL = "/bin/sh"
-_WAIT = "read line; kill -9 0"
+#: A line says that the launcher has ended. The end of the pipe says that we have: then bwrap, which has a
+#: default action for this signal, releases no child any more, and has said (fd 3) which one it released.
+_WAIT = """
+read line || {
+    trap '' USR1
+    kill -USR1 0
+    child=
+    [ ! -f /proc/self/fd/3 ] || while read -r said; do
+        case $said in
+        *'"exit-code": '*) child= ;;
+        *'"child-pid": '*) child=${said#*'"child-pid": '} child=${child%%[!0-9]*} ;;
+        esac
+    done </proc/self/fd/3
+    [ -z "$child" ] || kill -9 "$child"
+}
+kill -9 0
+"""
 
 
 class Lifeline:
@@ -369,12 +385,14 @@ class Lifeline:
     bwrap asks the kernel to end the sandbox with its parent only once the sandbox is set up. A
     SIGKILL of ours in the milliseconds before would leave it running. So the launcher joins the
     group of a small shell that does nothing but wait for the other end of a pipe, which only we
-    hold: when it closes, the group is killed.
+    hold: when it closes, the group is killed. A sandbox of bwrap leaves the group for a session of its own
+    shortly before it is set up, so the shell kills the child that bwrap named in its status as well.
 
-    `group` is the process group to start things in; 0, a group of their own, where there is no shell.
+    `status` is the launch's own, in which bwrap names its child. `group` is the process group to start
+    things in; 0, a group of their own, where there is no shell.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, status: int | None) -> None:
         self.group = 0
         self._held = -1
         if not os.access(_SHELL, os.X_OK):
@@ -382,6 +400,7 @@ class Lifeline:
         theirs, self._held = os.pipe2(os.O_CLOEXEC)
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         actions = [(os.POSIX_SPAWN_DUP2, theirs, 0), *((os.POSIX_SPAWN_DUP2, null, fd) for fd in (1, 2))]
+        actions.append((os.POSIX_SPAWN_DUP2, null if status is None else status, 3))
         try:
             self.group = os.posix_spawn(_SHELL, ["sh", "-c", _WAIT], {}, file_actions=actions, setpgroup=0)
         finally:
@@ -391,6 +410,10 @@ class Lifeline:
     def close(self) -> None:
         """End what is left of the group after the launcher's end, the shell at least."""
         if self.group:
+            try:
+                os.write(self._held, b"\n")
+            except OSError:
+                pass  # somebody has killed the shell
             os.close(self._held)
             try:
                 os.waitpid(self.group, 0)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import socket
 
+import pytest
+
+from staddle.linux import netlink
 from staddle.linux.netlink import socket_memory
 
 
@@ -22,3 +25,11 @@ def test_what_is_sent_by_tcp_and_not_read_counts() -> None:
             one.setblocking(False)
             sent = one.send(bytes(100_000))
             assert socket_memory() >= sent
+
+
+def test_what_the_kernel_does_not_tell_counts_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(netlink._socket, "socket", refuse)
+    assert socket_memory() == 0

@@ -113,7 +113,7 @@ class _LaunchedAgent:
     """The launcher of an agent, from its start to its end."""
 
     def __init__(self, launch: Launch, alone: bool, agent_socket: _socket.socket, errors: int) -> None:
-        self._lifeline = None if alone else Lifeline()
+        self._lifeline = None if alone else Lifeline(launch.status)
         try:
             self.process: Process = running.start(
                 launch,

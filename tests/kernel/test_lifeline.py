@@ -1,0 +1,104 @@
+"""A lifeline ends what a killed caller has started, also a child of bwrap that has left the process group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from staddle.launch.running import Lifeline
+from tests.support.jail_runs import SOURCE, gone, processes_with
+from tests.support.waiting import until
+
+#: Is in a session of its own, as bwrap's child is before it is bound to bwrap.
+CHILD = 'setsid sh -c "echo \\$\\$; while :; do sleep 1; done" "$0"'
+#: A program with a lifeline, for a status (1): says that it is there, then waits.
+CALLER = """
+import os, sys, time
+from staddle.launch.running import Lifeline
+status = os.memfd_create("status")
+os.write(status, sys.argv[1].encode())
+lifeline = Lifeline(os.open(f"/proc/self/fd/{status}", os.O_RDONLY | os.O_CLOEXEC))
+print(lifeline.group, flush=True)
+time.sleep(600)
+"""
+STARTED = '{{ "child-pid": {pid}, "mnt-namespace": 4026532177, "pid-namespace": 4026532178 }}\n'
+ENDED = '{ "exit-code": 0 }\n'
+
+
+@contextmanager
+def child(mark: str) -> Iterator[int]:
+    with subprocess.Popen(["sh", "-c", CHILD, mark], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        try:
+            yield pid
+        finally:
+            for left in processes_with(mark):
+                os.kill(left, signal.SIGKILL)
+
+
+def kill_caller(status: str) -> int:
+    """Kill a program with a lifeline; the process group that it had for what it starts."""
+    with subprocess.Popen(
+        [sys.executable, "-c", CALLER, status],
+        env={**os.environ, "PYTHONPATH": SOURCE},
+        stdout=subprocess.PIPE,
+    ) as caller:
+        assert caller.stdout is not None
+        group = int(caller.stdout.readline())
+        caller.kill()
+    return group
+
+
+def mark() -> str:
+    return f"mark-{os.urandom(6).hex()}"
+
+
+def has_ended(group: int) -> bool:
+    return until(lambda: not os.path.exists(f"/proc/{group}/fd/3"))
+
+
+def test_a_child_that_left_the_group_ends_with_the_caller() -> None:
+    name = mark()
+    with child(name) as pid:
+        group = kill_caller(STARTED.format(pid=pid))
+        assert gone(name)
+        assert has_ended(group)
+
+
+@pytest.mark.parametrize("status", ["", "{pid}\n", STARTED + ENDED.replace("{", "{{").replace("}", "}}")])
+def test_a_process_that_is_not_said_to_run_is_left_alone(status: str) -> None:
+    name = mark()
+    with child(name) as pid:
+        group = kill_caller(status.format(pid=pid))
+        assert has_ended(group)
+        assert pid in processes_with(name)
+
+
+def test_a_lifeline_that_is_closed_kills_only_its_group() -> None:
+    name = mark()
+    status = os.memfd_create("status")
+    with child(name) as pid:
+        os.write(status, STARTED.format(pid=pid).encode())
+        lifeline = Lifeline(status)
+        other = subprocess.Popen(["sleep", "600"], process_group=lifeline.group)
+        lifeline.close()
+        os.close(status)
+        assert other.wait(60) == -signal.SIGKILL
+        assert pid in processes_with(name)
+
+
+def test_no_lifeline_waits_for_a_status_that_is_a_pipe() -> None:
+    reading, writing = os.pipe()
+    lifeline = Lifeline(reading)
+    group = lifeline.group
+    os.close(lifeline._held)  # as the kernel does it when this program is killed
+    assert os.waitpid(group, 0)[1] == signal.SIGKILL
+    os.close(reading)
+    os.close(writing)
