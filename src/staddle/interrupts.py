@@ -92,18 +92,32 @@ def unmistaken(work: Callable[[], T]) -> T:
         return work()
     handlers: dict[int, tuple[object, object]] = {}
     try:
-        for number in _SIGNALS:
-            handler = _signal.getsignal(number)
-            if callable(handler) and handler is not _signal.default_int_handler:
-                handlers[number] = handler, _carrying(handler)
-                _signal.signal(number, handlers[number][1])
-        return work()
+        try:
+            for number in _SIGNALS:
+                handler = _signal.getsignal(number)
+                if callable(handler) and handler is not _signal.default_int_handler:
+                    handlers[number] = handler, _carrying(handler)
+                    _signal.signal(number, handlers[number][1])
+            return work()
+        finally:
+            _set_again(handlers)
     except _Carried as carried:
         raise carried.error from None
-    finally:
-        for number, (handler, ours) in handlers.items():
+
+
+def _set_again(handlers: dict[int, tuple[object, object]]) -> None:
+    """Set the caller's own handlers again; a signal that comes meanwhile is raised when that is done."""
+    late: _Carried | None = None
+    while handlers:
+        try:
+            number, (handler, ours) = next(iter(handlers.items()))
             if _signal.getsignal(number) is ours:  # else the caller has set another one meanwhile
                 _signal.signal(number, handler)
+            del handlers[number]
+        except _Carried as carried:
+            late = carried
+    if late is not None:
+        raise late
 
 
 def _carrying(handler: Callable[[int, object], object]) -> Callable[[int, object], object]:

@@ -9,6 +9,7 @@ import pytest
 from tests.support.fresh_roots import BACKENDS, CHOICE
 from tests.support.private_systemd import PrivateSystemd
 from tests.support.systemd_sandbox import Sandbox, boot
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +25,7 @@ def sandbox(machine: PrivateSystemd, request: pytest.FixtureRequest) -> Iterator
     """The backend as an ordinary user with a user manager, and as root with the system's."""
     made = Sandbox(machine, request.param == "user")
     yield made
+    until(lambda: made.units() == [])
     left = made.units()
     made.end(left)  # so that only the test that left it is told
     assert left == [], "a unit was left behind"

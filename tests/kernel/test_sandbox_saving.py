@@ -160,9 +160,9 @@ def test_a_kept_session_is_saved_and_becomes_one(project: Path, saved: Path, kep
     with Sandbox(project, keep="one") as sandbox:
         assert sandbox.diff() == []
         sandbox.restore(Snapshot.load(kept / "file"))
-        assert sandbox.run("cat sub/new").stdout == "new\n"
+        assert sandbox.run("cat /workspace/sub/new").stdout == "new\n"
     with Sandbox(project, keep="one") as sandbox:
-        assert sandbox.run("cat sub/new").stdout == "new\n"
+        assert sandbox.run("cat /workspace/sub/new").stdout == "new\n"
         sandbox.restore(Snapshot.load(kept / "now"))
         assert sandbox.diff() == []
 

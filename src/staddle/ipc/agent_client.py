@@ -260,12 +260,13 @@ class AgentClient:
         self, request: bytes, descriptors: Sequence[int] = (), *, patience: float = PATIENCE
     ) -> agent_messages.Message:
         with self._turn:
-            self._send(request, descriptors)
             try:
+                self._send(request, descriptors)
                 return self._receive(patience)
             except StaddleError:
                 raise
-            except BaseException:  # of a signal's handler: the answer is dropped
+            # Of a signal's handler: the answer is dropped, and what was asked for is done by then, not later.
+            except BaseException:
                 with suppress(StaddleError):
                     self._resynchronize()
                 raise

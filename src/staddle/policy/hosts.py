@@ -331,7 +331,7 @@ def special_network(address: str) -> tuple[IPv4Network | IPv6Network, str] | Non
 
 def embedded(address: IPv4Address | IPv6Address) -> list[IPv4Address]:
     """The IPv4 addresses that are written in `address`: a translator on the way may use them."""
-    if address.version == 4:
+    if address.version == 4 or int(address) < 2:  # ::1 and :: are no IPv4-compatible ones
         return []
     number = int(address)
     found = [
