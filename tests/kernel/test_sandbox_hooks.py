@@ -177,6 +177,34 @@ def test_network_attempts_are_recorded(tmp_path: Path) -> None:
     assert (found[2]["host"], found[2]["id"]) == ("192.0.2.7:80", found[1]["id"])
 
 
+def test_refusals_that_no_result_reports_are_told(tmp_path: Path) -> None:
+    policy = Policy.agent().with_network(Network.allow("api.example.com"))
+    knock = "sleep 0.2; (exec 3<>/dev/tcp/192.0.2.7/80) 2>/dev/null"
+    told: list[str] = []
+    with Sandbox(
+        policy=policy, on_violation=lambda event: told.append(event.what), audit=tmp_path / "log"
+    ) as sb:
+        sb.start(knock).wait()
+        assert [event.what for event in sb.refusals()] == told == ["192.0.2.7:80"]
+        sb.start(knock).wait()
+    assert told == ["192.0.2.7:80"] * 2
+    assert [line["host"] for line in lines_of(tmp_path / "log") if line["what"] == "refused"] == told
+
+    async def hear(event: Any) -> None:
+        await asyncio.sleep(0)
+        told.append(event.what)
+
+    async def main() -> None:
+        async with AsyncSandbox(policy=policy, on_violation=hear) as sb:
+            await (await sb.start(knock)).wait()
+            assert len(await sb.refusals()) == 1
+            await (await sb.start(knock)).wait()
+
+    told.clear()
+    asyncio.run(main())
+    assert told == ["192.0.2.7:80"] * 2
+
+
 def test_awaited_hooks(tmp_path: Path) -> None:
     told: list[str] = []
 

@@ -305,20 +305,20 @@ def test_files_as_root() -> None:
         files.write("/etc/mine", "1")
         assert sb.run("stat -c %U /etc/mine", user="root").stdout == "root\n"
         files.write("/etc/large", b"x" * 500_000)
-        files.mkdir("/root/deep/er", parents=True)
-        files.write("/root/deep/secret", "2")
-        sb.run("chmod 600 /root/deep/secret; chmod 700 /root/deep", user="root")
-        assert files.read("/root/deep/secret") == "2"
+        files.mkdir("/opt/deep/er", parents=True)
+        files.write("/opt/deep/secret", "2")
+        sb.run("chmod 600 /opt/deep/secret; chmod 700 /opt/deep", user="root")
+        assert files.read("/opt/deep/secret") == "2"
         if os.geteuid() == 0:  # for an ordinary user of the host one id serves for both
             with pytest.raises(PermissionError):
-                sb.files.read("/root/deep/secret")
+                sb.files.read("/opt/deep/secret")
             with pytest.raises(PermissionError):
                 sb.files.write("/etc/other", "3")
         assert sb.files.read_bytes("/etc/large") == b"x" * 500_000
-        assert {each.name for each in files.list("/root/deep")} == {"er", "secret"}
+        assert {each.name for each in files.list("/opt/deep")} == {"er", "secret"}
         files.rename("/etc/mine", "/etc/yours")
-        files.remove("/root/deep", recursive=True)
-        assert not files.exists("/root/deep")
+        files.remove("/opt/deep", recursive=True)
+        assert not files.exists("/opt/deep")
         assert sb.files.as_user("user").read("/etc/yours") == "1"
         with pytest.raises(InvalidCall, match="no user 'admin'"):
             sb.files.as_user("admin")

@@ -1,4 +1,4 @@
-"""What every launcher is handed: the last steps of the command's own process, and descriptors.
+"""The parts that every launcher hands over: the last steps of the command's own process, and descriptors.
 
 A descriptor cannot be swapped for something else between the check and the start, and what
 it holds is on no command line. The launcher closes every one of these before the command begins.

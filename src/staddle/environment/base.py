@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 
 from ..errors import CommandCancelled, PathNotAllowed, PolicyError, StaddleError
 from ..launch.redaction import Secrets, secret_values
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ..policy.command_rules.rules import CommandRules
 
 
-class EnvironmentBase:
+class EnvironmentBase(ABC):
     """The parts of an environment that do not depend on where it works.
 
     A subclass sets `_path`, and implements `_run` and the file tools.
@@ -110,6 +111,7 @@ class EnvironmentBase:
                 rules.check(argv)
         return argv
 
+    @abstractmethod
     def _run(
         self,
         argv: list[str],
@@ -117,7 +119,7 @@ class EnvironmentBase:
         bounds: commands.CommandBounds,
         secrets: Secrets,
     ) -> CommandResult:
-        raise NotImplementedError
+        """Run a command that the rules have allowed."""
 
     def _variables(self) -> tuple[Mapping[str, str], ...]:
         """The variables that every command gets, besides those that are passed on from ours."""

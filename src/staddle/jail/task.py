@@ -27,7 +27,7 @@ _FREE = ("published",)
 
 
 class Task(Value):
-    """What a workspace is for; every part may be empty.
+    """The task of a workspace; every part may be empty.
 
     `repository` is the name that people use (`owner/name`), `reference` the issue or ticket, `prompt` what
     the agent is asked, `session` the agent's own id of its conversation, by which it is resumed.

@@ -172,7 +172,7 @@ class Workspace:
 
     @property
     def task(self) -> tasks.Task:
-        """What it is for, read now; an empty task if none was given."""
+        """Its task, read now; an empty one if none was given."""
         return tasks.read(self.directory)
 
     def update_task(self, **changes: str) -> tasks.Task:

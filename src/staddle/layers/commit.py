@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .review import Choice, OnConflict
 
     class CommitOptions(TypedDict, total=False):
-        """What is asked for in a commit of a sandbox; see `commit`."""
+        """The options of a commit of a sandbox; see `commit`."""
 
         on_conflict: OnConflict
         allow_protected: bool

@@ -28,7 +28,7 @@ _COARSE = 5 if sys.platform == "linux" else time.CLOCK_REALTIME
 
 
 class Drift(Value):
-    """What the host has changed since: true when there is something, or when that is not known.
+    """The changes of the host since; true when there are some, or when that is not known.
 
     `paths` are files that were changed or added, and with a slash at the end directories in which names
     came or went. `more` says that there are others, `complete` that every entry was looked at.

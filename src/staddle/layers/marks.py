@@ -50,7 +50,7 @@ class Marks:
         return found
 
     def get(self, path: str, other: Signature | None = None) -> Signature | None:
-        """What was at `path`; `other` if that is not known."""
+        """The signature at `path`; `other` if that is not known."""
         for one in (self._own, *reversed(self._shared)):
             if path in one:
                 return one[path]

@@ -84,7 +84,7 @@ _sessions: dict[tuple[int, Limits, str], tuple[float, SessionLimits]] = {}
 
 
 def session_limits(limits: Limits, store: str = "") -> SessionLimits:
-    """What holds `limits` of a session that writes to `store`, if it has one. Measured once a second."""
+    """Decide how `limits` of a session that writes to `store`, if it has one, are held. Once a second."""
     now, key = time.monotonic(), (os.getpid(), limits, store)
     known = _sessions.get(key)
     if known is None or now - known[0] > _AGE:
@@ -244,7 +244,7 @@ OF_COMMAND = {
 def of_command(
     limits: Limits, *, inside: bool, writes: bool
 ) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:
-    """What holds the limits of a single command, and the defaults that nothing holds.
+    """Decide how the limits of a single command are held, and list the defaults that nothing holds.
 
     `inside`: as in `enforced_limits`. `writes`: it may write to the host's directories.
     """

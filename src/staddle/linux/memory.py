@@ -87,7 +87,7 @@ def _limit(version: int, group: str) -> int:
 
 
 def _left(version: int, group: str) -> int:
-    """What can still be used in a cgroup: what it holds of files can be dropped for that."""
+    """The bytes that can still be used in a cgroup; its page cache can be dropped for that."""
     try:
         used = int(cgroups.read(group, _FILES[version][1]))
         stat = cgroups.table(cgroups.read(group, "memory.stat"))

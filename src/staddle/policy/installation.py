@@ -1,4 +1,4 @@
-"""What an installation refuses, whatever a caller asks for: /etc/staddle/policy.toml.
+"""The refusals of an installation, which hold for every caller: /etc/staddle/policy.toml.
 
     [refuse]
     backends = ["native"]       # never chosen, by nobody
@@ -41,7 +41,7 @@ NOTHING = Installation()
 
 
 def installation() -> Installation:
-    """What the file says as it is now. PolicyError for one that is not root's, or makes no sense."""
+    """Read the file as it is now. PolicyError for one that is not root's, or makes no sense."""
     try:
         found = os.stat(PATH)
     except FileNotFoundError:

@@ -127,7 +127,7 @@ class Hooks:
         if log is None:
             return
         for event in result.violations:
-            log.write("refused", id=number, host=event.what, rule=event.rule, allow=event.allow)
+            self._record_refusal(event, number)
         usage = result.usage
         log.write(
             "result",
@@ -168,14 +168,26 @@ class Hooks:
         if self._log is not None and event.kind != "refused":  # those come with the command that met them
             self._log.try_write("network", kind=event.kind, host=event.what, rule=event.rule)
 
-    def close(self, refused: Iterable[Event], **facts: object) -> None:
-        """Record what no result has told, and the end."""
-        for event in refused:
-            self.record("refused", host=event.what, rule=event.rule, allow=event.allow)
-            if self._hooks.on_violation is not None and not inspect.iscoroutinefunction(
-                self._hooks.on_violation
-            ):
-                self._hooks.on_violation(event)
+    def refused(self, events: Iterable[Event]) -> None:
+        """Tell of refusals that no result has reported."""
+        hook = self._hooks.on_violation
+        for event in events:
+            self._record_refusal(event)
+            if hook is not None and not inspect.iscoroutinefunction(hook):
+                hook(event)
+
+    async def refused_awaited(self, events: Iterable[Event]) -> None:
+        """The same; a hook that is a coroutine function is awaited."""
+        for event in events:
+            self._record_refusal(event)
+            if self._hooks.on_violation is not None:
+                await _seen(self._hooks.on_violation(event))
+
+    def _record_refusal(self, event: Event, number: int | None = None) -> None:
+        self.record("refused", id=number, host=event.what, rule=event.rule, allow=event.allow)
+
+    def close(self, **facts: object) -> None:
+        """Record the end."""
         if self._log is not None:
             self._log.close(**facts)
 

@@ -275,7 +275,8 @@ class OpenSandbox:
         hooks, self.hooks = self.hooks, None
         try:
             if hooks is not None:
-                hooks.close(self.network.refused(str) if self.network else (), alive=self.agent.alive)
+                hooks.refused(self.network.refused(str) if self.network else ())
+                hooks.close(alive=self.agent.alive)
         finally:
             self._close()
 

@@ -400,7 +400,10 @@ class Sandbox(WorkspaceMethods):
 
     def refusals(self) -> tuple[Event, ...]:
         """Return what the network has refused, and no result has reported yet."""
-        return self._now().side_effects()[1]
+        found = self._now().side_effects()[1]
+        if self._inside.hooks is not None:
+            self._inside.hooks.refused(found)
+        return found
 
     def __enter__(self) -> Self:
         return self

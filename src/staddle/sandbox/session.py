@@ -245,7 +245,7 @@ class Session:
         self._history.append(command[:_REMEMBERED_BYTES])
 
     def _refuse_from_now(self) -> None:
-        """Whatever comes is refused, and what is ended from now on is so because of that."""
+        """Refuse further commands; one that is ended from now on has `Reason.closed`."""
         self._closed = True
 
     def _result(self, spec: CapturedCommand, outcome: Outcome) -> Result:

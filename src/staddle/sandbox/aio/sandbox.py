@@ -56,6 +56,15 @@ def _close(made: IO[bytes] | socket) -> None:
     made.close()
 
 
+async def _tell_refusals(inside: OpenSandbox) -> tuple[Event, ...]:
+    """The refusals that no result has reported; hooks are told of them."""
+    network, hooks = inside.network, inside.hooks
+    found = () if network is None else await in_thread(network.refused, str)
+    if hooks is not None:
+        await hooks.refused_awaited(found)
+    return found
+
+
 class AsyncFiles:
     """The files inside, as the sandbox's own user sees them. Each call is that of `Files`, in a thread."""
 
@@ -297,7 +306,11 @@ class AsyncSandbox:
     connect = awaited(Sandbox.connect, undo=_close)
     expose = awaited(Sandbox.expose)
     events = awaited(Sandbox.events)
-    refusals = awaited(Sandbox.refusals)
+
+    async def refusals(self) -> tuple[Event, ...]:
+        """Return what the network has refused, and no result has reported yet."""
+        await self._main()
+        return await _tell_refusals(self._inside)
 
     diff = awaited(Sandbox.diff)
     packages = awaited(Sandbox.packages)
@@ -363,7 +376,11 @@ class AsyncSandbox:
             for session in self._sessions.values():
                 await session._end_for_good()
             if self._sandbox is not None:
-                await in_thread(self._sandbox.close)
+                try:
+                    if self._sandbox._is_open:
+                        await _tell_refusals(self._sandbox._inside)
+                finally:
+                    await in_thread(self._sandbox.close)
 
     @property
     def state(self) -> Coroutine[Any, Any, SessionState]:

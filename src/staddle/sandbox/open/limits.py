@@ -235,7 +235,7 @@ class DiskQuota:
     """The disk quota of one sandbox: counts what it writes, and ends its processes when that is too much."""
 
     def __init__(self, workspace: SandboxWorkspace, most: int, *, default: bool = False) -> None:
-        """What there is of a `default` is not counted before as much was written on that file system."""
+        """A `default` is first measured when as much was written on that file system."""
         self._workspace, self._most, self.default = workspace, most, default
         self._agent: AgentClient | None = None
         self._used: tuple[int, int] | None = None  # of the file system, when it was last counted

@@ -54,7 +54,7 @@ class KeptShells:
         self._read()
 
     def _read(self) -> None:
-        """What cannot be read is none: files are worth more than what a shell remembered."""
+        """Read the file; no shells if it cannot be read: the layers are worth more than a shell's state."""
         import json
 
         try:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
 
     class Freezer(Protocol):
-        """What stops a sandbox from outside."""
+        """Stops a sandbox from outside."""
 
         def freeze(self) -> bool: ...
         def thaw(self) -> None: ...
@@ -169,7 +169,7 @@ class MountedTrees:
                 self._agent.resume()
 
     def while_stopped(self, work: Callable[[], Result]) -> Result:
-        """What `work` returns, done while nothing runs: again if something did; LayerError after a few times.
+        """Do `work` while nothing runs, again if something did; LayerError after a few times.
 
         `work` must leave nothing behind that a second time would not replace.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from abc import ABC, abstractmethod
 
 from ...errors import InvalidCall, LayerError
 from ...interrupts import uninterrupted
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 MOST_ENTRIES = 1000
 
 
-class SandboxWorkspace:
+class SandboxWorkspace(ABC):
     """The files of one sandbox. There are three kinds:
 
     - `OverlayWorkspace`: layers that are mounted over the host's directory;
@@ -101,7 +102,9 @@ class SandboxWorkspace:
         """The shells to continue with, by session, in a sandbox that is opened with `environment`."""
         return {}
 
-    def keep_shells(self, shells: Mapping[str, SavedShell], environment: Mapping[str, str]) -> None:
+    def keep_shells(  # noqa: B027 - only a workspace that outlives its process keeps any
+        self, shells: Mapping[str, SavedShell], environment: Mapping[str, str]
+    ) -> None:
         """Keep the shells, by session, of a sandbox that was opened with `environment`."""
 
     # ------------------------------------------------------------ changes
@@ -146,6 +149,7 @@ class SandboxWorkspace:
                 return None
         return None if first is None else (*first, *(change for found in others for change in found or ()))
 
+    @abstractmethod
     def diff(
         self, paths: Mapping[str, Collection[str]] | None = None, *, everything: bool = False
     ) -> list[Change]:
@@ -153,7 +157,6 @@ class SandboxWorkspace:
 
         With `everything` also those to the other trees; with `paths`, by root, at and below these only.
         """
-        raise NotImplementedError
 
     def drift(self, limit: int) -> Drift:
         """The changes of the host since the sandbox began with the directory, where they are seen inside.
@@ -162,9 +165,9 @@ class SandboxWorkspace:
         """
         return Drift()
 
+    @abstractmethod
     def by_tree(self, paths: Collection[str], directory: str) -> dict[str, list[str]]:
         """Paths as seen inside, from `directory`, by the roots of their trees; see `trees.by_tree`."""
-        raise NotImplementedError
 
     def commit(
         self,
@@ -206,23 +209,23 @@ class SandboxWorkspace:
 
     # ------------------------------------------------------------ snapshots
 
+    @abstractmethod
     def freeze(self, then: Callable[[], object]) -> tuple[Method, dict[str, LayerSnapshot]]:
         """Every tree as it is now, by root, and how that was taken.
 
         `then` is called if other layers were mounted for that, while signals are still deferred.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def restored(self, trees: Mapping[str, LayerSnapshot]) -> dict[str, Stack]:
         """Stacks that have to be swapped in for the trees to be as in a snapshot."""
-        raise NotImplementedError
 
+    @abstractmethod
     def without(self, paths: Mapping[str, Collection[str]] | None) -> dict[str, Stack]:
         """Stacks that have to be swapped in to discard the changes at and below the paths in each tree.
 
         None: all changes to the workspace, which is then as the host has it now.
         """
-        raise NotImplementedError
 
     def swap(
         self, following: dict[str, Stack], then: Callable[[], object] = tuple, *, alone: bool = False
@@ -244,13 +247,13 @@ class SandboxWorkspace:
 
         return uninterrupted(work)
 
+    @abstractmethod
     def _put(self, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
         """Have the sandbox see `stacks`. With `alone`, False when something is in the way."""
-        raise NotImplementedError
 
+    @abstractmethod
     def replace(self, stacks: Mapping[str, Stack]) -> None:
         """Go on with `stacks`, which the sandbox sees now."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------ the end
 
@@ -283,6 +286,6 @@ class SandboxWorkspace:
         """No sandbox came to be for it."""
         self.close()
 
+    @abstractmethod
     def close(self) -> None:
         """Let the layers go."""
-        raise NotImplementedError
