@@ -121,7 +121,8 @@ def execute(argv: tuple[bytes, ...], environment: Mapping[bytes, bytes]) -> NoRe
             if failure is None or error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 failure = error
     why = os.strerror(failure.errno or 0) if failure else "it has no name"
-    raise NotStarted(EXEC, f"{os.fsdecode(argv[0])!r} cannot be run: {why}") from failure
+    number = failure.errno if failure else errno.ENOENT
+    raise NotStarted(EXEC, f"{os.fsdecode(argv[0])!r} cannot be run: {why}", number) from failure
 
 
 def places(name: bytes, path: bytes) -> list[bytes]:

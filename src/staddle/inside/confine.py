@@ -117,7 +117,8 @@ def confine(
         os.chdir(spec.directory)
     except OSError as error:
         where = os.fsdecode(spec.directory)
-        raise NotStarted(CONFINEMENT, f"{where!r} cannot be entered: {error.strerror}") from None
+        why = f"{where!r} cannot be entered: {error.strerror}"
+        raise NotStarted(CONFINEMENT, why, error.errno) from None
     limits = {resource: (soft, hard) for resource, soft, hard in spec.rlimits}
     open_files = limits.pop(process.RLIMIT_NOFILE, None)
     _checked("limits cannot be set", process.set_rlimits, limits)

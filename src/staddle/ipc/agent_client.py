@@ -342,7 +342,8 @@ class SpawnedProcess:
         self._turn = _thread.allocate_lock()
         self._status: int | None = None
         self._closed = False
-        self.failure = ""
+        #: Why it was not started, and the kernel's number of that.
+        self.failure, self.errno = "", 0
         #: As usage.of_process has it, once it has ended.
         self.used: tuple[int, int, int, int, int, int] | None = None
 
@@ -365,7 +366,7 @@ class SpawnedProcess:
                 elif message.kind == agent_messages.ENDED:
                     self._status = exit_code(message.fields[0])
                     self.failure = message.fields[1].decode("utf-8", "replace")
-                    self.used = message.fields[2]
+                    self.errno, self.used = message.fields[2:]
             return self._status
 
     def wait(self, timeout: float | None = None) -> int | None:

@@ -63,7 +63,7 @@ LINE = b"L"
 BUSY = b"b"  # who is in the way
 # From the agent, on the socket of a process.
 FILES = b"F"  # places; the files
-ENDED = b"x"  # status as waitpid gives it, why it was not started; what it used, as usage.Count has it
+ENDED = b"x"  # status as waitpid gives it, why it was not started, errno; what it used, as usage.Count has it
 PONG = b"I"  # serial
 
 _SPENT = (int,) * 6
@@ -85,7 +85,7 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     STARTED: ((int,), (1, 2)),
     REFUSED: ((bytes,), (0,)),
     FILES: (([bytes],), (6,)),
-    ENDED: ((int, bytes, _SPENT), (0,)),
+    ENDED: ((int, bytes, int, _SPENT), (0,)),
     PONG: ((int,), (0,)),
     SWAP: ((int, [bytes]), (1,)),
     SWAPPED: ((), (0,)),

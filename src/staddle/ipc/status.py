@@ -9,11 +9,14 @@ ARGUMENTS, CONFINEMENT, EXEC = 2, 3, 4
 
 
 class NotStarted(Exception):
-    """The command was not started. `code` is how the helper ends, the text says why."""
+    """The command was not started. `code` is how the helper ends, the text says why.
 
-    def __init__(self, code: int, why: str) -> None:
+    `errno` is the kernel's number of why, 0 where there is none.
+    """
+
+    def __init__(self, code: int, why: str, errno: int | None = 0) -> None:
         super().__init__(why)
-        self.code = code
+        self.code, self.errno = code, errno or 0
 
 
 def not_started(error: BaseException) -> NotStarted:

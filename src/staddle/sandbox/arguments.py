@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from ..errors import InvalidCall, PolicyError
-from ..policy.limits import LONGEST_TIMEOUT
+from ..policy.limits import LONGEST_TIMEOUT, parse_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from os import PathLike
-    from typing import Any, TypedDict
+    from threading import Event
+    from typing import IO, Any, TypedDict
 
     Heard = Callable[[str], object] | None
+    #: For one command; None unsets a variable.
+    CommandVariables = Mapping[str, str | None] | None
+    Stdin = bytes | str | IO[bytes] | None
 
     class StreamOptions(TypedDict, total=False):
         """The options of `stream`; see `Session.run`."""
 
         timeout: float | None
         cwd: str | PathLike[str] | None
-        env: Mapping[str, str] | None
-        stdin: bytes | str | None
+        env: CommandVariables
+        stdin: Stdin
         spill: str | PathLike[str] | None
+        merge: bool
+        output_limit: int | str | None
 
     class RunOptions(StreamOptions, total=False):
         """The options of `run` and `exec`; see `Session.run`."""
@@ -28,6 +34,11 @@ if TYPE_CHECKING:
         on_stdout: Heard
         on_stderr: Heard
         check: bool
+
+    class WaitedRunOptions(RunOptions, total=False):
+        """The options of `run` and `exec` of a thread that waits."""
+
+        cancel: Event | None
 
 
 #: The default of every `timeout`: what the policy says. None is no end.
@@ -87,18 +98,54 @@ def input_bytes(stdin: object) -> bytes:
             raise InvalidCall("stdin has characters that no byte stands for", fix="give bytes") from None
     if isinstance(stdin, bytes | bytearray | memoryview):
         return bytes(stdin)
-    raise InvalidCall(f"stdin is {stdin!r}", why="it is neither bytes nor text")
+    if hasattr(stdin, "read"):  # its content, and never its descriptor: inside it could be opened anew
+        data = stdin.read()
+        if isinstance(data, bytes | str):
+            return input_bytes(data)
+    raise InvalidCall(f"stdin is {stdin!r}", why="it is neither bytes, text nor a file")
 
 
-def variables(env: object) -> dict[str, str]:
-    """Variables for one command. Their names are such as a shell can set."""
+def size(limit: object) -> int | None:
+    """A number of bytes, as an int or as text such as "64K"; None is no limit."""
+    if limit is None:
+        return None
+    try:
+        number = parse_size(limit) if isinstance(limit, str) else limit
+    except PolicyError as error:
+        raise InvalidCall(f"output_limit is {limit!r}", why=error.why, fix=error.fix) from None
+    if isinstance(number, bool) or not isinstance(number, int) or number <= 0:
+        why = "it is not a number of bytes above 0"
+        raise InvalidCall(f"output_limit is {limit!r}", why=why, fix="use None for no limit")
+    return number
+
+
+def command_variables(env: object, *, program: bool) -> dict[str, str | None]:
+    """Variables for one command; None unsets one. Where there is no shell, a name may be anything."""
+    from collections.abc import Mapping
+
+    if not isinstance(env, Mapping):
+        return {**variables(env)}
+    unset: dict[str, str | None] = {name: None for name, value in env.items() if value is None}
+    checked_names = variables(dict.fromkeys(unset, ""), program=program)
+    given = variables({name: env[name] for name in env if name not in checked_names}, program=program)
+    return {**given, **unset}
+
+
+def with_variables(env: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """The variables of `env` with these changes; those that are None are not in it."""
+    merged: dict[str, str | None] = {**env, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def variables(env: object, *, program: bool = False) -> dict[str, str]:
+    """Variables for one command. Their names are such as a shell can set, unless it is a `program`."""
     from ..policy.environment import checked
 
     try:
         pairs: Mapping[str, str] = checked(env)
     except PolicyError as error:
         raise InvalidCall(error.what, why=error.why, fix=error.fix) from None
-    for name in pairs:
+    for name in () if program else pairs:
         if not (name.isascii() and name.isidentifier()):
             raise InvalidCall(f"env names a variable {name!r}", why="a shell cannot set one of that name")
     return dict(pairs)

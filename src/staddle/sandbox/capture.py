@@ -16,13 +16,14 @@ from .result import Reason, Result
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
     from ..events import Event
     from ..layers.changes import Change
     from ..policy.limits import Limits
     from ..shell.command import Outcome
-    from .arguments import Heard, RunOptions
+    from .arguments import Heard
     from .open.hook_settings import CommandStart
 
     SideEffects = Callable[[Callable[[], str]], tuple[tuple[Change, ...] | None, tuple[Event, ...]]]
@@ -169,6 +170,8 @@ class CapturedCommand(CommandSpec):
         on_stdout: Heard = None,
         on_stderr: Heard = None,
         spill: object = None,
+        merge: bool = False,
+        output_limit: object = FROM_POLICY,
         streamed: bool = False,
         program: bool = False,
     ) -> None:
@@ -182,11 +185,13 @@ class CapturedCommand(CommandSpec):
         self.side_effects: SideEffects | None = None
         self.timeout = limits.timeout if timeout is FROM_POLICY else arguments.seconds(timeout)
         self.stdin = None if stdin is None else arguments.input_bytes(stdin)
-        self.env = None if env is None else arguments.variables(env)
+        self.env = None if env is None else arguments.command_variables(env, program=program)
         self.cwd = None if cwd is None else arguments.directory(cwd)
+        self.merge = merge
         out, err = (None, None) if spill is None else spills(spill)
-        self._out = Capture(limits.output, out, taken=streamed or on_stdout is not None)
-        self._err = Capture(limits.output, err, taken=streamed or on_stderr is not None)
+        most = limits.output if output_limit is FROM_POLICY else arguments.size(output_limit)
+        self._out = Capture(most, out, taken=streamed or on_stdout is not None)
+        self._err = Capture(most, err, taken=streamed or on_stderr is not None)
         self._told: list[TextCallback] = []
         self.out = self._sink(self._out, on_stdout, "on_stdout")
         self.err = self._sink(self._err, on_stderr, "on_stderr")
@@ -230,6 +235,7 @@ class CapturedCommand(CommandSpec):
             out_spill,
             err_spill,
             self._why(outcome.why),
+            outcome.errno,
         )
 
     def _why(self, why: str) -> str:
@@ -250,12 +256,12 @@ class CapturedCommand(CommandSpec):
 
 
 def captured(
-    command: str | tuple[str, ...], limits: Limits, options: RunOptions, *, program: bool = False
+    command: str | tuple[str, ...], limits: Limits, options: Mapping[str, Any], *, program: bool = False
 ) -> tuple[CapturedCommand, bool]:
     """Return the command with these options, and whether it must succeed."""
     rest = dict(options)
     check = bool(rest.pop("check", False))
-    return CapturedCommand(command, limits, program=program, **rest), check  # type: ignore[arg-type]
+    return CapturedCommand(command, limits, program=program, **rest), check
 
 
 def command_bytes(command: object) -> bytes:

@@ -12,6 +12,7 @@ import select
 import threading
 import time
 
+from ..display import shown
 from ..errors import StaddleError
 from ..launch.output import OutputFlood
 from ..launch.running import give_pipes
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 
 #: Seconds between two looks whether to cancel; and the longest wait.
-_LOOK_EVERY = 0.05
+LOOK_EVERY = 0.05
 _LONGEST = 3600.0
 
 
@@ -66,7 +67,7 @@ def drive(machine: Machine, cancel: threading.Event | None = None) -> Outcome:
                 break
             if cancel is not None and not machine.pending and cancel.is_set():
                 machine.interrupt()
-            wait(machine, poll, _LONGEST if cancel is None else _LOOK_EVERY)
+            wait(machine, poll, _LONGEST if cancel is None else LOOK_EVERY)
         except BaseException as error:
             if raised is not None and not isinstance(error, KeyboardInterrupt):
                 break  # it cannot be waited for
@@ -105,7 +106,7 @@ _PATIENCE = 2.0
 class Streams:
     """The pipes of a program to be started: `theirs` go inside, the others are ours."""
 
-    def __init__(self, uid: int | None, *, with_stdin: bool) -> None:
+    def __init__(self, uid: int | None, *, with_stdin: bool, merge: bool = False) -> None:
         self.stdin = -1
         self._theirs: list[int] = []
         self._ours: list[int] = []
@@ -117,7 +118,12 @@ class Streams:
                 self._theirs.append(read)
             else:
                 self._theirs.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-            self.stdout, self.stderr = self._readable(), self._readable()
+            self.stdout = self._readable()
+            if merge:  # one pipe for both, in order
+                self.stderr = -1
+                self._theirs.append(os.dup(self._theirs[1]))
+            else:
+                self.stderr = self._readable()
             give_pipes(uid, self._theirs)
         except BaseException:
             self.close()
@@ -184,7 +190,8 @@ class Execution:
         self._agent, self._meter = agent, meter
         if meter is not None:
             meter.begin()
-        self._known, self._directory, self._err = known, directory, spec.err
+        self._known, self._directory = known, directory
+        self._err = spec.out if spec.merge else spec.err
         self._unsent = memoryview(spec.stdin or b"")
         self._began = time.monotonic()
         self.deadline: float | None = None if spec.timeout is None else self._began + spec.timeout
@@ -194,7 +201,7 @@ class Execution:
         self._reason = ""  # why we end it, if we do
         self._ladder: list[int] = []
         self._ringing = threading.Lock()
-        self._streams = Streams(uid, with_stdin=spec.stdin is not None)
+        self._streams = Streams(uid, with_stdin=spec.stdin is not None, merge=spec.merge)
         self._bell = -1
         try:
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -204,7 +211,9 @@ class Execution:
             )
             self._streams.started()
             self._epoll = select.epoll()
-            self._sinks = {self._streams.stdout: spec.out, self._streams.stderr: spec.err}
+            self._sinks = {self._streams.stdout: spec.out}
+            if not spec.merge:
+                self._sinks[self._streams.stderr] = spec.err
             for fd in (self._spawned.fileno(), self._bell, *self._sinks):
                 self._epoll.register(fd, select.EPOLLIN)
             if self._unsent:
@@ -273,6 +282,7 @@ class Execution:
             return self._outcome(124, None, duration)
         if not self._reason and self._spawned.failure:
             self._err(self._spawned.failure.encode("utf-8", "replace") + b"\n")
+            return self._outcome(code, None, duration, not_started=True)
         return self._outcome(code, signal_in(code), duration)
 
     # ------------------------------------------------------------ steps
@@ -291,12 +301,18 @@ class Execution:
             held = [self._streams.give_away(fd) for fd in self._sinks]
             BackgroundOutput(None, b"").follow(held[0], held[1] if len(held) > 1 else -1)
 
-    def _outcome(self, code: int, signal: int | None, duration: float) -> Outcome:
-        reason = self._reason or ("signalled" if signal else "exited")
+    def _outcome(
+        self, code: int, signal: int | None, duration: float, *, not_started: bool = False
+    ) -> Outcome:
+        ended = "not_started" if not_started else "signalled" if signal else "exited"
+        reason = self._reason or ended
         used = self._spawned.used
         usage = None if used is None else of_process(used, duration)
         why = OutputFlood.why if reason == "output_limit" else ""
+        if not_started:
+            why = shown(self._spawned.failure)
         outcome = Outcome(code, signal, reason, False, duration, self._directory, None, usage, why)
+        outcome.errno = self._spawned.errno or None if not_started else None
         if self._meter is not None:
             self._meter.end(outcome)
         return outcome

@@ -31,6 +31,8 @@ class Reason(StrEnum):
     disk = "disk"
     shell_exited = "shell_exited"
     closed = "closed"
+    #: No program ran: 127 it is not there, 126 it cannot be run, 125 it could not be confined.
+    not_started = "not_started"
 
 
 class Result(Value):
@@ -59,8 +61,10 @@ class Result(Value):
     stderr_bytes_dropped: int = 0
     stdout_spill: str | None = None
     stderr_spill: str | None = None
-    #: The limit that made it fail, in a sentence; empty when it was none.
+    #: The limit that made it fail, or why it was not started, in a sentence; empty when it was none.
     why: str = ""
+    #: The kernel's number of why it was not started (`errno.ENOENT`), if it was not.
+    errno: int | None = None
 
     @property
     def stdout(self) -> str:
@@ -134,6 +138,7 @@ def _ending(result: Result) -> str:
         Reason.cancelled: "was interrupted",
         Reason.closed: "was ended: the sandbox was closed",
         Reason.signalled: f"was ended by signal {result.signal}",
+        Reason.not_started: "was not started",
     }
     return words.get(result.reason, f"ended with {result.exit_code}")
 

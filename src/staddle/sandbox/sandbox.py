@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ..policy import Policy
     from ..policy.command_rules.rules import CommandRules
     from ..policy.plan import Plan
-    from .arguments import RunOptions, StreamOptions
+    from .arguments import StreamOptions, WaitedRunOptions
     from .environment import SandboxEnvironment
     from .files import AnyPath, ByteSource
     from .open.hook_settings import CommandStart
@@ -131,7 +131,7 @@ class Sandbox(WorkspaceMethods):
 
     # ------------------------------------------------------------ commands
 
-    def run(self, command: str, *, user: str | None = None, **options: Unpack[RunOptions]) -> Result:
+    def run(self, command: str, *, user: str | None = None, **options: Unpack[WaitedRunOptions]) -> Result:
         """Run `command` in the sandbox's own session and wait for its end; see `Session.run`.
 
         With `user="root"` a shell of its own runs it, as the sandbox's root: where the session is, with
@@ -153,7 +153,9 @@ class Sandbox(WorkspaceMethods):
             return inside.main.stream(command, **options)
         return inside.root_session(inside.main._exec_context).stream(command, **options)
 
-    def exec(self, argv: Sequence[str], *, user: str | None = None, **options: Unpack[RunOptions]) -> Result:
+    def exec(
+        self, argv: Sequence[str], *, user: str | None = None, **options: Unpack[WaitedRunOptions]
+    ) -> Result:
         """Run a program with exactly these arguments, without a shell, where the session is.
 
         It has the session's exported variables, and takes the options of `run`. A program that
@@ -167,13 +169,15 @@ class Sandbox(WorkspaceMethods):
         self,
         command: str | tuple[str, ...],
         argv: tuple[str, ...],
-        options: RunOptions,
+        options: WaitedRunOptions,
         *,
         root: bool,
         ours: bool = False,
     ) -> Result:
         """Run a program. With `ours` it is not the caller's, and hooks are not told."""
-        spec, check = captured(command, self.policy.limits, options, program=True)
+        rest = dict(options)
+        cancel: threading.Event | None = rest.pop("cancel", None)  # type: ignore[assignment]
+        spec, check = captured(command, self.policy.limits, rest, program=True)
         spec.as_root = root
         inside = self._now()
         if not ours:
@@ -182,7 +186,7 @@ class Sandbox(WorkspaceMethods):
         try:
             if hooks is not None:
                 hooks.begin(spec, "")
-            outcome = drive(spawn.execution(inside, spec, argv, inside.main._exec_context))
+            outcome = drive(spawn.execution(inside, spec, argv, inside.main._exec_context), cancel)
         except BaseException as error:
             if hooks is not None:
                 hooks.failed(spec, error)

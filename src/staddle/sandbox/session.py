@@ -7,23 +7,25 @@ from collections import deque
 from weakref import ref
 
 from ..errors import SandboxClosed, SessionBusy
+from ..launch.signals import SIGINT
+from ..shell.command import Outcome
 from ..shell.state import State
 from .arguments import FROM_POLICY
 from .capture import CapturedCommand
+from .execution import LOOK_EVERY, drive
 from .stream import Stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from os import PathLike
     from typing import Self
     from weakref import ReferenceType
 
     from ..policy.command_rules.rules import CommandRules
     from ..policy.limits import Limits
-    from ..shell.command import Outcome
     from ..shell.shell import Shell
-    from .arguments import Heard
+    from .arguments import CommandVariables, Heard, Stdin
     from .capture import SideEffects
     from .hooks import Hooks
     from .result import Result
@@ -77,20 +79,27 @@ class Session:
         *,
         timeout: float | None = FROM_POLICY,
         cwd: str | PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | str | None = None,
+        env: CommandVariables = None,
+        stdin: Stdin = None,
         on_stdout: Heard = None,
         on_stderr: Heard = None,
         check: bool = False,
         spill: str | PathLike[str] | None = None,
+        merge: bool = False,
+        output_limit: int | str | None = FROM_POLICY,
+        cancel: threading.Event | None = None,
     ) -> Result:
         """Run `command` in the shell and wait for its end. A command that fails is a result.
 
         `timeout` is in seconds, by default the policy's; None is no end. `cwd` and `env` hold
-        for this command only. Without `stdin` its standard input is empty. `on_stdout` and
+        for this command only; a variable that is None is unset. `stdin` is text, bytes or a file, which is
+        read whole; without it standard input is empty. `on_stdout` and
         `on_stderr` are called with text as it comes; an error of theirs ends the command and
         comes out here. `spill` names a directory of the host for output that is too long to be
         kept. `check` raises CommandFailed, with the result, unless the command succeeded.
+        With `merge` standard error comes in `stdout` too, in the order it was printed. `output_limit` is
+        how many bytes are kept, in place of the policy's. Setting `cancel` ends the command, its
+        reason is `cancelled`.
         """
         spec = CapturedCommand(
             command,
@@ -102,6 +111,8 @@ class Session:
             on_stdout=on_stdout,
             on_stderr=on_stderr,
             spill=spill,
+            merge=merge,
+            output_limit=output_limit,
         )
         me, hooks = self._entering(), self._hooks
         try:
@@ -109,7 +120,7 @@ class Session:
                 hooks.begin(spec, self.name)
             self._busy.add(me)
             self._remember(command)
-            outcome = self._shell.run(spec)
+            outcome = self._shell.run(spec) if cancel is None else self._cancellable(spec, cancel)
         except BaseException as error:
             spec.abandon()
             if hooks is not None:
@@ -128,9 +139,11 @@ class Session:
         *,
         timeout: float | None = FROM_POLICY,
         cwd: str | PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | str | None = None,
+        env: CommandVariables = None,
+        stdin: Stdin = None,
         spill: str | PathLike[str] | None = None,
+        merge: bool = False,
+        output_limit: int | str | None = FROM_POLICY,
     ) -> Stream:
         """Run `command` and iterate over what it prints, as it comes; `.result` when it is over."""
         spec = CapturedCommand(
@@ -141,6 +154,8 @@ class Session:
             env=env,
             cwd=cwd,
             spill=spill,
+            merge=merge,
+            output_limit=output_limit,
             streamed=True,
         )
         me, hooks = self._entering(), self._hooks
@@ -158,6 +173,18 @@ class Session:
             if hooks is not None:
                 hooks.failed(spec, error)
             raise
+
+    def _cancellable(self, spec: CapturedCommand, cancel: threading.Event) -> Outcome:
+        """Run a command that ends when `cancel` is set, while it waits for its turn as well."""
+        shell, lock = self._shell, self._shell.lock()
+        while not cancel.is_set():
+            if shell.begin(spec, wait=False):
+                return drive(shell, cancel)
+            if lock.acquire(timeout=LOOK_EVERY):  # it is free, but has to be talked to first
+                lock.release()
+                shell.begin(spec)
+                return drive(shell, cancel)
+        return Outcome(128 + SIGINT, SIGINT, "cancelled", False, 0.0, "", None)
 
     def interrupt(self) -> None:
         """End the command that runs now, if there is one; its reason is `cancelled`. From any thread."""

@@ -50,7 +50,7 @@ def execution(
             inside.agent,
             spec,
             argv,
-            {**variables, **(spec.env or {})},
+            arguments.with_variables(variables, spec.env or {}),
             _directory(context, spec.cwd),
             uid=inside.uid,
             known=inside.executions,

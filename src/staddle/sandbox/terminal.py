@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ..ipc.agent_client import SpawnedProcess
 
 _LARGEST = 65535
+#: The longest wait at once, in seconds: the kernel counts milliseconds in 31 bits.
+_LONGEST = 1e6
 #: How long a program may take to end when its terminal is taken away.
 _GRACE = 0.5
 
@@ -119,7 +121,7 @@ class Terminal:
     def _await(self, event: int, left: float | None) -> None:
         waiting = select.poll()
         waiting.register(self.fileno(), event)
-        waiting.poll(None if left is None else left * 1000 + 1)
+        waiting.poll(None if left is None else min(left, _LONGEST) * 1000 + 1)
 
     def __enter__(self) -> Self:
         return self

@@ -240,7 +240,7 @@ class BashProcess:
                 raise lost()
             if message.kind == agent_messages.ENDED:
                 self.ended, self.why = message.fields[0], message.fields[1].decode("utf-8", "replace")
-                self.used = message.fields[2]
+                self.used = message.fields[3]
             found.append(message)
             if message.kind in (agent_messages.FILES, agent_messages.OPENED):
                 return found

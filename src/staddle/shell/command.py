@@ -35,11 +35,12 @@ _NAME = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 class CommandSpec:
     """A text, what comes with it, and where its output goes. Raises InvalidCall for what cannot be run.
 
-    `timeout` is in seconds, None is no end. `env` and `cwd` hold for this command only. A sink that
+    `timeout` is in seconds, None is no end. `env` and `cwd` hold for this command only; a variable that is
+    None is not set. With `merge` both streams are one, in order, which goes to `out`. A sink that
     blocks slows the command down, one that raises ends it, and its error comes out of the run.
     """
 
-    __slots__ = ("cwd", "env", "err", "out", "stdin", "text", "timeout")
+    __slots__ = ("cwd", "env", "err", "merge", "out", "stdin", "text", "timeout")
 
     def __init__(
         self,
@@ -47,17 +48,18 @@ class CommandSpec:
         *,
         timeout: float | None = None,
         stdin: bytes | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | None] | None = None,
         cwd: str | None = None,
         out: Sink,
         err: Sink,
+        merge: bool = False,
     ) -> None:
         if 0 in text:  # a number is found ten times as fast as bytes
             raise InvalidCall("a command has no NUL in it", why="bash would leave it out", fix="use stdin=")
         _check_names(env or {})
         self.text, self.timeout, self.stdin = text, timeout, stdin
         self.env, self.cwd = env, cwd
-        self.out, self.err = out, err
+        self.out, self.err, self.merge = out, err, merge
 
 
 class Outcome:
@@ -65,11 +67,12 @@ class Outcome:
 
     Of a command that a signal ended, a shell knows by its status only: 128 and the signal.
     `usage` is what it used, where that is measured, and `why` the limit that made it fail, in a sentence.
+    `errno` is the kernel's number of why a program was not started, if it was not.
     """
 
     __slots__ = (
         *("exit_code", "signal", "reason", "shell_exited", "duration", "cwd", "newest_job"),
-        *("usage", "why"),
+        *("usage", "why", "errno"),
     )
 
     def __init__(  # noqa: PLR0917 - on every command's path
@@ -88,6 +91,7 @@ class Outcome:
         self.shell_exited, self.duration = shell_exited, duration
         self.cwd, self.newest_job = cwd, newest_job
         self.usage, self.why = usage, why
+        self.errno: int | None = None
 
 
 def shell_outcome(run: Run, code: int, duration: float, cwd: bytes, newest_job: int) -> Outcome:
@@ -102,10 +106,10 @@ def shell_outcome(run: Run, code: int, duration: float, cwd: bytes, newest_job: 
     )
 
 
-def _check_names(env: Mapping[str, str]) -> None:
+def _check_names(env: Mapping[str, str | None]) -> None:
     for name, value in env.items():
         plain = name and not name[0].isdigit() and _NAME.issuperset(name.encode("utf-8", "surrogateescape"))
-        if not plain or "\0" in value:
+        if not plain or "\0" in (value or ""):
             raise InvalidCall(
                 f"{name!r} cannot be a variable of a command",
                 why="a name is letters, digits and underscores, and a value has no NUL",

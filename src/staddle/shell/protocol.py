@@ -21,8 +21,19 @@ from .quoting import quoted
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import TypedDict
 
     from ..ipc.opened_shell import ShellPaths
+
+    class RunSettings(TypedDict, total=False):
+        """How a text is run; see `lines`."""
+
+        status: int
+        env: Mapping[str, str] | None
+        cwd: bytes | None
+        has_input: bool
+        merge: bool
+
 
 #: A step of ours among those that the agent takes: a shell that is interrupted while it reads forgets
 #: the line, which may have been the question.
@@ -99,6 +110,7 @@ def lines(
     env: Mapping[str, str] | None = None,
     cwd: bytes | None = None,
     has_input: bool = False,
+    merge: bool = False,
     before: bytes = b"",
 ) -> bytes:
     """Return the lines for the control pipe that run the text. `before` are whole lines of our own."""
@@ -107,7 +119,7 @@ def lines(
         paths.text,
         paths.input if has_input else b"/dev/null",
         paths.output,
-        paths.errors,
+        b"&1" if merge else paths.errors,
     )
     if env:
         # `command`: in POSIX mode the variables of a special builtin would stay.
@@ -117,7 +129,8 @@ def lines(
     restore = b"%b %b" % (access.source, paths.status)
     if cwd is not None:
         inner = b"%b || %b" % (restore, source) if status else source
-        source = b"\\builtin cd -- %b 2>%b && { %b; }" % (quoted(cwd), paths.errors, inner)
+        complaints = paths.output if merge else paths.errors
+        source = b"\\builtin cd -- %b 2>%b && { %b; }" % (quoted(cwd), complaints, inner)
     elif status:
         source = b"%b && \\:\n%b" % (restore, source)
     return b"%b%b\n%b" % (before, source, question(paths, nonce))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Output of `>(...)` comes after its command is over. It is waited for this long, in seconds.
 _SUBSTITUTION = 0.1
+#: The longest wait at once, in seconds: the kernel counts milliseconds in 31 bits.
+_LONGEST = 1e6
 #: So much of the end of stderr is remembered.
 _REMEMBERED = 500
 #: In the complaint of a bash that is kept from starting the next process of a run that is being ended.
@@ -66,7 +68,8 @@ class RunningCommand:
             self._end_if_asked()
             patience = 0.0
             if wait:
-                patience = -1.0 if run.deadline is None else max(0.0, run.deadline - time.monotonic())
+                left = -1.0 if run.deadline is None else max(0.0, run.deadline - time.monotonic())
+                patience = min(left, _LONGEST)
             bash.step(patience)
             self._end_if_asked()
         if run.over:
@@ -124,7 +127,7 @@ class RunningCommand:
                 time.sleep(0.001)
                 held = bash.drain(held)
         if self._held_back:
-            self._pass_on(spec.err, _without_complaints(self._held_back))
+            self._pass_on(self._complaints, _without_complaints(self._held_back))
         if held:
             job = run.answer.newest_job if run.answer else 0
             self.late = BackgroundOutput(job or None, spec.text[:4096])
@@ -136,7 +139,10 @@ class RunningCommand:
 
     def give_out(self, data: bytes) -> None:
         """Pass on what it printed to stdout."""
-        self._pass_on(self.spec.out, data)
+        if self.spec.merge:
+            self.give_err(data)
+        else:
+            self._pass_on(self.spec.out, data)
 
     def give_err(self, data: bytes) -> None:
         """Pass on what it printed to stderr; of a command that is being ended, by whole lines."""
@@ -144,7 +150,11 @@ class RunningCommand:
             whole, newline, self._held_back = (self._held_back + data).rpartition(b"\n")
             data = _without_complaints(whole + newline)
         self._last_errors = data[-_REMEMBERED:]
-        self._pass_on(self.spec.err, data)
+        self._pass_on(self._complaints, data)
+
+    @property
+    def _complaints(self) -> Sink:
+        return self.spec.out if self.spec.merge else self.spec.err
 
     def _pass_on(self, sink: Sink, data: bytes) -> None:
         if self.failure is None and data:

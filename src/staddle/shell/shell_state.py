@@ -25,7 +25,7 @@ from .traps import ERREXIT, OurTraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from typing import Unpack
 
     from ..ipc.opened_shell import ShellPaths
     from .command import BegunCommand, CommandSpec, Outcome
@@ -80,8 +80,8 @@ class ShellState:
         self.traps = OurTraps()
         self.status, self.newest_job, self._flags = 0, 0, b""
         self.cwd, self._oldpwd = b"", b""
-        #: Lines that have to come before the next text.
-        self.pending_setup = b""
+        #: Lines that have to come before the next text, and after the command that runs.
+        self.pending_setup = self._put_back = b""
         if self._directory is not None:
             self.pending_setup = b"\\builtin cd -- %b; \\unset OLDPWD\n" % quoted(
                 os.fsencode(self._directory)
@@ -142,6 +142,8 @@ class ShellState:
             self._set_traps(spec.text)
         if spec.cwd is not None:
             self.directory()
+        if spec.env and None in spec.env.values() and (self.dirty or self._dump is None):
+            self.read_state()  # what is unset for this command has its value back afterwards
 
     def _set_traps(self, text: bytes) -> None:
         """Have traps of ours in the shell, but not where `text` might see them."""
@@ -160,34 +162,21 @@ class ShellState:
             text = b"%btrap -- %b DEBUG; %b" % (self._prefix, quoted(known.debug_trap), text)
             self.pending_setup += self._prefix + b"trap - DEBUG\n"
         at = None if cwd is None else os.fsencode(cwd if cwd.startswith("/") else f"./{cwd}")
-        run = self._run(spec.timeout, status=status, env=spec.env, cwd=at, has_input=stdin is not None)
+        env, has_input = None, stdin is not None
+        if spec.env:
+            env, unset, self._put_back = state.variables(spec.env, self._dump, self._prefix)
+            self.pending_setup += unset
+        run = self._run(spec.timeout, status=status, env=env, cwd=at, has_input=has_input, merge=spec.merge)
         command.run = run
         sinks, give_back = (command.give_out, command.give_err), self.access.give_back
         self.bash.begin(run, *sinks, text, status, give_back, stdin, listen=self.traps.guarded)
 
-    def _run(
-        self,
-        timeout: float | None,
-        *,
-        status: int = 0,
-        env: Mapping[str, str] | None = None,
-        cwd: bytes | None = None,
-        has_input: bool = False,
-    ) -> protocol.Run:
+    def _run(self, timeout: float | None, **given: Unpack[protocol.RunSettings]) -> protocol.Run:
         self._serial += 1
         nonce = b"%b%d" % (self._secret, self._serial)
         paths, before, self.pending_setup = self.bash.files.paths, self.pending_setup, b""
-        if status or env or cwd is not None or has_input or before:
-            said = protocol.lines(
-                paths,
-                nonce,
-                self.access,
-                status=status,
-                env=env,
-                cwd=cwd,
-                has_input=has_input,
-                before=before,
-            )
+        if before or any(given.values()):
+            said = protocol.lines(paths, nonce, self.access, before=before, **given)
         else:  # as mostly: the same lines for these files and this access, but for the nonce
             if self._lines[:2] != (paths, self.access):
                 self._lines = paths, self.access, protocol.lines(paths, b"%b", self.access)
@@ -215,8 +204,10 @@ class ShellState:
         With `is_elsewhere` the command ran in another directory, and the shell goes back.
         """
         self._check_version()
-        answer = run.answer
+        answer, put_back = run.answer, self._put_back
+        self._put_back = b""
         if answer is not None:
+            self.pending_setup += put_back
             self.status, self._flags, self.newest_job = answer.status, answer.flags, answer.newest_job
             if is_elsewhere:
                 back = b"OLDPWD=" + quoted(self._oldpwd) if self._oldpwd else b"\\unset OLDPWD"

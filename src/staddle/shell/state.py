@@ -147,6 +147,15 @@ class Dump:
         self._compared = None
         self.exit_trap = self.trap(b"EXIT")
 
+    def declaration(self, name: str, prefix: bytes) -> bytes:
+        """The line that makes a variable what it is; empty if there is none, or it cannot be changed."""
+        for statement in self._variables():
+            found, attributes, _ = _variable(statement)
+            if found == name and "r" not in attributes:
+                is_array = "a" in attributes.lower()
+                return b"%b%b\n" % (b"" if is_array else prefix, statement)  # `builtin` reads no array
+        return b""
+
     def without_variables(self, given: Mapping[str, str]) -> tuple[Dump, tuple[str, ...]]:
         """The dump without those of these exported variables that have this value, and their names."""
         kept, gone = [], []
@@ -357,6 +366,16 @@ class Dump:
             if statement.split(b" ", 2)[-1].partition(b"=")[0] == name:
                 return set(_listed_bytes(_variable(statement)[2]))
         return set()
+
+
+def variables(
+    env: Mapping[str, str | None], known: Dump | None, prefix: bytes
+) -> tuple[dict[str, str], bytes, bytes]:
+    """Variables for one command: (those that it has, lines before it that unset others, lines after it)."""
+    unset = [name for name, value in env.items() if value is None]
+    before = b"".join(b"\\unset -v %b 2>/dev/null\n" % name.encode() for name in unset)
+    after = b"" if known is None else b"".join(known.declaration(name, prefix) for name in unset)
+    return {name: value for name, value in env.items() if value is not None}, before, after
 
 
 def _variable(statement: bytes) -> tuple[str, str, str | dict[int, str] | dict[str, str] | None]:

@@ -38,6 +38,7 @@ def test_only_a_command_that_came_to_its_own_end_with_0_is_ok() -> None:
 
 def test_every_reason_of_the_design_is_there_and_is_text() -> None:
     names = "exited signalled timeout cancelled output_limit memory processes disk shell_exited closed"
+    names += " not_started"
     assert {str(reason) for reason in Reason} == set(names.split())
     assert Reason.timeout == "timeout"
 

@@ -439,7 +439,10 @@ class SandboxAgent:
 
     def _heard_start(self, report: int) -> None:
         """Note that the program runs, or why it does not."""
-        self._reports[report].why += available(report)
+        child = self._reports[report]
+        number, _, why = available(report).partition(b" ")
+        if why:
+            child.errno, child.why = int(number), why
         self._poll.unregister(report)
         del self._reports[report]
         os.close(report)
@@ -453,7 +456,8 @@ class SandboxAgent:
             for report in [fd for fd, whose in self._reports.items() if whose is child]:
                 self._heard_start(report)
             child.ended = True
-            child.socket.send(agent_messages.encode(agent_messages.ENDED, status, child.why, spent))
+            said = agent_messages.encode(agent_messages.ENDED, status, child.why, child.errno, spent)
+            child.socket.send(said)
             self._watch(child.socket)
 
     def _let_go(self, child: Child) -> None:

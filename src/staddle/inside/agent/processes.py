@@ -49,7 +49,7 @@ class Child:
         self.doomed: dict[
             int, process_tree.ProcessEntry
         ] = {}  # what was below it when all of that was told to end
-        self.why = b""
+        self.why, self.errno = b"", 0  # why it was not started, if it was not
 
     def signal(self, number: int, *, everything: bool) -> None:
         """Send it a signal, if it has not ended; `everything` that it has started, too."""
@@ -124,7 +124,7 @@ def terminal(rows: int, columns: int, user: int) -> tuple[list[int], int]:
 def available(fd: int) -> bytes:
     """Read without waiting; empty if there is nothing."""
     try:
-        return os.read(fd, 2048)
+        return os.read(fd, 4096)
     except BlockingIOError:
         return b""
 
@@ -230,7 +230,7 @@ def _live(spec: SpawnSpec, become: Become, report_to: int) -> NoReturn:
     def failed(error: BaseException) -> int:
         why = str(error) if isinstance(error, NotStarted | OSError) else f"{type(error).__name__}: {error}"
         try:
-            os.write(report_to, why.encode("utf-8", "backslashreplace")[:2048])
+            os.write(report_to, b"%d %b" % (_errno(error), why.encode("utf-8", "backslashreplace")[:2048]))
         except OSError:
             pass
         return _code(error)
@@ -257,6 +257,10 @@ def _watched() -> None:
         os._exit(exit_status(status))
 
 
+def _errno(error: BaseException) -> int:
+    return error.errno or 0 if isinstance(error, NotStarted | OSError) else 0
+
+
 def _code(error: BaseException) -> int:
     if not isinstance(error, NotStarted) or error.code != EXEC:
         return NOT_CONFINED
@@ -273,6 +277,7 @@ def execute(argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: 
     try:
         os.chdir(directory or b".")
     except OSError as error:
-        raise NotStarted(0, f"{os.fsdecode(directory)!r} cannot be entered: {error.strerror}") from None
+        why = f"{os.fsdecode(directory)!r} cannot be entered: {error.strerror}"
+        raise NotStarted(0, why, error.errno) from None
     variables = dict(item.split(b"=", 1) for item in environment) if environment else dict(os.environb)
     become_program(argv, variables)
