@@ -8,6 +8,7 @@ from __future__ import annotations
 import _thread
 import os
 
+from ..interrupts import uninterrupted
 from ..linux import cgroups
 from ..linux.fileio import read_whole
 from . import cgroup_layout
@@ -123,7 +124,8 @@ def tree() -> CgroupTree | None:
     with _turn:
         made = _families.get(os.getpid())
         if made is None:
-            made = _families[os.getpid()] = CgroupTree(found)
+            uninterrupted(lambda: _families.update({os.getpid(): CgroupTree(found)}))
+            made = _families[os.getpid()]
     return made
 
 

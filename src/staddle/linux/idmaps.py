@@ -89,7 +89,10 @@ def translation(owner: int, group: int, unprivileged_uid: int) -> int:
     """
     key = (owner, group, unprivileged_uid)
     if key not in _translations:
-        _translations[key] = _make(extents(owner, unprivileged_uid), extents(group, unprivileged_uid))
+        from ..interrupts import uninterrupted  # an exception of a handler would leave the child
+
+        uids, gids = extents(owner, unprivileged_uid), extents(group, unprivileged_uid)
+        _translations[key] = uninterrupted(lambda: _make(uids, gids))
     return _translations[key]
 
 

@@ -27,6 +27,12 @@ def with_own_mounts(work: Callable[[], None]) -> tuple[int, int]:
     Ids in there are those of the caller, and no other exists. What `work` raises as OSError
     or StaddleError is raised here. The child is gone when this returns.
     """
+    from ..interrupts import uninterrupted
+
+    return uninterrupted(lambda: _with_own_mounts(work))
+
+
+def _with_own_mounts(work: Callable[[], None]) -> tuple[int, int]:
     said, say = os.pipe2(os.O_CLOEXEC)
     wait, release = os.pipe2(os.O_CLOEXEC)
     child = os.fork()

@@ -100,7 +100,9 @@ def obstacle(facts: UsernsFacts) -> Obstacle | None:
 
 def observe(identity: int | None = None) -> UsernsFacts:
     """Try it in a child that changes nothing outside itself, as uid and gid `identity` if given."""
-    stage, error = _attempt(identity)
+    from ..interrupts import uninterrupted  # not in a process that only makes namespaces
+
+    stage, error = uninterrupted(lambda: _attempt(identity))
     return UsernsFacts(
         stage,
         error,

@@ -9,6 +9,7 @@ import time
 from ..._value import Value
 from ...enforcement import Probe
 from ...errors import StaddleError
+from ...interrupts import uninterrupted
 from ...linux import landlock as kernel
 from ...linux import seccomp
 from ...linux.process import SIGKILL
@@ -113,7 +114,7 @@ def _attempt(abi: int, uid: int, hides: bool) -> str:
     started = helper_launch(_instructions(abi, uid, hides))
     status = -1 if started.status is None else started.status
     try:
-        said, written = _run(started, status)
+        said, written = uninterrupted(lambda: _run(started, status))
     finally:
         started.close()
         os.close(status)

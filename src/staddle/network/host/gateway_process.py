@@ -20,6 +20,7 @@ import sys
 from ..._value import Value
 from ...errors import LaunchFailed, PolicyError
 from ...events import Event
+from ...interrupts import uninterrupted
 from ...ipc.descriptors import send
 from ...ipc.gateway_messages import (
     LONGEST,
@@ -295,13 +296,18 @@ def start(
 
     message = _said(settings(network, bounds or GatewayBounds(), nameservers, hosts))
     for _ in range(2):
-        started = GatewayProcess(*GATEWAYS.take(), GATEWAYS.release)
+        begun: list[GatewayProcess] = []
         try:
-            started.tell(message)
-            return started
-        except LaunchFailed as error:  # one that waited may have been killed
-            started.close()
-            failed = error
+            # An exception of a signal's handler between its start and the note of it would leave it running.
+            uninterrupted(lambda: begun.append(GatewayProcess(*GATEWAYS.take(), GATEWAYS.release)))  # noqa: B023
+            begun[0].tell(message)
+            return begun[0]
+        except BaseException as error:
+            for started in begun:
+                uninterrupted(started.close)
+            if not isinstance(error, LaunchFailed):
+                raise
+            failed = error  # one that waited may have been killed
     raise failed
 
 

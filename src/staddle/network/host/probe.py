@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ..._value import Value
+from ...interrupts import uninterrupted
 from ...ipc.network_spec import NetworkSpec
 from ...linux.syscalls import call
 from ...linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
@@ -33,13 +34,17 @@ def probe() -> NetworkSupport:
     Without `redirects` a policy is held as `NetworkSpec.unheld` says; without `tells`, what is
     refused by address is refused without an event.
     """
-    child = os.fork()
-    if child == 0:
-        _try()
-    _, status = os.waitpid(child, 0)
+    status = uninterrupted(_tried)
     code = os.waitstatus_to_exitcode(status)
     works = 0 <= code < _FAILED
     return NetworkSupport(works, *(works and bool(code & bit) for bit in (_REDIRECTS, _TELLS, _V6)))
+
+
+def _tried() -> int:
+    child = os.fork()
+    if child == 0:
+        _try()
+    return os.waitpid(child, 0)[1]
 
 
 def _try() -> NoReturn:

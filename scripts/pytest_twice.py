@@ -1,0 +1,46 @@
+"""Run pytest; run what failed once more, one test after the other, and name what passed only then.
+
+Ten thousand tests side by side on a busy machine meet moments that none of them meets alone. A test that
+fails alone as well is a failure. One that passes then is named at the end: it has to be made steady, or
+it has found a fault that depends on the moment.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+#: More failures than this are no chance: they are not run again.
+_CHANCES = 12
+_SOME_FAILED = 1
+
+
+def main(arguments: list[str]) -> int:
+    cache = Path(".pytest_cache")
+    pytest = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}"]
+    first = subprocess.run([*pytest, "--cache-clear", *arguments], check=False).returncode
+    failed = _failed(cache)
+    if first != _SOME_FAILED or not 0 < len(failed) <= _CHANCES:
+        return first
+    print(f"once more, one after the other: {len(failed)} that failed", flush=True)
+    second = subprocess.run([*pytest, *failed], check=False).returncode
+    still = set(_failed(cache))
+    for test in failed:
+        print(
+            f"passed only the second time: {test}" if test not in still else f"failed twice: {test}",
+            flush=True,
+        )
+    return second
+
+
+def _failed(cache: Path) -> list[str]:
+    try:
+        return sorted(json.loads((cache / "v/cache/lastfailed").read_text()))
+    except FileNotFoundError:
+        return []
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
