@@ -107,6 +107,10 @@ ADVICE = {
         "A callback of a running command calls the same session, which would wait forever.",
         "Use another session: `sb.session(name)`.",
     ),
+    "UserUnavailable": (
+        "`user=` names a user whose id the sandbox does not have.",
+        "Run by an ordinary user, a sandbox has one id, for its user and its root; run by root, it has all.",
+    ),
     "RootUnavailable": (
         '`user="root"` is not possible in this sandbox.',
         'Use the `namespaces` backend with `mode="overlay"`; see [packages](packages.md).',

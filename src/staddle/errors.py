@@ -25,7 +25,8 @@
     │   ├── SandboxClosed          it was closed, and nothing runs in it any more
     │   │   └── SandboxLost        it ended by itself: something killed it
     │   ├── SessionBusy            it waits for the very caller who asks
-    │   ├── RootUnavailable        nobody can be root in this sandbox
+    │   ├── UserUnavailable        a user whose id this sandbox does not have
+    │   │   └── RootUnavailable    nobody can be root in this sandbox
     │   └── PoolExhausted          no sandbox became free in time
     ├── WorkspaceError             a workspace that is not there, or not in the state for this
     │   └── WorkspaceBusy          another process has claimed it
@@ -233,7 +234,11 @@ class SessionBusy(SessionError):
     """The session is in use by the caller itself: waiting for it would wait for ever."""
 
 
-class RootUnavailable(SessionError):
+class UserUnavailable(SessionError):
+    """A command was to run as a user whose id this sandbox does not have. It was not started."""
+
+
+class RootUnavailable(UserUnavailable):
     """A command was to run as the sandbox's root, and that cannot be had here. It was not started."""
 
 

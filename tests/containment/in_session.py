@@ -35,7 +35,7 @@ class Started:
             settings.settings(policy=policy, backend="namespaces", identity=identity)
         )
         if root == "once":
-            assert as_root.wants_root(as_root.ROOT, self.sandbox.decided, self.sandbox.workspace)
+            as_root.prepare_system(self.sandbox.decided, self.sandbox.workspace)
         self.returncode: int | None = None
         self.stdin: BinaryIO | None = None
         self.stdout: BinaryIO | None = None
@@ -54,7 +54,7 @@ class Started:
             self.sandbox.decided.plan.environment(),
             directory,
             stdio=(given[0], given[1], given[2]),
-            root=root == "once",
+            who=(0, 0, ()) if root == "once" else None,
         )
         for fd in given:
             os.close(fd)

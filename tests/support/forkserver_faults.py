@@ -127,7 +127,7 @@ def _command(sandbox: opening.SandboxHandle, *, root: bool) -> dict[str, Any]:
             sandbox.decided.environment,
             sandbox.directory,
             stdio=(reading, writing, writing),
-            root=root,
+            who=(0, 0, ()) if root else None,
         )
         code = started.wait(60)
         started.close()

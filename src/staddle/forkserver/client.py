@@ -67,6 +67,8 @@ class SandboxProcess:
     ) -> None:
         self.agent_socket, self.layer = reply.descriptors[0], reply.layer
         self.uid = config.base + config.whose if config.base >= 0 else None
+        #: How many users there can be inside, and the first one's id on the host; one id has one name.
+        self.ids, self.base = (config.count, config.base) if config.whose else (1, -1)
         self._owner: ForkServerClient | None = owner  # until it is closed
         self._config, self._place = config, place
 

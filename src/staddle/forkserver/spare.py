@@ -75,8 +75,7 @@ class SandboxTemplate:
             tidy=self.trees.tidy,
             confine=confinement.confine,
             started=confinement.started,
-            become_root=confinement.become_root,
-            confine_root=confinement.confine_root,
+            another=confinement.another,
         )
 
 

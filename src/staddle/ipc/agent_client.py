@@ -25,6 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from .agent_messages import Who
     from .opened_shell import OpenedShell
 
 #: An agent does nothing that takes long, once it has started. One that does not answer is stopped, or worse.
@@ -72,13 +73,14 @@ class AgentClient:
         directory: str,
         program: str = "/bin/bash",
         *,
-        root: bool = False,
+        who: Who | None = None,
     ) -> OpenedShell:
-        """Start another shell. With `root`, it is the sandbox's root."""
-        kind = agent_messages.SHELL_ROOT if root else agent_messages.SHELL
-        request = agent_messages.encode(
-            kind, os.fsencode(program), _environment(environment), os.fsencode(directory)
-        )
+        """Start another shell; with `who`, of another user of the sandbox."""
+        fields = os.fsencode(program), _environment(environment), os.fsencode(directory)
+        if who is None:
+            request = agent_messages.encode(agent_messages.SHELL, *fields)
+        else:
+            request = agent_messages.encode(agent_messages.SHELL_AS, *fields, who)
         return opened_shell(self._ask(request, patience=_STARTING_PATIENCE))
 
     def spawn(
@@ -90,21 +92,22 @@ class AgentClient:
         stdio: tuple[int, int, int] | None = None,
         terminal: tuple[int, int] | None = None,
         whole: bool = False,
-        root: bool = False,
+        who: Who | None = None,
     ) -> SpawnedProcess:
         """Start a program on these descriptors, which stay the caller's, or on a terminal (rows, columns).
 
-        With `whole`, what it leaves behind is ended with it. With `root`, it is the sandbox's root.
+        With `whole`, what it leaves behind is ended with it. With `who`, it is another user of the sandbox.
         """
         rows, columns = terminal or (0, 0)
         kind = agent_messages.SPAWN_WHOLE if whole else agent_messages.SPAWN
         request = agent_messages.encode(
-            agent_messages.SPAWN_ROOT if root else kind,
+            kind if who is None else agent_messages.SPAWN_AS,
             tuple(os.fsencode(word) for word in argv),
             _environment(environment),
             os.fsencode(directory),
             rows,
             columns,
+            *(() if who is None else (who,)),
         )
         message = self._ask(request, stdio or ())
         if message.kind != agent_messages.STARTED:
@@ -112,13 +115,14 @@ class AgentClient:
         socket, *master = message.descriptors
         return SpawnedProcess(message.fields[0], socket, master[0] if master else -1)
 
-    def start_file_server(self, socket: int, code: int, *, root: bool = False) -> SpawnedProcess:
+    def start_file_server(self, socket: int, code: int, who: Who | None = None) -> SpawnedProcess:
         """Start a file server on `socket`, made of the memory file `code`; both stay the caller's.
 
-        With `root`, it is the sandbox's root. While the sandbox is paused, the server is not in its cgroups.
+        With `who`, it is another user of the sandbox. While that is paused, the server is not in its cgroups.
         """
-        kind = agent_messages.FILE_SERVER_ROOT if root else agent_messages.FILE_SERVER
-        message = self._ask(agent_messages.encode(kind, int(not self.is_paused)), (socket, code))
+        kind = agent_messages.FILE_SERVER if who is None else agent_messages.FILE_SERVER_AS
+        fields = (int(not self.is_paused), *(() if who is None else (who,)))
+        message = self._ask(agent_messages.encode(kind, *fields), (socket, code))
         if message.kind != agent_messages.STARTED or len(message.descriptors) != 1:
             raise refused(message, "the sandbox's files cannot be reached")
         return SpawnedProcess(message.fields[0], message.descriptors[0])

@@ -23,18 +23,19 @@ if TYPE_CHECKING:
     #: Microseconds of CPU time, user and system; bytes read and written; the largest memory of one
     #: process, in bytes; the number of processes that were started, -1 where it is not known.
     UsageCounts = tuple[int, int, int, int, int, int]
+    Who = tuple[int, int, tuple[int, ...]]
 
 # To the agent, on the main socket.
 SHELL = b"S"  # program, environment, directory
-SHELL_ROOT = b"Q"  # the same, as the root of the sandbox
+SHELL_AS = b"Q"  # the same, and as whom
 SPAWN = b"P"  # argv, environment, directory, rows, columns; three descriptors, or rows and columns
 SPAWN_WHOLE = b"T"  # the same; when the program has ended, all that it started is ended, too
-SPAWN_ROOT = b"R"  # the same, as the root of the sandbox
+SPAWN_AS = b"R"  # the same, and as whom
 SWAP = (
     b"w"  # whether nobody else may be in it, the roots of trees; a socket on which what is to be there comes
 )
 FILE_SERVER = b"c"  # the socket of a file server, and its code: a process that looks after files
-FILE_SERVER_ROOT = b"C"  # the same, as the root of the sandbox
+FILE_SERVER_AS = b"C"  # the same, and as whom
 NETWORK = b"N"  # a socket for the sandbox's network: its sockets come on it, and it takes wishes
 LOOK = b"v"  # who holds limits that the kernel does not is to look now, and tell
 END_ALL = b"K"  # everything in the sandbox but the agent ends, shells, too
@@ -67,14 +68,16 @@ ENDED = b"x"  # status as waitpid gives it, why it was not started, errno; what 
 PONG = b"I"  # serial
 
 _SPENT = (int,) * 6
+#: A user of the sandbox: uid, gid, further groups. 0 is its root.
+_WHO = (int, int, [int])
 
 #: The fields of each, as wire.py describes shapes, and how many descriptors may come along.
 SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     SHELL: ((bytes, [bytes], bytes), (0,)),
-    SHELL_ROOT: ((bytes, [bytes], bytes), (0,)),
+    SHELL_AS: ((bytes, [bytes], bytes, _WHO), (0,)),
     SPAWN: (([bytes], [bytes], bytes, int, int), (0, 3)),
     SPAWN_WHOLE: (([bytes], [bytes], bytes, int, int), (3,)),
-    SPAWN_ROOT: (([bytes], [bytes], bytes, int, int), (0, 3)),
+    SPAWN_AS: (([bytes], [bytes], bytes, int, int, _WHO), (0, 3)),
     SIGNAL: ((int, int), (0,)),
     ATTACH: ((), (0,)),
     RENEW: ((), (0,)),
@@ -90,7 +93,7 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     SWAP: ((int, [bytes]), (1,)),
     SWAPPED: ((), (0,)),
     FILE_SERVER: ((int,), (2,)),
-    FILE_SERVER_ROOT: ((int,), (2,)),
+    FILE_SERVER_AS: ((int, _WHO), (2,)),
     PAUSE: ((int,), (0,)),
     PAUSED: ((int, int), (0,)),
     END_ALL: ((), (0,)),

@@ -109,12 +109,13 @@ def capabilities() -> tuple[int, int, int]:
     return low[0] | high[0] << 32, low[1] | high[1] << 32, low[2] | high[2] << 32
 
 
-def become(uid: int, gid: int) -> None:
-    """Be `uid` and `gid`, in no other group, for ever. The caller's death signal is cleared by it."""
-    os.setgroups([])
+def become(uid: int, gid: int, groups: tuple[int, ...] = ()) -> None:
+    """Be `uid` and `gid`, and in these groups only, for ever. The caller's death signal is cleared by it."""
+    os.setgroups(list(groups))
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
-    if os.getresuid() != (uid,) * 3 or os.getresgid() != (gid,) * 3 or os.getgroups():
+    is_other = os.getresuid() != (uid,) * 3 or os.getresgid() != (gid,) * 3
+    if is_other or sorted(os.getgroups()) != sorted(groups):
         raise OSError(errno.EPERM, f"still not uid {uid} after changing to it")
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import IO
 
+    from .arguments import User
     from .files import AnyPath, ByteSource, Owner
 
 _CHUNK = 1 << 20
@@ -28,17 +29,18 @@ _GZIP = b"\x1f\x8b"
 _MOST_ENTRIES = 2_000_000
 
 
-def upload(sandbox: Owner, file: ByteSource, path: AnyPath) -> None:
-    """Unpack `file` at `path`, which is made if it is not there."""
+def upload(sandbox: Owner, file: ByteSource, path: AnyPath, user: User = None) -> None:
+    """Unpack `file` at `path`, which is made if it is not there, as `user`."""
     if isinstance(file, str | bytes | os.PathLike) or not hasattr(file, "read"):
         raise InvalidCall(f"the tar is {file!r}", why="it is not a file", fix='give open("x.tar", "rb")')
-    files = Files(sandbox)
+    files = Files(sandbox, user)
     first = _piece(file, _CHUNK)
     source = _unzipped(_Again(first, file)) if first.startswith(_GZIP) else _Again(first, file)
     files.mkdir(path, parents=True)
     inside, name = files._at(path)
-    with inside.file_client.turn:
-        sending = inside.file_client.send(file_messages.UNPACK, name)
+    client = files._client(inside)
+    with client.turn:
+        sending = client.send(file_messages.UNPACK, name)
         try:
             while data := source.read(_CHUNK):
                 sending.write(data)
@@ -48,13 +50,15 @@ def upload(sandbox: Owner, file: ByteSource, path: AnyPath) -> None:
     inside.pass_over()
 
 
-def download(sandbox: Owner, file: IO[bytes], path: AnyPath, limit: int | None) -> None:
-    """Write what is at `path` to `file`."""
+def download(sandbox: Owner, file: IO[bytes], path: AnyPath, limit: int | None, user: User = None) -> None:
+    """Write what is at `path`, as `user` sees it, to `file`."""
     if not hasattr(file, "write"):
         raise InvalidCall(f"the tar is {file!r}", why="it is not a file", fix='give open("x.tar", "wb")')
-    inside, name = Files(sandbox)._at(path)
-    with inside.file_client.turn:
-        receiving = inside.file_client.receive(file_messages.PACK, name)
+    files = Files(sandbox, user)
+    inside, name = files._at(path)
+    client = files._client(inside)
+    with client.turn:
+        receiving = client.receive(file_messages.PACK, name)
         try:
             relay(receiving, _bounded(file.write, limit))
         finally:

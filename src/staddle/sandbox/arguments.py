@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     Heard = Callable[[str], object] | None
     #: For one command; None unsets a variable.
     CommandVariables = Mapping[str, str | None] | None
+    #: A user of the sandbox, by name or number; None is the session's.
+    User = str | int | None
     Stdin = bytes | str | IO[bytes] | None
 
     class StreamOptions(TypedDict, total=False):

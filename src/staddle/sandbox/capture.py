@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..policy.limits import Limits
     from ..shell.command import Outcome
     from .arguments import Heard
+    from .open.accounts import Account
     from .open.hook_settings import CommandStart
 
     SideEffects = Callable[[Callable[[], str]], tuple[tuple[Change, ...] | None, tuple[Event, ...]]]
@@ -156,7 +157,7 @@ _UNKNOWN = (None,) * 6
 class CapturedCommand(CommandSpec):
     """One command of a caller: its arguments, checked, its output, captured, and in the end its result."""
 
-    __slots__ = ("_err", "_out", "_told", "as_root", "command", "side_effects", "start")
+    __slots__ = ("_err", "_out", "_told", "account", "command", "side_effects", "start")
 
     def __init__(
         self,
@@ -178,7 +179,7 @@ class CapturedCommand(CommandSpec):
         """Check the arguments. With `program` it runs without a shell."""
         self.command = command
         self.text = b"" if program else command_bytes(command)
-        self.as_root = False  # of the sandbox
+        self.account: Account | None = None  # whose it is, if not the session's user's
         #: As hooks were told of it, if there are any.
         self.start: CommandStart | None = None
         #: Asked when it is over: what it changed, and what it was refused.

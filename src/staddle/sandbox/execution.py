@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from ..ipc.agent_client import AgentClient, SpawnedProcess
+    from ..ipc.agent_messages import Who
     from ..shell.command import CommandSpec
     from ..shell.usage_meter import UsageMeter
 
@@ -179,10 +180,10 @@ class Execution:
         uid: int | None,
         known: set[Execution],
         whole: bool = False,
-        root: bool = False,
+        who: Who | None = None,
         meter: UsageMeter | None = None,
     ) -> None:
-        """Start the program. With `whole`, what it leaves behind is ended with it; `root`: it is root inside.
+        """Start the program. With `whole`, what it leaves behind is ended with it; `who` it is, if another.
 
         `meter` is for what it uses. It is in `known` from before it starts to its end, so that it
         can be interrupted all the time.
@@ -207,7 +208,7 @@ class Execution:
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._known.add(self)
             self._spawned: SpawnedProcess = agent.spawn(
-                argv, environment, directory, stdio=self._streams.theirs, whole=whole, root=root
+                argv, environment, directory, stdio=self._streams.theirs, whole=whole, who=who
             )
             self._streams.started()
             self._epoll = select.epoll()

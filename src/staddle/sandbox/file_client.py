@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..ipc.agent_client import AgentClient, SpawnedProcess
+    from ..ipc.agent_messages import Who
 
 #: The most names in one answer, and the most bytes.
 MOST_ROWS, MOST_BYTES = 1_000_000, 256 << 20
@@ -51,9 +52,9 @@ class FileAnswer:
 class FileClient:
     """Sends requests to the file server of one sandbox. Thread-safe: one request at a time."""
 
-    def __init__(self, agent: AgentClient, *, root: bool = False) -> None:
-        """With `root`, the server is the sandbox's root."""
-        self._agent, self._root = agent, root
+    def __init__(self, agent: AgentClient, who: Who | None = None) -> None:
+        """With `who`, the server is another user of the sandbox."""
+        self._agent, self._who = agent, who
         #: The lock of the server. While it is held, the host program does nothing to files inside.
         self.turn = threading.RLock()
         self._socket: _socket.socket | None = None
@@ -244,7 +245,7 @@ class FileClient:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         code = memory_file(_code[0])
         try:
-            self._process = self._agent.start_file_server(theirs.fileno(), code, root=self._root)
+            self._process = self._agent.start_file_server(theirs.fileno(), code, self._who)
         except BaseException:
             ours.close()
             raise

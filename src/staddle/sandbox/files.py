@@ -18,13 +18,14 @@ import stat
 from .._value import Value
 from ..errors import InvalidCall
 from ..ipc import file_messages
-from .spawn import is_root
+from .spawn import account
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import IO, Literal, Protocol
 
+    from .arguments import User
     from .file_client import FileClient
     from .open_sandbox import OpenSandbox
 
@@ -68,11 +69,11 @@ class FileInfo(Value):
 class Files:
     """The files of one sandbox. File errors are Python's own; everything may be called from any thread."""
 
-    def __init__(self, sandbox: Owner, user: str | None = None) -> None:
+    def __init__(self, sandbox: Owner, user: User = None) -> None:
         self._sandbox, self._user = sandbox, user
 
-    def as_user(self, user: str | None) -> Files:
-        """The same files as another user sees them: "root", with the rights of the sandbox's root."""
+    def as_user(self, user: User) -> Files:
+        """The same files as another user sees them, by name or number; root has a root's rights."""
         self._client(self._sandbox._now(), user)  # refuses who is not there
         return Files(self._sandbox, user)
 
@@ -182,9 +183,9 @@ class Files:
     def __repr__(self) -> str:
         return f"<Files of {self._sandbox!r}>"
 
-    def _client(self, inside: OpenSandbox, user: str | None = None) -> FileClient:
+    def _client(self, inside: OpenSandbox, user: User = None) -> FileClient:
         """The client of the file server that has this user's rights."""
-        return inside.root_file_client if is_root(inside, user or self._user) else inside.file_client
+        return inside.client_of(account(inside, self._user if user is None else user))
 
     def _at(self, path: AnyPath) -> tuple[OpenSandbox, bytes]:
         """The sandbox as it is now, and `path` from its root."""

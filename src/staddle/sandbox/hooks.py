@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..events import Event
+    from .arguments import User
     from .capture import CapturedCommand
     from .open.decide import Decision
     from .open.hook_settings import HookSettings
@@ -87,27 +88,28 @@ class Hooks:
         if self._log is not None and spec.start is not None:
             self._log.try_write("failed", id=spec.start.number, error=f"{type(error).__name__}: {error}")
 
-    def background(self, command: str | tuple[str, ...], user: str, what: str = "started") -> None:
+    def background(self, command: str | tuple[str, ...], user: User, what: str = "started") -> None:
         """Tell that a program in the background, or on a terminal, is about to start."""
         start = self._in_background(command, user, what)
         if self._hooks.on_command is not None:
             self._hooks.on_command(start)
 
     async def background_awaited(
-        self, command: str | tuple[str, ...], user: str, what: str = "started"
+        self, command: str | tuple[str, ...], user: User, what: str = "started"
     ) -> None:
         """The same; a hook that is a coroutine function is awaited."""
         start = self._in_background(command, user, what)
         if self._hooks.on_command is not None:
             await _seen(self._hooks.on_command(start))
 
-    def _in_background(self, command: str | tuple[str, ...], user: str, what: str) -> CommandStart:
-        start = CommandStart(next(self._numbers), command, "", user, background=True)
-        self.record(what, id=start.number, command=command, user=user or None)
+    def _in_background(self, command: str | tuple[str, ...], user: User, what: str) -> CommandStart:
+        name = "" if user is None else str(user)
+        start = CommandStart(next(self._numbers), command, "", name, background=True)
+        self.record(what, id=start.number, command=command, user=name or None)
         return start
 
     def _started(self, spec: CapturedCommand, session: str) -> CommandStart:
-        user = "root" if spec.as_root else ""
+        user = "" if spec.account is None else spec.account.name
         cwd = None if spec.cwd is None else str(spec.cwd)
         spec.start = start = CommandStart(next(self._numbers), spec.command, session, user, cwd, spec.timeout)
         if self._log is not None:

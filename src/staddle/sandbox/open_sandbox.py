@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from itertools import count
 from weakref import WeakSet
 
 from ..errors import InvalidCall, LaunchFailed, SessionError, StaddleError
+from ..ipc import file_messages
 from ..shell.idle import FILE_ROOM, TO_OPEN, TO_START
 from ..shell.shell import Shell
 from ..shell.usage_meter import SandboxMeter, UsageMeter
 from .file_client import FileClient
-from .open import as_root
 from .open.open import open_agent
 from .processes import EndedProcess, ProcessList
 from .session import Session
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..events import Event
+    from ..ipc.agent_messages import Who
     from ..layers.changes import Change
     from ..limits.usage import Usage
     from .execution import Execution
     from .hooks import Hooks
+    from .open.accounts import Account
     from .open.open import SandboxHandle
     from .open.settings import SandboxSettings
     from .session import SessionState
@@ -89,6 +92,7 @@ class OpenSandbox:
     def _take_over(self, opened: SandboxHandle, settings: SandboxSettings) -> None:
         self.agent, self.first_shell, self.decided = opened.agent, opened.shell, opened.decided
         self.bash, self.uid = opened.bash, opened.uid
+        self.ids, self._base = opened.ids, opened.base
         self._environment, self._directory = opened.decided.environment, opened.directory
         self.workspace, self.network, self.enforced_limits = opened.workspace, opened.network, opened.limits
         self._meter = SandboxMeter(self.agent, self.enforced_limits)
@@ -109,6 +113,8 @@ class OpenSandbox:
         self.processes = ProcessList()
         self.file_client = FileClient(self.agent)
         self.file_clients = [self.file_client]
+        self._clients: dict[Who, FileClient] = {}  # of other users
+        self._adding = threading.Lock()
         _EVERY.add(self)
 
     def _open_hooks(self, settings: SandboxSettings) -> None:
@@ -124,43 +130,56 @@ class OpenSandbox:
         if self.hooks is not None:
             self.hooks.record(what, **facts)
 
-    def session(self, name: str, *, root: bool = False) -> Session:
-        """The named session, made if need be; with `root`, the sandbox's root's."""
+    def session(self, name: str, other: Account | None = None) -> Session:
+        """The named session, made if need be; with `other`, that user's."""
         found = self.named.get(name)
         if found is None:
-            environment = as_root.variables(self._environment) if root else self._environment
-            found = self._add_session(name, environment, self._directory, root=root)
-        if root and not found._is_root:
+            environment = self._environment if other is None else other.variables(self._environment)
+            found = self._add_session(name, environment, self._directory, other)
+        if other is not None and found._user != other.name:
             raise InvalidCall(
-                f"the session {name!r} is not root's",
-                why="it was made without user='root'",
+                f"the session {name!r} is not {other.name}'s",
+                why=f"it was made without user={other.name!r}",
                 fix="choose another name",
             )
         return found
 
-    def root_session(self, context: SessionState) -> Session:
-        """A session of the sandbox's root for one command, where another session is."""
-        name = f"root-{next(_NUMBERS)}"
-        made = self._add_session(name, as_root.variables(context.env), context.cwd, root=True)
+    def single_session(self, other: Account, context: SessionState) -> Session:
+        """A session of another user for one command, where another session is."""
+        name = f"{other.name}-{next(_NUMBERS)}"
+        made = self._add_session(name, other.variables(context.env), context.cwd, other)
         made._is_single = True
         return made
 
-    @property
-    def root_file_client(self) -> FileClient:
-        """The client of the file server that is the sandbox's root."""
-        if len(self.file_clients) == 1:
-            self.file_clients.append(FileClient(self.agent, root=True))
-        return self.file_clients[1]
+    def client_of(self, other: Account | None) -> FileClient:
+        """The client of the file server that has this user's rights."""
+        if other is None:
+            return self.file_client
+        with self._adding:
+            if other.who not in self._clients:
+                self._clients[other.who] = FileClient(self.agent, other.who)
+                self.file_clients.append(self._clients[other.who])
+            return self._clients[other.who]
+
+    def read_file(self, path: str, limit: int) -> bytes:
+        """The content of a file inside, as the session's user reads it; no more than `limit` bytes."""
+        with open(self.file_client.open(file_messages.OPEN, os.fsencode(path)), "rb") as file:
+            return file.read(limit)
+
+    def host_uid(self, other: Account | None) -> int | None:
+        """The uid on the host of this user's processes, if it is not ours."""
+        return self.uid if other is None or self._base < 0 else self._base + other.uid
 
     def _add_session(
-        self, name: str, environment: Mapping[str, str], directory: str, *, root: bool
+        self, name: str, environment: Mapping[str, str], directory: str, other: Account | None
     ) -> Session:
+        who = None if other is None else other.who
         with FILE_ROOM.reserve(TO_START):
-            started = self.agent.shell(environment, directory, self.bash, root=root)
+            started = self.agent.shell(environment, directory, self.bash, who=who)
             shell = Shell(self.agent, started, meter=self.meter())
         made = Session(name, shell, self.limits, self._forget, self.side_effects, hooks=self.hooks)
         self.named[name] = made
-        made._is_root, made._rules = root, self.rules
+        made._user, made._rules = "" if other is None else other.name, self.rules
         return made
 
     def _forget(self, session: Session) -> None:
@@ -245,7 +264,7 @@ class OpenSandbox:
         kept = dict(workspace.kept_shells(self._environment))
         for session in self.every_session():
             lock = session._shell.lock()
-            if session._is_root or not lock.acquire(blocking=False):
+            if session._user or not lock.acquire(blocking=False):
                 continue  # a command runs: it stays as it was kept before
             try:
                 kept[session.name] = session._shell.saved()

@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from ..policy import Policy
     from ..policy.command_rules.rules import CommandRules
     from ..policy.plan import Plan
-    from .arguments import StreamOptions, WaitedRunOptions
+    from .arguments import StreamOptions, User, WaitedRunOptions
     from .environment import SandboxEnvironment
     from .files import AnyPath, ByteSource
+    from .open.accounts import Account
     from .open.hook_settings import CommandStart
     from .open.network import SandboxNetwork
     from .processes import Job
@@ -131,31 +132,29 @@ class Sandbox(WorkspaceMethods):
 
     # ------------------------------------------------------------ commands
 
-    def run(self, command: str, *, user: str | None = None, **options: Unpack[WaitedRunOptions]) -> Result:
+    def run(self, command: str, *, user: User = None, **options: Unpack[WaitedRunOptions]) -> Result:
         """Run `command` in the sandbox's own session and wait for its end; see `Session.run`.
 
-        With `user="root"` a shell of its own runs it, as the sandbox's root: where the session is, with
-        its exported variables. The session keeps its state.
+        With `user`, a name or a number, a shell of its own runs it, as that user of the sandbox: where the
+        session is, with its exported variables. The session keeps its state.
         """
         inside = self._now()
-        if user is None or not spawn.is_root(inside, user):
+        if user is None or (other := spawn.account(inside, user)) is None:
             return inside.main.run(command, **options)
         command_bytes(command)
-        return self._executed(command, (inside.bash, "-c", command), options, root=True)
+        return self._executed(command, (inside.bash, "-c", command), options, other)
 
-    def stream(self, command: str, *, user: str | None = None, **options: Unpack[StreamOptions]) -> Stream:
+    def stream(self, command: str, *, user: User = None, **options: Unpack[StreamOptions]) -> Stream:
         """Run `command` in the sandbox's own session, and read what it prints as it comes.
 
-        With `user="root"` as in `run`, but what it left in the background ends with it.
+        With `user` as in `run`, but what it left in the background ends with it.
         """
         inside = self._now()
-        if not spawn.is_root(inside, user):
+        if (other := spawn.account(inside, user)) is None:
             return inside.main.stream(command, **options)
-        return inside.root_session(inside.main._exec_context).stream(command, **options)
+        return inside.single_session(other, inside.main._exec_context).stream(command, **options)
 
-    def exec(
-        self, argv: Sequence[str], *, user: str | None = None, **options: Unpack[WaitedRunOptions]
-    ) -> Result:
+    def exec(self, argv: Sequence[str], *, user: User = None, **options: Unpack[WaitedRunOptions]) -> Result:
         """Run a program with exactly these arguments, without a shell, where the session is.
 
         It has the session's exported variables, and takes the options of `run`. A program that
@@ -163,22 +162,22 @@ class Sandbox(WorkspaceMethods):
         session, it does not wait for that, and finds the directory and variables of before it.
         """
         words = arguments.arguments(argv)
-        return self._executed(words, words, options, root=spawn.is_root(self._now(), user))
+        return self._executed(words, words, options, spawn.account(self._now(), user))
 
     def _executed(
         self,
         command: str | tuple[str, ...],
         argv: tuple[str, ...],
         options: WaitedRunOptions,
+        other: Account | None = None,
         *,
-        root: bool,
         ours: bool = False,
     ) -> Result:
         """Run a program. With `ours` it is not the caller's, and hooks are not told."""
         rest = dict(options)
         cancel: threading.Event | None = rest.pop("cancel", None)  # type: ignore[assignment]
         spec, check = captured(command, self.policy.limits, rest, program=True)
-        spec.as_root = root
+        spec.account = other
         inside = self._now()
         if not ours:
             spawn.check_rules(inside, argv)
@@ -202,7 +201,7 @@ class Sandbox(WorkspaceMethods):
         *,
         cwd: str | PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
-        user: str | None = None,
+        user: User = None,
     ) -> Process:
         """Start `command`, shell text or a list of arguments, in the background, where the session is.
 
@@ -210,7 +209,7 @@ class Sandbox(WorkspaceMethods):
         """
         inside = self._now()
         if inside.hooks is not None:
-            inside.hooks.background(arguments.shown(command), user or "")
+            inside.hooks.background(arguments.shown(command), user)
         return spawn.background(inside, command, cwd, env, inside.main._exec_context, user=user)
 
     def processes(self) -> list[Process | Job]:
@@ -227,14 +226,14 @@ class Sandbox(WorkspaceMethods):
         term: str = "xterm-256color",
         cwd: str | PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
-        user: str | None = None,
+        user: User = None,
     ) -> Terminal:
         """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
         inside, options = self._now(), {"term": term, "cwd": cwd, "env": env}
         context = inside.main._exec_context
         if inside.hooks is not None:
             words = (inside.bash, "-i") if argv is None else arguments.shown(argv)
-            inside.hooks.background(words, user or "", "terminal")
+            inside.hooks.background(words, user, "terminal")
         return spawn.open_terminal(inside, argv, rows, cols, context=context, user=user, **options)
 
     def interrupt(self) -> None:
@@ -252,7 +251,7 @@ class Sandbox(WorkspaceMethods):
         """The files inside, as the sandbox's own user sees them."""
         return Files(self)
 
-    def upload_tar(self, f: ByteSource, path: AnyPath = ".") -> None:
+    def upload_tar(self, f: ByteSource, path: AnyPath = ".", *, user: User = None) -> None:
         """Unpack the tar (also with gzip) that is read from `f` into the directory `path`, which is made.
 
         All of it or nothing: ArchiveRefused for names and links that lead out, devices, an entry
@@ -260,9 +259,11 @@ class Sandbox(WorkspaceMethods):
         """
         from .archives import upload
 
-        upload(self, f, path)
+        upload(self, f, path, user)
 
-    def download_tar(self, f: IO[bytes], path: AnyPath = ".", *, limit: int | None = 16 << 30) -> None:
+    def download_tar(
+        self, f: IO[bytes], path: AnyPath = ".", *, limit: int | None = 16 << 30, user: User = None
+    ) -> None:
         """Write what is in the directory `path`, or a file, to `f` as a tar of at most `limit` bytes.
 
         Links are kept as links; pipes, sockets and devices are left out. What a sandbox made is
@@ -270,7 +271,7 @@ class Sandbox(WorkspaceMethods):
         """
         from .archives import download
 
-        download(self, f, path, limit)
+        download(self, f, path, limit, user)
 
     def environment(
         self,
@@ -317,19 +318,19 @@ class Sandbox(WorkspaceMethods):
 
     # ------------------------------------------------------------ the whole
 
-    def session(self, name: str, *, user: str | None = None) -> Session:
+    def session(self, name: str, *, user: User = None) -> Session:
         """The session of that name: another shell in the same sandbox, made when it is first asked for.
 
-        With `user="root"` it is the sandbox's root's. Such a session is not part of snapshots.
+        With `user` it is that user's. Such a session is not part of snapshots.
         """
         if not isinstance(name, str) or not name:
             raise InvalidCall(f"the session's name is {name!r}", fix="give it a short text")
         with self._lock:
             inside = self._now()
-            root = spawn.is_root(inside, user)
-            if name == MAIN and root:
-                raise InvalidCall(f"the session {MAIN!r} is not root's", fix="choose another name")
-            return inside.main if name == MAIN else inside.session(name, root=root)
+            other = spawn.account(inside, user)
+            if name == MAIN and other is not None:
+                raise InvalidCall(f"the session {MAIN!r} is not {other.name}'s", fix="choose another name")
+            return inside.main if name == MAIN else inside.session(name, other)
 
     def reset(self) -> None:
         """Begin anew: a fresh sandbox takes the place of this one, with nothing left of what was in it.
@@ -452,7 +453,7 @@ class Sandbox(WorkspaceMethods):
         # As any program of the sandbox would: it can reach no other process than its own.
         script = 'for pid; do kill -s "$0" "$pid" 2>/dev/null && echo "$pid"; done'
         argv = (self._inside.bash, "-c", script, str(signal), *map(str, pids))
-        done = self._executed(argv, argv, {"timeout": 10, "cwd": "/"}, root=False, ours=True)
+        done = self._executed(argv, argv, {"timeout": 10, "cwd": "/"}, ours=True)
         return {int(line) for line in done.stdout_bytes.split() if line.isdigit()} & set(pids)
 
     def _now(self) -> OpenSandbox:

@@ -65,8 +65,8 @@ class Session:
         self._side_effects = side_effects
         self._hooks = hooks
         self._closed = self._ended = False
-        #: Whether it is the sandbox's root's, and whether it ends with its first command.
-        self._is_root = self._is_single = False
+        #: Whose it is, if not the sandbox's user's, and whether it ends with its first command.
+        self._user, self._is_single = "", False
         self._rules: CommandRules | None = None  # those of the policy
         self._stream: ReferenceType[Stream] | None = None
         self._busy: set[int] = set()  # the threads that have a command here

@@ -11,7 +11,7 @@ from ..shell.idle import FILE_ROOM, TO_START
 from . import arguments
 from .capture import command_bytes
 from .execution import Execution, Streams
-from .open import as_root
+from .open import accounts, as_root
 from .processes import Process
 from .terminal import Terminal, size
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..ipc.agent_client import SpawnedProcess
+    from ..ipc.agent_messages import Who
+    from .arguments import User
     from .capture import CapturedCommand
+    from .open.accounts import Account
     from .open_sandbox import OpenSandbox
     from .session import SessionState
 
@@ -28,9 +31,14 @@ if TYPE_CHECKING:
 _PROMPT = r"\u@\h:\w\$ "
 
 
-def is_root(inside: OpenSandbox, user: object) -> bool:
-    """Whether `user` is the sandbox's root, and not the user of its session; it has its system then."""
-    return user is not None and as_root.wants_root(user, inside.decided, inside.workspace)
+def account(inside: OpenSandbox, user: object) -> Account | None:
+    """Return who `user` is inside; None for the session's own user. A root has its system then."""
+    if user is None:
+        return None
+    found = accounts.find(user, inside.decided.plan.identity, inside.ids, inside.read_file)
+    if found is not None and found.uid == 0:
+        as_root.prepare_system(inside.decided, inside.workspace)
+    return found
 
 
 def check_rules(inside: OpenSandbox, argv: Sequence[str]) -> None:
@@ -44,7 +52,7 @@ def execution(
 ) -> Execution:
     """Start a program in the foreground."""
     spec.side_effects = inside.side_effects
-    variables = _exported(context, spec.as_root)
+    variables = _exported(context, spec.account)
     with FILE_ROOM.reserve(TO_START):
         return Execution(
             inside.agent,
@@ -52,9 +60,9 @@ def execution(
             argv,
             arguments.with_variables(variables, spec.env or {}),
             _directory(context, spec.cwd),
-            uid=inside.uid,
+            uid=inside.host_uid(spec.account),
             known=inside.executions,
-            root=spec.as_root,
+            who=_who(spec.account),
             meter=inside.meter(),
         )
 
@@ -66,10 +74,10 @@ def background(
     env: object,
     context: SessionState,
     *,
-    user: str | None = None,
+    user: User = None,
 ) -> Process:
     """Start a program, or a text for a shell of its own, in the background."""
-    root = is_root(inside, user)
+    other = account(inside, user)
     if isinstance(command, str):
         command_bytes(command)
         argv: tuple[str, ...] = (inside.bash, "-c", command)
@@ -77,12 +85,12 @@ def background(
     else:
         argv = shown = arguments.arguments(command)
     check_rules(inside, argv)
-    variables = {**_exported(context, root), **({} if env is None else arguments.variables(env))}
+    variables = {**_exported(context, other), **({} if env is None else arguments.variables(env))}
     directory = _directory(context, None if cwd is None else arguments.directory(cwd))
     with FILE_ROOM.reserve(TO_START):
-        streams = Streams(inside.uid, with_stdin=True)
+        streams = Streams(inside.host_uid(other), with_stdin=True)
         try:
-            spawned = inside.agent.spawn(argv, variables, directory, stdio=streams.theirs, root=root)
+            spawned = inside.agent.spawn(argv, variables, directory, stdio=streams.theirs, who=_who(other))
         except BaseException:
             streams.close()
             raise
@@ -102,10 +110,10 @@ def open_terminal(
     cwd: object,
     env: object,
     context: SessionState,
-    user: str | None = None,
+    user: User = None,
 ) -> Terminal:
     """Start a program, or an interactive shell, on a new PTY."""
-    root = is_root(inside, user)
+    other = account(inside, user)
     size(high, wide)
     words = (inside.bash, "-i") if argv is None else arguments.arguments(argv)
     if argv is not None:  # what a person types at a shell is not read
@@ -115,10 +123,10 @@ def open_terminal(
     with FILE_ROOM.reserve(TO_START):
         spawned = inside.agent.spawn(
             words,
-            {**prompt, **_exported(context, root), **variables},
+            {**prompt, **_exported(context, other), **variables},
             _directory(context, None if cwd is None else arguments.directory(cwd)),
             terminal=(high, wide),
-            root=root,
+            who=_who(other),
         )
     made = Terminal(spawned, high, wide)
     inside.terminals = [*(known for known in inside.terminals if not known.closed), made]
@@ -138,9 +146,13 @@ def spawn(
     return inside.agent.spawn(arguments.arguments(argv), variables, context.cwd, stdio=stdio)
 
 
-def _exported(context: SessionState, root: bool) -> Mapping[str, str]:
-    """The variables that a program has: those that the session exports, and root's own."""
-    return as_root.variables(context.env) if root else context.env
+def _exported(context: SessionState, other: Account | None) -> Mapping[str, str]:
+    """The variables that a program has: those that the session exports, and those of another user."""
+    return context.env if other is None else other.variables(context.env)
+
+
+def _who(other: Account | None) -> Who | None:
+    return None if other is None else other.who
 
 
 def _directory(context: SessionState, cwd: str | None) -> str:

@@ -57,7 +57,7 @@ _NO_LOOK_AT_ITSELF = Edit(
     "        pass\n",
 )
 _NOBODY_ELSE = Edit(
-    "inside/agent/confinement.py", "            process.become(self._uid, self._gid)\n", "            pass\n"
+    "inside/agent/confinement.py", "            process.become(uid, gid, groups)\n", "            pass\n"
 )
 _SAME_USER_NAMESPACE = Edit(
     "inside/agent/confinement.py",
@@ -240,7 +240,7 @@ _MORE_RIGHTS = (
 )
 _NO_LOOK_AS_ROOT = Edit(
     "inside/agent/confinement.py",
-    "        verify.at_myself(0, 0, maps, self._outer, ROOT_RIGHTS)\n",
+    "        verify.at_myself(uid, gid, maps, self._outer, 0 if uid else ROOT_RIGHTS)\n",
     "        pass\n",
 )
 

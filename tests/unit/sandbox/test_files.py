@@ -48,8 +48,8 @@ class Link:
         self.started = 0
         self.threads: list[threading.Thread] = []
 
-    def start_file_server(self, line: int, code: int, *, root: bool) -> Process:
-        assert not root
+    def start_file_server(self, line: int, code: int, who: object) -> Process:
+        assert who is None
         assert os.fstat(code).st_size > 0
         self.started += 1
         process = Process()

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
+    from ...ipc.agent_messages import Who
     from ...limits.limit_tally import LimitTally
     from ...network.namespace.socket_handoff import ForwardSockets
+    from .confinement import AnotherUser
     from .mount_swap import Swap
     from .own_namespaces import AgentNetwork
     from .processes import Become
@@ -61,21 +63,19 @@ class SandboxAgent:
         tidy: Callable[[], None] = lambda: None,
         confine: Callable[[bool], None] | None = None,
         started: Callable[[int], None] = lambda _: None,
-        become_root: Become | None = None,
-        confine_root: Callable[[bool], None] | None = None,
+        another: Callable[[Who], AnotherUser] | None = None,
     ) -> None:
         """`become` confines a child of ours and execs in it; see processes.start. `confine` only confines,
         in the sandbox's cgroups or not.
 
-        `started` is called with each child, which may wait for that. `become_root` is as `become`,
-        for the root of the sandbox, and so is `confine_root`.
+        `started` is called with each child, which may wait for that. `another` returns the same two for
+        another user of the sandbox, its root for one.
 
         `user` is whose the terminals are, if not ours. `swap` puts trees in the place of the present
         ones, and `tidy` follows when there is time; see mount_swap.Trees.
         """
         self._become, self._confine, self._started = become, confine, started
-        self._user, self._swap, self._tidy, self._become_root = user, swap, tidy, become_root
-        self._confine_root = confine_root
+        self._user, self._swap, self._tidy, self._another = user, swap, tidy, another
         self._wishes: dict[int, _socket.socket] = {}
         self._later: list[int] = []  # to be closed when there is nothing else to do
         self._shells = 0
@@ -239,17 +239,18 @@ class SandboxAgent:
         """Serve a request of the main socket."""
         if message.kind == agent_messages.SHELL:
             self.open_shell(*message.fields)
-        elif message.kind == agent_messages.SHELL_ROOT and self._become_root is not None:
-            program, environment, directory = message.fields
-            self.announce(*self.start_shell(program, environment, directory, self._become_root))
+        elif message.kind == agent_messages.SHELL_AS and self._another is not None:
+            program, environment, directory, who = message.fields
+            become = self._another(who).become
+            self.announce(*self.start_shell(program, environment, directory, become))
         elif message.kind in (agent_messages.SPAWN, agent_messages.SPAWN_WHOLE):
             self._spawn(message, self._become)
-        elif message.kind == agent_messages.SPAWN_ROOT and self._become_root is not None:
-            self._spawn(message, self._become_root)
+        elif message.kind == agent_messages.SPAWN_AS and self._another is not None:
+            self._spawn(message, self._another(message.fields[5]).become)
         elif message.kind == agent_messages.FILE_SERVER and self._confine is not None:
             self._start_file_server(self._confine, message)
-        elif message.kind == agent_messages.FILE_SERVER_ROOT and self._confine_root is not None:
-            self._start_file_server(self._confine_root, message)
+        elif message.kind == agent_messages.FILE_SERVER_AS and self._another is not None:
+            self._start_file_server(self._another(message.fields[1]).confine, message)
         elif message.kind == agent_messages.LOOK and self.watch is not None:
             self.watch.look(gone=1)  # the command that failed
             self._main.send(agent_messages.encode(agent_messages.LOOKED))
@@ -342,7 +343,7 @@ class SandboxAgent:
         return agent_messages.encode(agent_messages.SWAPPED)
 
     def _spawn(self, message: agent_messages.Message, become: Become) -> None:
-        argv, environment, directory, rows, columns = message.fields
+        argv, environment, directory, rows, columns, *who = message.fields
         if not argv:
             raise Malformed("no program")
         made: list[int] = []
@@ -351,7 +352,8 @@ class SandboxAgent:
             if message.descriptors:
                 stdin, stdout, stderr = message.descriptors
             else:
-                master, other = terminal(rows, columns, self._user)
+                owner = who[0][0] if who and self._user else self._user
+                master, other = terminal(rows, columns, owner)
                 made = [*master, other]
                 stdin = stdout = stderr = other
             whole = message.kind == agent_messages.SPAWN_WHOLE

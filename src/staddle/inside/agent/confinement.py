@@ -21,6 +21,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from ...ipc.agent_messages import Who
+
 _DONE = b"!"
 
 
@@ -92,14 +94,6 @@ class ProcessConfinement:
         spec = self._spec(argv, environment, directory)
         become_command(spec, None, -1, guardian=0, last=self._look, kept=self._rights)
 
-    def become_root(
-        self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes
-    ) -> NoReturn:
-        """As `become`, but as the sandbox's root, with ROOT_RIGHTS."""
-        self._enter_as_root()
-        spec = self._spec(argv, environment, directory)
-        become_command(spec, None, -1, guardian=0, last=self._look_as_root, kept=ROOT_RIGHTS)
-
     def confine(self, grouped: bool) -> None:
         """Be confined in the same way, and go on as we are; open files are not limited.
 
@@ -109,13 +103,16 @@ class ProcessConfinement:
         confine(self._spec((), (), b"/"), None, guardian=0)
         self._look()
 
-    def confine_root(self, grouped: bool) -> None:
-        """As `confine`, but as the sandbox's root, with ROOT_RIGHTS."""
-        self._enter_as_root(grouped=grouped)
-        confine(self._spec((), (), b"/"), None, guardian=0, kept=ROOT_RIGHTS)
-        self._look_as_root()
+    def another(self, who: Who) -> AnotherUser:
+        """The same for another user of the sandbox. OSError where there is one id for everybody."""
+        if who[0] and not self._whose:
+            raise OSError(errno.EPERM, f"uid {who[0]} is not mapped: this sandbox has one id")
+        return AnotherUser(self, who)
 
-    def _enter_as_root(self, *, grouped: bool = True) -> None:
+    def _enter_as(self, who: Who, *, grouped: bool = True) -> None:
+        if who[0]:
+            self._enter(grouped=grouped, who=who)
+            return
         self._enter_groups(grouped)
         if self._whose:
             self._join()
@@ -124,7 +121,8 @@ class ProcessConfinement:
             enter_alone()
         process.keep_capabilities(ROOT_RIGHTS)
 
-    def _enter(self, kept: int = 0, *, grouped: bool = True) -> None:
+    def _enter(self, kept: int = 0, *, grouped: bool = True, who: Who | None = None) -> None:
+        uid, gid, groups = who or (self._uid, self._gid, ())
         self._enter_groups(grouped)
         if self._namespace < 0:
             self._found()
@@ -133,7 +131,7 @@ class ProcessConfinement:
         if not kept:
             process.empty_bounding_set()  # before anything that takes the right to
         if self._whose:
-            process.become(self._uid, self._gid)
+            process.become(uid, gid, groups)
         if kept:
             process.keep_capabilities(kept)
         else:
@@ -162,9 +160,10 @@ class ProcessConfinement:
     def _look(self) -> None:
         verify.at_myself(self._uid, self._gid, self._maps()[-2:], self._outer, self._rights)
 
-    def _look_as_root(self) -> None:
+    def _look_as(self, who: Who) -> None:
+        uid, gid, _ = who
         maps = self._maps()[-2:] if self._whose else ROOT_MAPS
-        verify.at_myself(0, 0, maps, self._outer, ROOT_RIGHTS)
+        verify.at_myself(uid, gid, maps, self._outer, 0 if uid else ROOT_RIGHTS)
 
     def _spec(self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> ExecSpec:
         return ExecSpec(argv, environment, directory, rlimits=self._rlimits, filter=self._filter)
@@ -174,6 +173,28 @@ class ProcessConfinement:
             maps = (_everybody(number, self._whose) for number in (self._uid, self._gid))
             return tuple(zip(("uid_map", "gid_map"), maps, strict=True))
         return ("setgroups", b"deny"), ("uid_map", b"%d 0 1" % self._uid), ("gid_map", b"%d 0 1" % self._gid)
+
+
+class AnotherUser:
+    """The confinement of processes of another user than the sandbox's own; root's keep ROOT_RIGHTS."""
+
+    def __init__(self, confinement: ProcessConfinement, who: Who) -> None:
+        self._confinement, self._who = confinement, who
+        self._kept = 0 if who[0] else ROOT_RIGHTS
+
+    def become(self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
+        """As ProcessConfinement.become."""
+        mine, who = self._confinement, self._who
+        mine._enter_as(who)
+        spec = mine._spec(argv, environment, directory)
+        become_command(spec, None, -1, guardian=0, last=lambda: mine._look_as(who), kept=self._kept)
+
+    def confine(self, grouped: bool) -> None:
+        """As ProcessConfinement.confine."""
+        mine, who = self._confinement, self._who
+        mine._enter_as(who, grouped=grouped)
+        confine(mine._spec((), (), b"/"), None, guardian=0, kept=self._kept)
+        mine._look_as(who)
 
 
 def _everybody(number: int, whose: int) -> bytes:

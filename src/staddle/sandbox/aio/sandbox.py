@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from ...policy import Policy
     from ...policy.command_rules.rules import CommandRules
     from ...policy.plan import Plan
-    from ..arguments import RunOptions, StreamOptions
+    from ..arguments import RunOptions, StreamOptions, User
     from ..files import AnyPath
+    from ..open.accounts import Account
     from ..open.hook_settings import CommandStart
     from ..open_sandbox import OpenSandbox
     from ..processes import Job
@@ -68,10 +69,10 @@ async def _tell_refusals(inside: OpenSandbox) -> tuple[Event, ...]:
 class AsyncFiles:
     """The files inside, as the sandbox's own user sees them. Each call is that of `Files`, in a thread."""
 
-    def __init__(self, sandbox: Callable[[], Coroutine[Any, Any, Sandbox]], user: str | None = None) -> None:
+    def __init__(self, sandbox: Callable[[], Coroutine[Any, Any, Sandbox]], user: User = None) -> None:
         self._sandbox, self._user = sandbox, user
 
-    def as_user(self, user: str | None) -> AsyncFiles:
+    def as_user(self, user: User) -> AsyncFiles:
         """The same files as another user sees them; see `Files.as_user`."""
         return AsyncFiles(self._sandbox, user)
 
@@ -156,37 +157,39 @@ class AsyncSandbox:
 
     # ------------------------------------------------------------ commands
 
-    async def run(self, command: str, *, user: str | None = None, **options: Unpack[RunOptions]) -> Result:
+    async def run(self, command: str, *, user: User = None, **options: Unpack[RunOptions]) -> Result:
         """Run `command` in the sandbox's own session and wait for its end; see `Sandbox.run`."""
         main = await self._main()
-        if user is None or not await in_thread(spawn.is_root, self._inside, user):
+        other = None if user is None else await in_thread(spawn.account, self._inside, user)
+        if other is None:
             return await main.run(command, **options)
         command_bytes(command)
-        return await self._executed(command, (self._inside.bash, "-c", command), options, root=True)
+        return await self._executed(command, (self._inside.bash, "-c", command), options, other)
 
-    def stream(
-        self, command: str, *, user: str | None = None, **options: Unpack[StreamOptions]
-    ) -> AsyncStream:
+    def stream(self, command: str, *, user: User = None, **options: Unpack[StreamOptions]) -> AsyncStream:
         """Run `command`, when the iteration begins, and iterate over what it prints as it comes."""
         inside = self._inside
-        if not spawn.is_root(inside, user):
+        if (other := spawn.account(inside, user)) is None:
             return self._session_of(inside.main).stream(command, **options)
-        return self._session_of(inside.root_session(inside.main._exec_context)).stream(command, **options)
+        single = inside.single_session(other, inside.main._exec_context)
+        return self._session_of(single).stream(command, **options)
 
-    async def exec(
-        self, argv: Sequence[str], *, user: str | None = None, **options: Unpack[RunOptions]
-    ) -> Result:
+    async def exec(self, argv: Sequence[str], *, user: User = None, **options: Unpack[RunOptions]) -> Result:
         """Run a program with exactly these arguments, without a shell; see `Sandbox.exec`."""
         words = arguments.arguments(argv)
         await self._main()
-        root = user is not None and await in_thread(spawn.is_root, self._inside, user)
-        return await self._executed(words, words, options, root=root)
+        other = None if user is None else await in_thread(spawn.account, self._inside, user)
+        return await self._executed(words, words, options, other)
 
     async def _executed(
-        self, command: str | tuple[str, ...], argv: tuple[str, ...], options: RunOptions, *, root: bool
+        self,
+        command: str | tuple[str, ...],
+        argv: tuple[str, ...],
+        options: RunOptions,
+        other: Account | None,
     ) -> Result:
         spec, check = captured(command, self.policy.limits, options, program=True)
-        spec.as_root = root
+        spec.account = other
         context = await (await self._main())._exec_context()
         await in_thread(spawn.check_rules, self._inside, argv)
         hooks = self._inside.hooks
@@ -210,14 +213,14 @@ class AsyncSandbox:
         *,
         cwd: str | PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
-        user: str | None = None,
+        user: User = None,
     ) -> AsyncProcess:
         """Start `command`, shell text or a list of arguments, in the background; see `Sandbox.start`."""
         from .processes import AsyncProcess
 
         context = await (await self._main())._exec_context()
         if (hooks := self._inside.hooks) is not None:
-            await hooks.background_awaited(arguments.shown(command), user or "")
+            await hooks.background_awaited(arguments.shown(command), user)
         return AsyncProcess(
             await in_thread(lambda: spawn.background(self._inside, command, cwd, env, context, user=user))
         )
@@ -240,7 +243,7 @@ class AsyncSandbox:
         term: str = "xterm-256color",
         cwd: str | PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
-        user: str | None = None,
+        user: User = None,
     ) -> AsyncTerminal:
         """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
         from .processes import AsyncTerminal
@@ -248,7 +251,7 @@ class AsyncSandbox:
         context = await (await self._main())._exec_context()
         if (hooks := self._inside.hooks) is not None:
             words = (self._inside.bash, "-i") if argv is None else arguments.shown(argv)
-            await hooks.background_awaited(words, user or "", "terminal")
+            await hooks.background_awaited(words, user, "terminal")
         opened = await in_thread(
             lambda: spawn.open_terminal(
                 self._inside, argv, rows, cols, term=term, cwd=cwd, env=env, context=context, user=user
@@ -356,7 +359,7 @@ class AsyncSandbox:
 
     # ------------------------------------------------------------ the whole
 
-    async def session(self, name: str, *, user: str | None = None) -> AsyncSession:
+    async def session(self, name: str, *, user: User = None) -> AsyncSession:
         """The session of that name, made when it is first asked for."""
         await self._main()
         return self._session_of(await in_thread(lambda: self._now().session(name, user=user)))

@@ -1,4 +1,4 @@
-"""Commands as root inside a sandbox: the check of `user`, root's environment, the system in layers.
+"""Commands as root inside a sandbox: the system in layers.
 
 Root inside has no rights outside: see inside.agent.confinement. It may write the whole system; for that
 the sandbox's layers are extended when it is first asked for, or, where the session itself is
@@ -11,13 +11,11 @@ import os
 import threading
 
 from ...errors import InvalidCall, RootUnavailable
-from ...policy.environment import PATH
-from ...policy.paths import ROOT_HOME
 from ..workspace.home_layer import SYSTEM, digest, made_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ...layers.store import Store
     from ...mounts.operations import Operation
@@ -27,23 +25,14 @@ if TYPE_CHECKING:
     from ..workspace.workspace import SandboxWorkspace
     from .decide import Decision
 
-ROOT = "root"
 _BACKEND = "namespaces"
 #: When one of these changes, the system is another one.
 _STATE = ("/var/lib/dpkg/status", "/usr", "/usr/lib", "/usr/local", "/opt", "/etc")
 _building = threading.Lock()
 
 
-def wants_root(user: object, decided: Decision, workspace: SandboxWorkspace | None) -> bool:
-    """Whether `user` is root and the session's user is not. RootUnavailable where there is no root.
-
-    From then on the system is in layers, in which root writes.
-    """
-    own = decided.plan.identity
-    if user not in (ROOT, own.user):
-        raise InvalidCall(f"there is no user {user!r} inside", fix=f"say user={own.user!r} or user={ROOT!r}")
-    if user == own.user or own.uid == 0:
-        return False
+def prepare_system(decided: Decision, workspace: SandboxWorkspace | None) -> None:
+    """Have the system in layers, in which root writes. RootUnavailable where there is no root."""
     backend = decided.backend.name
     if backend != _BACKEND:
         raise RootUnavailable(
@@ -57,12 +46,6 @@ def wants_root(user: object, decided: Decision, workspace: SandboxWorkspace | No
         from ..workspace.snapshot import extend
 
         extend(workspace, _bases(workspace, decided.plan))
-    return True
-
-
-def variables(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of root: the variables that the session exports, and root's own."""
-    return {**env, "HOME": ROOT_HOME, "USER": ROOT, "LOGNAME": ROOT, "PATH": PATH}
 
 
 # ---------------------------------------------------------------- the system

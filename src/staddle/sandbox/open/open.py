@@ -47,6 +47,9 @@ class SandboxHandle(Value):
     workspace: SandboxWorkspace | None = None
     network: SandboxNetwork | None = None
     limits: SandboxLimits | None = None
+    #: How many ids are mapped inside, and what the first of them is on the host.
+    ids: int = 1
+    base: int = -1
 
 
 def open_agent(settings: SandboxSettings, workspace: SandboxWorkspace | None = None) -> SandboxHandle:
@@ -213,6 +216,8 @@ def _spawn(
         workspace,
         network,
         limits,
+        taken.ids,
+        taken.base,
     )
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         @property
         def _shell(self) -> Shell: ...
         @property
-        def _is_root(self) -> bool: ...
+        def _user(self) -> str: ...
 
 
 class Snapshot:
@@ -341,7 +341,7 @@ def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str
     if not isinstance(label, str):
         raise InvalidCall(f"the label is {label!r}", why="it is not text")
     # Root's sessions are not continued: who goes on with a snapshot may not have a root.
-    continued = [session for session in sessions if not session._is_root]
+    continued = [session for session in sessions if not session._user]
     shells = {session.name: saved for session in continued if (saved := _saved(session)) is not None}
     created = now()
     method, trees = workspace.freeze(partial(come_back, sessions))
