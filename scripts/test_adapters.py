@@ -1,0 +1,217 @@
+"""Run each adapter's suite with its framework, as root and as an ordinary user; write the table of results.
+
+    python scripts/test_adapters.py [NAME...] [--lowest] [--no-table] [--as root|user|both]
+
+Each framework has a virtual environment of its own, below ADAPTERS_CACHE (/var/tmp/staddle-adapters-UID),
+made by uv, which is installed there first. The table in docs/adapters.md gets a row for what was run; the
+other rows stay. Every suite has a time limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "adapters.md"
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+CACHE = Path(os.environ.get("ADAPTERS_CACHE") or f"/var/tmp/staddle-adapters-{os.getuid()}")
+TOOLS = ("pytest>=8", "pytest-timeout", "pytest-asyncio")
+#: Seconds for one suite, and for one installation.
+PATIENCE, TO_INSTALL = 900, 600
+
+
+class Suite(NamedTuple):
+    """A framework: its extra, what it is called on the package index, and what its suite needs besides."""
+
+    name: str
+    extra: str
+    package: str
+    proof: str
+    more: tuple[str, ...] = ()
+    python: str = ""  # the least version, where it is not that of staddle
+    options: tuple[str, ...] = ()
+    users: tuple[str, ...] = ("root", "user")
+
+
+SUITES = (
+    Suite("inspect_ai", "inspect", "inspect_ai", "`self_check` (44), injected tools, trio", ("trio",)),
+    Suite(
+        "pydantic_ai",
+        "pydantic-ai",
+        "pydantic-ai-slim",
+        "`WorkspaceBackendSuite` (38), twice: also kept; refs from another process",
+        options=("-p", "no:asyncio"),
+    ),
+)
+
+
+def requirement(suite: Suite, lowest: bool) -> list[str]:
+    """What is installed: the extra as it is declared, or its lowest versions."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = declared.get(suite.extra, []) if suite.extra else []
+    if lowest:
+        wanted = [re.sub(r">=\s*([\w.]+).*", r"==\1", item) for item in wanted]
+    return [*wanted, *suite.more, *TOOLS]
+
+
+def interpreter(suite: Suite) -> str | None:
+    """The system's interpreter, or a newer one where the framework needs it; None if there is none."""
+    wanted = tuple(map(int, (suite.python or "3.11").split(".")))
+    names = ["/usr/bin/python3", *(f"python3.{minor}" for minor in (11, 12, 13, 14)), "python3"]
+    for found in filter(None, map(shutil.which, names)):
+        code = f"import sys; sys.exit(sys.version_info < {wanted})"
+        if subprocess.run([found, "-c", code], check=False, stderr=subprocess.DEVNULL).returncode == 0:
+            return found
+    return None
+
+
+def uv() -> str:
+    """The installer, in a virtual environment of its own."""
+    CACHE.mkdir(mode=0o755, exist_ok=True)
+    about = CACHE.stat(follow_symlinks=False)
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+        sys.exit(f"{CACHE} belongs to another user; set ADAPTERS_CACHE to a directory of your own")
+    program = CACHE / "uv" / "bin" / "uv"
+    if not program.exists():
+        subprocess.run([sys.executable, "-m", "venv", CACHE / "uv"], check=True)
+        subprocess.run([CACHE / "uv" / "bin" / "pip", "install", "-q", "uv"], check=True, timeout=TO_INSTALL)
+    return str(program)
+
+
+def environment(suite: Suite, lowest: bool) -> Path | str:
+    """The virtual environment of a framework, made or brought up to date; a text says why there is none."""
+    python = interpreter(suite)
+    if python is None:
+        return f"needs Python {suite.python}"
+    where = CACHE / (suite.name + ("-lowest" if lowest else ""))
+    program = uv()
+    if not (where / "bin" / "python").exists():
+        subprocess.run([python, "-m", "venv", "--without-pip", where], check=True)
+    words = [program, "pip", "install", "-q", "--python", str(where / "bin" / "python")]
+    words += ["--upgrade-package", suite.package] if suite.package and not lowest else []
+    done = subprocess.run(
+        [*words, *requirement(suite, lowest)], check=False, timeout=TO_INSTALL, capture_output=True, text=True
+    )
+    return where if done.returncode == 0 else f"not installed: {done.stderr.strip().splitlines()[-1]}"
+
+
+def version(where: Path, package: str) -> str:
+    """The version of the framework in this environment."""
+    if not package:
+        return "-"
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    words = [where / "bin" / "python", "-c", code]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def run(suite: Suite, where: Path, user: str) -> str:
+    """Run a suite as `user`; its result in a few words."""
+    report = CACHE / f"{suite.name}-{user}.xml"
+    report.unlink(missing_ok=True)
+    words = ["-m", "pytest", "-q", "-c", "tests/adapters/pytest.ini", *suite.options]
+    words += [f"tests/adapters/suite_{suite.name}.py"]
+    python = str(where / "bin" / "python")
+    variables = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "AS_USER_PYTHON": python}
+    if user == "root" or os.getuid() != 0:
+        command = [python, *words, f"--junitxml={report}"]
+    else:
+        report.touch()
+        report.chmod(0o666)  # written by the other user; counted, and nothing else
+        command = [str(ROOT / "scripts" / "as-user"), *words, f"--junitxml={report}"]
+    log = CACHE / f"{suite.name}-{user}.log"
+    began = time.monotonic()
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=variables, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait(60)
+            return f"**not over after {PATIENCE} s**, see {log}"
+    took = f"{time.monotonic() - began:.0f} s"
+    return f"{counted(report, log)}, {took}"
+
+
+def counted(report: Path, log: Path) -> str:
+    """Passed of all, in words; what is expected to fail is named."""
+    try:
+        cases = list(ElementTree.parse(report).iter("testcase"))  # noqa: S314 - our own run's
+    except (OSError, ElementTree.ParseError):
+        return f"**did not run**, see {log}"
+    kinds = [
+        next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
+        for case in cases
+    ]
+    failed = sum(1 for kind in kinds if kind is not None and kind.tag != "skipped")
+    expected = sum(1 for kind in kinds if kind is not None and kind.get("type") == "pytest.xfail")
+    skipped = sum(1 for kind in kinds if kind is not None and kind.tag == "skipped") - expected
+    passed = len(cases) - failed - expected - skipped
+    words = f"{passed} of {len(cases)}"
+    words += f", {expected} expected to fail" if expected else ""
+    words += f", {skipped} skipped" if skipped else ""
+    return words + (f", **{failed} failed**, see {log}" if failed else "")
+
+
+HEAD = ["| adapter | framework | what is run | as root | as a user |", "| --- | --- | --- | --- | --- |"]
+
+
+def written(rows: dict[str, str]) -> None:
+    """Put the rows into the page; those of other suites stay."""
+    page = PAGE.read_text()
+    before, rest = page.split(BEGIN)
+    old, after = rest.split(END)
+    known = {line.split("|")[1].strip(): line for line in old.splitlines() if line.startswith("| `")}
+    known.update(rows)
+    order = [f"`{suite.name}`{word}" for suite in SUITES for word in ("", ", lowest")]
+    lines = [*HEAD, *(known[name] for name in order if name in known)]
+    PAGE.write_text("\n".join((before + BEGIN, *lines, END + after)))
+
+
+def main() -> int:
+    """Run the suites that are named, or all; 1 if something failed."""
+    parser = argparse.ArgumentParser(description="Run the suites of the adapters.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the suites; all, if none is named")
+    parser.add_argument("--lowest", action="store_true", help="with the lowest versions of the frameworks")
+    parser.add_argument("--no-table", action="store_true", help="do not write docs/adapters.md")
+    parser.add_argument("--as", dest="user", choices=("root", "user", "both"), default="both")
+    given = parser.parse_args()
+    unknown = set(given.names) - {suite.name for suite in SUITES}
+    if unknown:
+        parser.error(f"no such suite: {', '.join(sorted(unknown))}")
+    rows, failed = {}, False
+    for suite in SUITES:
+        if given.names and suite.name not in given.names:
+            continue
+        where = environment(suite, given.lowest)
+        results = {}
+        for user in ("root", "user"):
+            if user not in suite.users or given.user not in (user, "both"):
+                results[user] = "not run"
+            else:
+                results[user] = where if isinstance(where, str) else run(suite, where, user)
+                failed = failed or "**" in results[user] or isinstance(where, str)
+        number = "-" if isinstance(where, str) else version(where, suite.package)
+        name = f"`{suite.name}`{', lowest' if given.lowest else ''}"
+        row = f"| {name} | {suite.package} {number} | {suite.proof} | {results['root']} | {results['user']} |"
+        rows[name] = row
+        print(row, flush=True)
+    if not given.no_table:
+        written(rows)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

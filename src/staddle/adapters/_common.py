@@ -1,0 +1,136 @@
+"""What the adapters share: the default policy, users, merged output, and how a command ended."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from enum import Enum
+
+from staddle import AsyncSandbox, Policy, Reason, Sandbox
+from staddle.errors import ExtraMissing, InvalidCall, RootUnavailable, SandboxClosed, SessionError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+    from typing import Any, TypeVar
+
+    from staddle import Result
+
+    AnyPolicy = Policy | str | os.PathLike[str] | None
+    S = TypeVar("S", Sandbox, AsyncSandbox)
+
+#: Of each stream of a command so much is kept, where a framework has no limit of its own.
+OUTPUT_LIMIT = 64 << 20
+#: A file is read whole up to this size, where a framework has no limit of its own.
+READ_LIMIT = 4 << 30
+#: The sandbox has ended, or was closed.
+CLOSED = (SandboxClosed, SessionError)
+WORKSPACE = "/workspace"
+
+_RUNUSER = "/usr/sbin/runuser"
+
+
+class framework:  # noqa: N801 - reads as what it does
+    """The imports of one framework; ExtraMissing, in one sentence, if it is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        self._package, self._extra = package, extra
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if isinstance(error, ImportError) and not isinstance(error, ExtraMissing):
+            raise ExtraMissing(
+                f"{self._package} is not installed, or in a version that this adapter does not know",
+                why=str(error),
+                fix=f"pip install 'staddle[{self._extra}]'",
+            ) from error
+
+
+class UserRefused(Exception):
+    """A command was to run as a user that cannot be had in this sandbox. It was not started."""
+
+
+class CommandEnding(Enum):
+    """How a command ended, as far as frameworks distinguish it."""
+
+    EXITED = "exited"
+    TIMEOUT = "timeout"
+    CLOSED = "closed"  # the sandbox was closed while it ran
+    TRUNCATED = "truncated"  # it ran to its end, but not all of its output was kept
+    NOT_EXECUTABLE = "not executable"  # the program is there and cannot be run
+
+
+def policy_of(policy: AnyPolicy, **limits: Any) -> Policy:
+    """A policy, or the one in a file. None is `Policy.agent()` without a timeout, with these limits.
+
+    Frameworks give each command a timeout of their own; a policy that the user wrote is kept as it is.
+    """
+    if policy is None:
+        return Policy.agent().with_limits(**{"timeout": None, "output": OUTPUT_LIMIT, **limits})
+    return policy if isinstance(policy, Policy) else Policy.from_file(policy)
+
+
+def seconds(timeout: float | None) -> dict[str, Any]:
+    """The option `timeout` of a command: a framework's None, or 0, leaves it to the policy."""
+    return {} if timeout is None or timeout <= 0 else {"timeout": timeout}
+
+
+def ending(result: Result) -> CommandEnding:
+    """How a command ended."""
+    if result.reason is Reason.timeout:
+        return CommandEnding.TIMEOUT
+    if result.reason is Reason.closed:
+        return CommandEnding.CLOSED
+    if result.reason is Reason.output_limit or result.stdout_truncated or result.stderr_truncated:
+        return CommandEnding.TRUNCATED
+    if result.exit_code == 126 and result.stderr.endswith("cannot be run: Permission denied\n"):
+        return CommandEnding.NOT_EXECUTABLE
+    return CommandEnding.EXITED
+
+
+def shell_argv(command: str, *, merge: bool = False) -> list[str]:
+    """The program that runs shell text; with `merge`, standard error goes where standard output goes."""
+    return ["bash", "-c", 'exec 2>&1; eval "$1"', "bash", command] if merge else ["bash", "-c", command]
+
+
+def as_user(argv: Sequence[str], user: str | int | None) -> dict[str, Any]:
+    """The arguments `argv` and `user` of `exec` for any user by name or number."""
+    if user is None or user in ("root", 0, "0"):
+        return {"argv": list(argv), "user": None if user is None else "root"}
+    # By absolute path: what the sandbox's user put on the PATH must not run as root.
+    return {"argv": [_RUNUSER, "-u", str(user), "--", *argv], "user": "root"}
+
+
+def user_refused(error: BaseException, user: object) -> bool:
+    """Whether the reason of this error is that `user` cannot be had."""
+    return isinstance(error, RootUnavailable) or (user is not None and isinstance(error, InvalidCall))
+
+
+class OpenSandboxes:
+    """The open sandboxes of this process by an id, for frameworks that come back with one."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Any] = {}
+
+    def add(self, sandbox: object, name: str | None = None) -> str:
+        """Remember a sandbox until it is removed; its id."""
+        name = name or uuid.uuid4().hex
+        self._known[name] = sandbox
+        return name
+
+    def get(self, name: str) -> Any:
+        """The sandbox of that id; None if there is none, or it has ended."""
+        found = self._known.get(name)
+        return found if found is not None and found.alive else None
+
+    def remove(self, name: str) -> Any:
+        """The sandbox of that id, which the caller is to close; None if there is none."""
+        return self._known.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._known))

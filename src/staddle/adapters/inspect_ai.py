@@ -1,0 +1,245 @@
+"""inspect_ai: `sandbox="staddle"`, one sandbox for each sample.
+
+    Task(dataset=..., sandbox=("staddle", "staddle.toml"))       # a policy file, or no second part
+
+Found by its entry point; nothing has to be imported. `docs/adapters.md` has the details.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+from staddle import AsyncSandbox, Policy, Snapshot
+from staddle.errors import StaddleError
+
+from ._common import CLOSED, CommandEnding, as_user, ending, framework, policy_of, user_refused
+from ._trio import TrioSandbox
+
+with framework("inspect_ai", "inspect"):
+    import sniffio
+    from inspect_ai.util import (
+        ExecResult,
+        OutputLimitExceededError,
+        SandboxEnvironment,
+        SandboxEnvironmentLimits,
+        SandboxUserUnsupportedError,
+        sandboxenv,
+    )
+    from inspect_ai.util._sandbox.environment import SandboxUnavailableError
+    from pydantic import BaseModel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+#: As root: inspect installs its tools only below directories of root's, and users get homes, also where
+#: /home cannot be written.
+_FOR_ROOT = """chown 0:0 /tmp /var/tmp
+if ! [ -w /home ] && [ -e /etc/adduser.conf ]; then
+    mkdir -p /var/home
+    echo DHOME=/var/home >> /etc/adduser.conf
+fi"""
+
+
+class StaddleSandboxConfig(BaseModel):
+    """What a sample's sandbox is opened with; in a task: `SandboxEnvironmentSpec("staddle", config)`.
+
+    `policy` is a policy file, `workspace` a directory of the host that every sample sees copy-on-write.
+    With `snapshots`, a directory, the state of each sample at its end is saved there.
+    """
+
+    policy: str | None = None
+    workspace: str | None = None
+    mode: str = "overlay"
+    backend: str = "auto"
+    snapshots: str | None = None
+
+    model_config = {"frozen": True, "extra": "forbid"}
+
+
+@sandboxenv(name="staddle")
+class StaddleSandboxEnvironment(SandboxEnvironment):
+    """A staddle sandbox as inspect_ai uses it: on asyncio and on trio."""
+
+    def __init__(self, sandbox: Any, config: StaddleSandboxConfig) -> None:
+        super().__init__()
+        self.sandbox: AsyncSandbox = sandbox
+        self._config = config
+        self._root_is_ready = False
+
+    # ------------------------------------------------------------ lifecycle
+
+    @classmethod
+    def config_files(cls) -> list[str]:
+        """The policy file that is found beside a task."""
+        return ["staddle.toml"]
+
+    @classmethod
+    def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
+        """The configuration from a log."""
+        return StaddleSandboxConfig(**config)
+
+    @classmethod
+    def default_concurrency(cls) -> int | None:
+        """As many sandboxes at once as the task asks for: an idle one costs little."""
+        return None
+
+    @classmethod
+    async def task_init(cls, task_name: str, config: Any) -> None:
+        """Refuse what this host cannot enforce, before any sample starts."""
+        settings = _settings(config)
+        try:
+            from staddle import Sandbox
+
+            Sandbox.check(**_options(settings))
+        except StaddleError as error:
+            raise SandboxUnavailableError(str(error)) from error
+
+    @classmethod
+    async def sample_init(
+        cls, task_name: str, config: Any, metadata: dict[str, str]
+    ) -> dict[str, SandboxEnvironment]:
+        """Open the sandbox of a sample."""
+        settings = _settings(config)
+        kind: Any = TrioSandbox if sniffio.current_async_library() == "trio" else AsyncSandbox
+        try:
+            sandbox = kind(**_options(settings))
+            await sandbox.__aenter__()
+        except StaddleError as error:
+            raise SandboxUnavailableError(str(error)) from error
+        return {"default": cls(sandbox, settings)}
+
+    @classmethod
+    async def sample_cleanup(
+        cls, task_name: str, config: Any, environments: dict[str, Any], interrupted: bool
+    ) -> None:
+        """Save the state of a sample, where that was asked for, and close its sandbox."""
+        for environment in environments.values():
+            own: Self = environment.as_type(cls)
+            try:
+                if own._config.snapshots is not None and own.sandbox.alive and not interrupted:
+                    await own._save(own._config.snapshots, task_name)
+            finally:
+                await own.sandbox.close()
+
+    @classmethod
+    async def task_cleanup(cls, task_name: str, config: Any, cleanup: bool) -> None:
+        """Nothing: a sandbox ends with its sample, or with this process."""
+
+    @classmethod
+    async def cli_cleanup(cls, id: str | None) -> None:
+        """Nothing: after a crash the kernel has ended the sandboxes, and staddle removes their layers."""
+        print("staddle: nothing to clean up; a sandbox ends with the process that opened it.")
+
+    # ------------------------------------------------------------ commands
+
+    async def exec(
+        self,
+        cmd: list[str],
+        input: str | bytes | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+        timeout: int | None = None,
+        timeout_retry: bool = True,
+        concurrency: bool = True,
+    ) -> ExecResult[str]:
+        """Run a program. There is no retry after a timeout: nothing here is lost on the way."""
+        if user is not None and not self._root_is_ready:
+            await self._prepare_root(user)
+        limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+        try:
+            result = await self.sandbox.exec(
+                **as_user(cmd, user), stdin=input, cwd=cwd, env=env, timeout=timeout
+            )
+        except StaddleError as error:
+            raise self._translated(error, user) from error
+        how = ending(result)
+        if how is CommandEnding.TIMEOUT:
+            raise TimeoutError(f"the command was ended after {timeout} seconds")
+        if how is CommandEnding.CLOSED:
+            raise SandboxUnavailableError("the sandbox was closed while the command ran")
+        if how is CommandEnding.NOT_EXECUTABLE:
+            raise PermissionError(errno.EACCES, result.stderr.strip(), cmd[0])
+        for data in (result.stdout_bytes, result.stderr_bytes):
+            if how is CommandEnding.TRUNCATED or len(data) > limit:
+                words = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR
+                raise OutputLimitExceededError(words, data[:limit].decode("utf-8", "replace"))
+        return ExecResult(result.ok, result.exit_code, result.stdout, result.stderr)
+
+    async def _prepare_root(self, user: str) -> None:
+        self._root_is_ready = True
+        try:
+            await self.sandbox.run(_FOR_ROOT, user="root", timeout=60)
+        except StaddleError as error:
+            raise self._translated(error, user) from error
+
+    @staticmethod
+    def _translated(error: StaddleError, user: str | None) -> Any:
+        if user_refused(error, user):
+            return SandboxUserUnsupportedError(str(error))
+        return SandboxUnavailableError(str(error)) if isinstance(error, CLOSED) else error
+
+    # ------------------------------------------------------------ files
+
+    async def write_file(self, file: str, contents: str | bytes) -> None:
+        """Write a file; directories above it are made."""
+        await self.sandbox.files.write(file, contents, parents=True)
+
+    async def read_file(self, file: str, text: bool = True) -> Any:
+        """Read a file whole, as UTF-8 text or as bytes."""
+        limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
+        try:
+            data = await self.sandbox.files.read_bytes(file, limit=limit)
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                words = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR
+                raise OutputLimitExceededError(words, None) from error
+            raise
+        return data.decode("utf-8") if text else data
+
+    # ------------------------------------------------------------ the rest
+
+    def default_polling_interval(self) -> float:
+        """Seconds between two looks at a file that inspect waits for."""
+        return 0.2
+
+    async def snapshot(self, label: str = "") -> Snapshot:
+        """Take a snapshot, for `restore`: files of every sort, and the shell."""
+        return await self.sandbox.snapshot(label)
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Put everything back to where it was."""
+        await self.sandbox.restore(snapshot)
+
+    async def _save(self, directory: str, task_name: str) -> None:
+        snapshot = await self.snapshot(task_name)
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        name = re.sub(r"[^\w.-]+", "-", task_name) or "sample"
+        number = 0
+        while True:  # samples end at the same time, in several processes perhaps
+            path = Path(directory) / f"{name}-{number:05}.staddle"
+            try:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+                break
+            except FileExistsError:
+                number += 1
+        snapshot.save(path)
+
+
+def _settings(config: Any) -> StaddleSandboxConfig:
+    """The configuration: none, the name of a policy file, or a StaddleSandboxConfig."""
+    if config is None or isinstance(config, str):
+        return StaddleSandboxConfig(policy=config)
+    if isinstance(config, StaddleSandboxConfig):
+        return config
+    raise TypeError(f"the sandbox configuration is a {type(config).__name__}, not a StaddleSandboxConfig")
+
+
+def _options(config: StaddleSandboxConfig) -> dict[str, Any]:
+    limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+    policy: Policy = policy_of(config.policy, output=limit + 1)
+    return {**config.model_dump(exclude={"policy", "snapshots"}), "policy": policy}

@@ -1,0 +1,287 @@
+"""pydantic-ai: a workspace whose commands and files are a sandbox's.
+
+    Agent(model, capabilities=[StaddleSandbox("project", policy="staddle.toml")])
+    agent.run("…", workspace=StaddleWorkspace("project"))
+
+A ref finds its sandbox again in this process. With `keep=True` the files of the sandbox stay after the
+process, and a ref finds them from another one; processes do not stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import posixpath
+import sys
+import uuid
+from dataclasses import KW_ONLY, dataclass
+
+from staddle import AsyncSandbox
+from staddle.errors import SandboxClosed
+
+from ._common import (
+    CLOSED,
+    READ_LIMIT,
+    WORKSPACE,
+    CommandEnding,
+    OpenSandboxes,
+    ending,
+    framework,
+    policy_of,
+    seconds,
+    shell_argv,
+)
+
+with framework("pydantic-ai", "pydantic-ai"):
+    from pydantic_ai.capabilities import AbstractCapability
+    from pydantic_ai.workspaces import (
+        CommandResult,
+        FileEntry,
+        ReadOnlyWorkspace,
+        Workspace,
+        WorkspaceOutputLimitError,
+        WorkspaceRef,
+        WorkspaceTimeoutError,
+        WorkspaceUnavailableError,
+    )
+    from pydantic_ai.workspaces.protocol import validate_timeout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from staddle import Result
+
+    from ._common import AnyPolicy
+
+PROVIDER = "staddle"
+#: Ids of sandboxes whose files stay. Only such names are ever looked for among the kept ones.
+_KEPT = "pydantic-ai-"
+_OPEN = OpenSandboxes()
+
+
+class StaddleWorkspace:
+    """A WorkspaceBackend with commands, files and realpath. It opens its sandbox when it is first used.
+
+    With a `ref` it finds the sandbox of that ref, or raises WorkspaceUnavailableError. It is never
+    closed at the end of a run: call `destroy()`, or let the process end.
+    """
+
+    def __init__(
+        self,
+        workspace: str | os.PathLike[str] | None = None,
+        *,
+        ref: WorkspaceRef | None = None,
+        policy: AnyPolicy = None,
+        keep: bool = False,
+        **options: Any,
+    ) -> None:
+        if ref is not None and ref.provider != PROVIDER:
+            raise ValueError(f"the ref is of {ref.provider!r}, not of {PROVIDER!r}")
+        self._ref, self._keep = ref, keep
+        self._options = {"workspace": workspace, "policy": policy_of(policy), **options}
+        self._sandbox: AsyncSandbox | None = None
+        self._opening = asyncio.Lock()
+
+    @property
+    def ref(self) -> WorkspaceRef | None:
+        """Which sandbox it is; None until it is opened."""
+        return self._ref
+
+    async def working_dir(self) -> str:
+        """Where commands start."""
+        await self._opened()
+        return WORKSPACE
+
+    async def destroy(self) -> None:
+        """Close the sandbox, and remove what is kept of it. Its ref finds nothing any more."""
+        if self._ref is None:
+            return
+        sandbox = _OPEN.remove(self._ref.id) or self._sandbox
+        if sandbox is not None:
+            await sandbox.close()
+        if self._ref.id.startswith(_KEPT):
+            await _staddle("rm", self._ref.id)
+
+    # ------------------------------------------------------------ commands
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> CommandResult:
+        """Run a program, or shell text, to its end."""
+        validate_timeout(timeout)
+        if isinstance(command, str) != shell:
+            raise TypeError("a text needs shell=True, a list of arguments shell=False")
+        argv = shell_argv(command) if isinstance(command, str) else list(command)
+        sandbox = await self._opened()
+        try:
+            result = await sandbox.exec(argv, env=env, cwd=WORKSPACE, **seconds(timeout))
+        except CLOSED as error:
+            raise WorkspaceUnavailableError(str(error)) from error
+        return self._result(result)
+
+    @staticmethod
+    def _result(result: Result) -> CommandResult:
+        how, out, err = ending(result), result.stdout, result.stderr
+        if how is CommandEnding.CLOSED:
+            raise WorkspaceUnavailableError("the sandbox was closed while the command ran")
+        if how is CommandEnding.TIMEOUT:
+            took = f"the command was ended after {result.duration:.3g} seconds"
+            raise WorkspaceTimeoutError(took, stdout=out, stderr=err)
+        if how is CommandEnding.TRUNCATED:
+            kept = max(len(result.stdout_bytes), len(result.stderr_bytes))
+            raise WorkspaceOutputLimitError(
+                "the command printed more than the policy's limit",
+                limit=kept,
+                stdout=out[:65536],
+                stderr=err[:65536],
+            )
+        return CommandResult(exit_code=result.exit_code, stdout=out, stderr=err)
+
+    # ------------------------------------------------------------ files
+
+    async def read_bytes(self, path: str) -> bytes:
+        """The content of a file."""
+        return await (await self._files(path)).read_bytes(path, limit=READ_LIMIT)
+
+    async def write_bytes(self, path: str, data: bytes) -> None:
+        """Write a file; directories above it are made."""
+        await (await self._files(path)).write(path, data, parents=True)
+
+    async def stat(self, path: str) -> FileEntry:
+        """Facts about what is at the end of any links."""
+        info = await (await self._files(path)).stat(path)
+        return _entry(path, is_dir=info.is_dir, size=info.size)
+
+    async def list_dir(self, path: str) -> list[FileEntry]:
+        """List a directory; links are followed."""
+        files = await self._files(path)
+        found = []
+        for info in await files.list(path):
+            child = posixpath.join(path, info.name)
+            if info.kind == "symlink":
+                try:
+                    info = await files.stat(child)  # noqa: PLW2901
+                except OSError:
+                    found.append(_entry(child, is_dir=False, size=None))
+                    continue
+            found.append(_entry(child, is_dir=info.is_dir, size=info.size))
+        return found
+
+    async def make_dir(self, path: str) -> None:
+        """Make a directory and those above it."""
+        await (await self._files(path)).mkdir(path, parents=True)
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, a link, or a directory with all that is in it."""
+        files = await self._files(path)
+        info = await files.stat(path, follow_symlinks=False)
+        if info.kind != "symlink" and f"{WORKSPACE}/".startswith(
+            f"{(await self.realpath(path)).rstrip('/')}/"
+        ):
+            raise ValueError("the working directory and those above it cannot be removed")
+        await files.remove(path, recursive=True)
+
+    async def exists(self, path: str) -> bool:
+        """Whether there is something at the end of any links."""
+        return await (await self._files(path)).exists(path)
+
+    async def realpath(self, path: str) -> str:
+        """The path without links, as the sandbox resolves it."""
+        await self._files(path)
+        result = await (await self._opened()).exec(["realpath", "-m", "--", path])
+        if not result.ok:
+            raise OSError(result.stderr.strip())
+        return result.stdout.removesuffix("\n")
+
+    async def _files(self, path: str) -> Any:
+        if not posixpath.isabs(path):
+            raise ValueError(f"{path!r} is not an absolute path")
+        try:
+            return (await self._opened()).files
+        except SandboxClosed as error:
+            raise WorkspaceUnavailableError(str(error)) from error
+
+    # ------------------------------------------------------------ opening
+
+    async def _opened(self) -> AsyncSandbox:
+        if self._sandbox is None:
+            # Shielded: who is cancelled while it opens leaves a sandbox that its ref finds.
+            await asyncio.shield(asyncio.ensure_future(self._open()))
+        sandbox = self._sandbox
+        if sandbox is None or not sandbox.alive:
+            raise WorkspaceUnavailableError("the sandbox is closed")
+        return sandbox
+
+    async def _open(self) -> None:
+        async with self._opening:
+            if self._sandbox is not None:
+                return
+            if self._ref is not None:
+                self._sandbox = _OPEN.get(self._ref.id) or await self._reopened(self._ref.id)
+                return
+            name = f"{_KEPT}{uuid.uuid4().hex}" if self._keep else None
+            sandbox = await self._entered(name)
+            self._ref = WorkspaceRef(provider=PROVIDER, id=_OPEN.add(sandbox, name))
+            self._sandbox = sandbox
+
+    async def _reopened(self, name: str) -> AsyncSandbox:
+        """The kept sandbox of another process."""
+        if not name.startswith(_KEPT) or name not in await _kept():
+            raise WorkspaceUnavailableError(
+                f"there is no sandbox {name!r}: it was closed or removed, or belongs to another process and "
+                "is not kept (keep=True)"
+            )
+        sandbox = await self._entered(name)
+        _OPEN.add(sandbox, name)
+        return sandbox
+
+    async def _entered(self, keep: str | None) -> AsyncSandbox:
+        sandbox = AsyncSandbox(**self._options, keep=keep)
+        await sandbox.__aenter__()
+        return sandbox
+
+
+@dataclass
+class StaddleSandbox(AbstractCapability[Any] if TYPE_CHECKING else AbstractCapability):  # type: ignore[misc]
+    """The capability: each run works in a sandbox, a new one or that of the ref it continues with."""
+
+    workspace: str | os.PathLike[str] | None = None
+    _: KW_ONLY
+    policy: AnyPolicy = None
+    keep: bool = False
+    read_only: bool = False
+    options: Mapping[str, Any] | None = None
+    id: str | None = "staddle_sandbox"
+
+    def get_workspace(self, ctx: Any, *, ref: WorkspaceRef | None) -> Any:
+        """The backend; None for a ref of another provider."""
+        if ref is not None and ref.provider != PROVIDER:
+            return None
+        backend = StaddleWorkspace(
+            self.workspace, ref=ref, policy=self.policy, keep=self.keep, **(self.options or {})
+        )
+        return ReadOnlyWorkspace(Workspace(backend)) if self.read_only else backend
+
+
+def _entry(path: str, *, is_dir: bool, size: int | None) -> FileEntry:
+    return FileEntry(name=posixpath.basename(path), path=path, is_dir=is_dir, size=None if is_dir else size)
+
+
+async def _kept() -> set[str]:
+    """The names of the kept sandboxes of this user."""
+    return {row["name"] for row in json.loads(await _staddle("ls", "--json"))}
+
+
+async def _staddle(*words: str) -> str:
+    program = (sys.executable, "-m", "staddle", *words)
+    process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    return out.decode()
