@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from enum import Enum
@@ -65,13 +66,13 @@ class CommandEnding(Enum):
     NOT_EXECUTABLE = "not executable"  # the program is there and cannot be run
 
 
-def policy_of(policy: AnyPolicy, **limits: Any) -> Policy:
-    """A policy, or the one in a file. None is `Policy.agent()` without a timeout, with these limits.
+def policy_of(policy: AnyPolicy) -> Policy:
+    """A policy, or the one in a file. None is `Policy.agent()` without a timeout, with more output kept.
 
     Frameworks give each command a timeout of their own; a policy that the user wrote is kept as it is.
     """
     if policy is None:
-        return Policy.agent().with_limits(**{"timeout": None, "output": OUTPUT_LIMIT, **limits})
+        return Policy.agent().with_limits(timeout=None, output=OUTPUT_LIMIT)
     return policy if isinstance(policy, Policy) else Policy.from_file(policy)
 
 
@@ -88,14 +89,14 @@ def ending(result: Result) -> CommandEnding:
         return CommandEnding.CLOSED
     if result.reason is Reason.output_limit or result.stdout_truncated or result.stderr_truncated:
         return CommandEnding.TRUNCATED
-    if result.exit_code == 126 and result.stderr.endswith("cannot be run: Permission denied\n"):
+    if result.reason is Reason.not_started and result.errno in (errno.EACCES, errno.EPERM, errno.ENOEXEC):
         return CommandEnding.NOT_EXECUTABLE
     return CommandEnding.EXITED
 
 
-def shell_argv(command: str, *, merge: bool = False) -> list[str]:
-    """The program that runs shell text; with `merge`, standard error goes where standard output goes."""
-    return ["bash", "-c", 'exec 2>&1; eval "$1"', "bash", command] if merge else ["bash", "-c", command]
+def shell_argv(command: str) -> list[str]:
+    """The program that runs shell text."""
+    return ["bash", "-c", command]
 
 
 def as_user(argv: Sequence[str], user: str | int | None) -> dict[str, Any]:

@@ -76,6 +76,11 @@ class TrioSandbox:
         return self._sandbox is not None and self._sandbox.alive
 
     @property
+    def policy(self) -> Policy:
+        """The policy it was opened with."""
+        return self.now.policy
+
+    @property
     def files(self) -> TrioFiles:
         """Its files."""
         return TrioFiles(self.now.files)
@@ -83,7 +88,7 @@ class TrioSandbox:
     async def exec(self, argv: list[str], **options: Any) -> Result:
         """Run a program; see `Sandbox.exec`."""
         cancel = threading.Event()
-        result: Result = await in_thread(self.now.exec, argv, **options, cancelled=cancel)
+        result: Result = await in_thread(self.now.exec, argv, **options, cancel=cancel, cancelled=cancel)
         return result
 
     def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:

@@ -12,7 +12,7 @@ import os
 import re
 from pathlib import Path
 
-from staddle import AsyncSandbox, Policy, Snapshot
+from staddle import AsyncSandbox, Snapshot
 from staddle.errors import StaddleError
 
 from ._common import CLOSED, CommandEnding, as_user, ending, framework, policy_of, user_refused
@@ -153,7 +153,12 @@ class StaddleSandboxEnvironment(SandboxEnvironment):
         limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         try:
             result = await self.sandbox.exec(
-                **as_user(cmd, user), stdin=input, cwd=cwd, env=env, timeout=timeout
+                **as_user(cmd, user),
+                stdin=input,
+                cwd=cwd,
+                env=env,
+                timeout=timeout,
+                output_limit=min(limit, self.sandbox.policy.limits.output or limit),
             )
         except StaddleError as error:
             raise self._translated(error, user) from error
@@ -164,10 +169,9 @@ class StaddleSandboxEnvironment(SandboxEnvironment):
             raise SandboxUnavailableError("the sandbox was closed while the command ran")
         if how is CommandEnding.NOT_EXECUTABLE:
             raise PermissionError(errno.EACCES, result.stderr.strip(), cmd[0])
-        for data in (result.stdout_bytes, result.stderr_bytes):
-            if how is CommandEnding.TRUNCATED or len(data) > limit:
-                words = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR
-                raise OutputLimitExceededError(words, data[:limit].decode("utf-8", "replace"))
+        if how is CommandEnding.TRUNCATED:
+            words = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR
+            raise OutputLimitExceededError(words, result.stdout if result.stdout_truncated else result.stderr)
         return ExecResult(result.ok, result.exit_code, result.stdout, result.stderr)
 
     async def _prepare_root(self, user: str) -> None:
@@ -240,6 +244,4 @@ def _settings(config: Any) -> StaddleSandboxConfig:
 
 
 def _options(config: StaddleSandboxConfig) -> dict[str, Any]:
-    limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
-    policy: Policy = policy_of(config.policy, output=limit + 1)
-    return {**config.model_dump(exclude={"policy", "snapshots"}), "policy": policy}
+    return {**config.model_dump(exclude={"policy", "snapshots"}), "policy": policy_of(config.policy)}

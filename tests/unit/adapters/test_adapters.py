@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import errno
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,12 +85,10 @@ def test_no_timeout_leaves_it_to_the_policy() -> None:
     assert (seconds(None), seconds(0), seconds(3)) == ({}, {}, {"timeout": 3})
 
 
-def result(reason: Reason = Reason.exited, code: int = 0, err: bytes = b"", dropped: int = 0) -> Result:
+def result(reason: Reason = Reason.exited, code: int = 0, **more: Any) -> Result:
     from staddle.limits.usage import Usage
 
-    return Result(
-        ("x",), code, b"", err, 0.1, reason, None, False, "/", Usage(0.1), stdout_bytes_dropped=dropped
-    )
+    return Result(("x",), code, b"", b"", 0.1, reason, None, False, "/", Usage(0.1), **more)
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,10 @@ def result(reason: Reason = Reason.exited, code: int = 0, err: bytes = b"", drop
         (result(code=126), CommandEnding.EXITED),
         (result(Reason.timeout, 124), CommandEnding.TIMEOUT),
         (result(Reason.closed, 137), CommandEnding.CLOSED),
-        (result(dropped=3), CommandEnding.TRUNCATED),
+        (result(stdout_bytes_dropped=3), CommandEnding.TRUNCATED),
         (result(Reason.output_limit, 143), CommandEnding.TRUNCATED),
-        (
-            result(code=126, err=b"'x' cannot be run: Permission denied\n"),
-            CommandEnding.NOT_EXECUTABLE,
-        ),
+        (result(Reason.not_started, 126, errno=errno.EACCES), CommandEnding.NOT_EXECUTABLE),
+        (result(Reason.not_started, 127, errno=errno.ENOENT), CommandEnding.EXITED),
     ],
 )
 def test_how_a_command_ended(given: Result, how: CommandEnding) -> None:
