@@ -153,7 +153,10 @@ class TestMount:
             (place / "before").write_text("1")
             os.chdir(place)
             tree = overlay.overlay(following.lowers, following.top.upper, following.top.work)
-            overlay.exchange(tree, str(place))
+            aside = tmp_path / "aside"
+            aside.mkdir()
+            overlay.exchange_together([(tree, str(place), str(aside))])
+            mounts.umount(str(aside))
             assert Path("/proc/self/mountinfo").read_text().count(" - overlay ") == 1
             assert (place / "before").read_text() == "1"
             (place / "after").write_text("2")

@@ -77,6 +77,7 @@ class SandboxTemplate:
             started=confinement.started,
             another=confinement.another,
         )
+        self.trees.on_fork = self.agent.leave_out_one
 
 
 def make(template: SandboxTemplate, layer: bytes, cgroup_fds: tuple[int, ...]) -> tuple[int, _socket.socket]:

@@ -116,33 +116,11 @@ def put_beneath(tree: int, target: int) -> None:
     call("move_mount", tree, b"", target, b"", _FROM_DESCRIPTOR | _TO_DESCRIPTOR | _BENEATH)
 
 
-def exchange(tree: int, target: str) -> None:
-    """Let the detached `tree` take the place of the mount at `target`, without a moment of nothing there.
-
-    A process whose directory is in the old one stays in it. Before Linux 6.5 there is such a moment.
-    """
-    old = os.open(target, _DIRECTORY)
-    try:
-        try:
-            put_beneath(tree, old)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            umount(target, MNT_DETACH)
-            below = os.open(target, _DIRECTORY)
-            try:
-                attach(tree, below)
-            finally:
-                os.close(below)
-        else:
-            umount(target, MNT_DETACH)
-    finally:
-        os.close(old)
-
-
 def exchange_together(several: Sequence[tuple[int, str, str]]) -> None:
-    """`exchange` for several (tree, target, aside): all of them, or none (Linux 6.5).
+    """Let detached trees take the place of mounts, given as (tree, target, aside): all of them, or none.
 
+    There is no moment of nothing at a target, and a process whose directory is in the old mount stays in
+    it; before Linux 6.5 there is such a moment, and no way back.
     What was at a target is mounted at the directory `aside` then, of which nobody else knows. Whoever
     takes away the mount that these are in takes away all at once: the kernel waits for every
     processor each time.
@@ -163,14 +141,12 @@ def exchange_together(several: Sequence[tuple[int, str, str]]) -> None:
                 _take_from_beneath(target, old, aside)
             if placed or error.errno != errno.EINVAL:
                 raise
-            for tree, target, _ in several:
-                exchange(tree, target)
+            for tree, target, aside in several:
+                _move(os.open(target, _DIRECTORY), aside, close=True)
+                _move(tree, target)
         else:
-            for target, aside, old in placed:
-                try:
-                    _move(old, aside)
-                except OSError:
-                    umount(target, MNT_DETACH)
+            for _, aside, old in placed:
+                _move(old, aside)
     finally:
         for _, _, old in placed:
             os.close(old)
@@ -183,9 +159,11 @@ def _take_from_beneath(target: str, top: int, aside: str) -> None:
     _move(top, target)
 
 
-def _move(tree: int, place: str) -> None:
+def _move(tree: int, place: str, *, close: bool = False) -> None:
     directory = os.open(place, _DIRECTORY)
     try:
         attach(tree, directory)
     finally:
         os.close(directory)
+        if close:
+            os.close(tree)

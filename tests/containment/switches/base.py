@@ -99,6 +99,9 @@ NO_PROCESS_NAMESPACE = (
     ),
 )
 NO_LAST_LOOK = Edit("inside/namespace_init.py", "    verify.around(spec, kept)\n", "")
+SEEN_FIRST_PROCESS = Edit("mounts/builder.py", '"hidepid=2"', '""')
+#: No process that is closed to the ones inside is seen in /proc.
+HIDEPID = Switch(nothing, ("read-the-command-line-of-the-first-process",), edits=(SEEN_FIRST_PROCESS,))
 OPEN_FIRST_PROCESS = (
     Edit("inside/namespace_init.py", "    process.dumpable(False)\n", ""),
     # PID 1 keeps it where it measures memory: a process without capabilities cannot look into one with some.
@@ -107,5 +110,5 @@ OPEN_FIRST_PROCESS = (
         "    kept = 0 if work.watch is None else 1 << _CAP_SYS_PTRACE\n",
         "    kept = 0\n",
     ),
-    Edit("mounts/builder.py", '"hidepid=2"', '""'),
+    SEEN_FIRST_PROCESS,
 )

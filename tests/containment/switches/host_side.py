@@ -39,6 +39,16 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         starts=True,
         only="user",  # as root the place belongs to the fork server, whom nobody is inside
     ),
+    "masks that go with the tree they are in": HostSwitch(
+        Edit(
+            "inside/agent/mount_swap.py",
+            "(not self._hiding or self._take_away_whole())",
+            "(True or self._take_away_whole())",
+        ),
+        "tests/kernel/test_frozen_layers.py",
+        "denied_stays_so",
+        starts=True,
+    ),
     "refusal of a pause that a timer undoes": HostSwitch(
         Edit("sandbox/open_sandbox.py", "if mark >= 0 and not timers:", "if True:"),
         "tests/kernel/test_sandbox_limits.py",

@@ -12,6 +12,7 @@ from staddle.linux import userns
 
 from . import bwrap
 from .base import (
+    HIDEPID,
     NO_LAST_LOOK,
     NO_PROCESS_NAMESPACE,
     OPEN_FIRST_PROCESS,
@@ -169,6 +170,7 @@ SWITCHES: dict[str, Switch] = {
     "clean launcher, closedness of the first process": Switch(
         _launcher_environment, ("find-the-secret-in-any-environment",), edits=OPEN_FIRST_PROCESS
     ),
+    "hidepid": HIDEPID,
     "closedness of the first process": Switch(
         nothing,
         ("read-environment-of-the-first-process", "enter-the-root-of-the-first-process"),
@@ -221,7 +223,6 @@ SWITCHES: dict[str, Switch] = {
 ALONE = {
     "not dumpable, CAP_SYS_PTRACE of PID 1": "where it measures memory each alone closes PID 1: switched off "
     "together",
-    "hidepid": "it hides only a process that is closed already: switched off together with that",
     "user namespace": "an ordinary user can make no other without it; root's sandbox is nobody by its id",
     "last look": "it sees whether other steps did what they say: switched off together with each",
     "private mounts": "they keep our own mounts from the host, where tests of endings look for them",

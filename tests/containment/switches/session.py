@@ -8,7 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from . import bwrap
-from .base import SOCKETS_IN_GRANTS, Edit, Patch, Switch, allow_everything, nothing, together
+from .base import (
+    HIDEPID,
+    SEEN_FIRST_PROCESS,
+    SOCKETS_IN_GRANTS,
+    Edit,
+    Patch,
+    Switch,
+    allow_everything,
+    nothing,
+    together,
+)
 from .namespaces import _program, _trust
 
 
@@ -167,9 +177,10 @@ SWITCHES: dict[str, Switch] = {
             _NOBODY_ELSE,
             _NO_LOOK_AT_ITSELF,
             Edit("inside/agent/confinement.py", "            process.dumpable(False)\n", ""),
-            Edit("mounts/builder.py", '"hidepid=2"', '""'),
+            SEEN_FIRST_PROCESS,
         ),
     ),
+    "hidepid": HIDEPID,
     "no new privileges": Switch(
         nothing,
         ("start",),  # the kernel takes no filter without it
@@ -214,7 +225,7 @@ SWITCHES: dict[str, Switch] = {
 }
 
 ALONE = {
-    "hidepid, not dumpable": "PID 1 has capabilities that nobody inside has, in a user namespace that nobody "
+    "not dumpable": "PID 1 has capabilities that nobody inside has, in a user namespace that nobody "
     "inside is in: each alone closes it, and all are switched off together",
     "last look": "it sees whether other steps did what they say: switched off together with each",
     "clean fork server": "its environment can be read through PID 1 only",

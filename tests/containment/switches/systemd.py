@@ -7,6 +7,7 @@ from typing import Any
 
 from . import bwrap
 from .base import (
+    HIDEPID,
     NO_LAST_LOOK,
     NO_PROCESS_NAMESPACE,
     OPEN_FIRST_PROCESS,
@@ -131,6 +132,7 @@ SWITCHES: dict[str, Switch] = {
         ("start", "see-a-process-of-the-host"),
         edits=NO_PROCESS_NAMESPACE,
     ),
+    "hidepid": HIDEPID,
     "closedness of the first process": Switch(
         _command(lambda i: i.replace(scoped=0)),
         ("read-environment-of-the-first-process", "enter-the-root-of-the-first-process"),
@@ -162,7 +164,6 @@ def _program(profile: str) -> bytes:
 ALONE = {
     "not dumpable, outside of the Landlock domain, CAP_SYS_PTRACE of PID 1": "each alone closes PID 1, the "
     "last where it measures memory: switched off together",
-    "hidepid": "it hides only a process that is closed already: switched off together with that",
     "KeyringMode=private": "the filter refuses every call about keys",
     "LimitCORE=": "the command's own process sets the same limit again: switched off together",
     "CapabilityBoundingSet=": "our process in the unit drops every capability from every set itself",

@@ -141,6 +141,10 @@ class SandboxAgent:
             for fd in (control, null, noise):
                 os.close(fd)
 
+    def leave_out_one(self) -> None:
+        """A process of our own is started: it does not count as one of the sandbox's."""
+        self._count.leave_out_one()
+
     def waiting_shells(self) -> set[int]:
         """The pids of the shells, which are ended last when memory has to be freed."""
         return {pid for pid, child in self._children.items() if child.files is not None}

@@ -14,10 +14,12 @@ import os
 from ...linux import mounts, overlay
 from ...linux.openat2 import open_beneath
 from ...linux.process import mount_id
+from ...linux.syscalls import call
 from ...mounts.builder import Builder
 from ...mounts.operations import Bind
 from ...mounts.shared_view import carried
 from ...policy.paths import WORKSPACE_PATH
+from ..child import live
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class TreeMounts:
     """The mounted trees of one sandbox. `aside` is a directory of ours that nothing inside can open.
 
     `places` are the mount points of the home tree; `operations` returns the operations of the view.
+    `on_fork` is called when a process of our own is started, for a moment.
     """
 
     def __init__(
@@ -56,7 +59,10 @@ class TreeMounts:
         self._workspace: Sequence[Operation] = ()
         self._added: set[str] = set()  # roots that are neither the workspace's nor the world's
         self._room = -1  # of the place aside: for so many trees
+        self._beneath_aside = -1  # the directory of that place itself, under what is mounted there
         self._mounted_aside = -1  # while old trees are there: the root of the mount that holds them
+        self.on_fork: Callable[[], None] = lambda: None
+        self._hiding: list[str] = []  # those of them in which something is mounted over something else
 
     def begin(self, aside: int) -> None:
         """For a sandbox whose directory was not there yet."""
@@ -83,6 +89,8 @@ class TreeMounts:
         they are mounted where nothing inside can see them, until `tidy`.
         """
         self.tidy()
+        if self._mounted_aside >= 0:
+            raise OSError(errno.EBUSY, "the files of before cannot be taken away")
         shown = {path: root for root in roots for path in self._shown_at(root)}
         old: dict[str, int] = {}
         closed: list[int] = []
@@ -100,7 +108,7 @@ class TreeMounts:
                 ):
                     mounts.set_attributes(old[path], mounts.ATTR_RDONLY, recursive=False)
                     closed.append(old[path])
-            self._make_place_aside(len(shown))
+            self._make_place_aside(len(old))
             self._exchange(self._parts(come(), shown, old, made), shown, old)
             self._cover_place_aside()
         except BaseException:
@@ -118,11 +126,42 @@ class TreeMounts:
 
     def tidy(self) -> None:
         """Take away what is aside. That takes a while: the kernel asks every processor."""
-        if self._mounted_aside >= 0:
+        if self._mounted_aside >= 0 and (not self._hiding or self._take_away_whole()):
             # The holder: umount2(2) would take the cover alone if that were mounted over the same place.
             mounts.umount(mounts.path_of(self._mounted_aside))
             os.close(self._mounted_aside)
             self._mounted_aside = -1
+            self._hiding.clear()
+
+    def _take_away_whole(self) -> bool:
+        """Take away old trees together with what is mounted in them. False: they stay aside, covered.
+
+        umount2(2) with MNT_DETACH takes every mount of a tree off its place. A payload that kept a directory
+        of the tree open would find there what a mask had hidden, and could write what was mounted read-only.
+        The kernel leaves them connected when the directory that the tree is mounted on is removed, which is
+        done by a process in whose mount namespace it is not mounted (`__detach_mounts`, fs/namespace.c).
+        """
+        try:
+            child = os.fork()
+        except OSError:
+            return False
+        self.on_fork()
+        if child == 0:
+            live(self._remove_places, lambda _: 1)
+        gone = os.waitpid(child, 0)[1] == 0
+        there = os.listdir(mounts.path_of(self._beneath_aside))
+        for name in {*self._hiding}.difference(there):
+            os.mkdir(name, 0o700, dir_fd=self._beneath_aside)
+        return gone
+
+    def _remove_places(self) -> int:
+        """Be the child of `_take_away_whole`."""
+        os.fchdir(self._mounted_aside)
+        call("unshare", mounts.CLONE_NEWNS)  # our directory is in its copy of the mount now
+        mounts.umount(".")
+        for name in self._hiding:
+            os.rmdir(name, dir_fd=self._beneath_aside)
+        return 0
 
     def _shown_at(self, root: str) -> tuple[str, ...]:
         if root == WORKSPACE_PATH and not self._workspace:
@@ -200,19 +239,22 @@ class TreeMounts:
                 if path not in there:
                     _attach(parts[path], path)
                     covered.append(path)
-            overlay.exchange_together(
-                [
-                    (parts[path], path, self._place_aside(f"{_BEFORE}{number}"))
-                    for number, path in enumerate(there)
-                ]
-            )
+            overlay.exchange_together([(parts[path], path, self._aside_for(path, old)) for path in there])
         except BaseException:
             for path in covered:
                 mounts.umount(path)
             raise
         for path in self._within(covered, shown):
             if path in old and path in (*self._places, *self._added):  # it is seen in the new one
-                mounts.umount(mounts.path_of(old[path]))
+                _attach(old[path], self._aside_for(path, old))
+
+    def _aside_for(self, path: str, old: Mapping[str, int]) -> str:
+        """Where the tree that was seen at `path` goes."""
+        name = f"{_BEFORE}{list(old).index(path)}"
+        hides = len(self._workspace) > 1 if path == WORKSPACE_PATH else bool(self._static(path, old[path]))
+        if hides:
+            self._hiding.append(name)
+        return self._place_aside(name)
 
     def _make_place_aside(self, count: int) -> None:
         """A mount of our own, with directories to mount `count` trees on: all go with it, at once."""
@@ -220,9 +262,10 @@ class TreeMounts:
             for path in (_HOLDER, f"{_HOLDER}/{_ASIDE}"):
                 os.mkdir(path, 0o700, dir_fd=self._aside)
             os.mkdir(_COVER, 0, dir_fd=self._aside)
+            self._beneath_aside = os.open(f"{_HOLDER}/{_ASIDE}", _DIRECTORY, dir_fd=self._aside)
         while self._room < count:
             for what in (_NEXT, _BEFORE):
-                os.mkdir(f"{_HOLDER}/{_ASIDE}/{what}{self._room + 1}", 0o700, dir_fd=self._aside)
+                os.mkdir(f"{what}{self._room + 1}", 0o700, dir_fd=self._beneath_aside)
             self._room += 1
         directory = os.open(_HOLDER, _DIRECTORY, dir_fd=self._aside)
         try:
