@@ -117,6 +117,98 @@ def test_what_waits_in_sockets_counts(kind: str) -> None:
         assert sb.run("echo alive").stdout == "alive\n"
 
 
+#: Fills memory files, and leaves each where no table of descriptors that is easily seen has it.
+UNSEEN = """
+import ctypes, os, socket, sys, threading, time
+kind, count, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) << 20
+kept = []
+def send(one, fd):
+    socket.send_fds(one, [b"x"], [fd])
+    os.close(fd)
+def hide(fd):
+    if kind == "thread":
+        mine.append(fd)
+        return
+    if kind == "listener":
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(f"/tmp/{os.getpid()}-{len(kept)}")
+        server.listen()
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(f"/tmp/{os.getpid()}-{len(kept)}")
+        pair = (client, server)
+    elif kind == "one queue" and kept:
+        pair = kept[0]
+    else:
+        pair = socket.socketpair(type=socket.SOCK_DGRAM if kind == "datagram" else socket.SOCK_STREAM)
+    send(pair[0], fd)
+    if kind == "nested":
+        outer = socket.socketpair()
+        send(outer[0], os.dup(pair[1].fileno()))
+        for one in pair:
+            one.close()
+        pair = outer
+    kept.append(pair)
+def fill():
+    for _ in range(count):
+        fd = os.memfd_create("x")
+        for _ in range(size >> 20):
+            os.write(fd, bytes(1 << 20))
+            time.sleep(0.002)
+        hide(fd)
+    print("filled", flush=True)
+    time.sleep(float(sys.argv[4]))
+mine = []
+def apart():
+    ctypes.CDLL(None).unshare(0x400)  # CLONE_FILES
+    fill()
+if kind == "thread":
+    thread = threading.Thread(target=apart)
+    thread.start()
+    thread.join()
+else:
+    fill()
+"""
+
+
+@pytest.mark.parametrize("kind", ["stream", "datagram", "one queue", "nested", "listener", "thread"])
+def test_memory_files_that_nothing_seems_to_have_open_count(kind: str) -> None:
+    with limited(memory="100M") as sb:
+        result = sb.exec(["python3", "-c", UNSEEN, kind, "12", "20", "20"])
+        assert result.reason is Reason.memory, result
+        few = sb.exec(["python3", "-c", UNSEEN, kind, "2", "4", "0.3"])
+        assert few.ok, few
+        assert sb.run("echo alive").stdout == "alive\n"
+
+
+#: Writes files, and deletes them while they are open, or in flight.
+DELETED = """
+import os, socket, sys, time
+kept = []
+for number in range(int(sys.argv[2])):
+    fd = os.open(f"/workspace/{number}", os.O_RDWR | os.O_CREAT)
+    for _ in range(4):
+        os.write(fd, bytes(1 << 20))
+    os.unlink(f"/workspace/{number}")
+    if sys.argv[1] == "in flight":
+        pair = socket.socketpair()
+        socket.send_fds(pair[0], [b"x"], [fd])
+        os.close(fd)
+        kept.append(pair)
+print("written", flush=True)
+time.sleep(float(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("how", ["open", "in flight"])
+def test_deleted_files_that_are_still_there_count_for_the_disk(how: str) -> None:
+    with limited(disk="32M", memory=None) as sb:
+        result = sb.exec(["python3", "-c", DELETED, how, "20", "20"])
+        assert result.reason is Reason.disk, result
+        few = sb.exec(["python3", "-c", DELETED, how, "4", "0.3"])
+        assert few.ok, few
+        assert sb.run("echo alive").stdout == "alive\n"
+
+
 @grouped
 def test_memory_in_which_nothing_can_run_is_an_error_that_says_so() -> None:
     with pytest.raises(LaunchFailed, match=r"limits\.memory"):

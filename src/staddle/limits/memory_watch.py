@@ -14,6 +14,7 @@ from ..linux import memory, process
 from ..linux.fileio import read_whole
 from ..linux.process import parent_of
 from . import supervisor
+from .unnamed_files import OpenFiles, device_of_memory_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class MemoryWatch:
         """`first` gives the sandbox's first process, 0 if it has ended; `shells` those that are spared."""
         self.most, self._first, self._shells = most, first, shells
         self.ended = 0
+        self._largest = 0  # of all memory files that were seen
 
     def start(self) -> None:
         """Begin to watch."""
@@ -46,10 +48,11 @@ class MemoryWatch:
         first = self._first()
         pids = below(first) if first else []
         cores = len(os.sched_getaffinity(0))
-        sample = supervisor.at_most(pids, 0, self.most)
+        shared, self._largest = OpenFiles(pids).memory(device_of_memory_files(), self._largest)
+        sample = supervisor.at_most(pids, shared, self.most)
         step = supervisor.judge(sample, self.most, self._shells(), cores)
         if step.closer:
-            sample = supervisor.exactly(pids, 0)
+            sample = supervisor.exactly(pids, shared)
             step = supervisor.judge(sample, self.most, self._shells(), cores)
         if step.kill:
             self.ended += len(step.kill)  # before it shows in the outcome of a command

@@ -10,18 +10,16 @@ kinds, memory files that are only open. Programs and libraries are the host's pa
 from __future__ import annotations
 
 import os
-import stat
 
 from .._value import Value
 from ..linux import netlink, process, process_tree
+from .unnamed_files import OpenFiles, device_of_memory_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-#: As many descriptors of one process as are looked at for memory files.
-_MOST_DESCRIPTORS = 4096
 
 
 class Sample(Value):
@@ -138,66 +136,6 @@ def system_v() -> int:
     return sum(int(words[column]) for line in lines[1:] if (words := line.split()) for column in columns)
 
 
-def memory_files(pids: Iterable[int], device: int) -> int:
-    """Bytes of files that have no name and are in memory: those of `device`, each once, and pipes.
-
-    A pipe counts as two pages, as much as each gets when a user has many.
-    """
-    found: dict[tuple[int, int], int] = {}
-    for pid in pids:
-        for status in _open_files(pid):
-            if status.st_dev == device:
-                found[device, status.st_ino] = status.st_blocks * 512
-            elif stat.S_ISFIFO(status.st_mode):
-                found[status.st_dev, status.st_ino] = 2 * _PAGE
-    return sum(found.values())
-
-
-def _open_files(pid: int) -> Iterator[os.stat_result]:
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")[:_MOST_DESCRIPTORS]
-    except PermissionError:
-        yield from _open_files_by_number(pid)
-        return
-    except OSError:
-        return  # it has ended
-    for name in names:
-        try:
-            yield os.stat(f"/proc/{pid}/fd/{name}")
-        except OSError:
-            continue
-
-
-def _open_files_by_number(pid: int) -> Iterator[os.stat_result]:
-    """Open files of a process that is not dumpable: its /proc directory is root's, but we may enter it."""
-    try:
-        handle = process.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        _, _, rest = _contents(f"/proc/{pid}/status", 4096).partition(b"\nFDSize:")
-        for number in range(min(int(rest.split(None, 1)[0]) if rest else 0, _MOST_DESCRIPTORS)):
-            try:
-                copy = process.pidfd_getfd(handle, number)
-            except OSError:
-                continue
-            try:
-                yield os.fstat(copy)
-            finally:
-                os.close(copy)
-    finally:
-        os.close(handle)
-
-
-def device_of_memory_files() -> int:
-    """The device that files of memfd_create(2) are on; the same in the whole machine."""
-    fd = os.memfd_create("staddle", os.MFD_CLOEXEC)
-    try:
-        return os.fstat(fd).st_dev
-    finally:
-        os.close(fd)
-
-
 def _contents(path: str, longest: int) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -292,6 +230,7 @@ class Supervisor:
         self._cores = len(os.sched_getaffinity(0))
         self._device = device_of_memory_files()
         self._unnamed, self._looked, self._measured_at = 0, float("-inf"), float("-inf")
+        self._largest = 0  # of all memory files that were seen
         self._last: Sample | None = None
         self._still = 0
         #: The kills that were not reported yet: see `take_events`.
@@ -347,7 +286,7 @@ class Supervisor:
         if again or now >= self._looked:
             self._measured_at = now
             began = time.monotonic()
-            self._unnamed = memory_files(pids, self._device)
+            self._unnamed, self._largest = OpenFiles(pids).memory(self._device, self._largest)
             if self._counts_sockets:
                 self._unnamed += netlink.socket_memory()
             self._looked = now + max(0.05, (time.monotonic() - began) * _SHARE)

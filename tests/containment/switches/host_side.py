@@ -63,6 +63,34 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         starts=True,
         only="user",  # the kernel counts for root's groups
     ),
+    "count of memory files in flight": HostSwitch(
+        Edit(
+            "limits/unnamed_files.py",
+            "        self._seen.add(inode)\n",
+            "        os.close(descriptor)\n        return\n",
+        ),
+        "tests/kernel/test_sandbox_limits.py",
+        "nothing_seems and stream",
+        starts=True,
+        only="user",  # the kernel counts for root's groups
+    ),
+    "count of files that a thread of its own has open": HostSwitch(
+        Edit("limits/unnamed_files.py", "    if len(threads) == 1:\n", "    if True:\n"),
+        "tests/kernel/test_sandbox_limits.py",
+        "nothing_seems and thread",
+        starts=True,
+        only="user",
+    ),
+    "count of deleted files": HostSwitch(
+        Edit(
+            "sandbox/open/limits.py",
+            "total, count = deleted = self._deleted()",
+            "total, count = deleted = 0, 0",
+        ),
+        "tests/kernel/test_sandbox_limits.py",
+        "deleted_files_that",
+        starts=True,
+    ),
     "default limit on memory": HostSwitch(
         Edit("limits/default_limits.py", 'if "memory" in limits.defaults:', "if False:"),
         "tests/kernel/test_default_limits.py",

@@ -19,8 +19,9 @@ import time
 
 from ...background import Worker, do_later
 from ...errors import LaunchFailed, StaddleError
-from ...limits import disk, enforced, usage
+from ...limits import disk, enforced, unnamed_files, usage
 from ...limits.limit_tally import PEAK, SIZE, TALLY
+from ...limits.memory_watch import below
 from ...limits.usage import Events, GroupMeter, Usage
 from ...mounts.operations import inodes
 from ...policy.limits import LARGEST
@@ -87,7 +88,7 @@ class SandboxLimits:
         """
         self._first = first
         if self._disk_quota is not None:
-            self._disk_quota.attach(agent)
+            self._disk_quota.attach(agent, first)
         if self._held_by.watches_memory and self.limits.memory is not None:
             from ...limits.memory_watch import MemoryWatch
 
@@ -238,6 +239,7 @@ class DiskQuota:
         """A `default` is first measured when as much was written on that file system."""
         self._workspace, self._most, self.default = workspace, most, default
         self._agent: AgentClient | None = None
+        self._first: Callable[[], int] = int
         self._used: tuple[int, int] | None = None  # of the file system, when it was last counted
         self._taken = disk.DiskUsage(0, 0)
         self._not_before = 0.0
@@ -245,9 +247,9 @@ class DiskQuota:
         #: How often everything was ended for it.
         self.ended = 0
 
-    def attach(self, agent: AgentClient) -> None:
-        """The sandbox is there."""
-        self._agent = agent
+    def attach(self, agent: AgentClient, first: Callable[[], int] = int) -> None:
+        """The sandbox is there; `first` gives its first process, as the host counts."""
+        self._agent, self._first = agent, first
         self._not_before = time.monotonic() + _OFTEN  # its first command is not to wait for a first count
         if self.default:
             self._used = _used(self.place)
@@ -317,7 +319,7 @@ class DiskQuota:
 
     def _count(self, most: int | None) -> disk.DiskUsage:
         """Count what is taken; stops as soon as it is over `most`."""
-        total = count = 0
+        total, count = deleted = self._deleted()
         for path in self._workspace.written():
             found = disk.occupied(path, most)
             total, count = total + found.bytes, count + found.inodes
@@ -327,8 +329,19 @@ class DiskQuota:
         self._workspace.is_crowded = disk.is_over(taken, self._most)
         # Files in frozen layers that were removed since take room until the next snapshot merges them.
         if self._workspace.is_crowded and any(tree.stack.frozen for tree in self._workspace.trees.values()):
-            return self._workspace.shown(self._most if most is not None else LARGEST)
+            shown = self._workspace.shown(self._most if most is not None else LARGEST)
+            return shown.replace(bytes=shown.bytes + deleted[0], inodes=shown.inodes + deleted[1])
         return taken
+
+    def _deleted(self) -> tuple[int, int]:
+        """Bytes and number of files in layers that were deleted, and are still open or in flight."""
+        first = self._first()
+        if not first:
+            return 0, 0
+        elsewhere = unnamed_files.mounts_without_layers(first)
+        return unnamed_files.OpenFiles(below(first)).deleted(
+            elsewhere, unnamed_files.device_of_memory_files()
+        )
 
 
 def _is_more(now: disk.DiskUsage, before: disk.DiskUsage) -> bool:
