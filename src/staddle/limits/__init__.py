@@ -11,6 +11,7 @@
     prewarm             cgroups for sandboxes that are made in advance
     host_cgroups        the facts, and the cgroup tree of this program, made when the first sandbox needs it
     command_limits      all of these, for a single command
+    unnamed_files       open files that no name leads to, also in flight: memory files, pipes, deleted files
     supervisor          measure and enforce memory, count processes, where no cgroup does, a step at a time
     process_attributes  CPU affinity and OOM score
     limit_tally         report to the host program what the supervisor did
