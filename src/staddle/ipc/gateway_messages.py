@@ -217,17 +217,21 @@ def decode_question(data: bytes) -> ConnectQuestion | None:
     return ConnectQuestion(identity, host.decode("ascii", "replace"), port)
 
 
-def encode_decision(identity: int, allowed: bool) -> bytes:
-    """The answer to a question."""
-    return wire.encode(_DECISION, (identity, int(allowed)))
+#: Decisions on the wire: no, yes, and a no that holds for this connection only.
+_NOT_NOW = 2
 
 
-def decode_decision(data: bytes) -> tuple[int, bool] | None:
+def encode_decision(identity: int, allowed: bool | None) -> bytes:
+    """The answer to a question; None is a no for this time, and the next connection asks again."""
+    return wire.encode(_DECISION, (identity, _NOT_NOW if allowed is None else int(allowed)))
+
+
+def decode_decision(data: bytes) -> tuple[int, bool | None] | None:
     """Which question was decided, and how; None when this message is about something else."""
     if not data.startswith(_DECISION):
         return None
     identity, allowed = wire.decode(_DECISION, data, 2)
-    return identity, allowed == 1
+    return identity, None if allowed == _NOT_NOW else allowed == 1
 
 
 def decode_report(data: bytes) -> Attempt | ConnectQuestion | NeedSockets | Flushed:

@@ -169,17 +169,21 @@ class Approvals:
         self._waiting[self._last] = (verdict, self._loop.now + self.seconds, [decided])
         self._events.ask(ConnectQuestion(self._last, verdict.host, verdict.port))
 
-    def decided(self, identity: int, allowed: bool, fresh: float = _FRESH) -> None:
-        """The answer to a question, and how long it holds; one that is not waiting any more is too late."""
+    def decided(self, identity: int, allowed: bool | None, fresh: float = _FRESH) -> None:
+        """The answer to a question, and how long it holds; one that is not waiting any more is too late.
+
+        None is a no that is not remembered.
+        """
         waiting = self._waiting.pop(identity, None)
         if waiting is None:
             return
         verdict, _, callbacks = waiting
         if len(self._known) >= _REMEMBERED:
             del self._known[next(iter(self._known))]
-        self._known[verdict.host, verdict.port] = (allowed, self._loop.now + fresh)
+        if allowed is not None:
+            self._known[verdict.host, verdict.port] = (allowed, self._loop.now + fresh)
         for callback in callbacks:
-            callback(allowed)
+            callback(allowed is True)
 
     def _sweep(self, now: float) -> bool:
         for identity, (_, deadline, _) in list(self._waiting.items()):

@@ -2,8 +2,9 @@
 
 It is called with an Event of kind "question": `what` is `host:port`, the name or the address that
 a program inside connects to over TCP; `rule` says why it is not allowed anyway, `allow` is the
-entry that would allow it. Only True is a yes. It is called in threads of ours, a few at a time, so
-that one who thinks does not keep the others waiting; the gateway waits no longer than it was told.
+entry that would allow it. Only True is a yes; None is a no for this time, and is asked again. It is
+called in threads of ours, a few at a time, so that one who thinks does not keep the others waiting; the
+gateway waits no longer than it was told.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     OnConnect = Callable[[Event], object]
     #: The question, whom to tell the answer, and whom what went wrong; not asked after so long.
-    Answer = Callable[[ConnectQuestion, bool], None]
+    Answer = Callable[[ConnectQuestion, bool | None], None]
     Waiting = tuple[ConnectQuestion, Answer, Callable[[Event], None], float]
 
 #: Calls at once, and questions that wait for a turn: as many as a gateway ever waits for.
@@ -75,8 +76,8 @@ class ApprovalCalls:
                 if waiting is None:
                     self._running -= 1
 
-    def _decided(self, question: ConnectQuestion, note: Callable[[Event], None]) -> bool:
-        """The decision of `on_connect`; anything but True is a no."""
+    def _decided(self, question: ConnectQuestion, note: Callable[[Event], None]) -> bool | None:
+        """The decision of `on_connect`; anything but True is a no, None one that is asked again."""
         from ...policy.hosts import special
         from ..rules.rules import decide
 
@@ -95,7 +96,7 @@ class ApprovalCalls:
             note(Event("note", what, f"refused, because on_connect raised {text[:_LONGEST]}"))
             return False
         if answer is True or answer is False or answer is None:
-            return answer is True
+            return answer
         close = getattr(answer, "close", None) if hasattr(answer, "__await__") else None
         if close is not None:
             close()  # or Python complains that nobody has awaited it

@@ -110,7 +110,7 @@ class GatewayLog:
             poll.poll()
         self.finish()
 
-    def _answer(self, question: ConnectQuestion, allowed: bool) -> None:
+    def _answer(self, question: ConnectQuestion, allowed: bool | None) -> None:
         with self._lock:
             try:
                 self._socket.send(encode_decision(question.identity, allowed), _socket.MSG_DONTWAIT)

@@ -231,8 +231,11 @@ class GatewayProcess:
         return questions
 
     def decide(self, question: ConnectQuestion, allowed: object) -> None:
-        """Answer a question. Anything but True is a no, and so is an answer that comes too late."""
-        self.pass_on(encode_decision(question.identity, allowed is True), ())
+        """Answer a question. Anything but True is a no, and so is an answer that comes too late.
+
+        None is a no that the next connection asks about again.
+        """
+        self.pass_on(encode_decision(question.identity, None if allowed is None else allowed is True), ())
 
     def ended(self) -> bool:
         """Whether the gateway is gone: nothing goes out any more."""

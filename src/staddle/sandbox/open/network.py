@@ -190,7 +190,7 @@ class SandboxNetwork:
         if event.kind == "refused" and len(self._refused) < _KEPT:
             self._refused.setdefault((event.what, event.rule), event)
 
-    def _answer(self, question: ConnectQuestion, allowed: bool) -> None:
+    def _answer(self, question: ConnectQuestion, allowed: bool | None) -> None:
         with self._lock:
             if self._gateway is not None:
                 try:

@@ -31,15 +31,15 @@ class Heard:
         assert until(lambda: host in self.answers)
         return self.answers[host]
 
-    def _answer(self, question: ConnectQuestion, allowed: bool) -> None:
+    def _answer(self, question: ConnectQuestion, allowed: bool | None) -> None:
         self.answers[question.host] = allowed
 
 
 @pytest.mark.parametrize(
     ("said", "allowed"),
-    [(True, True), (False, False), (None, False), (1, False), ("yes", False), ([], False)],
+    [(True, True), (False, False), (None, None), (1, False), ("yes", False), ([], False)],
 )
-def test_only_true_is_a_yes(said: object, allowed: bool) -> None:
+def test_only_true_is_a_yes(said: object, allowed: bool | None) -> None:
     assert Heard(lambda _: said).answer("a.example.com") is allowed
 
 

@@ -1,0 +1,122 @@
+"""What all tools share: errors that a model can read, hints about a tool, text within a bound, progress."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
+
+from staddle import StaddleError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from .sandboxes import SandboxRegistry, ServedSandbox
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _hints(*, reads: bool = False, destroys: bool, repeatable: bool, leaves: bool) -> ToolAnnotations:
+    return ToolAnnotations(
+        read_only_hint=reads, destructive_hint=destroys, idempotent_hint=repeatable, open_world_hint=leaves
+    )
+
+
+#: Nothing changes, and nothing outside the sandbox is read or reached.
+READS = _hints(reads=True, destroys=False, repeatable=True, leaves=False)
+#: Adds something; nothing that was there is lost.
+ADDS = _hints(destroys=False, repeatable=True, leaves=False)
+#: May overwrite or end something in the sandbox. A second time changes nothing more.
+REPLACES = _hints(destroys=True, repeatable=True, leaves=False)
+#: As REPLACES, but a second time is not as once.
+CHANGES = _hints(destroys=True, repeatable=False, leaves=False)
+#: Runs anything; reaches hosts, where the policy or a person has allowed some.
+RUNS = _hints(destroys=True, repeatable=False, leaves=True)
+#: Leaves the sandbox: the host's files, the network.
+LEAVES = _hints(destroys=True, repeatable=True, leaves=True)
+
+#: Seconds between two reports of progress.
+_REPORT_EVERY = 0.25
+_REPORTED = 400
+
+
+def sandboxes(ctx: Context[Any, Any]) -> SandboxRegistry:
+    """The sandboxes of the server that was called."""
+    return cast("SandboxRegistry", ctx.request_context.lifespan_context)
+
+
+async def handle_of(ctx: Context[Any, Any], sandbox: str | None) -> ServedSandbox:
+    """The sandbox that a call names."""
+    return await sandboxes(ctx).get(sandbox)
+
+
+def readable(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Let the model read what staddle and the file system refuse, and why.
+
+    The SDK passes the text of no other exception on: it could contain secrets of a server. Ours contain what,
+    why and how to fix it, and names that the sandbox has.
+    """
+
+    @wraps(tool)
+    async def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await tool(*args, **kwargs)
+        except StaddleError as error:
+            raise ToolError(str(error)) from error
+        except OSError as error:
+            raise ToolError(_of_system(error)) from error
+
+    return called
+
+
+def _of_system(error: OSError) -> str:
+    if error.strerror is None:
+        return str(error)
+    return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+
+
+def clipped(text: str, limit: int) -> tuple[str, bool]:
+    """(at most `limit` characters: beginning and end with a mark between them; whether it was cut)."""
+    if len(text) <= limit:
+        return text, False
+    head = text[: limit // 2]
+    tail = text[len(text) - (limit - limit // 2) :]
+    # At line ends, where there are some: half a line looks like a whole one.
+    head = head[: head.rfind("\n") + 1] or head
+    tail = tail[tail.find("\n") + 1 :] or tail
+    left_out = len(text) - len(head) - len(tail)
+    return f"{head}\n[… {left_out} characters left out …]\n{tail}", True
+
+
+class ProgressReports:
+    """Passes what a command prints on to the client, a few times a second at most."""
+
+    def __init__(self, ctx: Context[Any, Any]) -> None:
+        self._ctx = ctx
+        self._printed, self._last = 0, ""
+        self._task: asyncio.Task[None] | None = None
+
+    def heard(self, text: str) -> None:
+        """Take what was printed. For `on_stdout`."""
+        self._printed += len(text)
+        self._last = (self._last + text)[-_REPORTED:]
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._report())
+
+    async def _report(self) -> None:
+        told = 0
+        while True:
+            if told != self._printed:
+                told = self._printed
+                await self._ctx.report_progress(told, None, self._last)
+            await asyncio.sleep(_REPORT_EVERY)
+
+    def close(self) -> None:
+        """The command is over: its result has everything."""
+        if self._task is not None:
+            self._task.cancel()

@@ -1,0 +1,197 @@
+"""The sandboxes of one server, each under an id that tools take as an argument.
+
+A request of the newest protocol revision belongs to no session, so nothing is remembered for a client:
+whoever may call the server may use every sandbox of it by its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from staddle import AsyncSandbox, Network, Policy, StaddleError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from staddle import Event, Result, Snapshot
+
+#: The id of the sandbox that a call without one uses; it is opened by the first such call.
+DEFAULT = "default"
+#: So many lines the log of a sandbox has, and so many answers are kept for calls that are repeated.
+LOG_LINES = 500
+ANSWERS = 64
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How sandboxes are opened, and what needs no question to a person."""
+
+    workspace: str | None = None
+    policy: Policy = field(default_factory=Policy.agent)
+    mode: str = "overlay"
+    backend: str = "auto"
+    best_effort: bool = False
+    keep: str | None = None
+    #: Tools that are done without asking.
+    unasked: frozenset[str] = frozenset()
+    most_sandboxes: int = 32
+
+
+class ServedSandbox:
+    """One open sandbox, and what tools refer to by a name: processes, snapshots, allowed hosts."""
+
+    def __init__(self, name: str, sandbox: AsyncSandbox | None = None, parent: str = "") -> None:
+        self.id, self.parent, self.opened = name, parent, time.time()
+        self._sandbox = sandbox
+        self.processes: dict[int, Any] = {}
+        self.snapshots: dict[str, Snapshot] = {}
+        #: `host:port`, or a host for all of its ports.
+        self.allowed: set[str] = set()
+        self.log: deque[str] = deque(maxlen=LOG_LINES)
+        self._answers: OrderedDict[str, asyncio.Future[Any]] = OrderedDict()
+
+    @property
+    def sandbox(self) -> AsyncSandbox:
+        """The sandbox itself."""
+        if self._sandbox is None:
+            raise StaddleError(f"the sandbox {self.id!r} is not open yet")
+        return self._sandbox
+
+    @sandbox.setter
+    def sandbox(self, made: AsyncSandbox) -> None:
+        self._sandbox = made
+
+    def may_connect(self, event: Event) -> bool | None:
+        """True if a person has allowed this destination, else None: one may still do so.
+
+        Called from threads of the sandbox.
+        """
+        host = event.what.rpartition(":")[0]
+        return event.what in self.allowed or host in self.allowed or None
+
+    def note(self, result: Result) -> None:
+        """Write a command that is over to the log."""
+        command = result.command if isinstance(result.command, str) else " ".join(result.command)
+        at = time.strftime("%H:%M:%S")
+        self.log.append(f"{at} {result.reason} {result.exit_code} {result.duration:.3f}s {command!r}")
+        self.log.extend(f"{at} refused {event.what}: {event.rule}" for event in result.violations)
+
+    async def once(self, call_id: str | None, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Do `work`, or return what the call with the same id returned; wait for it while it runs."""
+        if call_id is None:
+            return await work()
+        known = self._answers.get(call_id)
+        if known is not None:
+            return await asyncio.shield(known)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._answers[call_id] = answer
+        while len(self._answers) > ANSWERS:
+            self._answers.popitem(last=False)
+        try:
+            answer.set_result(await work())
+        except BaseException:
+            # A call that failed or was cancelled may be made again; who waits for it is told so.
+            self._answers.pop(call_id, None)
+            answer.cancel()
+            raise
+        return answer.result()
+
+
+class SandboxRegistry:
+    """Every open sandbox of a server, by id."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self._handles: dict[str, ServedSandbox] = {}
+        self._opening = asyncio.Lock()
+
+    def __iter__(self) -> Any:
+        return iter(list(self._handles.values()))
+
+    async def get(self, name: str | None) -> ServedSandbox:
+        """The sandbox of that id; without one the default sandbox, which is opened if it is not yet."""
+        if name is None or name == DEFAULT:
+            return await self.open(DEFAULT)
+        return self.known(name)
+
+    def known(self, name: str) -> ServedSandbox:
+        """The open sandbox of that id."""
+        found = self._handles.get(name)
+        if found is None:
+            raise StaddleError(
+                f"there is no sandbox {name!r}",
+                why=f"open are: {', '.join(self._handles) or 'none'}",
+                fix="call open_sandbox, or leave `sandbox` out for the default one",
+            )
+        return found
+
+    async def open(self, name: str | None, *, empty: bool = False) -> ServedSandbox:
+        """A sandbox of that id: the one that is open, or a new one."""
+        found = self._handles.get(name) if name else None
+        if found is not None:
+            return found
+        async with self._opening:
+            if name and name in self._handles:
+                return self._handles[name]
+            self._room_for(1)
+            settings = self.settings
+            handle = ServedSandbox(name or f"sb-{secrets.token_hex(4)}")
+            handle.sandbox = AsyncSandbox(
+                None if empty else settings.workspace,
+                settings.policy,
+                mode="overlay" if empty else settings.mode,
+                backend=settings.backend,
+                best_effort=settings.best_effort,
+                keep=settings.keep if handle.id == DEFAULT else None,
+                on_connect=handle.may_connect if settings.policy.network != Network.open() else None,
+                on_result=handle.note,
+            )
+            try:
+                await handle.sandbox.__aenter__()
+            except BaseException:
+                await handle.sandbox.close()
+                raise
+            self._handles[handle.id] = handle
+            return handle
+
+    async def fork(self, handle: ServedSandbox, names: list[str]) -> list[ServedSandbox]:
+        """Sandboxes of these ids that continue from here; those that are there already are returned."""
+        async with self._opening:
+            new = [name for name in names if name not in self._handles]
+            self._room_for(len(new))
+            if new:
+                made = await handle.sandbox.fork(len(new))
+                for name, sandbox in zip(new, made, strict=True):
+                    forked = ServedSandbox(name, sandbox, handle.id)
+                    forked.allowed, forked.log = handle.allowed, handle.log  # one `on_connect` serves both
+                    self._handles[name] = forked
+        return [self._handles[name] for name in names]
+
+    async def close(self, name: str) -> bool:
+        """Close one; whether it was open."""
+        handle = self._handles.pop(name, None)
+        if handle is not None:
+            await handle.sandbox.close()
+        return handle is not None
+
+    async def close_all(self) -> None:
+        """Close every sandbox."""
+        for name in list(self._handles):
+            try:
+                await self.close(name)
+            except Exception:  # noqa: S112 - the others are to be closed as well
+                continue
+
+    def _room_for(self, count: int) -> None:
+        most = self.settings.most_sandboxes
+        if len(self._handles) + count > most:
+            raise StaddleError(
+                f"no more than {most} sandboxes are open at a time",
+                why=f"{len(self._handles)} are open",
+                fix="close_sandbox one that is not needed any more",
+            )
