@@ -8,6 +8,7 @@ it has found a fault that depends on the moment.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +21,12 @@ _SOME_FAILED = 1
 def main(arguments: list[str]) -> int:
     cache = Path(".pytest_cache")
     pytest = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}"]
-    first = subprocess.run([*pytest, "--cache-clear", *arguments], check=False).returncode
+    first = _status([*pytest, "--cache-clear", *arguments])
     failed = _failed(cache)
     if first != _SOME_FAILED or not 0 < len(failed) <= _CHANCES:
         return first
     print(f"once more, one after the other: {len(failed)} that failed", flush=True)
-    second = subprocess.run([*pytest, *failed], check=False).returncode
+    second = _status([*pytest, *failed])
     still = set(_failed(cache))
     for test in failed:
         print(
@@ -33,6 +34,18 @@ def main(arguments: list[str]) -> int:
             flush=True,
         )
     return second
+
+
+def _status(command: list[str]) -> int:
+    """Run `command`, which is told when we are to end."""
+    with subprocess.Popen(command) as process:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: process.send_signal(signal.SIGINT))
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                pass  # the terminal has told it, too
 
 
 def _failed(cache: Path) -> list[str]:

@@ -43,7 +43,7 @@ def test_a_timeout_ends_the_whole_tree(world: World, backend: str) -> None:
     assert gone(mark)
     assert opts.workspace.status == "failed"
     assert opts.workspace.journal()[-1].facts["reason"] == "timeout"
-    assert new_jail(backend).run(opts.replace(command=("true",))) == 0
+    assert new_jail(backend).run(opts.replace(command=("true",), timeout=60.0)) == 0
     assert opts.workspace.status == "stopped"
     assert healthy(world)
 
