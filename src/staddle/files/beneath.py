@@ -149,9 +149,17 @@ class PendingFile:
     """
 
     def __init__(
-        self, directory: int, name: str, path: str, mode: int, before: os.stat_result | None
+        self,
+        directory: int,
+        name: str,
+        path: str,
+        mode: int,
+        before: os.stat_result | None,
+        *,
+        new: bool = False,
     ) -> None:
-        self._directory, self._name, self._path = directory, name, path
+        """With `new`, nothing may have the name by then: FileExistsError."""
+        self._directory, self._name, self._path, self._is_new = directory, name, path, new
         self._temporary = f".staddle-{os.urandom(8).hex()}.tmp"
         try:
             self._fd, self._named = _unnamed(directory, self._temporary, mode & 0o777)
@@ -189,7 +197,13 @@ class PendingFile:
                 os.link(here, self._temporary, dst_dir_fd=self._directory, follow_symlinks=True)
             fd, self._fd = self._fd, -1
             os.close(fd)  # first: some file systems report here that the disk was full
-            os.rename(self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+            if self._is_new:
+                # A link to a name that is taken is refused, where a rename would replace it.
+                at = self._directory
+                os.link(self._temporary, self._name, src_dir_fd=at, dst_dir_fd=at)
+                os.unlink(self._temporary, dir_fd=self._directory)
+            else:
+                os.rename(self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         except OSError as error:
             if self._fd >= 0:
                 os.close(self._fd)

@@ -20,10 +20,20 @@ if TYPE_CHECKING:
     import _socket
     from collections.abc import Sequence
 
+    FileRow = tuple[bytes, int, int, int, int, int, bytes]
+
 # What can be asked for: the paths, the numbers.
 OPEN = b"open"  # file; comes back opened for reading
 WRITE = b"write"  # file, (content); whether directories are made; or the content comes by a pipe
-LIST = b"list"  # directory
+CREATE = b"create"  # as WRITE; nothing may be there
+APPEND = b"append"  # file, content; whether directories are made
+WRITE_MANY = b"write many"  # file, content, file, content, ...; whether directories are made
+LIST = b"list"  # directory; whether links are followed
+TREE = b"tree"  # directory: everything below it
+READLINK = b"readlink"  # link
+REALPATH = b"realpath"  # whatever; its path without links
+CHMOD = b"chmod"  # whatever; permissions
+COPY = b"copy"  # from, to; whether a file there is replaced
 STATUS = b"status"  # whatever; whether a link is followed
 MAKE = b"make"  # directory; whether those above are made, and it may be there
 RENAME = b"rename"  # from, to; whether something there is replaced
@@ -41,11 +51,11 @@ GLOB_BENEATH = b"glob beneath"  # directory, pattern
 ALL, DROP = b"all", b"drop"
 
 #: What changes nothing, and can be asked again.
-LOOKS = (OPEN, LIST, STATUS, GLOB, REAL, OPEN_BENEATH, GLOB_BENEATH)
+LOOKS = (OPEN, LIST, TREE, STATUS, READLINK, REALPATH, GLOB, REAL, OPEN_BENEATH, GLOB_BENEATH)
 
 QUESTION, MORE, LAST, ERROR = b"?", b"+", b"=", b"-"
-#: name, mode, size, modified (nanoseconds)
-Row = (bytes, int, int, int)
+#: name, mode, size, modified (nanoseconds), uid, gid, name of the owner
+Row = (bytes, int, int, int, int, int, bytes)
 _SHAPES: dict[bytes, tuple[object, ...]] = {
     QUESTION: (bytes, [bytes], [int]),
     MORE: ([Row],),

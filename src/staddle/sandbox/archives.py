@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import IO
 
     from .arguments import User
-    from .files import AnyPath, ByteSource, Owner
+    from .file_tools import AnyPath, ByteSource, Owner
 
 _CHUNK = 1 << 20
 _GZIP = b"\x1f\x8b"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from ..ipc.agent_client import AgentClient, SpawnedProcess
     from ..ipc.agent_messages import Who
+    from ..ipc.file_messages import FileRow
 
 #: The most names in one answer, and the most bytes.
 MOST_ROWS, MOST_BYTES = 1_000_000, 256 << 20
@@ -42,10 +43,10 @@ _code: list[bytes] = []
 
 
 class FileAnswer:
-    """Rows of (name, mode, size, modified), and a file (-1: none), which is the taker's to close."""
+    """Rows of facts about files, and a file (-1: none), which is the taker's to close."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[bytes, int, int, int]] = []
+        self.rows: list[FileRow] = []
         self.file = -1
 
 

@@ -16,34 +16,25 @@ import os
 import stat
 
 from .._value import Value
+from ..display import shown
 from ..errors import InvalidCall
 from ..ipc import file_messages
+from .file_tools import FileTools
 from .spawn import account
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import IO, Literal, Protocol
+    from collections.abc import Iterator, Mapping
+    from typing import IO, Literal
 
+    from ..ipc.file_messages import FileRow
     from .arguments import User
     from .file_client import FileClient
+    from .file_tools import AnyPath, ByteSource, Content, Owner
     from .open_sandbox import OpenSandbox
 
-    AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
     Kind = Literal["file", "directory", "symlink", "other"]
-
-    class ByteSource(Protocol):
-        """A binary file that is read from."""
-
-        def read(self, size: int, /) -> bytes: ...
-
-    Content = str | bytes | bytearray | memoryview | ByteSource
     Names = list[str]
-
-    class Owner(Protocol):
-        """The sandbox whose files these are."""
-
-        def _now(self) -> OpenSandbox: ...
 
 
 #: The largest file that is read into memory unless more is asked for: it may be a terabyte of holes.
@@ -52,13 +43,19 @@ _CHUNK = 1 << 20
 
 
 class FileInfo(Value):
-    """A file or directory: its name, kind, size in bytes, permissions, and when it was last changed."""
+    """A file or directory: its name, kind, size in bytes, permissions, and when it was last changed.
+
+    `owner` is the name inside of the user with the number `uid`; empty if there is no such account.
+    """
 
     name: str
     kind: Kind
     size: int
     mode: int
     modified: float
+    uid: int = 0
+    gid: int = 0
+    owner: str = ""
 
     @property
     def is_dir(self) -> bool:
@@ -66,7 +63,7 @@ class FileInfo(Value):
         return self.kind == "directory"
 
 
-class Files:
+class Files(FileTools):
     """The files of one sandbox. File errors are Python's own; everything may be called from any thread."""
 
     def __init__(self, sandbox: Owner, user: User = None) -> None:
@@ -79,16 +76,25 @@ class Files:
 
     # ------------------------------------------------------------ content
 
-    def read(self, path: AnyPath, *, limit: int = MOST_READ) -> str:
+    def read(
+        self, path: AnyPath, *, limit: int = MOST_READ, offset: int = 0, length: int | None = None
+    ) -> str:
         """The text of a file. Bytes that are not UTF-8 survive a read and a write (surrogateescape)."""
-        return self.read_bytes(path, limit=limit).decode("utf-8", "surrogateescape")
+        data = self.read_bytes(path, limit=limit, offset=offset, length=length)
+        return data.decode("utf-8", "surrogateescape")
 
-    def read_bytes(self, path: AnyPath, *, limit: int = MOST_READ) -> bytes:
-        """The content of a file of at most `limit` bytes."""
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-            raise InvalidCall(f"limit is {limit!r}", why="it is not a number of bytes")
+    def read_bytes(
+        self, path: AnyPath, *, limit: int = MOST_READ, offset: int = 0, length: int | None = None
+    ) -> bytes:
+        """The content of a file of at most `limit` bytes; or `length` bytes of any file, from `offset` on."""
+        for name, value in (("limit", limit), ("offset", offset), ("length", length)):
+            wrong = isinstance(value, bool) or not isinstance(value, int) or value < 0
+            if wrong and not (name == "length" and value is None):
+                raise InvalidCall(f"{name} is {value!r}", why="it is not a number of bytes")
         with self.open(path) as file:
-            return within(file, limit, path)
+            if length is not None:
+                return part(file, offset, min(length, limit))
+            return within(file, limit, path, offset)
 
     def open(self, path: AnyPath) -> IO[bytes]:
         """The file, to be read piece by piece, however large it is. Pipes and devices are refused."""
@@ -96,26 +102,69 @@ class Files:
         with named(path):
             return open(self._client(inside).open(file_messages.OPEN, name), "rb")
 
-    def write(self, path: AnyPath, content: Content, *, parents: bool = False) -> None:
+    def write(
+        self,
+        path: AnyPath,
+        content: Content,
+        *,
+        parents: bool = False,
+        exclusive: bool = False,
+        mode: int | None = None,
+    ) -> None:
         """Put `content` (text, bytes, or a binary file that is read to its end) at `path`.
 
         It appears whole or not at all; its permissions are those of the file that was there, and
         other hard links of that keep the old content. A link there is followed. A file that is
         mounted by itself, or in a directory that cannot be written, is changed in place. With
-        `parents`, directories above it are made.
+        `parents`, directories above it are made; with `exclusive`, FileExistsError if something is there.
+        `mode` are its permissions from then on.
         """
         inside, name = self._at(path)
+        permissions = None if mode is None else checked_mode(mode)
+        operation = file_messages.CREATE if exclusive else file_messages.WRITE
         with named(path):
-            put(self._client(inside), content, file_messages.WRITE, name, numbers=(int(parents),))
+            put(self._client(inside), content, operation, name, numbers=(int(parents),))
+            if permissions is not None:
+                self._client(inside).ask(file_messages.CHMOD, name, numbers=(permissions,))
+        inside.pass_over()
+
+    def write_many(self, contents: Mapping[str, str | bytes], *, parents: bool = True) -> None:
+        """Write many small files at once, each by itself whole: a thousand take the time of a few.
+
+        `contents` are by path. If one cannot be written, those before it are.
+        """
+        inside, client = self._at(".")[0], self._client(self._sandbox._now())
+        waiting: list[bytes] = []
+        for path, content in contents.items():
+            name, data = self._at(path)[1], as_bytes(content)
+            if len(name) + len(data) > file_messages.INLINE:
+                self.write(path, data, parents=parents)
+                continue
+            if sum(map(len, waiting)) + len(name) + len(data) > file_messages.INLINE or len(waiting) > 1000:
+                client.ask(file_messages.WRITE_MANY, *waiting, numbers=(int(parents),))
+                waiting = []
+            waiting += (name, data)
+        if waiting:
+            client.ask(file_messages.WRITE_MANY, *waiting, numbers=(int(parents),))
+        inside.pass_over()
+
+    def append(self, path: AnyPath, content: str | bytes, *, parents: bool = False) -> None:
+        """Add `content` to the end of a file, which is made if it is not there."""
+        inside, name = self._at(path)
+        data = as_bytes(content)
+        with named(path):
+            for at in range(0, max(len(data), 1), file_messages.INLINE):
+                piece = data[at : at + file_messages.INLINE]
+                self._client(inside).ask(file_messages.APPEND, name, piece, numbers=(int(parents),))
         inside.pass_over()
 
     # ------------------------------------------------------------ listing
 
-    def list(self, path: AnyPath = ".") -> list[FileInfo]:
-        """List a directory, sorted by name. Links are listed as links."""
+    def list(self, path: AnyPath = ".", *, follow_symlinks: bool = False) -> list[FileInfo]:
+        """List a directory, sorted by name. Links are listed as links, or as what they lead to."""
         inside, name = self._at(path)
         with named(path):
-            rows = self._client(inside).ask(file_messages.LIST, name).rows
+            rows = self._client(inside).ask(file_messages.LIST, name, numbers=(int(follow_symlinks),)).rows
         found = [_info(row) for row in rows if row[0] and b"/" not in row[0] and row[0] not in (b".", b"..")]
         return sorted(found, key=lambda each: each.name)
 
@@ -140,6 +189,22 @@ class Files:
             raise OSError(errno.EIO, os.strerror(errno.EIO), os.fsdecode(path))
         return _info((os.path.basename(name.rstrip(b"/")) or b"/", *rows[0][1:]))
 
+    def realpath(self, path: AnyPath) -> str:
+        """Its path without links; FileNotFoundError if there is nothing."""
+        return self._one_name(file_messages.REALPATH, path)
+
+    def readlink(self, path: AnyPath) -> str:
+        """The path that a link has in it."""
+        return self._one_name(file_messages.READLINK, path)
+
+    def _one_name(self, operation: bytes, path: AnyPath) -> str:
+        inside, name = self._at(path)
+        with named(path):
+            rows = self._client(inside).ask(operation, name).rows
+        if len(rows) != 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), os.fsdecode(path))
+        return os.fsdecode(rows[0][0])
+
     def glob(self, pattern: str) -> Names:
         """The files, directories and links that `pattern` names, sorted; no link is followed on the way.
 
@@ -157,6 +222,21 @@ class Files:
         return checked_names(rows, "/" if absolute else "")
 
     # ------------------------------------------------------------ changes
+
+    def chmod(self, path: AnyPath, mode: int) -> None:
+        """Set the permissions of a file or directory; a link is followed."""
+        inside, name = self._at(path)
+        with named(path):
+            self._client(inside).ask(file_messages.CHMOD, name, numbers=(checked_mode(mode),))
+        inside.pass_over()
+
+    def copy(self, source: AnyPath, target: AnyPath, *, replace: bool = False) -> None:
+        """Copy a file, or a directory with all that is in it. A file there is only replaced when asked."""
+        inside, name = self._at(source)
+        _, other = self._at(target)
+        with named(source):
+            self._client(inside).ask(file_messages.COPY, name, other, numbers=(int(replace),))
+        inside.pass_over()
 
     def mkdir(self, path: AnyPath, *, parents: bool = False) -> None:
         """Make a directory; with `parents` also those above, and it may be there already."""
@@ -191,7 +271,14 @@ class Files:
         """The sandbox as it is now, and `path` from its root."""
         inside = self._sandbox._now()
         name = encoded(path)
+        if name == b"~" or name.startswith(b"~/"):
+            name = os.fsencode(self._home(inside)) + name[1:]
         return inside, name if name.startswith(b"/") else os.path.join(os.fsencode(directory(inside)), name)
+
+    def _home(self, inside: OpenSandbox) -> str:
+        """The home of the user whose rights these are."""
+        other = account(inside, self._user)
+        return inside.decided.environment.get("HOME") or "/" if other is None else other.home
 
 
 def directory(inside: OpenSandbox) -> str:
@@ -230,10 +317,7 @@ def put(
 ) -> None:
     """Have the file_client write `content`: in the question itself when it is short, else by a pipe."""
     if isinstance(content, str):
-        try:
-            content = content.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError:
-            raise InvalidCall("the content has half a character in it", fix="give bytes") from None
+        content = as_bytes(content)
     if not hasattr(content, "read"):
         try:
             whole = memoryview(content).cast("B")
@@ -259,6 +343,25 @@ def put(
             sending.drop()
 
 
+def as_bytes(content: object) -> bytes:
+    """Text or bytes, as bytes."""
+    if isinstance(content, bytes | bytearray | memoryview):
+        return bytes(content)
+    if not isinstance(content, str):
+        raise InvalidCall(f"the content is {type(content).__name__}", why="it is neither text nor bytes")
+    try:
+        return content.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidCall("the content has half a character in it", fix="give bytes") from None
+
+
+def checked_mode(mode: object) -> int:
+    """Permissions, as bits."""
+    if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o7777:
+        raise InvalidCall(f"the mode is {mode!r}", fix="give permissions such as 0o644")
+    return mode
+
+
 def _pieces(source: ByteSource) -> Iterator[bytes | memoryview]:
     while data := source.read(_CHUNK):
         if isinstance(data, str):
@@ -266,10 +369,21 @@ def _pieces(source: ByteSource) -> Iterator[bytes | memoryview]:
         yield data
 
 
-def within(file: IO[bytes], limit: int, path: AnyPath) -> bytes:
+def part(file: IO[bytes], offset: int, length: int) -> bytes:
+    """Read `length` bytes of a file from `offset` on, or as many as there are."""
+    file.seek(offset)
+    data = bytearray()
+    while len(data) < length and (piece := file.read(min(_CHUNK, length - len(data)))):
+        data += piece
+    return bytes(data)
+
+
+def within(file: IO[bytes], limit: int, path: AnyPath, offset: int = 0) -> bytes:
     """Read all of a file, of no more than `limit` bytes. Nothing is read of one that says it is larger."""
     data = bytearray()
-    is_larger = os.fstat(file.fileno()).st_size > limit
+    is_larger = os.fstat(file.fileno()).st_size - offset > limit
+    if offset:
+        file.seek(offset)
     while not is_larger and len(data) <= limit:
         piece = file.read(min(_CHUNK, limit + 1 - len(data)))
         if not piece:  # nothing, or nothing yet: a file of the system that waits is not waited for
@@ -278,7 +392,7 @@ def within(file: IO[bytes], limit: int, path: AnyPath) -> bytes:
     raise OSError(errno.EFBIG, f"it has more than {limit} bytes", os.fsdecode(path))
 
 
-def checked_names(rows: list[tuple[bytes, int, int, int]], before: str = "") -> list[str]:
+def checked_names(rows: list[FileRow], before: str = "") -> list[str]:
     """Relative paths from inside that lead nowhere else, sorted."""
     names = []
     for row in rows:
@@ -288,15 +402,16 @@ def checked_names(rows: list[tuple[bytes, int, int, int]], before: str = "") -> 
     return sorted(set(names))
 
 
-def _info(row: tuple[bytes, int, int, int]) -> FileInfo:
-    name, mode, size, modified = row
+def _info(row: FileRow) -> FileInfo:
+    name, mode, size, modified, uid, gid, owner = row
     kinds: dict[int, Kind] = {
         stat.S_IFREG: "file",
         stat.S_IFDIR: "directory",
         stat.S_IFLNK: "symlink",
     }
     kind = kinds.get(stat.S_IFMT(mode & 0xFFFF), "other")
-    return FileInfo(os.fsdecode(name), kind, max(size, 0), mode & 0o7777, modified / 1e9)
+    facts = max(size, 0), mode & 0o7777, modified / 1e9
+    return FileInfo(os.fsdecode(name), kind, *facts, uid, gid, shown(owner))
 
 
 class named:  # noqa: N801 - reads as what it does

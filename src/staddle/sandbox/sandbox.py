@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ..policy.plan import Plan
     from .arguments import StreamOptions, User, WaitedRunOptions
     from .environment import SandboxEnvironment
-    from .files import AnyPath, ByteSource
+    from .file_tools import AnyPath, ByteSource
     from .open.accounts import Account
     from .open.hook_settings import CommandStart
     from .open.network import SandboxNetwork

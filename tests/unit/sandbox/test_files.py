@@ -82,8 +82,8 @@ def client_of(answers: Answers) -> Iterator[FileClient]:
             thread.join(60)
 
 
-def row(name: bytes) -> tuple[bytes, int, int, int]:
-    return name, 0o100644, 1, 0
+def row(name: bytes) -> tuple[bytes, int, int, int, int, int, bytes]:
+    return name, 0o100644, 1, 0, 1000, 1000, b"user"
 
 
 def test_an_answer_comes_in_as_many_messages_as_it_takes() -> None:

@@ -23,7 +23,8 @@ from ...ipc.wire import Malformed
 from ...linux.fileio import write_all
 from ...linux.openat2 import allow_steps, open_without_symlinks
 from ...linux.process import mount_id
-from . import tar
+from . import file_operations, tar
+from .file_operations import file_row
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,9 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, NoReturn
 
+    from ...ipc.file_messages import FileRow
+
 _CHUNK = 1 << 18
 #: A walk says that it goes on after so many directories.
 _A_WHILE = 200
+#: Of what only the name and the kind are asked for.
+_NOTHING_MORE = (0, 0, 0, 0, b"")
 
 
 def serve(socket: _socket.socket) -> NoReturn:
@@ -62,7 +67,13 @@ class FileServer:
         self._socket = socket
         self._does: dict[bytes, tuple[Callable[..., Any], int, int]] = {
             file_messages.OPEN: (self._open, 1, 0),
-            file_messages.LIST: (self._list, 1, 0),
+            file_messages.LIST: (self._list, 1, 1),
+            file_messages.TREE: (self._tree, 1, 0),
+            file_messages.READLINK: (self._readlink, 1, 0),
+            file_messages.REALPATH: (self._realpath, 1, 0),
+            file_messages.CHMOD: (os.chmod, 1, 1),
+            file_messages.COPY: (self._copy, 2, 1),
+            file_messages.APPEND: (self._append, 2, 1),
             file_messages.STATUS: (self._status, 1, 1),
             file_messages.MAKE: (self._make, 1, 1),
             file_messages.RENAME: (self._rename, 2, 1),
@@ -106,7 +117,10 @@ class FileServer:
         """(the last rows, a descriptor to hand out or -1)"""
         if any(b"\0" in word for word in words[:1]):
             raise Malformed("a path has a NUL in it")
-        if operation in (file_messages.WRITE, file_messages.WRITE_BENEATH):
+        if operation == file_messages.WRITE_MANY:
+            self._write_many(words, numbers)
+            return (), -1
+        if operation in (file_messages.WRITE, file_messages.CREATE, file_messages.WRITE_BENEATH):
             self._write(operation, words, numbers, said)
             return (), -1
         if operation == file_messages.PACK:
@@ -130,9 +144,9 @@ class FileServer:
             self._socket, file_messages.ERROR, kind, number, what[:8192], _bytes(why), _bytes(fix)
         )
 
-    def _say_rows(self, rows: Iterable[tuple[bytes, int, int, int]]) -> None:
+    def _say_rows(self, rows: Iterable[FileRow]) -> None:
         """Many rows, in messages of a good size."""
-        waiting: list[tuple[bytes, int, int, int]] = []
+        waiting: list[FileRow] = []
         size = 0
         for row in rows:
             size += len(row[0]) + 40
@@ -163,19 +177,49 @@ class FileServer:
             raise
         return fd
 
-    def _list(self, path: bytes) -> None:
-        def rows() -> Iterable[tuple[bytes, int, int, int]]:
+    def _list(self, path: bytes, follow: int) -> None:
+        def rows() -> Iterable[FileRow]:
             with os.scandir(path) as entries:
                 for entry in entries:
                     try:
-                        yield _row(entry.name, entry.stat(follow_symlinks=False))
+                        yield file_row(entry.name, _status(entry, bool(follow)))
                     except FileNotFoundError:
                         continue  # gone since
 
         self._say_rows(rows())
 
-    def _status(self, path: bytes, follow: int) -> list[tuple[bytes, int, int, int]]:
-        return [_row(os.path.basename(path.rstrip(b"/")), os.stat(path, follow_symlinks=bool(follow)))]
+    def _tree(self, path: bytes) -> None:
+        self._say_rows(file_operations.tree(path, self._sometimes()))
+
+    def _sometimes(self) -> Callable[[], None]:
+        """What is to be called for each directory, so that the host program hears of us."""
+        looked = 0
+
+        def beat() -> None:
+            nonlocal looked
+            looked += 1
+            if not looked % _A_WHILE:
+                self._beat()
+
+        return beat
+
+    def _readlink(self, path: bytes) -> list[FileRow]:
+        return [file_row(os.readlink(path), os.lstat(path))]
+
+    def _realpath(self, path: bytes) -> list[FileRow]:
+        real = os.path.realpath(path, strict=True)
+        return [file_row(real, os.lstat(real))]
+
+    def _copy(self, source: bytes, target: bytes, replace: int) -> None:
+        file_operations.copy(source, target, bool(replace), self._sometimes())
+
+    def _append(self, path: bytes, data: bytes, parents: int) -> None:
+        if parents:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        file_operations.append(path, data)
+
+    def _status(self, path: bytes, follow: int) -> list[FileRow]:
+        return [file_row(os.path.basename(path.rstrip(b"/")), os.stat(path, follow_symlinks=bool(follow)))]
 
     def _make(self, path: bytes, parents: int) -> None:
         if parents:
@@ -198,12 +242,12 @@ class FileServer:
         root = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._say_matches(root, pattern, links=True)
 
-    def _real(self, path: bytes) -> list[tuple[bytes, int, int, int]]:
+    def _real(self, path: bytes) -> list[FileRow]:
         real = os.path.realpath(path, strict=True)
         found = os.stat(real)
         if not stat.S_ISDIR(found.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-        return [_row(real, found)]
+        return [file_row(real, found)]
 
     # ---------------------------------------------------------------- beneath a directory, without links
 
@@ -242,12 +286,12 @@ class FileServer:
                 self._beat()
             return glob.deep or path.count("/") + 1 < depth
 
-        def rows() -> Iterable[tuple[bytes, int, int, int]]:
+        def rows() -> Iterable[FileRow]:
             if glob.prefix and glob.matches(glob.prefix):  # `docs/**` names docs too
-                yield os.fsencode(glob.prefix), stat.S_IFDIR, 0, 0
+                yield os.fsencode(glob.prefix), stat.S_IFDIR, *_NOTHING_MORE
             for path, is_directory in beneath.walk(root, glob.prefix, enter, links=links):
                 if glob.matches(path):
-                    yield os.fsencode(path), stat.S_IFDIR if is_directory else 0, 0, 0
+                    yield os.fsencode(path), stat.S_IFDIR if is_directory else 0, *_NOTHING_MORE
 
         try:
             os.close(beneath.open_checked(root, glob.prefix or ".", os.O_PATH | os.O_DIRECTORY))
@@ -262,12 +306,12 @@ class FileServer:
     def _write(
         self, operation: bytes, words: tuple[bytes, ...], numbers: tuple[int, ...], said: file_messages.Said
     ) -> None:
-        paths = 1 if operation == file_messages.WRITE else 2
+        paths = 2 if operation == file_messages.WRITE_BENEATH else 1
         by_pipe = said.descriptor >= 0
         if len(words) != paths + (not by_pipe) or len(numbers) != 1:
             raise Malformed("what is to be written is not said as it should be")
-        if operation == file_messages.WRITE:
-            target = _pending(words[0], make=bool(numbers[0]))
+        if operation != file_messages.WRITE_BENEATH:
+            target = _pending(words[0], make=bool(numbers[0]), new=operation == file_messages.CREATE)
         else:
             root = _root(words[0])
             try:
@@ -281,6 +325,17 @@ class FileServer:
             while chunk := os.read(said.descriptor, _CHUNK):
                 target.write(chunk)
             self._confirmed()
+
+    def _write_many(self, words: tuple[bytes, ...], numbers: tuple[int, ...]) -> None:
+        if len(words) % 2 or len(numbers) != 1 or any(b"\0" in path for path in words[::2]):
+            raise Malformed("what is to be written is not said as it should be")
+        for path, content in zip(words[::2], words[1::2], strict=True):
+            try:
+                with _pending(path, make=bool(numbers[0])) as target:
+                    target.write(content)
+            except OSError as error:
+                error.filename = path
+                raise
 
     def _confirmed(self) -> None:
         """Wait for the message that the pipe brought everything: its writer may have died."""
@@ -314,10 +369,15 @@ class _InPlace:
         os.close(self._fd)
 
 
-def _pending(path: bytes, *, make: bool) -> beneath.PendingFile | _InPlace:
-    """Open a file to write at `path`, or where the link there leads; it appears when it is whole."""
+def _pending(path: bytes, *, make: bool, new: bool = False) -> beneath.PendingFile | _InPlace:
+    """Open a file to write at `path`, or where the link there leads; it appears when it is whole.
+
+    With `new`, nothing may be there, also when it is whole.
+    """
     if path.endswith(b"/"):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if new and os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
     real = os.path.realpath(path)
     before = _before(real)
     parent, name = os.path.split(real)
@@ -328,7 +388,7 @@ def _pending(path: bytes, *, make: bool) -> beneath.PendingFile | _InPlace:
         os.close(directory)
         return _InPlace(real)
     try:
-        return beneath.PendingFile(directory, os.fsdecode(name), os.fsdecode(path), 0o644, before)
+        return beneath.PendingFile(directory, os.fsdecode(name), os.fsdecode(path), 0o644, before, new=new)
     except OSError as error:
         if before is None or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
@@ -385,9 +445,12 @@ def _refuse_ourselves(fd: int) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def _row(name: bytes, found: os.stat_result) -> tuple[bytes, int, int, int]:
-    most = (1 << 63) - 1
-    return name, found.st_mode, min(found.st_size, most), max(-most, min(found.st_mtime_ns, most))
+def _status(entry: os.DirEntry[bytes], follow: bool) -> os.stat_result:
+    """What is at the end of a link, if that is asked for and there is something."""
+    try:
+        return entry.stat(follow_symlinks=follow)
+    except OSError:
+        return entry.stat(follow_symlinks=False)
 
 
 def _bytes(text: str) -> bytes:

@@ -41,7 +41,8 @@ _FILE_SERVER_MODULES = (
     *("staddle.linux.process", "staddle.linux.fileio"),
     *("staddle.ipc.wire", "staddle.ipc.descriptors", "staddle.ipc.file_messages"),
     *("staddle.files.globs", "staddle.files.beneath", "staddle.files.tar", "staddle.files.tree"),
-    *("staddle.files.unpack", "staddle.inside.agent.tar", "staddle.inside.agent.file_server"),
+    *("staddle.files.unpack", "staddle.inside.agent.tar", "staddle.inside.agent.file_operations"),
+    "staddle.inside.agent.file_server",
 )
 
 #: Runs inside. Everything is read before anything is run; the memory file is gone afterwards.

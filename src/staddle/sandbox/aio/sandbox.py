@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ...policy.command_rules.rules import CommandRules
     from ...policy.plan import Plan
     from ..arguments import RunOptions, StreamOptions, User
-    from ..files import AnyPath
+    from ..file_tools import AnyPath
     from ..open.accounts import Account
     from ..open.hook_settings import CommandStart
     from ..open_sandbox import OpenSandbox
@@ -88,6 +88,16 @@ class AsyncFiles:
     exists = awaited(Files.exists)
     stat = awaited(Files.stat)
     glob = awaited(Files.glob)
+    write_many = awaited(Files.write_many)
+    append = awaited(Files.append)
+    realpath = awaited(Files.realpath)
+    readlink = awaited(Files.readlink)
+    chmod = awaited(Files.chmod)
+    copy = awaited(Files.copy)
+    edit = awaited(Files.edit)
+    grep = awaited(Files.grep)
+    upload = awaited(Files.upload)
+    download = awaited(Files.download)
     mkdir = awaited(Files.mkdir)
     rename = awaited(Files.rename)
     remove = awaited(Files.remove)
