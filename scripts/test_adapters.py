@@ -53,6 +53,20 @@ SUITES = (
         "`WorkspaceBackendSuite` (38), twice: also kept; refs from another process",
         options=("-p", "no:asyncio"),
     ),
+    Suite(
+        "deepagents",
+        "deepagents",
+        "deepagents",
+        "`SandboxIntegrationTests` (86), twice: also in one shell; a scripted agent",
+        ("langchain-tests",),
+    ),
+    Suite(
+        "langchain",
+        "langchain",
+        "langchain-core",
+        "the shell tool, called by a scripted agent",
+        ("langchain",),
+    ),
 )
 
 

@@ -8,11 +8,11 @@ import uuid
 from enum import Enum
 
 from staddle import AsyncSandbox, Policy, Reason, Sandbox
-from staddle.errors import ExtraMissing, InvalidCall, RootUnavailable, SandboxClosed, SessionError
+from staddle.errors import ExtraMissing, InvalidCall, UserUnavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import Any, TypeVar
 
@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 OUTPUT_LIMIT = 64 << 20
 #: A file is read whole up to this size, where a framework has no limit of its own.
 READ_LIMIT = 4 << 30
-#: The sandbox has ended, or was closed.
-CLOSED = (SandboxClosed, SessionError)
 WORKSPACE = "/workspace"
-
-_RUNUSER = "/usr/sbin/runuser"
 
 
 class framework:  # noqa: N801 - reads as what it does
@@ -50,10 +46,6 @@ class framework:  # noqa: N801 - reads as what it does
                 why=str(error),
                 fix=f"pip install 'staddle[{self._extra}]'",
             ) from error
-
-
-class UserRefused(Exception):
-    """A command was to run as a user that cannot be had in this sandbox. It was not started."""
 
 
 class CommandEnding(Enum):
@@ -99,17 +91,9 @@ def shell_argv(command: str) -> list[str]:
     return ["bash", "-c", command]
 
 
-def as_user(argv: Sequence[str], user: str | int | None) -> dict[str, Any]:
-    """The arguments `argv` and `user` of `exec` for any user by name or number."""
-    if user is None or user in ("root", 0, "0"):
-        return {"argv": list(argv), "user": None if user is None else "root"}
-    # By absolute path: what the sandbox's user put on the PATH must not run as root.
-    return {"argv": [_RUNUSER, "-u", str(user), "--", *argv], "user": "root"}
-
-
 def user_refused(error: BaseException, user: object) -> bool:
     """Whether the reason of this error is that `user` cannot be had."""
-    return isinstance(error, RootUnavailable) or (user is not None and isinstance(error, InvalidCall))
+    return isinstance(error, UserUnavailable) or (user is not None and isinstance(error, InvalidCall))
 
 
 class OpenSandboxes:

@@ -13,9 +13,9 @@ import re
 from pathlib import Path
 
 from staddle import AsyncSandbox, Snapshot
-from staddle.errors import StaddleError
+from staddle.errors import SandboxClosed, StaddleError
 
-from ._common import CLOSED, CommandEnding, as_user, ending, framework, policy_of, user_refused
+from ._common import CommandEnding, ending, framework, policy_of, user_refused
 from ._trio import TrioSandbox
 
 with framework("inspect_ai", "inspect"):
@@ -153,7 +153,8 @@ class StaddleSandboxEnvironment(SandboxEnvironment):
         limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         try:
             result = await self.sandbox.exec(
-                **as_user(cmd, user),
+                cmd,
+                user=user,
                 stdin=input,
                 cwd=cwd,
                 env=env,
@@ -185,7 +186,7 @@ class StaddleSandboxEnvironment(SandboxEnvironment):
     def _translated(error: StaddleError, user: str | None) -> Any:
         if user_refused(error, user):
             return SandboxUserUnsupportedError(str(error))
-        return SandboxUnavailableError(str(error)) if isinstance(error, CLOSED) else error
+        return SandboxUnavailableError(str(error)) if isinstance(error, SandboxClosed) else error
 
     # ------------------------------------------------------------ files
 

@@ -20,7 +20,6 @@ from staddle import AsyncSandbox
 from staddle.errors import SandboxClosed
 
 from ._common import (
-    CLOSED,
     READ_LIMIT,
     WORKSPACE,
     CommandEnding,
@@ -123,7 +122,7 @@ class StaddleWorkspace:
         sandbox = await self._opened()
         try:
             result = await sandbox.exec(argv, env=env, cwd=WORKSPACE, **seconds(timeout))
-        except CLOSED as error:
+        except SandboxClosed as error:
             raise WorkspaceUnavailableError(str(error)) from error
         return self._result(result)
 
