@@ -66,6 +66,10 @@ class EnforcedLimit(Value):
     default: bool = False
 
 
+#: Not empty once this program has been told of accepted gaps; the command line tells them itself.
+TOLD: list[str] = []
+
+
 class Enforcement(Value):
     """The protections that are in force, and every gap."""
 
@@ -75,9 +79,25 @@ class Enforcement(Value):
     why: str = ""
     #: By what each limit of the policy is held, where a sandbox as a whole is limited.
     limits: tuple[EnforcedLimit, ...] = ()
+    #: Whether gaps were accepted because the policy, or STADDLE_NESTED, says that this host is a container.
+    nested: bool = False
 
     @classmethod
-    def of(cls, backend: str, gaps: tuple[Gap, ...], why: str = "") -> Enforcement:
+    def of(cls, backend: str, gaps: tuple[Gap, ...], why: str = "", *, nested: bool = False) -> Enforcement:
         """All protections but those a gap names."""
         open_ = {gap.protection for gap in gaps}
-        return cls(backend, tuple(name for name in PROTECTIONS if name not in open_), gaps, why)
+        held = tuple(name for name in PROTECTIONS if name not in open_)
+        return cls(backend, held, gaps, why, nested=nested)
+
+    def tell_once(self) -> None:
+        """Warn the program, once, that gaps are accepted."""
+        if not TOLD:
+            import warnings
+
+            TOLD.append("by a warning")
+            warnings.warn(self.notice(), stacklevel=3)
+
+    def notice(self) -> str:
+        """One sentence for a person about what does not hold."""
+        names = ", ".join(dict.fromkeys(gap.protection for gap in self.gaps))
+        return f"nested: the {self.backend} backend does not enforce {names} here; `staddle doctor` says why"

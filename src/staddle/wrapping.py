@@ -155,7 +155,10 @@ def wrap(
         else _compile_for(command[0], policy, cwd, env)
     )
     if on_connect is None:
-        return prepare(command, plan, backend=backend, best_effort=best_effort)
+        wrapped = prepare(command, plan, backend=backend, best_effort=best_effort)
+        if wrapped.enforced.nested:
+            wrapped.enforced.tell_once()
+        return wrapped
     from .network.host import approval_calls
 
     ask = approval_calls.checked(on_connect, awaited=False)

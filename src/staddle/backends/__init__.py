@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from ..enforcement import Enforcement, Gap, Probe
@@ -25,6 +26,8 @@ _CLASSES = {
 }
 NAMES = tuple(_CLASSES)
 _LAYERED = "namespaces"
+#: "1": every policy of this program is nested, see `choose`.
+NESTED = "STADDLE_NESTED"
 
 _made: dict[str, Backend] = {}
 
@@ -70,14 +73,16 @@ def choose(plan: Plan, name: str = "auto", *, best_effort: bool = False) -> tupl
     """The backend that will hold `plan`, and what it really enforces.
 
     A named backend is taken with the limits it documents; whatever else it cannot hold is
-    an error. `auto` takes the strongest backend that leaves no gap at all. With
+    an error. `auto` takes the strongest backend that leaves no gap at all; for a nested plan, if there is
+    none, the one with the fewest of those that leave only gaps that they document. With
     `best_effort` gaps are recorded instead of raised, but some backend must confine.
     """
     if plan.layers:
         name = _with_layers(name)
     host = installation()
+    is_nested = plan.nested or os.environ.get(NESTED) == "1"
     if host is not NOTHING:
-        _refuse(host, plan, name, best_effort)
+        _refuse(host, plan, name, best_effort or (is_nested and name == "auto"))
     if name != "auto":
         return _named(plan, name, best_effort)
     refused: list[str] = []
@@ -108,17 +113,17 @@ def choose(plan: Plan, name: str = "auto", *, best_effort: bool = False) -> tupl
             why="; ".join(refused),
             fix=next((fix for fix in fixes if fix), "see `staddle doctor`"),
         )
-    if best_effort:
+    documented = [pair for pair in usable if all(gap.documented for gap in pair[1])]
+    if best_effort or (is_nested and documented):
         backend, gaps = min(
             usable, key=lambda pair: (sum(not gap.documented for gap in pair[1]), len(pair[1]))
         )
-        return backend, Enforcement.of(
-            backend.name, gaps, f"the fewest gaps of what this host has ({'; '.join(refused)})"
-        )
+        why = f"the fewest gaps of what this host has ({'; '.join(refused)})"
+        return backend, Enforcement.of(backend.name, gaps, why, nested=is_nested and not best_effort)
     raise PolicyNotEnforceable(
         "no backend can hold all of this policy",
         why="; ".join(refused),
-        fix=_way_out(usable),
+        fix=_way_out(usable, fixes),
         gaps=usable[0][1],
     )
 
@@ -187,11 +192,14 @@ def _named(plan: Plan, name: str, best_effort: bool) -> tuple[Backend, Enforceme
 _BEST_EFFORT = "ask for less, or accept the gaps with best_effort (--best-effort)"
 
 
-def _way_out(usable: list[tuple[Backend, tuple[Gap, ...]]]) -> str:
+def _way_out(usable: list[tuple[Backend, tuple[Gap, ...]]], fixes: list[str]) -> str:
     by_name = [backend.name for backend, gaps in usable if all(gap.documented for gap in gaps)]
     if by_name:
+        # The last line can be pasted: it holds for the command and for a program that uses the library.
+        first = f"{fix}; or " if (fix := next((fix for fix in fixes if fix), "")) else ""
         return (
-            f"name a backend to accept the limits it documents (--backend {by_name[0]}; see `staddle doctor`)"
+            f"{first}accept the limits that the {by_name[0]} backend documents (--backend {by_name[0]}, or "
+            f"--nested, Policy.agent(nested=True); `staddle doctor` lists them):\nexport {NESTED}=1"
         )
     fix = next((gap.fix for _, gaps in usable for gap in gaps if gap.fix and not gap.documented), "")
     return fix or _BEST_EFFORT

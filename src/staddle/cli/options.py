@@ -156,6 +156,11 @@ RUNNING = (
     Option("base", "DIR", "use this root file system: a directory, or a name from `staddle base ls`"),
     Option("workspace", "DIR", "the directory to work in (default: the current one)"),
     Option("mode", "MODE", "the workspace inside: readonly (default) or bind (written directly)"),
+    Option(
+        "nested",
+        "",
+        "in a container: accept the gaps that the best backend there documents; they are printed",
+    ),
     Option("best-effort", "", "run even if something cannot be enforced; every gap is reported"),
     Option("json", "", "one JSON object on standard output instead of live output"),
     HELP,
@@ -227,6 +232,8 @@ def asked_of(policy: Policy, parsed: Parsed) -> Policy:
         policy = policy.with_identity(_identity(policy.identity, parsed.many("identity")))
     if (base := parsed.one("base")) is not None:
         policy = policy.with_base(base)
+    if parsed.on("nested"):
+        policy = policy.replace(nested=True)
     limits = _limits(parsed)
     return policy.with_limits(**limits) if limits else policy
 

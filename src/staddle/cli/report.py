@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from ..enforcement import TOLD
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from ..launch.foreground import ForegroundOutcome
     from ..wrapping import WrappedCommand
     from .options import Parsed
+
+
+TOLD.append("by the command line")
 
 
 def attended(wrapped: WrappedCommand, *, seconds: float | None, cap: int | None) -> ForegroundOutcome:
@@ -77,7 +82,11 @@ def refuse(parsed: Parsed, error: StaddleError, status: int) -> int:
     if not parsed.on("json"):
         from ..display import shown
 
-        say(shown(str(error)))
+        # A line that can be pasted stands by itself.
+        line = error.fix.rpartition("\n")[2] if "\n" in error.fix else ""
+        say(shown(str(error).removesuffix(f"\n{line}")))
+        if line:
+            print(f"  {line}", file=sys.stderr)
         return status
     import json
 
@@ -88,7 +97,9 @@ def refuse(parsed: Parsed, error: StaddleError, status: int) -> int:
 
 
 def say_gaps(enforced: Enforcement) -> None:
-    """Say what is not enforced, except gaps that the backend documents."""
+    """Say what is not enforced, except gaps that the backend documents; those of a nested run in one line."""
+    if enforced.nested:
+        say(enforced.notice())
     for gap in enforced.gaps:
         if not gap.documented or enforced.backend == "native":
             say(f"not enforced ({gap.protection}): {gap.why}")

@@ -105,7 +105,7 @@ def _clone(path: bytes, owner: int, group: int, unprivileged_uid: int, read_only
     mounts.set_attributes(
         tree, mounts.ATTR_NOSUID | mounts.ATTR_NODEV | (mounts.ATTR_RDONLY if read_only else 0)
     )
-    if owner >= 0:
+    if owner >= 0 and owner != unprivileged_uid:
         from ..linux.idmaps import translation
 
         try:

@@ -8,6 +8,7 @@ is killed instead, the next start finds the trash and does the rest.
 
 from __future__ import annotations
 
+import errno
 import os
 
 from ..background import do_later, rest, wait_for_jobs
@@ -36,6 +37,10 @@ def move(path: str, home: str, owner: tuple[int, int] | None = None) -> None:
             if not os.path.lexists(path):
                 return  # another process has moved it
             continue  # the trash was tidied away that moment
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            place = path  # a directory of an image: overlayfs moves none of those
         delete_later(place)
         return
 

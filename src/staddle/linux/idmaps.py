@@ -57,6 +57,14 @@ def unused_id_here() -> int | None:
     return _mine[pid]
 
 
+def id_for_sandbox() -> int | None:
+    """An id for one sandbox, where there are many: two at a time are strangers to each other."""
+    uid = unused_id_here()
+    if uid is None or uid < FIRST_UNUSED:
+        return uid
+    return FIRST_UNUSED + int.from_bytes(os.urandom(3), "little")
+
+
 def unused_ids_here(count: int = 1 << 16) -> tuple[int, int]:
     """(first, how many) ids that are no account's: `count` if there are so many, else one, else none.
 
@@ -178,7 +186,8 @@ def unprivileged_uid() -> int | Obstacle | None:
     if missing:
         return Obstacle(
             f"root lacks the capabilities {', '.join(missing)}: the sandbox would run as root",
-            "run staddle as an ordinary user, or as root with all capabilities",
+            "run staddle as an ordinary user, or as root with all capabilities; of a container, "
+            "`staddle doctor --container` says with which options to start it",
         )
     return unused_id_here() or Obstacle(
         "no other id exists in this user namespace: the sandbox would have to run as root",

@@ -167,6 +167,7 @@ def compile(
         ),
         unprotect=policy.unprotect,
         base=root or "",
+        nested=policy.nested,
     )
     return plan.replace(cwd=_start(plan, context, host))
 

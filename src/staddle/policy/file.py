@@ -71,6 +71,7 @@ _KEYS: dict[str, type] = {
     "base": str,
     "system": bool,
     "toolchains": bool,
+    "nested": bool,
     "network": dict,
     "limits": dict,
     "env": dict,

@@ -165,6 +165,8 @@ class Plan(Value):
     closed: tuple[Closed, ...] = ()
     #: The root file system that is the system inside, as the host calls it; empty: the host's own is.
     base: str = ""
+    #: Whether gaps that a backend documents are accepted where no backend leaves none.
+    nested: bool = False
 
     def environment(self) -> dict[str, str]:
         """The variables the command starts with."""

@@ -47,6 +47,7 @@ class Policy(Value):
     environment: str
     base: str | None
     toolchains: bool
+    nested: bool
     #: Not part of what is enforced: they are looked at before a command is started.
     rules: CommandRules | None
 
@@ -73,6 +74,7 @@ class Policy(Value):
         environment: str = "linux",
         base: AnyPath | None = None,
         toolchains: bool | None = None,
+        nested: bool = False,
         rules: CommandRules | None = None,
     ) -> None:
         """`system=False` leaves out the system directories; `unprotect` opens protected names.
@@ -84,7 +86,8 @@ class Policy(Value):
         ("linux", "inherit" or "empty"). `base` is a root file system, a directory or the name of an
         imported one, that is the system inside in the place of the host's own. `toolchains` says
         whether those that are on the PATH of the starting user can be used inside, wherever
-        they lie (see `policy.toolchains`); by default, in the preset "agent". `rules` tell an agent which
+        they lie (see `policy.toolchains`); by default, in the preset "agent". `nested` accepts the gaps
+        that a backend documents where none leaves no gap, as in a container. `rules` tell an agent which
         commands to leave to others, before they start; they are advice, and confine nothing.
         """
         if rules is not None:
@@ -93,6 +96,8 @@ class Policy(Value):
             toolchains = preset == "agent"
         if not isinstance(toolchains, bool):
             raise PolicyError(f"toolchains is {toolchains!r}", why="it is neither True nor False")
+        if not isinstance(nested, bool):
+            raise PolicyError(f"nested is {nested!r}", why="it is neither True nor False")
         if not isinstance(identity, Identity):
             raise PolicyError(
                 f"identity is {identity!r}", why="it is not an Identity", fix="say Identity(user='ada')"
@@ -130,17 +135,19 @@ class Policy(Value):
             environment=checked_preset(environment),
             base=None if base is None else _base(base, system),
             toolchains=toolchains,
+            nested=nested,
             rules=rules,
         )
 
     @classmethod
-    def agent(cls, *, toolchains: bool = True) -> Policy:
+    def agent(cls, *, toolchains: bool = True, nested: bool = False) -> Policy:
         """The default: system directories readable, home and secrets hidden, network denied.
 
         Toolchains on the PATH (pyenv, uv, nvm, rustup, conda, ...) can be used although they lie in the
-        home, unless `toolchains` is False.
+        home, unless `toolchains` is False. With `nested`, `auto` may take a backend with the gaps that it
+        documents: for containers, where none leaves no gap. `Sandbox.enforced` has every one.
         """
-        return cls(preset="agent", toolchains=toolchains)
+        return cls(preset="agent", toolchains=toolchains, nested=nested)
 
     @classmethod
     def coding_agent(cls, home: AnyPath) -> Policy:

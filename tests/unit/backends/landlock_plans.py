@@ -54,4 +54,4 @@ def hidden(path: object, kind: str = "directory") -> Hidden:
 
 def found(abi: int = 7, uid: int = -1, *, hides: bool = False) -> Findings:
     """What a probe would have found on some host."""
-    return Findings(Probe("landlock", True, version=f"ABI {abi}"), abi, uid, hides)
+    return Findings(Probe("landlock", True, version=f"ABI {abi}"), abi, uid, hides, uid >= 0)

@@ -11,13 +11,12 @@ import pytest
 from staddle.backends import landlock
 from staddle.backends.landlock import Landlock, rules
 from staddle.backends.landlock.private_dirs import PrivateDirs, parent_for_private
-from staddle.backends.landlock.probe import uid_for_run
 from staddle.backends.landlock.root_view import as_user, view
 from staddle.enforcement import PROTECTIONS
 from staddle.errors import BackendUnavailable, PolicyNotEnforceable
 from staddle.ipc.exec_spec import ExecSpec, decode
+from staddle.linux import idmaps, seccomp
 from staddle.linux import landlock as kernel
-from staddle.linux import seccomp
 from staddle.linux.idmaps import FIRST_UNUSED
 from staddle.policy import Limits, Network
 from staddle.policy.plan import Guard, Link, Plan, Socket, Text, Variable
@@ -239,11 +238,13 @@ def test_the_account_files_name_the_stranger() -> None:
     assert as_user(Text("/etc/hosts", b"user:x:1000:1000\n", "x"), plan(), 7, "/") == b"user:x:1000:1000\n"
 
 
-def test_two_runs_are_strangers_to_each_other() -> None:
-    assert uid_for_run(-1) == -1
-    assert uid_for_run(65000) == 65000  # a container has few ids
-    assert len({uid_for_run(FIRST_UNUSED + 1) for _ in range(50)}) > 45
-    assert all(FIRST_UNUSED <= uid_for_run(FIRST_UNUSED) < 0x7FFFFFFF for _ in range(50))
+def test_two_runs_are_strangers_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idmaps, "unused_id_here", lambda: 65000)
+    assert idmaps.id_for_sandbox() == 65000  # a container has few ids
+    monkeypatch.setattr(idmaps, "unused_id_here", lambda: FIRST_UNUSED + 1)
+    ids = {idmaps.id_for_sandbox() for _ in range(50)}
+    assert len(ids) > 45
+    assert all(uid is not None and FIRST_UNUSED <= uid < 0x7FFFFFFF for uid in ids)
 
 
 # ExecSpec.

@@ -18,7 +18,9 @@ from ...errors import PolicyNotEnforceable
 from ...launch.contract import Launch
 from ...linux import landlock as kernel
 from ...linux import process, seccomp
+from ...linux.idmaps import FIRST_UNUSED, id_for_sandbox
 from ...policy.paths import Ancestry, upward
+from ...policy.plan import COPY
 from ...policy.virtual_environment import ORIGIN as VIRTUAL_ENVIRONMENT
 from .. import description as common
 from .. import gateways
@@ -26,7 +28,7 @@ from ..description import filter_steps
 from ..launching import landlock_profile
 from . import rules
 from .private_dirs import PrivateDirs, parent_for_private
-from .probe import Findings, find_out, uid_for_run
+from .probe import Findings, find_out
 from .rules import names
 
 TYPE_CHECKING = False
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
     from ...enforcement import Gap, Probe
     from ...ipc.exec_spec import ExecSpec
-    from ...policy.plan import Plan
+    from ...policy.plan import Grant, Plan
     from .probe import Findings
     from .root_view import RootView
     from .rules import LandlockRule
@@ -79,8 +81,8 @@ class Landlock:
         from ...ipc.exec_spec import ExecSpec
 
         found = self._findings()
-        uid = uid_for_run(found.uid)
-        layout, seen = self._place(plan, uid)
+        uid = _uid(plan, found)
+        layout, seen = self._place(plan, uid, can_mount=found.can_mount)
         mounted = _granted_in_place(plan, seen) if seen else []
         granted = self._rules(plan, layout, mounted, can_mount=seen is not None)
         kept, _ = kernel.weaken(kernel.EVERYTHING, found.abi)
@@ -120,9 +122,9 @@ class Landlock:
         )
         return plan, granted, seen, instructions
 
-    def _place(self, plan: Plan, uid: int) -> tuple[PrivateDirs, RootView | None]:
+    def _place(self, plan: Plan, uid: int, *, can_mount: bool) -> tuple[PrivateDirs, RootView | None]:
         token = os.urandom(6).hex()
-        if uid < 0:
+        if not can_mount:
             parents = (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp")
             return PrivateDirs.of(plan, parent_for_private(parents), token, but=("/dev/shm",)), None
         from .root_view import view
@@ -144,6 +146,16 @@ class Landlock:
             ) from None
         granted += rules.for_system(plan, can_mount=can_mount)
         return granted + rules.for_private([*layout.directories()[1:], *mounted])
+
+
+def _uid(plan: Plan, found: Findings) -> int:
+    """The id of one run; -1 for an ordinary user, who stays who he is."""
+    if found.uid >= 0:
+        for grant in plan.grants:
+            # A copy may have been given to the id that is to work in it.
+            if grant.origin == COPY and (owner := os.stat(grant.path).st_uid) >= FIRST_UNUSED:
+                return owner
+    return found.uid if found.uid < 0 else id_for_sandbox() or found.uid
 
 
 def _granted_in_place(plan: Plan, seen: RootView) -> list[str]:
@@ -246,13 +258,16 @@ _ANOTHER = "choose namespaces or bwrap"
 
 def _gaps(plan: Plan, found: Findings) -> tuple[Gap, ...]:
     """Everything of `plan`, and of the promises every backend makes, that will not hold."""
-    root = found.uid >= 0
+    if found.uid >= 0:
+        ours = _as_root(plan, found) if found.can_mount else _as_container_root(plan)
+    else:
+        ours = _as_a_user(plan)
     return (
-        *(_as_root(plan, found) if root else _as_a_user(plan)),
+        *ours,
         *_guards(plan),
         *_of_the_kernel(found.abi),
         *rules.network_gaps(plan, found.abi),
-        *_of_the_plan(plan, can_mount=root),
+        *_of_the_plan(plan, can_mount=found.can_mount),
     )
 
 
@@ -266,21 +281,11 @@ def _as_a_user(plan: Plan) -> Iterator[Gap]:
         "files outside can be looked up, and those of the same user can be given other modes, times and "
         "attributes: Landlock has no right for that",
     )
-    if any(text.origin == "made up" for text in plan.texts):
-        yield _documented(
-            "read", "/etc/passwd, group, hosts, hostname and resolv.conf are the host's own, not made up"
-        )
-    yield from _without_own_environment(plan)
-    yield _documented("processes", "/proc is the host's: other processes and their command lines can be seen")
+    yield from _without_mounts(plan)
     yield _documented(
         "signals",
         "other processes of the same user can be given another priority or processor; they can be neither "
         "signalled nor traced",
-    )
-    yield _documented(
-        "tmp",
-        "/tmp cannot be used: TMPDIR and HOME are private directories elsewhere, of unbounded size; "
-        "/dev/shm is the host's",
     )
     yield _documented(
         "ipc",
@@ -292,6 +297,53 @@ def _as_a_user(plan: Plan) -> Iterator[Gap]:
         "capabilities",
         "no capability is held or can be gained, but only root could empty the bounding set as well",
     )
+
+
+def _without_mounts(plan: Plan) -> Iterator[Gap]:
+    if any(text.origin == "made up" for text in plan.texts):
+        yield _documented(
+            "read", "/etc/passwd, group, hosts, hostname and resolv.conf are the host's own, not made up"
+        )
+    yield from _without_own_environment(plan)
+    yield _documented("processes", "/proc is the host's: other processes and their command lines can be seen")
+    yield _documented(
+        "tmp",
+        "/tmp cannot be used: TMPDIR and HOME are private directories elsewhere, of unbounded size; "
+        "/dev/shm is the host's",
+    )
+
+
+def _as_container_root(plan: Plan) -> Iterator[Gap]:
+    """The command has an unused id, but root may mount nothing: files belong to whom they belong."""
+    yield _documented(
+        "metadata", "names, sizes and modes of files outside can be looked up, though not changed"
+    )
+    yield from _without_mounts(plan)
+    yield _documented(
+        "ipc",
+        "shared memory and semaphores in /dev/shm that everybody may open can be opened by who knows their "
+        "name",
+    )
+    closed = [grant.path for grant in plan.grants if grant.access == "write" and not _others_may_write(grant)]
+    if closed:
+        yield Gap(
+            "write",
+            f"{_some(closed)} cannot be written: root's command has an id that owns nothing, and root of "
+            "this container may not show files as those of somebody else",
+            "work in a copy (Sandbox(dir), mode='overlay', and commit), start the container as the owner of "
+            "the directory (docker run --user 1000), or let everybody write to it (chmod o+w)",
+        )
+
+
+def _others_may_write(grant: Grant) -> bool:
+    """Whether an id that owns nothing can write there, or the copy that is granted is its own."""
+    if grant.origin == COPY:
+        return True
+    try:
+        mode = os.stat(grant.path).st_mode
+    except OSError:
+        return False
+    return bool(mode & 0o002) and (not grant.directory or bool(mode & 0o001))
 
 
 def _without_own_environment(plan: Plan) -> Iterator[Gap]:

@@ -12,7 +12,7 @@ from ...errors import StaddleError
 from ...interrupts import uninterrupted
 from ...linux import landlock as kernel
 from ...linux import seccomp
-from ...linux.process import SIGKILL
+from ...linux.process import SIGKILL, capabilities
 from ...linux.syscalls import architecture
 from . import rules
 
@@ -39,8 +39,10 @@ echo tried
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store", "/etc/ld.so.cache")
 _PATIENCE = 20.0
 
-#: What root needs to stop being root and to give its files to someone else.
-_CAPABILITIES = {"CAP_CHOWN": 0, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SETPCAP": 8, "CAP_SYS_ADMIN": 21}
+#: What root needs to stop being root: the root of a container has these.
+_CAPABILITIES = {"CAP_CHOWN": 0, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SETPCAP": 8}
+#: And to show its files to someone else as theirs.
+_MOUNTS = 21  # CAP_SYS_ADMIN
 
 
 #: A word of a problem, and what to do about it.
@@ -52,12 +54,17 @@ _FIXES = {
 
 
 class Findings(Value):
-    """The result of the probe. `uid` is the id of root's command, -1 for an ordinary user."""
+    """The result of the probe. `uid` is the id of root's command, -1 for an ordinary user.
+
+    `can_mount`: that command gets a mount namespace, with files that are shown as its own. The root of a
+    container may make none.
+    """
 
     probe: Probe
     abi: int = 0
     uid: int = -1
     hides_processes: bool = False
+    can_mount: bool = False
 
 
 def find_out(name: str) -> Findings:
@@ -71,14 +78,18 @@ def find_out(name: str) -> Findings:
         if os.geteuid() == 0:
             uid, why = _unprivileged_uid()
             if why:
-                return Findings(Probe(name, False, why, "run staddle as an ordinary user"))
-        hides = uid >= 0
-        problem = _attempt(abi, uid, hides)
+                fix = "run staddle as an ordinary user (docker run --user 1000; runAsUser: 1000)"
+                return Findings(Probe(name, False, why, fix))
+        hides = mounts = uid >= 0 and bool(capabilities()[0] >> _MOUNTS & 1)
+        problem = _attempt(abi, uid, hides, mounts)
         if problem and "processes cannot be hidden" in problem:
             hides = False  # a container covers parts of /proc, so no new one may be mounted
-            problem = _attempt(abi, uid, hides)
+            problem = _attempt(abi, uid, hides, mounts)
+        if problem and mounts and "mount namespace" in problem:
+            hides = mounts = False  # a filter refuses it
+            problem = _attempt(abi, uid, hides, mounts)
         fix = next((fix for word, fix in _FIXES.items() if word in problem), "")
-        return Findings(Probe(name, not problem, problem, fix, f"ABI {abi}"), abi, uid, hides)
+        return Findings(Probe(name, not problem, problem, fix, f"ABI {abi}"), abi, uid, hides, mounts)
     except (OSError, StaddleError) as error:
         return Findings(Probe(name, False, str(error)))
 
@@ -90,7 +101,6 @@ def _how_to_enable() -> str:
 def _unprivileged_uid() -> tuple[int, str]:
     """An id for root's command to become, or why there is none."""
     from ...linux.idmaps import unused_id_here
-    from ...linux.process import capabilities
 
     effective = capabilities()[0]
     missing = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
@@ -100,18 +110,11 @@ def _unprivileged_uid() -> tuple[int, str]:
     return (-1, "in this container there is no user id that is nobody's") if uid is None else (uid, "")
 
 
-def uid_for_run(uid: int) -> int:
-    """An id for one run, where there are many: two runs at a time have different users."""
-    from ...linux.idmaps import FIRST_UNUSED
-
-    return uid if uid < FIRST_UNUSED else FIRST_UNUSED + int.from_bytes(os.urandom(3), "little")
-
-
-def _attempt(abi: int, uid: int, hides: bool) -> str:
+def _attempt(abi: int, uid: int, hides: bool, mounts: bool) -> str:
     """Confine a shell; what went wrong, in words, or nothing."""
     from ...launch.contract import helper_launch
 
-    started = helper_launch(_instructions(abi, uid, hides))
+    started = helper_launch(_instructions(abi, uid, hides, mounts))
     status = -1 if started.status is None else started.status
     try:
         said, written = uninterrupted(lambda: _run(started, status))
@@ -127,13 +130,15 @@ def _attempt(abi: int, uid: int, hides: bool) -> str:
     return "; ".join(line for line in lines if line != "tried") or "a confined shell did not run"
 
 
-def _instructions(abi: int, uid: int, hides: bool) -> ExecSpec:
+def _instructions(abi: int, uid: int, hides: bool, mounts: bool) -> ExecSpec:
     from ...ipc.exec_spec import ExecSpec
 
     kept, _ = kernel.weaken(kernel.EVERYTHING, abi)
     readable = {os.path.realpath(path) for path in _SYSTEM if os.path.exists(path)}
     rows = [(path, kernel.READ) for path in sorted(readable)]
-    rows += [("/proc", rules.PROC), ("/dev/null", rules.DEVICES["/dev/null"])]
+    rows.append(("/proc", rules.PROC))
+    # The rules of every run: what cannot be granted here must not show only then.
+    rows += [(rule.path, rule.rights) for rule in rules.for_devices() if os.path.exists(rule.path)]
     scoped = "scoped" if "signal" in kept else ""
     return ExecSpec(
         argv=(b"/bin/sh", b"-c", _TRY.encode(), b"sh", os.fsencode(__file__), scoped.encode()),
@@ -142,7 +147,7 @@ def _instructions(abi: int, uid: int, hides: bool) -> ExecSpec:
         supervise=1,
         uid=uid,
         gid=uid,
-        empty=((b"/tmp", 0o1777, 1 << 20),) if uid >= 0 else (),
+        empty=((b"/tmp", 0o1777, 1 << 20),) if mounts else (),
         processes_hidden=int(hides),
         handled_fs=kernel.bits(kept, "fs"),
         handled_net=kernel.bits(kept, "net"),

@@ -104,7 +104,7 @@ def for_system(plan: Plan, *, can_mount: bool) -> list[LandlockRule]:
 
     Where nothing can be mounted, /dev/shm and the files in /etc are the host's own.
     """
-    rules = [LandlockRule(path, rights, "device", optional=True) for path, rights in DEVICES.items()]
+    rules = for_devices()
     rules.append(LandlockRule("/proc", PROC, "system"))
     if not can_mount and any(item.path == "/dev/shm" for item in plan.scratch):
         rules.append(LandlockRule("/dev/shm", SHARED_MEMORY, "shared memory", optional=True))
@@ -120,6 +120,18 @@ def for_system(plan: Plan, *, can_mount: bool) -> list[LandlockRule]:
         path = text.path if can_mount else os.path.realpath(text.path)
         rules.append(LandlockRule(path, frozenset({"read_file"}), text.origin, optional=True))
     return rules
+
+
+def for_devices() -> list[LandlockRule]:
+    """The rules for the devices that exist. A rule is made through no link.
+
+    In containers /dev/ptmx is one to pts/ptmx, which the rule for /dev/pts allows.
+    """
+    return [
+        LandlockRule(path, rights, "device", optional=True)
+        for path, rights in DEVICES.items()
+        if not os.path.islink(path)
+    ]
 
 
 def for_private(directories: Iterable[str]) -> list[LandlockRule]:

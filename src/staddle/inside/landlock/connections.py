@@ -3,7 +3,8 @@
 The filter stops every connect() and tells us. The address and the descriptor in the call
 are the caller's to change until the kernel looks at them, so a connect() is never let
 through: we copy both, decide about the copies, and connect ourselves on the caller's own
-socket. A socket file is opened first, through no link, and the connection made to exactly
+socket, or where its descriptor cannot be had, on a new one that takes its place
+(`replacements`). A socket file is opened first, through no link, and the connection made to exactly
 what was opened. See seccomp_unotify(2) on why nothing else is safe.
 
 A server sees the supervisor as its peer (SO_PEERCRED): the same user, another process.
@@ -22,10 +23,12 @@ import struct
 from ...linux import process
 from ...linux.landlock import RIGHTS
 from ...linux.openat2 import open_without_symlinks
+from . import replacements
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...ipc.exec_spec import ExecSpec
+    from .replacements import CallersSocket
 
     Row = tuple[bytes, int, int, int]
 
@@ -86,6 +89,8 @@ class Broker:
         self._connect = ctypes.CDLL(None, use_errno=True).connect
         self._lock = _thread.allocate_lock()
         self._at_work = 0
+        #: Whether descriptors can be taken out of the caller. Container engines refuse that.
+        self._copies = True
 
     def is_free(self) -> bool:
         """Whether one more request can be taken."""
@@ -134,24 +139,45 @@ class Broker:
     def _connected(self, identity: int, thread: int, fd: int, address: int, length: int) -> int:
         """Make the connection; 0, or the error that the caller gets."""
         name = _address(thread, address, length)
-        socket = _descriptor(thread, fd)
+        socket, seen = self._socket(thread, fd)
         try:
             # Up to here everything was done by a number, which may be another process's by
             # now. If the request still stands, its caller has been waiting all the time.
             fcntl.ioctl(self.listener, _ID_VALID, struct.pack("Q", identity))
             if not stat.S_ISSOCK(os.fstat(socket).st_mode):
                 raise ConnectRefused(errno.ENOTSOCK)
-            (family,) = struct.unpack_from("H", name)
-            if family != AF_UNIX:
-                if not self._may_reach(family, name):
-                    raise ConnectRefused(errno.EACCES)
-                return self._connect_to(socket, name)
-            path = name[2:]
-            if not path[:1].strip(b"\0"):
-                return self._connect_abstract(socket, name)
-            return self._connect_path(socket, _real(thread, path.split(b"\0")[0]))
+            error = self._decided(socket, thread, name)
+            if seen is not None and error in (0, errno.EINPROGRESS):
+                replacements.put(
+                    self.listener, identity, socket, fd, closes_on_exec=bool(seen.flags & os.O_CLOEXEC)
+                )
+            return error
         finally:
             os.close(socket)
+
+    def _socket(self, thread: int, fd: int) -> tuple[int, CallersSocket | None]:
+        """Our copy of the caller's socket; or a new one, and what the caller's is."""
+        if self._copies:
+            try:
+                return _descriptor(thread, fd), None
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.ENOSYS) or _can_copy():
+                    raise
+            self._copies = False
+        seen = replacements.CallersSocket(thread, fd, datagrams=self._internet)
+        return seen.another(), seen
+
+    def _decided(self, socket: int, thread: int, name: bytes) -> int:
+        """Connect `socket` to the address, if that is allowed."""
+        (family,) = struct.unpack_from("H", name)
+        if family != AF_UNIX:
+            if not self._may_reach(family, name):
+                raise ConnectRefused(errno.EACCES)
+            return self._connect_to(socket, name)
+        path = name[2:]
+        if not path[:1].strip(b"\0"):
+            return self._connect_abstract(socket, name)
+        return self._connect_path(socket, _real(thread, path.split(b"\0")[0]))
 
     def _may_reach(self, family: int, name: bytes) -> bool:
         if self._internet:
@@ -212,6 +238,19 @@ def _descriptor(thread: int, fd: int) -> int:
         return process.pidfd_getfd(pidfd, fd)
     finally:
         os.close(pidfd)
+
+
+def _can_copy() -> bool:
+    """Whether a descriptor can be had of any process: tried with our own."""
+    try:
+        pidfd = process.pidfd_open(os.getpid())
+        try:
+            os.close(process.pidfd_getfd(pidfd, pidfd))
+        finally:
+            os.close(pidfd)
+    except OSError:
+        return False
+    return True
 
 
 def _leader(thread: int) -> int:

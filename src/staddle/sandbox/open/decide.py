@@ -117,6 +117,7 @@ def decide(
         name = _with_layers(name)
     moved = name in _MOVE or (name == "auto" and sys.platform != "darwin")
     found = _decided(settings, settings.policy, name, moved=moved, stand_in=stand_in, copy=copy)
+    nested = found.enforced.nested
     if moved and found.backend.name not in _MOVE:  # the best there is shows directories where they are
         moved = False
         found = _decided(settings, settings.policy, found.backend.name, moved=False, copy=copy)
@@ -125,6 +126,8 @@ def decide(
         # The agent is a program of ours for the interpreter that runs us; a grant of it must do.
         policy = settings.policy.with_read(os.path.realpath(sys.base_prefix))
         found = _decided(settings, policy, found.backend.name, moved=moved, copy=copy)
+    if nested and not found.enforced.nested:  # the same backend, by its name
+        found = found.replace(enforced=found.enforced.replace(nested=True))
     if kind == "copied" and settings.mode != "copy":
         found = _with_gap(found, _copy_gap(found.backend.name))
     if moved:
@@ -159,7 +162,7 @@ def _decided(
         plan, workspace = with_copy(plan, copy, moved=moved), None
     # A layer shows no socket of the host's.
     plan = mask_host_sockets(plan, but=WORKSPACE_PATH if settings.mode in APART else "")
-    asking = name, settings.mode, settings.best_effort
+    asking = name, settings.mode, settings.best_effort, os.environ.get(backends.NESTED)
     if (known := cached(plan, asking)) is not None:
         return known  # type: ignore[no-any-return]
     is_limited = any(getattr(plan.limits, limit) is not None for limit in NEED_MORE)

@@ -90,6 +90,8 @@ def _open_with(
 ) -> SandboxHandle:
     stand_in, copy = (None, None) if workspace is None else (workspace.stand_in, workspace.copy)
     decided = decide(settings, kind, stand_in, copy)
+    if decided.enforced.nested:
+        decided.enforced.tell_once()
     if decided.backend.name == "namespaces":
         return _spawn(decided, workspace, settings.on_connect)
     from ...launch.view import find_program

@@ -23,11 +23,12 @@ from ...layers.discard import bring_back
 from ...layers.host_directory import HostDirectory
 from ...layers.merge import copy_of, flatten
 from ...layers.merged_view import LayerView, OpenLayers
+from ...layers.persistent_store import give
 from ...layers.stack import LayerSnapshot, Stack
 from ...policy.paths import WORKSPACE_PATH, covers
 from ...policy.plan import COPY, Grant
 from ...policy.workspace import compile_session
-from .stores import copy_store_for
+from .stores import copy_store_for, owner_of_copy
 from .trees import LayeredTree, by_tree
 from .workspace import SandboxWorkspace
 
@@ -138,7 +139,9 @@ class CopiedWorkspace(SandboxWorkspace):
         """Copy `directory` but for what is `hidden`; or begin at `snapshot`, with its `baseline`."""
         self.directory, self.hidden = HostDirectory.of(directory), tuple(hidden)
         self.store = copy_store_for(directory) if snapshot is None else snapshot.store
-        self._working = begun = self._anew() if snapshot is None else snapshot.stack()
+        #: Who works in the copy, if not us. A commit gives everything to the owner of the directory.
+        self._owner = owner_of_copy(self.store)
+        self._working = begun = self._given(self._anew() if snapshot is None else snapshot.stack())
         begun._of = self
         self.trees = {WORKSPACE_PATH: LayeredTree(WORKSPACE_PATH, (WORKSPACE_PATH,), begun)}
         self.mounted_at = self.copy
@@ -174,6 +177,13 @@ class CopiedWorkspace(SandboxWorkspace):
             return frozenset(path for path, status in walk(tree) if self._baseline.is_settled(path, status))
 
     # ------------------------------------------------------------ copies
+
+    def _given(self, working: WorkingCopy) -> WorkingCopy:
+        """The same, given to the owner, if there is one. Its marks are taken afterwards."""
+        if self._owner is not None:
+            os.chmod(working.top.path, 0o711)  # noqa: S103 - only what lies in `upper` is for the sandbox
+            give(working.top.upper, self._owner)
+        return working
 
     def _anew(self) -> WorkingCopy:
         """The directory as it is from now on."""
@@ -211,13 +221,14 @@ class CopiedWorkspace(SandboxWorkspace):
 
     def restored(self, trees: Mapping[str, LayerSnapshot]) -> dict[str, Stack]:
         """A copy of the snapshot's."""
-        return {WORKSPACE_PATH: trees[WORKSPACE_PATH].stack()}
+        found = trees[WORKSPACE_PATH].stack()
+        return {WORKSPACE_PATH: self._given(found) if isinstance(found, WorkingCopy) else found}
 
     def without(self, paths: Mapping[str, Collection[str]] | None) -> dict[str, Stack]:
         """The copy without the changes at and below the paths: there it is as the host is now."""
         chosen = Selection(None if paths is None else paths[WORKSPACE_PATH])
         if paths is None or chosen.is_everything:
-            return {WORKSPACE_PATH: self._anew()}
+            return {WORKSPACE_PATH: self._given(self._anew())}
         layer = self.store.layer().hold()
         try:
             copy_of(self.copy, layer.upper, ours=True, without=chosen)
@@ -226,7 +237,8 @@ class CopiedWorkspace(SandboxWorkspace):
             baseline.forget(chosen)
             back = self._note(baseline, layer.upper, chosen)
             untouched = {path for path in self.untouched() if not chosen.has(path)}
-            return {WORKSPACE_PATH: WorkingCopy(self, layer, frozenset((*untouched, *back)), baseline)}
+            made = WorkingCopy(self, layer, frozenset((*untouched, *back)), baseline)
+            return {WORKSPACE_PATH: self._given(made)}
         finally:
             layer.drop()
 

@@ -9,6 +9,7 @@ import atexit
 import os
 import threading
 
+from ...errors import LayerError
 from ...forkserver.client import mounter
 from ...layers import trash
 from ...layers.commit_dir import recover
@@ -16,9 +17,12 @@ from ...layers.store import Store, has_memory_for_more, home_for, home_for_copie
 
 _stores: list[Store] = []
 _copy_stores: dict[str, Store] = {}
+#: The homes of those of them whose copies are given to the sandbox.
+_giving: set[str] = set()
 _making = threading.Lock()
 #: The name of the empty directory in a store.
 EMPTY = "empty"
+_CAP_SYS_ADMIN = 21
 
 
 def store_for(directory: str | None) -> Store:
@@ -61,14 +65,37 @@ def empty_directory(store: Store) -> str:
 
 def copy_store_for(directory: str) -> Store:
     """The store that can hold copies of `directory`, on its file system if that can be."""
-    home = home_for_copies(directory, _can_be_shown)
+    gives = False
+    try:
+        home = home_for_copies(directory, _can_be_shown)
+    except LayerError:
+        if os.geteuid() != 0:
+            raise
+        home, gives = home_for_copies(directory), True
     with _making:
         if home not in _copy_stores:
             sweep(home)  # of processes of ours that were killed
             recover()
             owner = (os.geteuid(), os.getegid()) if os.geteuid() == 0 else None
-            _copy_stores[home] = Store(home, owner=owner)
+            _copy_stores[home] = made = Store(home, owner=owner)
+            if gives:
+                os.chmod(made.path, 0o711)  # noqa: S103 - others pass to what is theirs
+                _giving.add(home)
         return _copy_stores[home]
+
+
+def owner_of_copy(store: Store) -> tuple[int, int] | None:
+    """The owner that a new copy in `store` is given to: an id of its own. None: it stays ours.
+
+    Root's sandbox is not root. Where files cannot be shown with another owner (a container, an overlay) they
+    have to have another owner.
+    """
+    if store.home not in _giving:
+        return None
+    from ...linux.idmaps import id_for_sandbox
+
+    uid = id_for_sandbox()
+    return None if uid is None else (uid, uid)
 
 
 def _can_be_shown(place: str) -> bool:
@@ -76,9 +103,10 @@ def _can_be_shown(place: str) -> bool:
     if os.geteuid() != 0 or not os.path.isdir(place):
         return os.path.isdir(place)
     from ...linux.idmaps import unused_ids_here
+    from ...linux.process import capabilities
     from ...mounts.host import untranslatable
 
-    return not untranslatable(place, unused_ids_here()[0])
+    return bool(capabilities()[0] >> _CAP_SYS_ADMIN & 1) and not untranslatable(place, unused_ids_here()[0])
 
 
 def close_stores() -> None:

@@ -1,0 +1,244 @@
+"""In containers that nobody prepared, as user and as root, doctor, what runs and what is enforced agree.
+
+`tests/hosts` has the other kinds of containers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from tests.support.containers import Container
+
+pytestmark = pytest.mark.needs_root
+
+USER, ROOT = Container(uid=1000), Container()
+
+#: A day in the life of a session, without any word about the container but `nested`.
+SESSION = """
+import json, os, sys, warnings
+from staddle import Policy, Sandbox, StaddleError
+told = []
+warnings.showwarning = lambda message, *rest: told.append(str(message))
+os.mkdir("/tmp/p"); os.mkdir("/tmp/p/sub")
+for name, text in (("a", "one\\n"), ("sub/b", "two\\n")):
+    with open(f"/tmp/p/{name}", "w") as file:
+        file.write(text)
+os.chmod("/tmp/p/a", 0o600)
+found = {}
+nested = Policy.agent(nested=True)
+with Sandbox("/tmp/p", policy=nested) as sb:
+    found["backend"] = sb.enforced.backend
+    found["gaps"] = sorted({gap.protection for gap in sb.enforced.gaps})
+    gaps = [gap for gap in sb.enforced.gaps if not gap.protection.startswith("limits")]
+    found["documented"] = all(gap.documented for gap in gaps)
+    found["id"] = int(sb.run("id -u").stdout)
+    sb.run("cd sub; x=5; f() { echo f$x; }")
+    found["state"] = sb.run("f; cat ../a").stdout
+    found["timeout"] = str(sb.run("sleep 1000", timeout=0.5).reason)
+    process = sb.start("read line; echo got $line")
+    process.send_stdin("this\\n")
+    found["background"] = [process.wait(), process.output()]
+    before = sb.snapshot()
+    sb.run("cd ..; rm -rf *; x=6")
+    sb.restore(before)
+    found["restored"] = sb.run("echo $x; ls ..").stdout.split()
+    child, = sb.fork(1)
+    found["fork"] = [child.run("cat ../a; echo more >> ../a; echo $x").stdout, sb.run("cat ../a").stdout]
+    found["fork_id"] = int(child.run("id -u").stdout)
+    child.close()
+    found["files"] = sb.files.read("../a")
+    sb.run("echo three >> ../a; rm b; echo new > c; mkdir d; ln -s c e")
+    at = sb.run("cd ..; pwd").stdout.strip()
+    found["diff"] = [[change.kind, change.path.removeprefix(at)] for change in sb.diff()]
+    sb.discard([f"{at}/sub/b"])
+    sb.commit()
+    found["commands"] = {
+        "kill": sb.run("kill -9 1").exit_code,
+        "etc": sb.run("echo > /etc/hostname").exit_code,
+        "home": sb.run(f"ls {os.path.expanduser('~')}").exit_code,
+        "capabilities": sb.run("grep -E 'Cap(Eff|Prm|Bnd)' /proc/self/status").stdout.split()[1::2],
+        "network": sb.run("exec 3<>/dev/tcp/127.0.0.1/1").exit_code,
+    }
+found["host"] = {name: open(f"/tmp/p/{name}").read() for name in ("a", "sub/b", "sub/c", "sub/e")}
+names = ("a", "sub", "sub/b", "sub/c", "sub/d")
+found["owners"] = sorted({os.stat(f"/tmp/p/{name}").st_uid for name in names})
+with Sandbox(policy=nested) as sb:
+    found["empty"] = sb.run("pwd > x; cat x").ok
+for mode in ("readonly", "bind"):
+    try:
+        with Sandbox("/tmp/p", mode=mode, policy=nested) as sb:
+            found[mode] = [sb.run("cat sub/c").stdout, sb.run("echo > sub/n").exit_code]
+    except StaddleError as error:
+        found[mode] = error.fix
+found["told"] = told
+found["left"] = [name for name in os.listdir("/tmp") if name.startswith("staddle-")]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module", params=["user", "root"])
+def lived(request: pytest.FixtureRequest) -> tuple[Container, dict[str, Any]]:
+    container = USER if request.param == "user" else ROOT
+    return container, container.python(SESSION)
+
+
+def test_a_session_in_an_unchanged_container(lived: tuple[Container, dict[str, Any]]) -> None:
+    container, found = lived
+    assert found["backend"] == "landlock"
+    assert found["state"] == "f5\none\n"
+    assert found["timeout"] == "timeout"
+    assert found["background"] == [0, "got this\n"]
+    assert found["restored"] == ["5", "a", "sub"]
+    assert found["fork"] == ["one\n5\n", "one\n"]
+    assert found["files"] == "one\n"
+    assert found["diff"] == [
+        *(["modified", "/a"], ["deleted", "/sub/b"], ["added", "/sub/c"], ["added", "/sub/d"]),
+        ["added", "/sub/e"],
+    ]
+    assert found["host"] == {"a": "one\nthree\n", "sub/b": "two\n", "sub/c": "new\n", "sub/e": "new\n"}
+    assert found["owners"] == [container.uid]  # a commit gives everything to the owner of the directory
+    assert found["empty"]
+    assert found["left"] == []
+
+
+def test_every_gap_is_listed_and_told_once(lived: tuple[Container, dict[str, Any]]) -> None:
+    container, found = lived
+    expected = {"metadata", "read", "processes", "tmp", "ipc", "layers", "workspace"}
+    if container.uid:  # an id that is nobody's holds these
+        expected |= {"signals", "devices", "keyring", "capabilities"}
+    assert {gap for gap in found["gaps"] if not gap.startswith("limits.")} - {"packages"} == expected
+    assert found["documented"]
+    assert len(found["told"]) == 1
+    assert all(gap in found["told"][0] for gap in found["gaps"])
+
+
+def test_what_stays_closed(lived: tuple[Container, dict[str, Any]]) -> None:
+    container, found = lived
+    commands = found["commands"]
+    assert all(commands[name] for name in ("kill", "etc", "home", "network"))
+    none = "0" * 16
+    assert commands["capabilities"][:2] == [none, none]
+    if container.uid:
+        assert found["id"] == container.uid
+    else:
+        assert commands["capabilities"][2] == none
+        assert found["id"] >= 0x70000000
+        assert found["fork_id"] not in (found["id"], 0)
+
+
+def test_writing_through_as_root_is_refused_with_a_way_out(lived: tuple[Container, dict[str, Any]]) -> None:
+    container, found = lived
+    assert found["readonly"][0] == "new\n"
+    assert found["readonly"][1] != 0
+    if container.uid:
+        assert found["bind"] == ["new\n", 0]
+    else:
+        assert "mode='overlay'" in found["bind"]
+        assert "--user" in found["bind"]
+
+
+CONNECTING = """
+import asyncio, errno, json, multiprocessing, os, socket
+found = {}
+def put(shared):
+    shared["x"] = 1
+with multiprocessing.Manager() as manager:
+    shared = manager.dict()
+    process = multiprocessing.get_context("fork").Process(target=put, args=(shared,))
+    process.start(); process.join()
+    found["manager"] = dict(shared)
+place = os.path.join(os.environ["TMPDIR"], "s")
+async def echo():
+    async def answer(reader, writer):
+        writer.write(await reader.readline()); writer.close()
+    server = await asyncio.start_unix_server(answer, place)
+    reader, writer = await asyncio.open_unix_connection(place)
+    writer.write(b"hello\\n")
+    line = await reader.readline()
+    writer.close(); server.close()
+    return line.decode()
+found["asyncio"] = asyncio.run(echo())
+def attempt(family, kind, where, name=None):
+    with socket.socket(family, kind) as made:
+        try:
+            if name is not None:
+                made.bind(name)
+            made.connect(where)
+            again = "connected"
+            try:
+                made.connect(where)
+            except OSError as error:
+                again = errno.errorcode[error.errno]
+            return [again, os.get_inheritable(made.fileno())]
+        except OSError as error:
+            return errno.errorcode[error.errno]
+for kind in ("SOCK_STREAM", "SOCK_SEQPACKET"):
+    with socket.socket(socket.AF_UNIX, getattr(socket, kind)) as server:
+        server.bind("\\0" + kind); server.listen()
+        found[kind] = attempt(socket.AF_UNIX, getattr(socket, kind), "\\0" + kind)
+        found["bound " + kind] = attempt(socket.AF_UNIX, getattr(socket, kind), "\\0" + kind, "\\0me" + kind)
+found["the host's"] = attempt(socket.AF_UNIX, socket.SOCK_STREAM, "/srv/host.sock")
+found["the host's abstract"] = attempt(socket.AF_UNIX, socket.SOCK_STREAM, "\\0host")
+with socket.socketpair()[0] as one:
+    try:
+        one.connect("\\0host")
+    except OSError as error:
+        found["a pair"] = errno.errorcode[error.errno]
+print(json.dumps(found))
+"""
+#: As the user of the container: sockets outside the sandbox that nobody granted, and a sandbox beside them.
+_BESIDE = """
+import os, socket, subprocess, sys
+place = "/tmp/host.sock"
+servers = []
+for name in (place, "\\0host"):
+    server = socket.socket(socket.AF_UNIX); server.bind(name); server.listen(); servers.append(server)
+os.chmod(place, 0o777)
+os.makedirs("/tmp/work"); os.chmod("/tmp/work", 0o755)
+with open("/tmp/work/connecting.py", "w") as file:
+    file.write(sys.argv[1].replace("/srv/host.sock", place))
+os.chdir("/tmp/work")
+run = [sys.executable, "-m", "staddle", "run", "--nested", "--"]
+sys.exit(subprocess.call([*run, "python3", "connecting.py"]))
+"""
+
+
+@pytest.mark.parametrize("container", [USER, ROOT], ids=["user", "root"])
+def test_own_sockets_can_be_connected_to_and_others_cannot(container: Container) -> None:
+    """pidfd_getfd is refused here: the supervisor puts a connected socket in the caller's place."""
+    found = container.python(_BESIDE, CONNECTING)
+    assert found["manager"] == {"x": 1}
+    assert found["asyncio"] == "hello\n"
+    for kind in ("SOCK_STREAM", "SOCK_SEQPACKET"):
+        assert found[kind] == ["EISCONN", False]
+        assert found[f"bound {kind}"] == "EACCES"
+    assert found["the host's"] == "EACCES"
+    assert found["the host's abstract"] in ("EACCES", "EPERM")
+    assert found["a pair"] == "EISCONN"
+
+
+@pytest.mark.parametrize("container", [USER, ROOT], ids=["user", "root"])
+def test_the_refusal_ends_in_a_line_that_works(container: Container) -> None:
+    script = 'staddle() { %s -m staddle "$@"; }; staddle run -- true || { %s; staddle run -- echo it ran; }'
+    refused = container.staddle("run", "--", "echo", "it ran")
+    assert refused.returncode == 125
+    assert "it ran" not in refused.stdout
+    line = refused.stderr.rstrip().splitlines()[-1].strip()
+    done = container.run(["sh", "-c", script % (sys.executable, line)])
+    assert (done.returncode, done.stdout) == (0, "it ran\n"), done.stderr
+
+
+def test_doctor_says_what_is_enforced(lived: tuple[Container, dict[str, Any]]) -> None:
+    container, _ = lived
+    said = json.loads(container.staddle("doctor", "--json").stdout)
+    usable = {name for name, backend in said["backends"].items() if backend["usable"]} - {"native"}
+    assert usable == {"landlock"}
+    listed = {gap["protection"] for gap in said["backends"]["landlock"]["gaps"]}
+    of_sessions = {"layers", "workspace", "limits.disk"}
+    assert listed - {"packages"} == set(lived[1]["gaps"]) - of_sessions - {"packages"}
+    for name in ("namespaces", "bwrap"):
+        assert said["backends"][name]["why"]
