@@ -23,6 +23,7 @@ from ._common import (
     ending,
     framework,
     policy_of,
+    shell_argv,
 )
 
 with framework("deepagents", "deepagents"):
