@@ -115,6 +115,10 @@ ADVICE = {
         '`user="root"` is not possible in this sandbox.',
         'Use the `namespaces` backend with `mode="overlay"`; see [packages](packages.md).',
     ),
+    "WaitTimeout": (
+        "`wait_for_text` or `wait_for_port` of a background process waited too long, or the process exited.",
+        "Read `process.output()`; wait longer.",
+    ),
     "PoolExhausted": (
         "No sandbox of the pool became free within `timeout`.",
         "Use a larger pool, or wait longer.",

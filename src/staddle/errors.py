@@ -27,6 +27,7 @@
     │   ├── SessionBusy            it waits for the very caller who asks
     │   ├── UserUnavailable        a user whose id this sandbox does not have
     │   │   └── RootUnavailable    nobody can be root in this sandbox
+    │   ├── WaitTimeout            what a background process was waited for did not come
     │   └── PoolExhausted          no sandbox became free in time
     ├── WorkspaceError             a workspace that is not there, or not in the state for this
     │   └── WorkspaceBusy          another process has claimed it
@@ -240,6 +241,10 @@ class UserUnavailable(SessionError):
 
 class RootUnavailable(UserUnavailable):
     """A command was to run as the sandbox's root, and that cannot be had here. It was not started."""
+
+
+class WaitTimeout(SessionError, TimeoutError):
+    """A process in the background did not do in time what was waited for, or ended before that."""
 
 
 class PoolExhausted(SessionError, TimeoutError):

@@ -30,6 +30,14 @@ if TYPE_CHECKING:
         merge: bool
         output_limit: int | str | None
 
+    class StartOptions(TypedDict, total=False):
+        """How a process in the background is followed; see `Sandbox.start`."""
+
+        merge: bool
+        timeout: float | None
+        on_stdout: Heard
+        on_stderr: Heard
+
     class RunOptions(StreamOptions, total=False):
         """The options of `run` and `exec`; see `Session.run`."""
 

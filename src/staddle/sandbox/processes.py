@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 
 from .._value import Value
-from ..errors import InvalidCall
-from ..launch.signals import SIGKILL
+from ..display import shown
+from ..errors import InvalidCall, WaitTimeout
+from ..launch.signals import SIGKILL, SIGTERM
 from ..shell.background_output import BackgroundOutput
+from ..shell.transcript import Transcript
 from .arguments import input_bytes, patience
+from .capture import TextCallback
+from .stream import Chunk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Self
 
     from ..ipc.agent_client import SpawnedProcess
+    from .arguments import Heard
     from .execution import Streams
     from .session import Session
 
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
     Tell = Callable[[Sequence[int], int], set[int]]
 
 _PIECE = 64 << 10
+#: Seconds from SIGTERM to SIGKILL, and between two looks whether a port is open.
+_GRACE, _PORT_EVERY = 2.0, 0.05
 #: While the reader does not read, how often it is looked whether it has ended, in seconds.
 _LOOK_EVERY = 0.5
 #: The sandbox has ended: so long the last word of each process is waited for, in seconds.
@@ -44,6 +52,19 @@ class Output(str):
     stderr_bytes: bytes
     stdout_bytes_dropped: int
     stderr_bytes_dropped: int
+    #: How many bytes it had printed by then, to both: the `offset` for what comes next.
+    end: int = 0
+
+    @classmethod
+    def since(cls, transcript: Transcript, offset: int) -> Self:
+        """What came from `offset` on, in the order it came; what is lost of it counts as dropped."""
+        pieces, lost = transcript.since(offset)
+        made = super().__new__(cls, b"".join(data for _, data in pieces).decode("utf-8", "replace"))
+        made.stdout_bytes = b"".join(data for stream, data in pieces if stream == "stdout")
+        made.stderr_bytes = b"".join(data for stream, data in pieces if stream == "stderr")
+        made.stdout_bytes_dropped, made.stderr_bytes_dropped = lost, 0
+        made.end = offset + lost + sum(len(data) for _, data in pieces)
+        return made
 
     def __new__(cls, *logs: BackgroundOutput) -> Self:
         for log in logs:
@@ -71,15 +92,36 @@ class Process:
     """A program in the background of a sandbox. It ends with the sandbox, if not before."""
 
     def __init__(
-        self, command: str | tuple[str, ...], spawned: SpawnedProcess, streams: Streams, limit: int | None
+        self,
+        command: str | tuple[str, ...],
+        spawned: SpawnedProcess,
+        streams: Streams,
+        limit: int | None,
+        *,
+        timeout: float | None = None,
+        has_port: Callable[[int], bool] = lambda _: False,
     ) -> None:
+        """Follow it. After `timeout` seconds it is ended; `has_port`: whether a server listens there."""
         self.command = command
         self.pid = spawned.pid  # as the sandbox counts
-        self._spawned = spawned
+        #: Whether it was ended because its time was up.
+        self.timed_out = False
+        self._spawned, self._has_port = spawned, has_port
         self._streams = streams
         self._stdin = threading.Lock()
-        self._log = BackgroundOutput(spawned.pid, b"", limit)
-        self._log.follow(streams.give_away(streams.stdout), streams.give_away(streams.stderr))
+        self._transcript = Transcript(limit)
+        self._follower: threading.Thread | None = None
+        self._error: BaseException | None = None  # of a callback
+        self._log = BackgroundOutput(spawned.pid, b"", limit, transcript=self._transcript)
+        stderr = -1 if streams.stderr < 0 else streams.give_away(streams.stderr)
+        self._log.follow(streams.give_away(streams.stdout), stderr)
+        if timeout is not None:
+            timer = threading.Timer(timeout, self._out_of_time)
+            timer.daemon = True
+            self._timer: threading.Timer | None = timer
+            timer.start()
+        else:
+            self._timer = None
 
     @property
     def running(self) -> bool:
@@ -91,18 +133,132 @@ class Process:
         return self._noted(self._spawned.poll())
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for its end; its exit code, or None when it still runs after `timeout` seconds."""
-        return self._noted(self._spawned.wait(patience(timeout)))
+        """Wait for its end; its exit code, or None when it still runs after `timeout` seconds.
+
+        The code is 124 when its own time was up. An error of a callback is raised here.
+        """
+        code = self._noted(self._spawned.wait(patience(timeout)))
+        if code is not None and self._follower is not None:
+            self._follower.join(_LAST_PATIENCE)
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
+        return code
 
     def _noted(self, code: int | None) -> int | None:
         if code is not None:
             self.close_stdin()
             self._spawned.close()
-        return code
+            if self._timer is not None:
+                self._timer.cancel()
+        return 124 if code is not None and self.timed_out else code
 
-    def output(self) -> Output:
-        """Its output until now."""
-        return Output(self._log)
+    def _out_of_time(self) -> None:
+        if self._spawned.poll() is None:
+            self.timed_out = True
+            self._spawned.signal(SIGTERM, everything=True)
+            if self._spawned.wait(_GRACE) is None:
+                self._spawned.signal(SIGKILL, everything=True)
+
+    @property
+    def failure(self) -> str:
+        """Why it was not started, once it is over; empty when it was."""
+        return self._spawned.failure
+
+    # ------------------------------------------------------------ what it prints
+
+    def output(self, offset: int | None = None) -> Output:
+        """Its output until now; with `offset` what came from there on, in the order it came.
+
+        `.end` of an output is the offset of what comes next.
+        """
+        if offset is None:
+            made = Output(self._log)
+            made.end = self._transcript.end
+            return made
+        self._log.catch_up()
+        return Output.since(self._transcript, _offset(offset))
+
+    def wait_for_output(self, timeout: float | None = None, *, offset: int = 0) -> Output:
+        """Wait for output after `offset`, and return that; empty: none came in time, or it ended."""
+        limit, start = patience(timeout), _offset(offset)
+        self._log.catch_up()
+        self._transcript.wait(start, limit)
+        return Output.since(self._transcript, start)
+
+    def wait_for_text(self, text: str, timeout: float | None = None) -> Output:
+        """Wait until `text` is in its output, and return that. WaitTimeout if it does not come."""
+        if not isinstance(text, str) or not text:
+            raise InvalidCall(f"the text is {text!r}", why="it is not a text to wait for")
+        until = _until(timeout)
+        while True:
+            seen = self.output(0)
+            if text in seen:
+                return seen
+            is_over = self._transcript.closed and self._transcript.end == seen.end
+            left = None if until is None else until - time.monotonic()
+            if is_over or (left is not None and left <= 0):
+                raise self._missed(f"{text!r} is not in its output", str(seen)[-500:])
+            self._transcript.wait(seen.end, left)
+
+    def wait_for_port(self, port: int, timeout: float | None = None) -> None:
+        """Wait until a server inside listens at `port` of its loopback. WaitTimeout if none does."""
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
+            raise InvalidCall(f"the port is {port!r}", fix="choose a whole number from 1 to 65535")
+        until = _until(timeout)
+        while not self._has_port(port):
+            if not self.running or (until is not None and time.monotonic() >= until):
+                raise self._missed(f"nothing listens at port {port}", str(self.output())[-500:])
+            time.sleep(_PORT_EVERY)
+
+    def _missed(self, what: str, said: str) -> WaitTimeout:
+        code = self.poll()
+        why = "the time is up" if code is None else f"it ended with {code}"
+        return WaitTimeout(what, why=f"{why}{f': {shown(said.strip())}' if said.strip() else ''}")
+
+    def stream(self) -> Iterator[Chunk]:
+        """Iterate over what it prints from now on, as it comes, to its end; a piece may end anywhere."""
+        offset = self._transcript.end
+        while True:
+            for chunk in self._chunks(offset):
+                offset += len(chunk.data)
+                yield chunk
+            if self._transcript.closed and self._transcript.end <= offset:
+                return
+            self._transcript.wait(offset, None)
+
+    def _chunks(self, offset: int) -> list[Chunk]:
+        pieces, _ = self._transcript.since(offset)
+        return [Chunk(stream, data) for stream, data in pieces]
+
+    def follow(self, on_stdout: Heard, on_stderr: Heard) -> None:
+        """Have these called with text as it comes, in a thread of its own. An error of theirs ends it."""
+        told = {"stdout": on_stdout, "stderr": on_stderr}
+        for name, callback in told.items():
+            if callback is not None and not callable(callback):
+                raise InvalidCall(f"on_{name} is {callback!r}", why="it cannot be called")
+        callbacks = {name: TextCallback(callback) for name, callback in told.items() if callback is not None}
+
+        def work() -> None:
+            offset = 0
+            try:
+                while not self._transcript.closed or self._transcript.end > offset:
+                    self._transcript.wait(offset, None)
+                    for chunk in self._chunks(offset):
+                        offset += len(chunk.data)
+                        if chunk.stream in callbacks:
+                            callbacks[chunk.stream].feed(chunk.data)
+                for callback in callbacks.values():
+                    callback.finish()
+            except BaseException as error:
+                self._error = error
+                self.kill()
+
+        if callbacks:
+            self._follower = threading.Thread(target=work, name="staddle-callbacks", daemon=True)
+            self._follower.start()
+
+    # ------------------------------------------------------------ what it reads
 
     def send_stdin(self, data: bytes | str) -> None:
         """Write to its standard input. Waits while it does not read; BrokenPipeError when it has ended."""
@@ -209,7 +365,7 @@ class ProcessList:
     def close(self) -> None:
         """The sandbox has ended: hear the last of each."""
         for process in self._started:
-            process.wait(_LAST_PATIENCE)
+            process._noted(process._spawned.wait(_LAST_PATIENCE))
 
     def commands(self, sessions: Iterable[Session]) -> dict[int, str]:
         """The commands of the processes that were started, and of the jobs of these sessions, by number."""
@@ -230,6 +386,19 @@ class ProcessList:
         for job in jobs:
             job.running = job.pid in alive
         return [*self._started, *jobs]
+
+
+def _offset(offset: object) -> int:
+    if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+        raise InvalidCall(
+            f"the offset is {offset!r}", why="it is not a number of bytes", fix="give output().end"
+        )
+    return offset
+
+
+def _until(timeout: float | None) -> float | None:
+    limit = patience(timeout)
+    return None if limit is None else time.monotonic() + limit
 
 
 def _number(signal: object) -> int:

@@ -16,7 +16,7 @@ from ..errors import InvalidCall, SandboxClosed
 from ..interrupts import unmistaken
 from ..policy.network import PATIENCE
 from ..shell.command import CommandSpec
-from . import arguments, spawn
+from . import arguments, network, spawn
 from .capture import captured, command_bytes
 from .execution import drive
 from .files import Files
@@ -41,12 +41,11 @@ if TYPE_CHECKING:
     from ..policy import Policy
     from ..policy.command_rules.rules import CommandRules
     from ..policy.plan import Plan
-    from .arguments import StreamOptions, User, WaitedRunOptions
+    from .arguments import CommandVariables, StartOptions, StreamOptions, User, WaitedRunOptions
     from .environment import SandboxEnvironment
     from .file_tools import AnyPath, ByteSource
     from .open.accounts import Account
     from .open.hook_settings import CommandStart
-    from .open.network import SandboxNetwork
     from .processes import Job
     from .result import Result
     from .session import Session, SessionState
@@ -200,17 +199,21 @@ class Sandbox(WorkspaceMethods):
         command: str | Sequence[str],
         *,
         cwd: str | PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
+        env: CommandVariables = None,
         user: User = None,
+        **following: Unpack[StartOptions],
     ) -> Process:
         """Start `command`, shell text or a list of arguments, in the background, where the session is.
 
-        It has the session's exported variables and no timeout; it ends with the sandbox.
+        It has the session's exported variables; it ends with the sandbox, or after `timeout` seconds. With
+        `merge` its streams are one. `on_stdout` and `on_stderr` are called with text as it comes, in a
+        thread of its own; an error of theirs ends it.
         """
         inside = self._now()
         if inside.hooks is not None:
             inside.hooks.background(arguments.shown(command), user)
-        return spawn.background(inside, command, cwd, env, inside.main._exec_context, user=user)
+        context = inside.main._exec_context
+        return spawn.background(inside, command, cwd, env, context, user=user, **following)
 
     def processes(self) -> list[Process | Job]:
         """List what was started, and the jobs that commands left behind; also those that ended lately."""
@@ -300,16 +303,12 @@ class Sandbox(WorkspaceMethods):
         )
 
     def connect(self, port: int) -> socket:
-        """A connection to a server in the sandbox, at `port` of its 127.0.0.1."""
-        from socket import socket
-
-        inside = self._now()
-        return socket(fileno=_reach(inside).connect(inside.agent, port))
+        """A connection to a server in the sandbox, at `port` of its 127.0.0.1 or ::1."""
+        return network.connect(self._now(), port)
 
     def expose(self, port: int, host_port: int = 0) -> int:
         """A port of the host's 127.0.0.1 that leads to `port` inside; which one, if none was named."""
-        inside = self._now()
-        return _reach(inside).expose(inside.agent, port, host_port)
+        return network.expose(self._now(), port, host_port)
 
     def events(self) -> tuple[Event, ...]:
         """Return the attempts on the network since the last call: allowed, refused, failed."""
@@ -471,20 +470,3 @@ class Sandbox(WorkspaceMethods):
 
 def _drop(_: bytes) -> None:
     pass
-
-
-def _reach(inside: OpenSandbox) -> SandboxNetwork:
-    backend = inside.decided.enforced.backend
-    if inside.decided.plan.network.mode == "open":
-        raise InvalidCall(
-            "nothing has to lead into this sandbox",
-            why="its network is the host's",
-            fix="connect to the port itself",
-        )
-    if inside.network is None:
-        raise InvalidCall(
-            "nothing leads into this sandbox",
-            why=f"{backend} has no way into its network",
-            fix="use the namespaces, bwrap or systemd backend",
-        )
-    return inside.network

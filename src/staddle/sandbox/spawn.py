@@ -6,9 +6,10 @@ Shared by Sandbox and AsyncSandbox. `context` is the state of the session beside
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from ..shell.idle import FILE_ROOM, TO_START
-from . import arguments
+from . import arguments, network
 from .capture import command_bytes
 from .execution import Execution, Streams
 from .open import accounts, as_root
@@ -18,10 +19,11 @@ from .terminal import Terminal, size
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Unpack
 
     from ..ipc.agent_client import SpawnedProcess
     from ..ipc.agent_messages import Who
-    from .arguments import User
+    from .arguments import StartOptions, User
     from .capture import CapturedCommand
     from .open.accounts import Account
     from .open_sandbox import OpenSandbox
@@ -75,8 +77,10 @@ def background(
     context: SessionState,
     *,
     user: User = None,
+    **following: Unpack[StartOptions],
 ) -> Process:
     """Start a program, or a text for a shell of its own, in the background."""
+    timeout, merge = arguments.seconds(following.get("timeout")), bool(following.get("merge"))
     other = account(inside, user)
     if isinstance(command, str):
         command_bytes(command)
@@ -85,18 +89,22 @@ def background(
     else:
         argv = shown = arguments.arguments(command)
     check_rules(inside, argv)
-    variables = {**_exported(context, other), **({} if env is None else arguments.variables(env))}
+    program = not isinstance(command, str)
+    added = {} if env is None else arguments.command_variables(env, program=program)
+    variables = arguments.with_variables(_exported(context, other), added)
     directory = _directory(context, None if cwd is None else arguments.directory(cwd))
     with FILE_ROOM.reserve(TO_START):
-        streams = Streams(inside.host_uid(other), with_stdin=True)
+        streams = Streams(inside.host_uid(other), with_stdin=True, merge=merge)
         try:
             spawned = inside.agent.spawn(argv, variables, directory, stdio=streams.theirs, who=_who(other))
         except BaseException:
             streams.close()
             raise
         streams.started()
-    process = Process(shown, spawned, streams, inside.limits.output)
+    has_port = partial(network.has_port, inside)
+    process = Process(shown, spawned, streams, inside.limits.output, timeout=timeout, has_port=has_port)
     inside.processes.add(process)
+    process.follow(following.get("on_stdout"), following.get("on_stderr"))
     return process
 
 

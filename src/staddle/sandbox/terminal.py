@@ -33,6 +33,8 @@ class Terminal:
     def __init__(self, spawned: SpawnedProcess, rows: int, cols: int) -> None:
         self.pid = spawned.pid  # of the program on it, as the sandbox counts
         self.rows, self.cols = rows, cols
+        #: Whether `read` came to the end: no program has the terminal any more.
+        self.at_end = False
         self._spawned = spawned
         self._master = spawned.master
         os.set_blocking(self._master, False)
@@ -53,7 +55,7 @@ class Terminal:
         return self._spawned.fileno()
 
     def read(self, timeout: float | None = None) -> bytes:
-        """Read what was printed since, waiting for some. Empty: none came in time, or it is over."""
+        """Read what was printed since, waiting for some. Empty: none came in time, or it is `at_end`."""
         limit = patience(timeout)
         until = None if limit is None else time.monotonic() + limit
         while (data := self.read_some()) is None:
@@ -65,7 +67,9 @@ class Terminal:
 
     def read_some(self) -> bytes | None:
         """Read what is there; None for nothing yet, empty when it is over."""
-        return pty.read_available(self.fileno())
+        data = pty.read_available(self.fileno())
+        self.at_end = data == b""
+        return data
 
     def write(self, data: bytes | str) -> None:
         """Type `data`. Waits while the program does not read."""

@@ -14,6 +14,10 @@ import select
 from ..background import Worker
 from ..launch.output import HeadTail
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .transcript import Transcript
+
 #: How much of each stream is kept; the beginning and the end.
 KEPT = 256 << 10
 _AT_ONCE = 1 << 16
@@ -27,8 +31,16 @@ class BackgroundOutput:
     still print.
     """
 
-    def __init__(self, job: int | None, command: bytes, kept: int | None = KEPT) -> None:
-        self.job, self.command = job, command
+    def __init__(
+        self,
+        job: int | None,
+        command: bytes,
+        kept: int | None = KEPT,
+        *,
+        transcript: Transcript | None = None,
+    ) -> None:
+        """With a `transcript`, both streams go there as well, in the order they come."""
+        self.job, self.command, self._transcript = job, command, transcript
         self.stdout, self.stderr = HeadTail(kept), HeadTail(kept)
         self.open = False
         self._streams: dict[int, HeadTail] = {}
@@ -68,6 +80,8 @@ class BackgroundOutput:
                 data = b""
             if data:
                 log.feed(data)
+                if self._transcript is not None:
+                    self._transcript.feed("stderr" if log is self.stderr else "stdout", data)
                 return True
             return False
 
@@ -77,6 +91,8 @@ class BackgroundOutput:
             if self._streams.pop(fd, None):
                 os.close(fd)
             self.open = bool(self._streams)
+            if not self.open and self._transcript is not None:
+                self._transcript.close()
 
     def close(self) -> None:
         """Read no more of it; its sandbox has ended."""

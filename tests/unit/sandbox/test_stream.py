@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staddle.policy import Limits
@@ -19,6 +19,7 @@ def taken(chunks: Chunks) -> list[Chunk]:
     return found
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40), st.lists(st.integers(0, 160), max_size=10))
 def test_a_text_cut_anywhere_arrives_in_whole_characters(text: str, cuts: list[int]) -> None:
     data = text.encode("utf-8", "replace")
@@ -33,6 +34,7 @@ def test_a_text_cut_anywhere_arrives_in_whole_characters(text: str, cuts: list[i
     assert "".join(chunk.text for chunk in found) == data.decode()
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=20), max_size=10))
 def test_any_bytes_arrive_exactly_and_as_the_text_of_the_whole(pieces: list[bytes]) -> None:
     command = CapturedCommand("x", Limits())

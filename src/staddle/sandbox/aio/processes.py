@@ -6,16 +6,23 @@ import asyncio
 import os
 import time
 
+from ...errors import WaitTimeout
 from ...launch.signals import SIGKILL
 from ..arguments import input_bytes, patience
-from .event_loop import readable, writable
+from .event_loop import in_thread, readable, writable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Self
+    from collections.abc import Callable
+    from typing import Self, TypeVar
+
+    T = TypeVar("T")
 
     from ..processes import Output, Process
     from ..terminal import Terminal
+
+#: Seconds that a thread waits at once.
+_SLICE = 0.2
 
 
 class AsyncProcess:
@@ -39,9 +46,42 @@ class AsyncProcess:
         """Wait for its end; its exit code, or None when it still runs after `timeout` seconds."""
         return await _ended(self._process, timeout)
 
-    def output(self) -> Output:
-        """Its output until now."""
-        return self._process.output()
+    def output(self, offset: int | None = None) -> Output:
+        """Its output until now; see `Process.output`."""
+        return self._process.output(offset)
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it was ended because its time was up."""
+        return self._process.timed_out
+
+    async def wait_for_output(self, timeout: float | None = None, *, offset: int = 0) -> Output:
+        """Wait until there is output after `offset`, and return that; see `Process.wait_for_output`."""
+        until = _until(timeout)
+        while True:
+            found = await in_thread(lambda: self._process.wait_for_output(_SLICE, offset=offset))
+            is_over = self._process._transcript.closed
+            if found or is_over or (until is not None and time.monotonic() >= until):
+                return found
+
+    async def wait_for_text(self, text: str, timeout: float | None = None) -> Output:
+        """Wait until `text` is in its output, and return that. WaitTimeout if it does not come."""
+        return await self._in_slices(lambda left: self._process.wait_for_text(text, left), timeout)
+
+    async def wait_for_port(self, port: int, timeout: float | None = None) -> None:
+        """Wait until a server inside listens at `port` of its loopback. WaitTimeout if none does."""
+        await self._in_slices(lambda left: self._process.wait_for_port(port, left), timeout)
+
+    async def _in_slices(self, wait: Callable[[float], T], timeout: float | None) -> T:
+        """Wait a little at a time, in a thread: a task that is cancelled does not wait to the end."""
+        until = _until(timeout)
+        while True:
+            left = _SLICE if until is None else max(0.0, min(_SLICE, until - time.monotonic()))
+            try:
+                return await in_thread(wait, left)
+            except WaitTimeout:
+                if not self.running or (until is not None and time.monotonic() >= until):
+                    raise
 
     async def send_stdin(self, data: bytes | str) -> None:
         """Write to its standard input. Waits while it does not read; BrokenPipeError when it has ended."""
@@ -81,6 +121,11 @@ class AsyncTerminal:
                 return b""
         return data
 
+    @property
+    def at_end(self) -> bool:
+        """Whether `read` came to the end: no program has the terminal any more."""
+        return self._terminal.at_end
+
     async def write(self, data: bytes | str) -> None:
         """Type `data`. Waits while the program does not read."""
         rest = memoryview(input_bytes(data))
@@ -115,6 +160,11 @@ class AsyncTerminal:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _until(timeout: float | None) -> float | None:
+    limit = patience(timeout)
+    return None if limit is None else time.monotonic() + limit
 
 
 async def _ended(what: Process | Terminal, timeout: float | None) -> int | None:

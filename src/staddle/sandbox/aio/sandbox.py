@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ...policy import Policy
     from ...policy.command_rules.rules import CommandRules
     from ...policy.plan import Plan
-    from ..arguments import RunOptions, StreamOptions, User
+    from ..arguments import CommandVariables, RunOptions, StartOptions, StreamOptions, User
     from ..file_tools import AnyPath
     from ..open.accounts import Account
     from ..open.hook_settings import CommandStart
@@ -222,8 +222,9 @@ class AsyncSandbox:
         command: str | Sequence[str],
         *,
         cwd: str | PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
+        env: CommandVariables = None,
         user: User = None,
+        **following: Unpack[StartOptions],
     ) -> AsyncProcess:
         """Start `command`, shell text or a list of arguments, in the background; see `Sandbox.start`."""
         from .processes import AsyncProcess
@@ -232,7 +233,9 @@ class AsyncSandbox:
         if (hooks := self._inside.hooks) is not None:
             await hooks.background_awaited(arguments.shown(command), user)
         return AsyncProcess(
-            await in_thread(lambda: spawn.background(self._inside, command, cwd, env, context, user=user))
+            await in_thread(
+                lambda: spawn.background(self._inside, command, cwd, env, context, user=user, **following)
+            )
         )
 
     async def processes(self) -> list[AsyncProcess | Job]:
