@@ -313,8 +313,8 @@ def module(name: str) -> ModuleType:
 INTRODUCTION = """\
 Every public name of `staddle`: [run commands](api.md), [rules and reports](api-policy.md),
 [tools and agents](api-agents.md). What their calls return is in [objects](api-objects.md), the errors in
-[errors](errors.md). The modules `staddle.errors`, `staddle.environment` and `staddle.testing`
-are public as well.
+[errors](errors.md). The modules `staddle.errors`, `staddle.display`, `staddle.environment` and
+`staddle.testing` are public as well.
 Everything else may change without notice.
 """
 

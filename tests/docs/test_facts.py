@@ -20,7 +20,7 @@ from staddle.sandbox.open.settings import MODES
 TREE = Path(__file__).parents[2]
 DOCS = TREE / "docs"
 #: Modules that an example for users may import. The pages below internals/ are for contributors.
-PUBLIC = {"staddle", "staddle.errors", "staddle.environment", "staddle.testing"}
+PUBLIC = {"staddle", "staddle.display", "staddle.errors", "staddle.environment", "staddle.testing"}
 
 
 def text(name: str) -> str:

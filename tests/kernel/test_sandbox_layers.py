@@ -144,6 +144,17 @@ def test_protected_names_and_new_programs_need_a_second_look(sandbox: Sandbox, p
     assert os.stat(project / "x").st_mode & stat.S_IXUSR
 
 
+def test_a_review_has_the_objections_and_writes_nothing(sandbox: Sandbox, project: Path) -> None:
+    sandbox.run("echo inside > file; echo fine > other; printf '#!/bin/sh' > x; chmod +x x; mkfifo pipe")
+    (project / "file").write_text("outside, and longer\n")
+    found = sandbox.review()
+    assert [item.path for item in found.conflicts] == ["file"]
+    assert [(item.path, item.why) for item in found.held] == [("x", "it is a new executable")]
+    assert found.left_out == ("pipe",)
+    assert not sandbox.review(["other"]).held
+    assert sorted(path.name for path in project.iterdir()) == ["file", "gone", "sub"]
+
+
 def test_setuid_and_devices_are_not_taken_over(sandbox: Sandbox, project: Path) -> None:
     sandbox.run("echo x > s; chmod 4755 s; mkfifo p")
     sandbox.commit(allow_protected=True)

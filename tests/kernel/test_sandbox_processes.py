@@ -264,3 +264,27 @@ def test_nothing_is_left_open(backend: str) -> None:
     for _ in range(3):
         once()
     assert until(lambda: descriptors() <= files and len(children()) <= processes)
+
+
+@every_backend
+def test_every_process_is_listed_and_can_be_ended(backend: str) -> None:
+    seconds = unique_seconds()
+    with Sandbox(backend=backend) as sb:
+        sb.run(f"sleep {seconds} & disown")  # neither started nor a job
+        (found,) = [process for process in sb.ps() if process.command == f"sleep {seconds}"]
+        assert (found.name, found.threads) == ("sleep", 1)
+        assert found.memory > 0
+        assert sb.kill(found.pid, 15)
+        assert until(lambda: all(process.command != found.command for process in sb.ps()))
+        assert not sb.kill(4_000_000)
+        for wrong in (1, 0, -1, True):
+            with pytest.raises(InvalidCall):
+                sb.kill(wrong)
+
+
+def test_a_process_that_lies_about_its_name_is_listed_once() -> None:
+    with Sandbox() as sb:
+        sb.run("mkdir d && cp /bin/sleep 'd/) R 1 2 3 (x'")
+        sb.start(["./d/) R 1 2 3 (x", "1234.5"])
+        assert until(lambda: any(process.name == ") R 1 2 3 (x" for process in sb.ps()))
+        assert sum(process.command.endswith("1234.5") for process in sb.ps()) == 1

@@ -58,9 +58,9 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("fleet",),
     ("cli", "__main__.py"),
 )
-#: These rooms import nothing of ours but the public names: `staddle` itself, and `staddle.errors`.
+#: These rooms import nothing of ours but the public names: `staddle` itself, and its public modules.
 PUBLIC_NAMES_ONLY = ("adapters", "compat", "mcp", "tui", "server", "fleet")
-PUBLIC = ("__init__.py", "errors.py")
+PUBLIC = ("__init__.py", "errors.py", "display.py")
 #: Class names that stand in more than one file, each with the reason why one name is right for both.
 ALLOWED_TWICE: dict[str, str] = {}
 

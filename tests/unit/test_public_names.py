@@ -46,9 +46,10 @@ PUBLIC = (
 
 #: The public names of what a user holds, in the same way; those of a sandbox are its awaited face's, too.
 SANDBOX = """
-alive close commit connect diff discard download_tar drift enforced environment events exec expose files fork
-from_snapshot interrupt keep_downloads packages pause plan policy processes refusals reset restore resume run
-session snapshot snapshots start state stream terminal upload_tar usage use_downloads violations
+alive close commit connect diff discard download_tar drift enforced environment events exec expose
+files fork from_snapshot interrupt keep_downloads kill packages pause plan policy processes ps refusals
+reset restore resume review run session snapshot snapshots start state stream terminal upload_tar usage
+use_downloads violations
 """
 SESSION = "close interrupt name restart run state stream"
 RESULT = """

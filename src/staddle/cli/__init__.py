@@ -17,6 +17,7 @@ OURS = 125
 _COMMANDS = {
     "run": "run a command, a script or a file confined",
     "shell": "work in a confined shell, on this terminal or from a pipe",
+    "tui": "see what an agent does in a sandbox, and steer it",
     "diff": "show what a kept sandbox has changed",
     "commit": "write the changes of a kept sandbox to its workspace",
     "discard": "drop changes of a kept sandbox",

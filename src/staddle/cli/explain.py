@@ -82,42 +82,7 @@ def _print_text(
 def _sections(
     plan: Plan, backend: Backend | None, gaps: Iterable[Gap]
 ) -> Iterable[tuple[str, list[tuple[str, str]]]]:
-    who = plan.identity
-    yield (
-        "who",
-        [(f"{who.user} ({who.uid}:{who.gid}) on {who.host}, home {who.home}, in {shown(plan.cwd)}", "")],
-    )
-    if plan.base:
-        yield "the system inside", [(shown(plan.base), "base")]
-    yield "may be read", [(shown(g.path), g.origin) for g in plan.grants if g.access == "read"]
-    yield "may be read and written", [(shown(g.path), g.origin) for g in plan.grants if g.access == "write"]
-    yield "hidden", [(f"{shown(h.path)} ({h.kind})", h.origin) for h in plan.hidden]
-    yield "protected from change", [(shown(g.path), g.origin) for g in plan.guards]
-    yield "private and empty", [(s.path, s.origin) for s in plan.scratch]
-    yield (
-        "made for the inside",
-        [
-            *((shown(t.path), t.origin) for t in plan.texts),
-            *((f"{shown(link.path)} -> {shown(link.target)}", link.origin) for link in plan.links),
-        ],
-    )
-    yield (
-        "sockets",
-        [
-            *((shown(s.path) + ("" if s.present else " (not there yet)"), s.origin) for s in plan.sockets),
-            *((f"not {shown(c.path)}", c.origin) for c in plan.closed),
-        ],
-    )
-    yield "network", [(str(plan.network), "")]
-    yield (
-        "variables",
-        [(f"{v.name}={'(hidden)' if v.secret else shown(v.value)}", v.origin) for v in plan.variables],
-    )
-    yield (
-        "limits",
-        [(f"{name} {value}", "") for name, value in plan.limits.as_dict().items() if value is not None],
-    )
-    yield "notes", [(shown(note.text), note.origin) for note in plan.notes]
+    yield from plan.explain()
     if backend is not None:
         yield f"what {backend.name} does", [(shown(step.action), step.origin) for step in backend.steps(plan)]
     yield "cannot be enforced here", [(f"{gap.protection}: {gap.why}", gap.fix) for gap in gaps]

@@ -14,7 +14,7 @@ from .options import Option, Parsed, help_rows, parse_among
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from typing import IO
+    from typing import IO, Any
 
     from ..layers.changes import Change
     from ..layers.session_record import SessionRecord
@@ -98,8 +98,11 @@ def below(paths: Sequence[str]) -> tuple[str, ...] | None:
         ) from None
 
 
-def open_kept(parsed: Parsed, script: str | None = None) -> tuple[Sandbox, str | None]:
-    """Open the sandbox of `--keep`, and return it with its workspace. `script` must be readable in it."""
+def open_kept(parsed: Parsed, script: str | None = None, **hooks: Any) -> tuple[Sandbox, str | None]:
+    """Open the sandbox of `--keep`, and return it with its workspace. `script` must be readable in it.
+
+    `hooks` are arguments of Sandbox.
+    """
     from ..sandbox.sandbox import Sandbox
 
     name = parsed.one("keep")
@@ -119,6 +122,7 @@ def open_kept(parsed: Parsed, script: str | None = None) -> tuple[Sandbox, str |
         backend=parsed.one("backend") or "auto",
         best_effort=parsed.on("best-effort"),
         keep=name,
+        **hooks,
     )
     return sandbox, workspace
 

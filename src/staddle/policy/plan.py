@@ -20,6 +20,7 @@ from .paths import covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any, Literal
 
     from .limits import Limits
@@ -171,6 +172,56 @@ class Plan(Value):
     def environment(self) -> dict[str, str]:
         """The variables the command starts with."""
         return {variable.name: variable.value for variable in self.variables}
+
+    def explain(self) -> tuple[tuple[str, list[tuple[str, str]]], ...]:
+        """What it says, for people: sections of (what is allowed, where that comes from) with headings."""
+        return tuple((heading, rows) for heading, rows in self._sections() if rows)
+
+    def _sections(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+        from ..display import shown
+
+        who = self.identity
+        yield (
+            "who",
+            [(f"{who.user} ({who.uid}:{who.gid}) on {who.host}, home {who.home}, in {shown(self.cwd)}", "")],
+        )
+        if self.base:
+            yield "the system inside", [(shown(self.base), "base")]
+        yield "may be read", [(shown(g.path), g.origin) for g in self.grants if g.access == "read"]
+        yield (
+            "may be read and written",
+            [(shown(g.path), g.origin) for g in self.grants if g.access == "write"],
+        )
+        yield "hidden", [(f"{shown(h.path)} ({h.kind})", h.origin) for h in self.hidden]
+        yield "protected from change", [(shown(g.path), g.origin) for g in self.guards]
+        yield "private and empty", [(s.path, s.origin) for s in self.scratch]
+        yield (
+            "made for the inside",
+            [
+                *((shown(t.path), t.origin) for t in self.texts),
+                *((f"{shown(link.path)} -> {shown(link.target)}", link.origin) for link in self.links),
+            ],
+        )
+        yield (
+            "sockets",
+            [
+                *(
+                    (shown(s.path) + ("" if s.present else " (not there yet)"), s.origin)
+                    for s in self.sockets
+                ),
+                *((f"not {shown(c.path)}", c.origin) for c in self.closed),
+            ],
+        )
+        yield "network", [(str(self.network), "")]
+        yield (
+            "variables",
+            [(f"{v.name}={'(hidden)' if v.secret else shown(v.value)}", v.origin) for v in self.variables],
+        )
+        yield (
+            "limits",
+            [(f"{name} {value}", "") for name, value in self.limits.as_dict().items() if value is not None],
+        )
+        yield "notes", [(shown(note.text), note.origin) for note in self.notes]
 
     def access(self, path: str) -> Literal["none", "read", "write"]:
         """The access that the plan grants at an absolute, normal `path`. The reference for all backends."""

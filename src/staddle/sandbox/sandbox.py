@@ -24,6 +24,7 @@ from .open import settings as sandbox_settings
 from .open.decide import decide
 from .open.lifetimes import LIFETIMES
 from .open_sandbox import MAIN, OpenSandbox
+from .process_table import ProcessMethods
 from .processes import Process
 from .workspace_methods import WorkspaceMethods
 
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from .workspace.snapshot import Snapshot
 
 
-class Sandbox(WorkspaceMethods):
+class Sandbox(WorkspaceMethods, ProcessMethods):
     """A confined place to run commands in, open until `close()`.
 
     `workspace` is a directory of the host, seen at /workspace. With `mode="overlay"` changes to

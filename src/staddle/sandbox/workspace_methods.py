@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..layers.changes import Change
     from ..layers.commit import Committed
-    from ..layers.review import OnConflict
+    from ..layers.review import OnConflict, Review
     from ..packages.installed import Package
     from .open.settings import SandboxSettings
     from .open_sandbox import OpenSandbox
@@ -131,6 +131,23 @@ class WorkspaceMethods:
         done = self._at_rest(committed)
         self._now().record("committed", changes=[f"{each.kind} {each.path}" for each in done.changes])
         return done
+
+    def review(self, paths: Collection[str] | None = None) -> Review:
+        """Look at what `commit` would do, and write nothing.
+
+        `conflicts` changed on the host meanwhile, `held` needs to be allowed, each with the reason;
+        `left_out` is no file. Their paths are below the workspace.
+        """
+
+        def reviewed(workspace: SandboxWorkspace, sessions: list[Session]) -> Review:
+            from ..layers.merged_view import OpenLayers
+            from ..layers.review import review
+
+            chosen = _below(workspace, paths, sessions)
+            with OpenLayers(workspace.stack.view()) as opened:
+                return review(opened, chosen, workspace.baseline)
+
+        return self._at_rest(reviewed)
 
     def discard(self, paths: Collection[str] | None = None) -> None:
         """Drop the changes, or those of `paths`: the workspace is there as the host has it now.

@@ -322,6 +322,8 @@ class AsyncSandbox:
     connect = awaited(Sandbox.connect, undo=_close)
     expose = awaited(Sandbox.expose)
     events = awaited(Sandbox.events)
+    ps = awaited(Sandbox.ps)
+    kill = awaited(Sandbox.kill)
 
     async def refusals(self) -> tuple[Event, ...]:
         """Return what the network has refused, and no result has reported yet."""
@@ -332,6 +334,7 @@ class AsyncSandbox:
     packages = awaited(Sandbox.packages)
     keep_downloads = awaited(Sandbox.keep_downloads)
     use_downloads = awaited(Sandbox.use_downloads)
+    review = awaited(Sandbox.review)
     commit = awaited(Sandbox.commit)
     discard = awaited(Sandbox.discard)
     snapshot = awaited(Sandbox.snapshot)

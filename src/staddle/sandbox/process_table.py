@@ -1,0 +1,110 @@
+"""The processes of a sandbox, as any program in it could list them; and signals to them."""
+
+from __future__ import annotations
+
+import os
+
+from .._value import Value
+from ..errors import InvalidCall
+from ..launch.signals import SIGKILL
+from ..linux.process import split_stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .arguments import RunOptions
+    from .open_sandbox import OpenSandbox
+    from .result import Result
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+#: As many are listed, with as much of each command.
+_MOST, _LONGEST = 2000, 300
+# Bash alone, no program: there may be no ps, and no room for more processes. Each line of stat ends with its
+# command between two bytes that no argument can have.
+_SCRIPT = rf"""
+cd /proc && count=0
+for pid in [0-9]*; do
+    [ "$pid" = "$$" ] && continue
+    IFS= read -r -d '' stat < "$pid/stat"; [ -n "$stat" ] || continue
+    words=(); mapfile -t -d '' -n 64 words < "$pid/cmdline"
+    text="${{words[*]}}"
+    printf '%s\0%s\0' "$stat" "${{text:0:{_LONGEST}}}"
+    [ $((++count)) -lt {_MOST} ] || break
+done 2>/dev/null
+"""
+
+
+class ProcessInfo(Value):
+    """A process inside: its numbers, the name it has, its command line, seconds of CPU time and bytes.
+
+    Name and command line are its own choice: show them with `staddle.display.shown`. `state` is the letter
+    that proc(5) has for it.
+    """
+
+    pid: int
+    parent: int
+    name: str
+    command: str
+    state: str
+    cpu: float
+    memory: int
+    threads: int
+
+
+class ProcessMethods:
+    """The methods of a Sandbox about all processes in it, whoever started them."""
+
+    if TYPE_CHECKING:
+
+        def _now(self) -> OpenSandbox: ...
+        def _tell(self, pids: Sequence[int], signal: int) -> set[int]: ...
+        def _executed(
+            self,
+            command: str | tuple[str, ...],
+            argv: tuple[str, ...],
+            options: RunOptions,
+            *,
+            root: bool,
+            ours: bool = False,
+        ) -> Result: ...
+
+    def ps(self) -> list[ProcessInfo]:
+        """List every process that runs in it, by number, whoever started it; no more than 2,000."""
+        argv = (self._now().bash, "-c", _SCRIPT)
+        done = self._executed(argv, argv, {"timeout": 10, "cwd": "/"}, root=False, ours=True)
+        return sorted(_listed(done.stdout_bytes), key=lambda process: process.pid)
+
+    def kill(self, pid: int, signal: int = SIGKILL) -> bool:
+        """Send a process of the sandbox a signal; False if there is none of that number, or it is not its.
+
+        Numbers are those that `ps` lists.
+        """
+        if isinstance(pid, bool) or not isinstance(pid, int) or pid < 2:
+            raise InvalidCall(f"kill({pid!r})", why="it is not the number of a process", fix="see ps()")
+        if isinstance(signal, bool) or not isinstance(signal, int) or not 1 <= signal <= 64:
+            raise InvalidCall(f"{signal!r} is not a signal", fix="give a number such as 15")
+        return bool(self._tell([pid], int(signal)))
+
+
+def _listed(data: bytes) -> Iterator[ProcessInfo]:
+    parts = data.split(b"\0")
+    for stat, command in zip(parts[::2], parts[1::2], strict=False):
+        try:
+            words = split_stat(stat, 22)
+            pid, name = int(stat.split(b" ", 1)[0]), stat[stat.index(b"(") + 1 : stat.rindex(b")")]
+            cpu = (int(words[11]) + int(words[12])) / _TICKS
+            info = ProcessInfo(
+                pid,
+                int(words[1]),
+                name.decode("utf-8", "surrogateescape"),
+                command.decode("utf-8", "surrogateescape"),
+                words[0].decode("ascii", "replace"),
+                cpu,
+                int(words[21]) * _PAGE,
+                int(words[17]),
+            )
+        except (ValueError, IndexError):
+            continue  # it is hostile, or was cut
+        yield info

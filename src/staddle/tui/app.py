@@ -1,0 +1,467 @@
+"""The application: tabs, keys, the status bar. What its actions do to sandboxes is in `actions`."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+
+from rich.text import Text
+from textual import on
+from textual.app import App
+from textual.binding import Binding
+from textual.widgets import ContentSwitcher, Static
+
+from staddle.display import shown
+from staddle.errors import StaddleError
+
+from .actions import SandboxActions
+from .command_pane import CommandPane
+from .log_pane import LINES, lines_of
+from .palette import NOT_ON_TOP, PALETTE
+from .sizes import counted
+from .tab import PANES, SandboxTab
+from .terminal_pane import TerminalPane
+from .watched import WatchedSandbox
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from textual.app import ComposeResult, SystemCommand
+    from textual.events import Click, Resize
+    from textual.screen import Screen
+
+    from staddle import Sandbox
+
+    from .opening import SandboxOpening
+
+#: Below so many columns the shell and the side are shown one at a time.
+_NARROW = 100
+
+
+class TabBar(Static):
+    """The tabs; a click chooses one."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False, id="tabs")
+        self._ends: list[tuple[int, int]] = []
+
+    def show(self, labels: list[str], current: int) -> None:
+        """Draw them. One tab needs no bar."""
+        self.display = len(labels) > 1
+        text, self._ends = Text(), []
+        for number, label in enumerate(labels):
+            text.append(f" {number + 1} {label} ", style="bold reverse" if number == current else "")
+            text.append("│", style="dim")
+            self._ends.append((len(text), number))
+        self.update(text)
+
+    def on_click(self, event: Click) -> None:
+        for end, number in self._ends:
+            if event.x < end:
+                self.app.show_tab(number)  # type: ignore[attr-defined]
+                return
+
+
+class TuiApp(SandboxActions, App[int], inherit_bindings=False):
+    """`staddle tui`."""
+
+    TITLE = "staddle"
+    ENABLE_COMMAND_PALETTE = True
+    COMMAND_PALETTE_BINDING = "ctrl+p"
+    CSS = """
+    Screen { layout: vertical; }
+    #tabs { height: 1; background: $panel; display: none; }
+    #status { height: 1; background: $panel; color: $text; }
+    #all { height: 1fr; }
+    """
+    BINDINGS = [
+        Binding("ctrl+p", "command_palette", "every action", priority=True),
+        Binding("f1", "help", "help", priority=True),
+        Binding("f2", "shell", "the shell; again: terminal or list", priority=True),
+        *(Binding(key.lower(), f"pane('{name}')", name, priority=True) for name, key in PANES.items()),
+        Binding("f8", "show_log", "log", priority=True),
+        Binding("f9", "commit", "review and commit", priority=True),
+        Binding("f10", "leave", "leave", priority=True),
+        Binding("ctrl+pageup", "tab(-1)", "the tab before", priority=True),
+        Binding("ctrl+pagedown", "tab(1)", "the next tab", priority=True),
+        Binding("ctrl+shift+c,super+c", "copy", "copy what is selected", priority=True),
+        Binding("question_mark", "help", "help"),
+        Binding("q", "leave", "leave"),
+        Binding("escape", "shell_again", "back to the shell"),
+        Binding("tab", "app.focus_next", "the next pane"),
+        Binding("shift+tab", "app.focus_previous", "the pane before"),
+        Binding("t", "new_shell", "another shell"),
+        Binding("T", "new_sandbox", "another sandbox"),
+        Binding("W", "close_tab", "close the tab"),
+        Binding("s", "snapshot", "take a snapshot"),
+        Binding("c", "commit", "review and commit"),
+    ]
+    #: A full-screen program gets these itself.
+    _FUNCTION_KEYS = frozenset(("help", "shell", "pane", "show_log", "commit", "leave"))
+
+    def __init__(self, opening: SandboxOpening, *, vertical: bool = False) -> None:
+        super().__init__()
+        self.opening = opening
+        self.feed = opening.feed
+        self._vertical = vertical
+        self.tabs: list[SandboxTab] = []
+        self.current = 0
+        self._numbers = iter(range(1, 1 << 30))
+        #: (kind, text, when) of the log, for tabs that come later.
+        self._lines: deque[tuple[str, str, float]] = deque(maxlen=LINES)
+        self._seen_changes: dict[int, set[tuple[str, str]]] = {}
+        self._wake_waits = False
+
+    # ------------------------------------------------------------ begin and end
+
+    def compose(self) -> ComposeResult:
+        yield TabBar()
+        yield ContentSwitcher(id="all")
+        yield Static("", markup=False, id="status")
+
+    async def on_mount(self) -> None:
+        if _is_light():
+            self.theme = "textual-light"
+        self.feed.wake = self._wake
+        watched = self._watched(self.opening.label)
+        await self._add_tab(watched, "main")
+        self.set_interval(0.5, self._tick)
+        self.opening.when_open(lambda opened: self._from_thread(self._opened, watched, opened))
+        self.call_after_refresh(self._first_pane)
+
+    async def _first_pane(self) -> None:
+        tab = self.tab
+        if tab is not None and not tab.side_pane("changes"):
+            await tab.show_pane("changes", self.feed, focus=False)
+
+    def _from_thread(self, call: Callable[..., object], *arguments: object) -> None:
+        """Have it called in the UI's thread; not when that has ended."""
+        try:
+            self._loop_call(call, *arguments)
+        except RuntimeError:
+            pass
+
+    def _loop_call(self, call: Callable[..., object], *arguments: object) -> None:
+        loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(lambda: self.call_later(call, *arguments))
+
+    def _opened(self, watched: WatchedSandbox, opened: Sandbox | BaseException) -> None:
+        """The sandbox of a tab is open, or is not."""
+        if isinstance(opened, BaseException):
+            watched.error = str(opened)
+            self.note("error", str(opened))
+            for tab in self._tabs_of(watched):
+                tab.terminal.sentence = shown(str(opened))
+                tab.terminal.refresh()
+            return
+        watched.begin(opened)
+        for tab in self._tabs_of(watched):
+            self.start_shell(tab)
+            tab.refresh_pane(tab.pane, self.feed)
+        self._show_status()
+
+    def start_shell(self, tab: SandboxTab) -> None:
+        """Open a terminal for a tab, in a thread: a sandbox may take its time."""
+        sandbox = tab.watched.sandbox
+        if sandbox is None:
+            return
+        tab.commands.sandbox = sandbox
+        rows, cols = max(1, tab.terminal.size.height), max(2, tab.terminal.size.width)
+        rows, cols = (24, 80) if rows == 1 else (rows, cols)
+
+        def work() -> None:
+            try:
+                terminal = sandbox.terminal(rows=rows, cols=cols)
+            except (StaddleError, OSError) as error:
+                self._from_thread(self.note, "error", str(error))
+                return
+            self._from_thread(self._attach_terminal, tab, terminal)
+
+        threading.Thread(target=work, name="staddle-tui terminal", daemon=True).start()
+
+    def _attach_terminal(self, tab: SandboxTab, terminal: object) -> None:
+        if tab in self.tabs:
+            tab.terminal.attach(terminal)  # type: ignore[arg-type]
+        else:
+            terminal.close()  # type: ignore[attr-defined]
+
+    def close_everything(self) -> None:
+        """End every sandbox; after the UI has ended."""
+        self.feed.close()
+        for watched in {id(tab.watched): tab.watched for tab in self.tabs}.values():
+            watched.close()
+
+    # ------------------------------------------------------------ tabs
+
+    @property
+    def tab(self) -> SandboxTab | None:
+        """The tab that is shown."""
+        return self.tabs[self.current] if self.tabs else None
+
+    def _watched(self, label: str) -> WatchedSandbox:
+        return WatchedSandbox(shown(label), lambda *told: self._from_thread(self._told, *told))
+
+    def _tabs_of(self, watched: WatchedSandbox) -> Iterator[SandboxTab]:
+        return (tab for tab in self.tabs if tab.watched is watched)
+
+    async def _add_tab(self, watched: WatchedSandbox, session: str) -> SandboxTab:
+        number = next(self._numbers)
+        timeout = self.opening.timeout
+        tab = SandboxTab(watched, session, vertical=self._vertical, timeout=timeout, id=f"tab{number}")
+        watched.users += 1
+        self.tabs.append(tab)
+        await self.query_one("#all", ContentSwitcher).mount(tab)
+        for kind, text, when in self._lines:
+            tab.log_pane.add(kind, text, when)
+        self.show_tab(len(self.tabs) - 1)
+        return tab
+
+    async def add_tab(self, watched: WatchedSandbox, session: str) -> None:
+        """Another tab, and a shell in it."""
+        tab = await self._add_tab(watched, session)
+        await tab.show_pane("changes", self.feed, focus=False)
+        if watched.sandbox is not None:
+            self.start_shell(tab)
+
+    def show_tab(self, number: int) -> None:
+        """Show the tab of that number."""
+        if not 0 <= number < len(self.tabs):
+            return
+        self.current = number
+        tab = self.tabs[number]
+        self.query_one("#all", ContentSwitcher).current = tab.id
+        self._show_tab_bar()
+        tab.call_after_refresh(tab.focus_shell)
+        self._show_status()
+
+    def _show_tab_bar(self) -> None:
+        labels = [
+            tab.watched.label + ("" if tab.session == "main" else f":{tab.session}") for tab in self.tabs
+        ]
+        self.query_one(TabBar).show(labels, self.current)
+
+    async def remove_tab(self, tab: SandboxTab) -> None:
+        """Close a tab; with the last one of a sandbox, that is closed as well."""
+        number = self.tabs.index(tab)
+        terminal = tab.terminal.terminal
+        tab.terminal.detach()
+        self.tabs.remove(tab)
+        tab.watched.users -= 1
+        is_last, watched = tab.watched.users == 0, tab.watched
+
+        def end() -> None:
+            if terminal is not None:
+                terminal.close()
+            if is_last:
+                watched.close()
+
+        threading.Thread(target=end, daemon=True).start()
+        await tab.remove()
+        if not self.tabs:
+            self.exit(0)
+            return
+        self.show_tab(min(number, len(self.tabs) - 1))
+
+    def action_tab(self, step: int) -> None:
+        self.show_tab((self.current + step) % len(self.tabs))
+
+    # ------------------------------------------------------------ keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """A full-screen program on the terminal has the function keys; a screen on top has its own keys."""
+        if len(self.screen_stack) > 1 and action in NOT_ON_TOP:
+            return False
+        focused = self.focused
+        if action in self._FUNCTION_KEYS and isinstance(focused, TerminalPane):
+            return not focused.emulator.is_alternate
+        return True
+
+    def action_help(self) -> None:
+        from .screens import HelpScreen
+
+        self.push_screen(HelpScreen())
+
+    def action_shell(self) -> None:
+        if self.tab is not None:
+            self.tab.focus_shell(toggle=True)
+
+    def action_shell_again(self) -> None:
+        if self.tab is not None:
+            self.tab.focus_shell()
+
+    async def action_pane(self, name: str) -> None:
+        if self.tab is not None:
+            await self.tab.show_pane(name, self.feed)
+
+    def show_pane(self, name: str) -> None:
+        """Show a pane of the side."""
+        self.call_later(self.action_pane, name)
+
+    def action_show_log(self) -> None:
+        tab = self.tab
+        if tab is None:
+            return
+        tab.add_class("side")
+        tab.toggle_class("log-large")
+        tab.log_pane.focus()
+
+    def action_copy(self) -> None:
+        text = self.screen.get_selected_text()
+        if text:
+            self.copy_to_clipboard(text)
+            self.notify("copied", timeout=1, markup=False)
+
+    def action_toggle_theme(self) -> None:
+        self.theme = "textual-light" if self.theme == "textual-dark" else "textual-dark"
+
+    def action_toggle_split(self) -> None:
+        self._vertical = not self._vertical
+        for tab in self.tabs:
+            tab.set_class(self._vertical, "vertical")
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Every action, for the palette."""
+        from textual.app import SystemCommand
+
+        for title, help_text, action in PALETTE:
+            yield SystemCommand(title, help_text, lambda action=action: self.run_action(action))
+        yield SystemCommand("Theme…", "choose colours", self.action_change_theme)
+
+    def on_resize(self, event: Resize) -> None:
+        self.screen.set_class(event.size.width < _NARROW, "narrow")
+
+    # ------------------------------------------------------------ news
+
+    def _wake(self) -> None:
+        """The feed has something; called from any thread."""
+        if not self._wake_waits:
+            self._wake_waits = True
+            self._from_thread(self._take)
+
+    def _take(self) -> None:
+        self._wake_waits = False
+        for record in self.feed.take()[-LINES:]:
+            for kind, text in lines_of(record):
+                self.note(kind, text, record.get("at"))
+        self._show_questions()
+        self._show_status()
+
+    def note(self, kind: str, text: str, when: float | None = None) -> None:
+        """Add a line to the log."""
+        at = time.time() if when is None else when
+        self._lines.append((kind, text, at))
+        for tab in self.tabs:
+            tab.log_pane.add(kind, text, at)
+
+    def _told(self, watched: WatchedSandbox, what: str) -> None:
+        """The thread of a sandbox has seen something new."""
+        if what == "lost":
+            self.note("error", f"the sandbox has ended: {watched.error}")
+            what = "changes"
+        if what == "changes":
+            self._note_changes(watched)
+        for tab in self._tabs_of(watched):
+            tab.refresh_pane(what, self.feed)
+        self._show_status()
+
+    def _note_changes(self, watched: WatchedSandbox) -> None:
+        now = {(str(change.kind), change.path) for change in watched.changes}
+        before = self._seen_changes.get(id(watched), set())
+        self._seen_changes[id(watched)] = now
+        fresh = sorted(now - before, key=lambda item: item[1])
+        for kind, path in fresh[:8]:
+            self.note("file", f"{kind} {path}")
+        if len(fresh) > 8:
+            self.note("file", f"and {len(fresh) - 8:,} more")
+
+    def _show_questions(self) -> None:
+        questions = self.feed.questions()
+        if questions and self.tab is not None and self.tab.pane != "network":
+            self.notify(
+                f"{shown(questions[0].event.what)} waits for an answer: F5", severity="warning", markup=False
+            )
+            self.call_later(self._show_network)
+        for tab in self.tabs:
+            tab.refresh_pane("network", self.feed)
+
+    async def _show_network(self) -> None:
+        if self.tab is not None:
+            await self.tab.show_pane("network", self.feed, focus=False)
+
+    def _tick(self) -> None:
+        for tab in self.tabs:
+            tab.count_commands()
+        if self.feed.questions():
+            for tab in self.tabs:
+                tab.refresh_pane("network", self.feed)
+        self._show_status()
+
+    def _show_status(self) -> None:
+        if self.is_running and self.query("#status"):
+            self.query_one("#status", Static).update(self._status())
+
+    def _status(self) -> Text:
+        tab = self.tab
+        text = Text(no_wrap=True, overflow="ellipsis")
+        if tab is None:
+            return text
+        watched, sandbox = tab.watched, tab.watched.sandbox
+        text.append(f" {shown(_short(self.opening.directory))} ", style="bold")
+        if sandbox is None:
+            text.append(
+                "not open " if watched.error else "opening … ", style="red" if watched.error else "yellow"
+            )
+        else:
+            enforced = sandbox.enforced
+            style = "green" if not any(not gap.documented for gap in enforced.gaps) else "bold red"
+            style = "bold red" if enforced.backend == "native" or not sandbox.alive else style
+            said = enforced.backend if sandbox.alive else "ended"
+            text.append(f"│ {said}, network {sandbox.plan.network.mode} ", style=style)
+        text.append(f"│ {counted(tab.count_commands(), 'command')} ")
+        is_running = tab.has_running()
+        text.append("│ running " if is_running else "│ idle ", style="yellow" if is_running else "dim")
+        text.append(f"│ {counted(len(watched.changes), 'change')} ")
+        if self.feed.questions():
+            text.append("│ a connection waits: F5 ", style="bold yellow reverse")
+        text.append("│ F1 help  ^P actions", style="dim")
+        return text
+
+    # ------------------------------------------------------------ messages of panes
+
+    @on(TerminalPane.Ended)
+    def _shell_ended(self, event: TerminalPane.Ended) -> None:
+        self.note("sandbox", f"the shell has ended with {event.status}")
+
+    @on(TerminalPane.Restart)
+    def _restart_shell(self, event: TerminalPane.Restart) -> None:
+        for tab in self.tabs:
+            if tab.terminal is event.pane:
+                self.start_shell(tab)
+
+    @on(TerminalPane.Printed)
+    def _printed(self) -> None:
+        if self.tab is not None:
+            self.tab.watched.look()
+
+    @on(CommandPane.Done)
+    def _command_done(self) -> None:
+        if self.tab is not None:
+            self.tab.watched.look()
+
+    @on(CommandPane.Leave)
+    async def _leave(self) -> None:
+        await self.run_action("leave")
+
+
+def _short(path: str) -> str:
+    home = os.path.expanduser("~")
+    return f"~{path[len(home) :]}" if path == home or path.startswith(f"{home}/") else path
+
+
+def _is_light() -> bool:
+    """Whether the terminal says that its background is light (COLORFGBG, as rxvt and others set it)."""
+    return os.environ.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")

@@ -1,0 +1,316 @@
+"""The cells of one screen, and what control functions do to them. Knows nothing of bytes or colours."""
+
+from __future__ import annotations
+
+from .attributes import PLAIN
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .attributes import Attributes
+
+    #: Text with the same attributes, one after the other: a line that has left the screen.
+    Runs = tuple[tuple[str, Attributes], ...]
+
+
+class CellLine:
+    """One line: a character (or none, behind a wide one) and attributes for each cell."""
+
+    __slots__ = ("attributes", "chars", "drawn")
+
+    def __init__(self, cols: int, attributes: Attributes = PLAIN) -> None:
+        self.chars = [" "] * cols
+        self.attributes = [attributes] * cols
+        #: What a viewer has made of it; None after every change.
+        self.drawn: Any = None
+
+    def runs(self) -> Runs:
+        """The same as runs, without the blanks at its end."""
+        chars, attributes = self.chars, self.attributes
+        end = len(chars)
+        if attributes.count(attributes[0]) == end:
+            text = "".join(chars)
+            text = text.rstrip(" ") if attributes[0] == PLAIN else text
+            return ((text, attributes[0]),) if text else ()
+        while end and chars[end - 1] == " " and attributes[end - 1] == PLAIN:
+            end -= 1
+        found: list[tuple[str, Attributes]] = []
+        start = 0
+        while start < end:
+            same, at = attributes[start], start + 1
+            while at < end and attributes[at] == same:
+                at += 1
+            found.append(("".join(chars[start:at]), same))
+            start = at
+        return tuple(found)
+
+
+class CellGrid:
+    """A screen of lines with a cursor. `scrolled_out` is called with each line that leaves at the top."""
+
+    def __init__(self, rows: int, cols: int, scrolled_out: Callable[[CellLine], object] | None) -> None:
+        self.rows, self.cols = rows, cols
+        self.lines = [CellLine(cols) for _ in range(rows)]
+        self.x = self.y = 0
+        self.attributes = PLAIN
+        self.wraps = True
+        self.inserts = False
+        #: The last column was written: the next character goes to the next line.
+        self.is_full = False
+        self.top, self.bottom = 0, rows - 1
+        self.is_relative = False  # origin mode: the cursor stays in the scroll region
+        self.tabs = set(range(0, cols, 8))
+        self.saved: tuple[int, int, Attributes, bool] = (0, 0, PLAIN, False)
+        self._scrolled_out = scrolled_out
+
+    # ------------------------------------------------------------ text
+
+    def put(self, text: str) -> None:
+        """Write characters that take one cell each."""
+        while text:
+            if self.is_full:
+                self._next_line()
+            line = self.lines[self.y]
+            room = self.cols - self.x
+            part = text[:room]
+            count = len(part)
+            if self.inserts:
+                self._make_room(line, count)
+            else:
+                self._split_wide(line, self.x, self.x + count)
+            line.chars[self.x : self.x + count] = part
+            line.attributes[self.x : self.x + count] = [self.attributes] * count
+            line.drawn = None
+            text = text[count:]
+            if self.x + count < self.cols:
+                self.x += count
+            elif self.wraps:
+                self.x, self.is_full = self.cols - 1, True
+            else:
+                self.x = self.cols - 1
+                if text:  # everything else is written over the last cell
+                    text = text[-1]
+                    line.chars[self.x] = text
+                    return
+
+    def put_wide(self, char: str) -> None:
+        """Write a character that takes two cells."""
+        if self.cols < 2:
+            return
+        if self.is_full or self.x == self.cols - 1:
+            if not self.wraps:
+                return
+            self._next_line()
+        line = self.lines[self.y]
+        if self.inserts:
+            self._make_room(line, 2)
+        self._split_wide(line, self.x, self.x + 2)
+        line.chars[self.x : self.x + 2] = (char, "")
+        line.attributes[self.x : self.x + 2] = [self.attributes] * 2
+        line.drawn = None
+        self.x += 2
+        if self.x >= self.cols:
+            self.x, self.is_full = self.cols - 1, self.wraps
+
+    def combine(self, mark: str) -> None:
+        """Add a mark to the character before the cursor; three are enough for every script."""
+        at = self.x if self.is_full else self.x - 1
+        line = self.lines[self.y]
+        if at > 0 and line.chars[at] == "":
+            at -= 1
+        if at >= 0 and len(line.chars[at]) < 4:
+            line.chars[at] += mark
+            line.drawn = None
+
+    def _next_line(self) -> None:
+        self.x, self.is_full = 0, False
+        self.line_feed()
+
+    def _make_room(self, line: CellLine, count: int) -> None:
+        at = self.x
+        line.chars[at:at] = [" "] * count
+        line.attributes[at:at] = [self.attributes] * count
+        del line.chars[self.cols :]
+        del line.attributes[self.cols :]
+
+    def _split_wide(self, line: CellLine, start: int, end: int) -> None:
+        """Half of a wide character cannot be shown: blank the half that stays."""
+        chars = line.chars
+        if start < len(chars) and chars[start] == "" and start:
+            chars[start - 1] = " "
+        if end < len(chars) and chars[end] == "":
+            chars[end] = " "
+
+    # ------------------------------------------------------------ cursor
+
+    def move_to(self, row: int, col: int) -> None:
+        """Put the cursor there, or as near as it can be; counted from 0, in origin mode from the region."""
+        low, high = (self.top, self.bottom) if self.is_relative else (0, self.rows - 1)
+        self.y = max(low, min(high, row + (self.top if self.is_relative else 0)))
+        self.x = max(0, min(self.cols - 1, col))
+        self.is_full = False
+
+    def move(self, rows: int, cols: int = 0) -> None:
+        """Move the cursor; up and down it stays in the scroll region that it is in."""
+        high = self.bottom if self.y <= self.bottom else self.rows - 1
+        low = self.top if self.y >= self.top else 0
+        self.y = max(low, min(high, self.y + rows))
+        self.x = max(0, min(self.cols - 1, self.x + cols))
+        self.is_full = False
+
+    def line_feed(self) -> None:
+        """One line down; at the end of the region it scrolls."""
+        if self.y == self.bottom:
+            self.scroll_up(1)
+        elif self.y < self.rows - 1:
+            self.y += 1
+
+    def reverse_line_feed(self) -> None:
+        """One line up; at the top of the region it scrolls."""
+        if self.y == self.top:
+            self.scroll_down(1)
+        elif self.y:
+            self.y -= 1
+        self.is_full = False
+
+    def tab(self, count: int = 1) -> None:
+        """To the next tab stop."""
+        for _ in range(min(count, self.cols)):
+            self.x = min((stop for stop in self.tabs if stop > self.x), default=self.cols - 1)
+            self.x = min(self.x, self.cols - 1)
+
+    def back_tab(self, count: int) -> None:
+        """To the tab stop before."""
+        for _ in range(min(count, self.cols)):
+            self.x = max((stop for stop in self.tabs if stop < self.x), default=0)
+
+    def save(self) -> None:
+        """Keep the cursor and its attributes for `load`."""
+        self.saved = (self.y, self.x, self.attributes, self.is_relative)
+
+    def load(self) -> None:
+        """Be as at `save`."""
+        row, col, self.attributes, self.is_relative = self.saved
+        self.y, self.x = min(row, self.rows - 1), min(col, self.cols - 1)
+        self.is_full = False
+
+    # ------------------------------------------------------------ scrolling and erasing
+
+    def set_region(self, top: int, bottom: int) -> None:
+        """Scroll only these lines from now on."""
+        if 0 <= top < bottom < self.rows:
+            self.top, self.bottom = top, bottom
+            self.move_to(0, 0)
+
+    def scroll_up(self, count: int) -> None:
+        """Remove lines at the top of the region, and add blank ones at its end."""
+        self._remove(self.top, count, keep=self.top == 0)
+
+    def scroll_down(self, count: int) -> None:
+        """Add blank lines at the top of the region."""
+        self._add(self.top, count)
+
+    def insert_lines(self, count: int) -> None:
+        """Add blank lines where the cursor is; those below move down."""
+        if self.top <= self.y <= self.bottom:
+            self._add(self.y, count)
+            self.x, self.is_full = 0, False
+
+    def delete_lines(self, count: int) -> None:
+        """Remove lines where the cursor is; those below move up."""
+        if self.top <= self.y <= self.bottom:
+            self._remove(self.y, count, keep=False)
+            self.x, self.is_full = 0, False
+
+    def _blank(self) -> CellLine:
+        return CellLine(self.cols, (None, self.attributes[1], 0))
+
+    def _remove(self, at: int, count: int, *, keep: bool) -> None:
+        count = min(count, self.bottom - at + 1)
+        if keep and self._scrolled_out is not None:
+            for line in self.lines[at : at + count]:
+                self._scrolled_out(line)
+        self.lines[self.bottom + 1 : self.bottom + 1] = [self._blank() for _ in range(count)]
+        del self.lines[at : at + count]
+
+    def _add(self, at: int, count: int) -> None:
+        count = min(count, self.bottom - at + 1)
+        del self.lines[self.bottom - count + 1 : self.bottom + 1]
+        self.lines[at:at] = [self._blank() for _ in range(count)]
+
+    def erase_in_display(self, how: int) -> None:
+        """0: from the cursor on, 1: up to the cursor, 2: everything."""
+        if how == 0:
+            self.erase_in_line(0)
+            rows = range(self.y + 1, self.rows)
+        elif how == 1:
+            self.erase_in_line(1)
+            rows = range(self.y)
+        else:
+            rows = range(self.rows)
+        for row in rows:
+            self.lines[row] = self._blank()
+
+    def erase_in_line(self, how: int) -> None:
+        """0: from the cursor on, 1: up to the cursor, 2: the whole line."""
+        if how == 2:
+            self.lines[self.y] = self._blank()
+        elif how == 1:
+            self.erase(0, self.x + 1)
+        else:
+            self.erase(self.x, len(self.lines[self.y].chars))
+        self.is_full = False
+
+    def erase(self, start: int, end: int) -> None:
+        """Blank cells of the line with the cursor."""
+        line = self.lines[self.y]
+        end = min(end, len(line.chars))
+        if start < end:
+            self._split_wide(line, start, end)
+            line.chars[start:end] = [" "] * (end - start)
+            line.attributes[start:end] = [(None, self.attributes[1], 0)] * (end - start)
+            line.drawn = None
+
+    def insert_blanks(self, count: int) -> None:
+        """Move what is right of the cursor to the right."""
+        line = self.lines[self.y]
+        self._split_wide(line, self.x, self.x)
+        self._make_room(line, min(count, self.cols - self.x))
+        line.drawn = None
+
+    def delete_chars(self, count: int) -> None:
+        """Remove cells at the cursor; what is right of them moves to the left."""
+        line = self.lines[self.y]
+        count = min(count, self.cols - self.x)
+        self._split_wide(line, self.x, self.x + count)
+        del line.chars[self.x : self.x + count]
+        del line.attributes[self.x : self.x + count]
+        line.chars += [" "] * count
+        line.attributes += [(None, self.attributes[1], 0)] * count
+        line.drawn = None
+
+    # ------------------------------------------------------------ the whole
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Another size. Lines are not wrapped anew; what is cut off at the right comes back with the room."""
+        for line in self.lines:
+            if (missing := cols - len(line.chars)) > 0:
+                line.chars += [" "] * missing
+                line.attributes += [PLAIN] * missing
+            line.drawn = None
+        self.cols = cols
+        while len(self.lines) > rows:
+            if self.y < len(self.lines) - 1 and not any(char != " " for char in self.lines[-1].chars):
+                self.lines.pop()
+                continue
+            gone = self.lines.pop(0)
+            self.y = max(0, self.y - 1)
+            if self._scrolled_out is not None:
+                self._scrolled_out(gone)
+        self.lines += [CellLine(cols) for _ in range(rows - len(self.lines))]
+        self.rows = rows
+        self.top, self.bottom = 0, rows - 1
+        self.tabs |= set(range(0, cols, 8))
+        self.x, self.y, self.is_full = min(self.x, cols - 1), min(self.y, rows - 1), False

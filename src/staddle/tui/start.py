@@ -1,0 +1,35 @@
+"""Run the UI until it is left. The sandbox is being opened while textual is loaded."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .opening import SandboxOpening
+
+
+def start(opening: SandboxOpening, *, vertical: bool = False) -> int:
+    """Show the UI on this terminal; the exit status. Every sandbox has ended when it returns."""
+    opening.begin()
+    # Textual redraws at most so often: an echo must not wait for the next 60th of a second. What prints
+    # much is drawn less often by its pane.
+    os.environ.setdefault("TEXTUAL_FPS", "250")
+    app = None
+    try:
+        from .app import TuiApp
+
+        gc.freeze()
+        gc.enable()  # `staddle` runs without; this stays for hours
+        app = TuiApp(opening, vertical=vertical)
+        status = app.run()
+    finally:
+        if app is not None:
+            app.close_everything()
+        opening.close()
+    if opening.error is not None:
+        raise opening.error
+    if app.return_code:
+        return app.return_code
+    return status or 0

@@ -1,0 +1,195 @@
+"""One tab: a shell of a sandbox at one side, at the other the panes about the sandbox, and the log."""
+
+from __future__ import annotations
+
+from textual.containers import Container, Vertical
+from textual.widgets import ContentSwitcher, Static
+
+from .command_pane import CommandPane
+from .log_pane import LogPane
+from .terminal_pane import TerminalPane
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.events import Click
+    from textual.widget import Widget
+
+    from .feed import EventFeed
+    from .watched import WatchedSandbox
+
+#: The panes at the side by name, with the key of each.
+PANES = {"changes": "F3", "snapshots": "F4", "network": "F5", "processes": "F6", "policy": "F7"}
+#: Where a shorter name is needed: all have to fit into 40 of 100 columns, with the numbers of their F keys.
+_SHORT = {"processes": "usage"}
+
+
+class PaneNames(Static):
+    """The names of the side panes; a click shows one."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False, id="names")
+        self._ends: list[tuple[int, str]] = []
+
+    def show(self, current: str) -> None:
+        """Draw them, with `current` marked."""
+        from rich.text import Text
+
+        text, self._ends = Text(), []
+        for name, key in PANES.items():
+            text.append(f" {key[1:]}", style="dim")
+            text.append(_SHORT.get(name, name), style="bold reverse" if name == current else "")
+            self._ends.append((len(text), name))
+        self.update(text)
+
+    def on_click(self, event: Click) -> None:
+        for end, name in self._ends:
+            if event.x < end:
+                self.app.show_pane(name)  # type: ignore[attr-defined]
+                return
+
+
+class SandboxTab(Container):
+    """A shell and the panes about its sandbox. `session` names the session of its list of commands."""
+
+    DEFAULT_CSS = """
+    SandboxTab { height: 1fr; layout: horizontal; }
+    SandboxTab.vertical { layout: vertical; }
+    SandboxTab #shell { width: 60%; height: 1fr; border-right: tall $panel; }
+    SandboxTab #side { width: 40%; height: 1fr; }
+    SandboxTab.vertical #shell { width: 100%; height: 60%; border-right: none; border-bottom: tall $panel; }
+    SandboxTab.vertical #side { width: 100%; height: 40%; }
+    SandboxTab #names { height: 1; background: $panel; }
+    SandboxTab #panes { height: 1fr; }
+    SandboxTab #log { height: 35%; border-top: solid $panel; }
+    SandboxTab.log-large #panes { display: none; }
+    SandboxTab.log-large #log { height: 1fr; }
+    .narrow SandboxTab #shell { width: 100%; height: 1fr; border: none; }
+    .narrow SandboxTab #side { display: none; width: 100%; height: 1fr; }
+    .narrow SandboxTab.side #shell { display: none; }
+    .narrow SandboxTab.side #side { display: block; }
+    """
+
+    def __init__(
+        self, watched: WatchedSandbox, session: str, *, vertical: bool, timeout: float | None, id: str
+    ) -> None:
+        super().__init__(id=id, classes="vertical" if vertical else "")
+        self.watched, self.session = watched, session
+        self.terminal = TerminalPane(id="terminal")
+        self.commands = CommandPane(session, timeout=timeout, id="list")
+        self.log_pane = LogPane(id="log")
+        self.pane = "changes"
+        self.was_busy = False
+        self.typed_commands = 0  # programs that were seen to end on the terminal
+
+    def compose(self) -> ComposeResult:
+        with ContentSwitcher(initial="terminal", id="shell"):
+            yield self.terminal
+            yield self.commands
+        with Vertical(id="side"):
+            yield PaneNames()
+            yield ContentSwitcher(id="panes")
+            yield self.log_pane
+
+    def on_mount(self) -> None:
+        self.query_one(PaneNames).show(self.pane)
+        self.terminal.focus()
+
+    # ------------------------------------------------------------ the shell
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the list of commands is shown, and not the terminal."""
+        return self.query_one("#shell", ContentSwitcher).current == "list"
+
+    def focus_shell(self, *, toggle: bool = False) -> None:
+        """Give the keys to the shell; with `toggle`, change between terminal and list if it has them."""
+        self.remove_class("side")
+        switcher = self.query_one("#shell", ContentSwitcher)
+        focused = self.screen.focused
+        has_focus = focused is not None and switcher in focused.ancestors
+        if toggle and has_focus:
+            switcher.current = "terminal" if self.is_list else "list"
+        if self.is_list:
+            self.commands.query_one("#command").focus()
+        else:
+            self.terminal.focus()
+
+    def has_running(self) -> bool:
+        """Whether a command runs in the shell."""
+        return self.commands.running is not None or self.terminal.is_busy()
+
+    def count_commands(self) -> int:
+        """Commands that were run in this tab: those of the list, and programs seen on the terminal."""
+        busy = self.terminal.is_busy()
+        if self.was_busy and not busy:
+            self.typed_commands += 1
+            self.watched.look()
+        self.was_busy = busy
+        return self.commands.count + self.typed_commands
+
+    # ------------------------------------------------------------ the side
+
+    async def show_pane(self, name: str, feed: EventFeed, *, focus: bool = True) -> None:
+        """Show a pane; it is made when it is first shown."""
+        switcher = self.query_one("#panes", ContentSwitcher)
+        if not switcher.query(f"#{name}"):
+            await switcher.mount(_made(name))
+        switcher.current = name
+        self.pane = name
+        self.remove_class("log-large")
+        self.query_one(PaneNames).show(name)
+        self.watched.wants_processes = name == "processes"
+        if name == "processes":
+            self.watched.look()
+        self.refresh_pane(name, feed)
+        if focus:
+            self.add_class("side")
+            target = switcher.query_one(f"#{name}")
+            (target.query_one("DataTable") if name == "processes" else target).focus()
+
+    def refresh_pane(self, name: str, feed: EventFeed) -> None:
+        """Draw a pane anew, if it is the one that is shown."""
+        found = self.query(f"#panes > #{name}")
+        if name != self.pane or not found:
+            return
+        pane: Widget = found.first()
+        watched = self.watched
+        if name == "changes":
+            pane.show_changes(watched.changes, watched.change_error)  # type: ignore[attr-defined]
+        elif name == "snapshots":
+            pane.show_snapshots(watched.snapshots)  # type: ignore[attr-defined]
+        elif name == "network":
+            pane.show_events(watched.events, feed.questions())  # type: ignore[attr-defined]
+        elif name == "processes":
+            pane.show_usage(watched)  # type: ignore[attr-defined]
+        elif watched.sandbox is not None:
+            pane.show_policy(watched.sandbox)  # type: ignore[attr-defined]
+
+    def side_pane(self, name: str) -> Widget | None:
+        """A pane that was shown before."""
+        found = self.query(f"#panes > #{name}")
+        return found.first() if found else None
+
+
+def _made(name: str) -> Widget:
+    # Each is loaded when it is first shown: the first prompt does not wait for them.
+    if name == "changes":
+        from .changes_pane import ChangesPane
+
+        return ChangesPane(id=name)
+    if name == "snapshots":
+        from .snapshot_pane import SnapshotPane
+
+        return SnapshotPane(id=name)
+    if name == "network":
+        from .network_pane import NetworkPane
+
+        return NetworkPane(id=name)
+    if name == "processes":
+        from .process_pane import ProcessPane
+
+        return ProcessPane(id=name)
+    from .policy_pane import PolicyPane
+
+    return PolicyPane(id=name)

@@ -1,0 +1,142 @@
+"""`WatchedSandbox`: one sandbox that the UI shows, looked at by a thread of its own. Loads no textual.
+
+The thread asks for changes, network events and processes, the dearer the rarer, and tells who listens.
+Nothing that a sandbox does not answer can hold the UI.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+from staddle.errors import SandboxClosed, StaddleError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from staddle import Change, Event, Sandbox, Snapshot
+
+#: Seconds between two looks, at least; and how much longer than a look itself the pause after it is.
+_CHANGES, _NETWORK, _PROCESSES, _REST = 1.0, 0.5, 2.0, 10
+#: Events and samples that are kept.
+_EVENTS, SAMPLES = 1000, 60
+
+
+class UsageSample:
+    """What all processes of a sandbox used at one moment: cores, bytes, a count, bytes on disk."""
+
+    def __init__(self, cores: float, memory: int, processes: int, disk: int) -> None:
+        self.cores, self.memory, self.processes, self.disk = cores, memory, processes, disk
+
+
+class WatchedSandbox:
+    """A sandbox and what is known about it. `sandbox` is None until it is open; `error` says why not."""
+
+    def __init__(self, label: str, tell: Callable[[WatchedSandbox, str], object]) -> None:
+        self.label = label
+        self.sandbox: Sandbox | None = None
+        self.error = ""
+        self.changes: list[Change] = []
+        self.change_error = ""
+        self.events: deque[tuple[float, Event]] = deque(maxlen=_EVENTS)
+        self.processes: list[object] = []
+        self.samples: deque[UsageSample] = deque(maxlen=SAMPLES)
+        #: Kept here: a snapshot that nobody has is deleted.
+        self.snapshots: list[Snapshot] = []
+        self.before_discard: Snapshot | None = None
+        self.users = 0  # tabs that show it
+        self._tell = tell
+        self._cpu: tuple[float, float] | None = None
+        self._ending = threading.Event()
+        self._look_now = threading.Event()
+        #: Whether processes are looked at: while their pane is shown.
+        self.wants_processes = False
+        self._thread: threading.Thread | None = None
+
+    def begin(self, sandbox: Sandbox) -> None:
+        """It is open: look at it from now on."""
+        self.sandbox = sandbox
+        try:
+            self.snapshots = sandbox.snapshots()
+        except StaddleError:
+            pass  # it has no layers
+        self._thread = threading.Thread(target=self._watch, name=f"staddle-tui {self.label}", daemon=True)
+        self._thread.start()
+
+    def look(self) -> None:
+        """Look at everything again soon: something was done."""
+        self._look_now.set()
+
+    def close(self) -> None:
+        """Stop looking, and end the sandbox."""
+        self._ending.set()
+        self._look_now.set()
+        sandbox, self.sandbox = self.sandbox, None
+        if sandbox is not None:
+            sandbox.close()
+
+    # ------------------------------------------------------------ in the thread
+
+    def _watch(self) -> None:
+        due = {"changes": 0.0, "network": 0.0, "processes": 0.0}
+        looks = {"changes": self._changes, "network": self._network, "processes": self._usage}
+        pauses = {"changes": _CHANGES, "network": _NETWORK, "processes": _PROCESSES}
+        while not self._ending.is_set():
+            if self._look_now.is_set():
+                self._look_now.clear()
+                due = dict.fromkeys(due, 0.0)
+            for name, look in looks.items():
+                began = time.monotonic()
+                if began < due[name] or self.sandbox is None:
+                    continue
+                try:
+                    if look():
+                        self._tell(self, name)
+                except SandboxClosed as error:
+                    if not self._ending.is_set():
+                        self.error = str(error)
+                        self._tell(self, "lost")
+                    return
+                except (StaddleError, OSError) as error:
+                    if name == "changes":
+                        self.change_error = str(error)
+                        self._tell(self, name)
+                took = time.monotonic() - began
+                due[name] = began + took + max(pauses[name], _REST * took)
+            self._look_now.wait(max(0.05, min(due.values()) - time.monotonic()))
+
+    def _changes(self) -> bool:
+        sandbox = self.sandbox
+        if sandbox is None:
+            return False
+        found = sandbox.diff()
+        is_new = found != self.changes or bool(self.change_error)
+        self.changes, self.change_error = found, ""
+        return is_new
+
+    def _network(self) -> bool:
+        sandbox = self.sandbox
+        found = sandbox.events() if sandbox is not None else ()
+        self.events.extend((time.time(), event) for event in found)
+        return bool(found)
+
+    def _usage(self) -> bool:
+        sandbox = self.sandbox
+        if sandbox is None or not self.wants_processes:
+            return False
+        processes = sandbox.ps()
+        now, usage = time.monotonic(), sandbox.usage
+        spent = sum(process.cpu for process in processes)
+        if usage.user is not None and usage.system is not None:
+            spent = usage.user + usage.system
+        cores = 0.0
+        if self._cpu is not None and now > self._cpu[0]:
+            cores = max(0.0, spent - self._cpu[1]) / (now - self._cpu[0])
+        self._cpu = now, spent
+        disk = sum(change.size or 0 for change in self.changes)
+        memory = sum(process.memory for process in processes)
+        self.samples.append(UsageSample(cores, memory, sum(p.threads for p in processes), disk))
+        self.processes = list(processes)
+        return True
