@@ -10,6 +10,7 @@ import pytest
 
 from staddle import Sandbox
 from staddle.errors import InvalidCall, SandboxClosed
+from staddle.sandbox.process_table import ProcessInfo
 from staddle.sandbox.processes import Process
 from staddle.sandbox.terminal import Terminal
 from tests.support.sandboxes import BACKENDS, children, descriptors, every_backend
@@ -271,11 +272,16 @@ def test_every_process_is_listed_and_can_be_ended(backend: str) -> None:
     seconds = unique_seconds()
     with Sandbox(backend=backend) as sb:
         sb.run(f"sleep {seconds} & disown")  # neither started nor a job
-        (found,) = [process for process in sb.ps() if process.command == f"sleep {seconds}"]
+
+        def listed() -> list[ProcessInfo]:
+            return [process for process in sb.ps() if process.command == f"sleep {seconds}"]
+
+        assert until(listed)  # the shell has forked, and it is bash until it is sleep
+        (found,) = listed()
         assert (found.name, found.threads) == ("sleep", 1)
         assert found.memory > 0
         assert sb.kill(found.pid, 15)
-        assert until(lambda: all(process.command != found.command for process in sb.ps()))
+        assert until(lambda: not listed())
         assert not sb.kill(4_000_000)
         for wrong in (1, 0, -1, True):
             with pytest.raises(InvalidCall):

@@ -13,7 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .arguments import RunOptions
+    from .arguments import WaitedRunOptions
+    from .open.accounts import Account
     from .open_sandbox import OpenSandbox
     from .result import Result
 
@@ -64,16 +65,16 @@ class ProcessMethods:
             self,
             command: str | tuple[str, ...],
             argv: tuple[str, ...],
-            options: RunOptions,
+            options: WaitedRunOptions,
+            other: Account | None = None,
             *,
-            root: bool,
             ours: bool = False,
         ) -> Result: ...
 
     def ps(self) -> list[ProcessInfo]:
         """List every process that runs in it, by number, whoever started it; no more than 2,000."""
         argv = (self._now().bash, "-c", _SCRIPT)
-        done = self._executed(argv, argv, {"timeout": 10, "cwd": "/"}, root=False, ours=True)
+        done = self._executed(argv, argv, {"timeout": 10, "cwd": "/"}, ours=True)
         return sorted(_listed(done.stdout_bytes), key=lambda process: process.pid)
 
     def kill(self, pid: int, signal: int = SIGKILL) -> bool:
