@@ -53,7 +53,8 @@ use_downloads violations
 """
 SESSION = "close interrupt name restart run state stream"
 RESULT = """
-as_dict changes check command cwd duration errno exit_code ok reason replace shell_exited signal stderr stderr_bytes
+as_dict changes check command cwd duration errno exit_code ok reason replace shell_exited signal stderr
+stderr_bytes
 stderr_bytes_dropped stderr_spill stderr_truncated stdout stdout_bytes stdout_bytes_dropped stdout_spill
 stdout_truncated timed_out usage violations why
 """
