@@ -180,6 +180,7 @@ TOPICS = {
                 "Network",
                 "Limits",
                 "Identity",
+                "Secret",
                 "Plan",
                 "Enforcement",
                 "Gap",

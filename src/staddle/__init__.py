@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .jail.workspace import Workspace
     from .layers.changes import Change
     from .policy import Identity, Limits, Network, Plan, Policy
+    from .policy.secrets import Secret
     from .sandbox.aio.sandbox import AsyncSandbox
     from .sandbox.pool import Pool
     from .sandbox.result import Reason, Result
@@ -54,6 +55,7 @@ __all__ = [
     "Result",
     "RunOpts",
     "Sandbox",
+    "Secret",
     "Snapshot",
     "StaddleError",
     "Task",
@@ -85,6 +87,7 @@ _HOME = {
     "Result": "sandbox.result",
     "RunOpts": "jail.jail",
     "Sandbox": "sandbox.sandbox",
+    "Secret": "policy.secrets",
     "Snapshot": "sandbox.workspace.snapshot",
     "StaddleError": "errors",
     "Task": "jail.task",

@@ -77,11 +77,13 @@ class WrappedCommand:
 
         The timeout is the policy's unless `timeout` is given; captured output is bounded by
         the policy's `limits.output`, head and tail kept. A failing command is a result;
-        LaunchFailed means that it never started.
+        LaunchFailed means that it never started. The values of secret variables are hidden in what is
+        captured, and in what goes to our own standard streams unless they are a terminal.
         """
+        from .launch.redaction import secrets_of
         from .launch.running import complete
 
-        return complete(self.launch(), self.plan.limits, **kwargs)
+        return complete(self.launch(), self.plan.limits, secrets=secrets_of(self.plan), **kwargs)
 
     def violations(self) -> tuple[Event, ...]:
         """Protected names that appeared below a writable path since the plan was made.
@@ -91,7 +93,12 @@ class WrappedCommand:
         from .launch.view import appeared
 
         gateway_log = self._launch.gateway_log
-        return appeared(self.plan) if gateway_log is None else (*appeared(self.plan), *gateway_log.events())
+        if gateway_log is None:
+            return appeared(self.plan)
+        from .launch.redaction import NONE, secrets_of
+
+        secrets = secrets_of(self.plan) or NONE
+        return (*appeared(self.plan), *map(secrets.event, gateway_log.events()))
 
     def decide_with(self, deciding: ApprovalCalls) -> None:
         """Have what its network gateway asks answered, if the backend has one."""

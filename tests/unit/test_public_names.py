@@ -34,6 +34,7 @@ PUBLIC = (
     "Result",
     "RunOpts",
     "Sandbox",
+    "Secret",
     "Snapshot",
     "StaddleError",
     "Task",

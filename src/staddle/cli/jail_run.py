@@ -206,6 +206,7 @@ def _say_uncommitted(workspace: Workspace, running: WorkspaceRun) -> None:
 def shell(workspace: Workspace, parsed: Parsed, *, session: str | None = None) -> int:
     """bash, or the given command, on the user's terminal."""
     from ..jail.pty_launch import PtyLaunch, on_its_own
+    from ..launch.redaction import secrets_of
 
     command = list(parsed.words) or ["bash"]
     on_terminal = os.isatty(0) and os.isatty(1)
@@ -220,7 +221,7 @@ def shell(workspace: Workspace, parsed: Parsed, *, session: str | None = None) -
             else:
                 from .terminal import on_this_terminal
 
-                lent: Any = PtyLaunch(running.command.launch())
+                lent: Any = PtyLaunch(running.command.launch(), secrets_of(running.command.plan))
                 try:
                     status = on_this_terminal(lent, None)
                 finally:

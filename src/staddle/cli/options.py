@@ -146,6 +146,7 @@ RUNNING = (
     Option("output-cap", "SIZE", "pass on at most SIZE of each output stream; print how much was dropped"),
     Option("env", "NAME=VALUE", "set a variable inside (repeatable)", many=True),
     Option("pass-env", "NAME", "pass this variable from your environment (repeatable)", many=True),
+    Option("no-redact", "", "show the values of secret variables in what is printed"),
     Option("environment", "PRESET", "start with: linux (default), inherit (yours, without secrets), empty"),
     Option(
         "identity",
@@ -226,6 +227,8 @@ def asked_of(policy: Policy, parsed: Parsed) -> Policy:
     network = _network(parsed)
     if network is not None:
         policy = policy.with_network(network)
+    if parsed.on("no-redact"):
+        policy = policy.with_redact(False)
     if (preset := parsed.one("environment")) is not None:
         policy = policy.with_environment(preset)
     if parsed.on("identity"):

@@ -25,8 +25,9 @@ TOLD.append("by the command line")
 def attended(wrapped: WrappedCommand, *, seconds: float | None, cap: int | None) -> ForegroundOutcome:
     """Run it on our own streams, and say which limit ended it and how much output was dropped."""
     from ..launch.foreground import attend
+    from ..launch.redaction import secrets_of
 
-    outcome = attend(wrapped.launch(), seconds=seconds, cap=cap)
+    outcome = attend(wrapped.launch(), seconds=seconds, cap=cap, secrets=secrets_of(wrapped.plan))
     if outcome.reason == "timeout":
         say(f"ended after {seconds:g} s; --timeout gives it more")
     if outcome.why:

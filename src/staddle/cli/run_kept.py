@@ -76,14 +76,15 @@ def _told(parsed: Parsed, sandbox: Sandbox, workspace: str | None, status: int) 
     import sys
 
     from ..display import shown
+    from ..launch.redaction import NONE
     from .diff import text_of
     from .kept import counted, row
 
-    changes = sandbox.diff()
+    changes, secrets = sandbox.diff(), sandbox._now().secrets or NONE
     for change in changes if parsed.on("diff") else changes[:MOST_TOLD]:
-        print(row(change), file=sys.stderr)
+        print(secrets.text(row(change)), file=sys.stderr)
         if parsed.on("diff"):
-            print(text_of(change), file=sys.stderr)
+            print(secrets.text(text_of(change)), file=sys.stderr)
     if not parsed.on("diff") and len(changes) > MOST_TOLD:
         print(f"... and {len(changes) - MOST_TOLD:,} more", file=sys.stderr)
     if not changes:

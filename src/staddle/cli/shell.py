@@ -8,6 +8,7 @@ import sys
 import time
 
 from ..errors import CommandNotUnderstood, CommandRefused, InvalidCall, UsageError
+from ..launch.redacted_streams import RedactedStreams
 from ..launch.running import GRACE, give_pipes
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from ..sandbox.sandbox import Sandbox
@@ -151,10 +152,14 @@ def _piped(sandbox: Sandbox, seconds: float | None) -> int:
 
 def passed_through(sandbox: Sandbox, argv: Sequence[str], seconds: float | None) -> int:
     """Run a program on our own standard streams; its exit status, 124 when its time was up."""
-    give_pipes(sandbox._now().uid, (0, 1, 2))
+    inside = sandbox._now()
     deadline = None if seconds is None else time.monotonic() + seconds
-    with waiting_among_threads((SIGHUP, SIGINT, SIGQUIT, SIGTERM)) as signals:
-        shell = spawn(sandbox._now(), argv, (0, 1, 2))
+    with (
+        waiting_among_threads((SIGHUP, SIGINT, SIGQUIT, SIGTERM)) as signals,
+        RedactedStreams(inside.secrets) as ours,
+    ):
+        give_pipes(inside.uid, (0, ours.stdout, ours.stderr))
+        shell = spawn(inside, argv, (0, ours.stdout, ours.stderr))
         poll = select.poll()
         poll.register(signals.descriptor, select.POLLIN)
         poll.register(shell.fileno(), select.POLLIN)

@@ -10,6 +10,7 @@ import time
 
 from ..display import shown
 from ..errors import StaddleError
+from ..launch.redacted_streams import RedactedStreams
 from ..launch.running import GRACE, give_pipes
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from ..linux.fileio import write_all
@@ -161,7 +162,11 @@ class FromInput:
 
     def run(self) -> int:
         """The exit status of the last bash; 124 when the time was up."""
-        with waiting_among_threads((SIGHUP, SIGINT, SIGQUIT, SIGTERM)) as signals:
+        with (
+            waiting_among_threads((SIGHUP, SIGINT, SIGQUIT, SIGTERM)) as signals,
+            RedactedStreams(self._sandbox._now().secrets) as ours,
+        ):
+            self._ours = ours
             try:
                 shell = self._start()
                 waiting, command = b"", None
@@ -190,8 +195,9 @@ class FromInput:
         theirs, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
         try:
-            give_pipes(inside.uid, (theirs, 1, 2))
-            return spawn(inside, [inside.bash], (theirs, 1, 2), env)
+            stdio = (theirs, self._ours.stdout, self._ours.stderr)
+            give_pipes(inside.uid, stdio)
+            return spawn(inside, [inside.bash], stdio, env)
         finally:
             os.close(theirs)
 

@@ -129,7 +129,13 @@ class EnvironmentBase(ABC):
         """The secret values that a command would be given when `env` is added; they are redacted."""
         passed = {name: os.environ[name] for name in self._policy.pass_env if name in os.environ}
         added = env if hasattr(env, "items") else {}  # anything else is refused where it is used
-        return Secrets(secret_values((passed, *self._variables(), added or {}), self._secrets))
+        layers = (passed, *self._variables(), added or {})
+        if self._policy.redact is False:  # what was named here is hidden all the same
+            named = {
+                name: value for layer in layers for name, value in layer.items() if name in self._secrets
+            }
+            return Secrets(secret_values((named,), self._secrets))
+        return Secrets(secret_values(layers, (*self._secrets, *self._policy.secret_names)))
 
     def _refuse_unwritable(self, name: str) -> None:
         """PathNotAllowed unless the file tools may write `name`. Decided before the disk is touched."""

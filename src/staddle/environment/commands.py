@@ -128,7 +128,7 @@ def run(
 
 def tail(bounds: CommandBounds, secrets: Secrets) -> Tail:
     """A buffer for one stream of a command, without the secrets."""
-    return RedactedTail(bounds.output, secrets.values) if secrets.values else Tail(bounds.output)
+    return RedactedTail(bounds.output, secrets.spelled) if secrets.values else Tail(bounds.output)
 
 
 def result_of(exit_code: int, out: Tail, err: Tail, violations: tuple[Event, ...] = ()) -> CommandResult:

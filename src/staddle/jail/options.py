@@ -9,6 +9,7 @@ from ..errors import PolicyError
 from ..policy import Policy
 from ..policy.environment import checked, checked_name
 from ..policy.limits import Limits
+from ..policy.secrets import Secret
 from .agents import Agent, agent_named
 from .workspace import commit_identity
 
@@ -84,8 +85,14 @@ class RunOpts(Value):
         """The values to redact from messages: the key, and those of variables that look like secrets."""
         from ..launch.redaction import Secrets, secret_values
 
-        layers = [self.policy.env if self.policy else {}, variables(self.env)]
-        found = secret_values(layers, ())
+        policy = self.policy
+        if policy is not None and policy.redact is False:
+            return Secrets(() if self.api_key is None else (self.api_key,))
+        passed = {
+            name: os.environ[name] for name in (policy.pass_env if policy else ()) if name in os.environ
+        }
+        layers = [policy.env if policy else {}, passed, variables(self.env)]
+        found = secret_values(layers, policy.secret_names if policy else ())
         return Secrets(found if self.api_key is None else (*found, self.api_key))
 
 
@@ -120,7 +127,7 @@ def bootstrap(opts: RunOpts) -> dict[str, str]:
         "GIT_CONFIG_VALUE_0": "0",
         "MISE_YES": "1",
         "MISE_TRUSTED_CONFIG_PATHS": opts.workspace.path,
-        **({} if opts.api_key is None else {key: opts.api_key}),
+        **({} if opts.api_key is None else {key: Secret(opts.api_key)}),
         **variables(opts.env),
     }
 

@@ -10,6 +10,7 @@ import os
 
 from ..errors import LaunchFailed
 from ..launch import pty
+from ..launch.redaction import Redactor
 from ..launch.running import Lifeline, end, never_started, start
 
 TYPE_CHECKING = False
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ..launch.contract import Launch
+    from ..launch.redaction import Secrets
 
 
 def on_its_own(command: Sequence[str]) -> list[str]:
@@ -31,8 +33,9 @@ class PtyLaunch:
     Make it before signals are blocked: the command would inherit the mask. `wait` or `close` ends it.
     """
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, secrets: Secrets | None = None) -> None:
         self._launch = launch
+        self._redactor = Redactor(() if secrets is None else secrets.spelled)
         self._leader, follower = os.openpty()
         self._lifeline = None if launch.relays else Lifeline(launch.status)
         try:
@@ -63,7 +66,7 @@ class PtyLaunch:
 
     def read_some(self) -> bytes | None:
         """The bytes that were printed; None when there are none yet, empty when it is over."""
-        return pty.read_available(self._leader)
+        return pty.read_redacted(self._leader, self._redactor)
 
     def write_some(self, data: bytes) -> int:
         """Type as much of `data` as there is room for, and return how much that was."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from .contract import Launch
+    from .redaction import Redactor, Secrets
 
     class Signals(Protocol):
         """Where they arrive, and which did."""
@@ -48,16 +49,19 @@ class ForegroundOutcome(Value):
     why: str = ""
 
 
-def attend(launch: Launch, *, seconds: float | None = None, cap: int | None = None) -> ForegroundOutcome:
+def attend(
+    launch: Launch, *, seconds: float | None = None, cap: int | None = None, secrets: Secrets | None = None
+) -> ForegroundOutcome:
     """Start `launch` on our own standard streams and see it through.
 
-    LaunchFailed when the launcher says that the command never started.
+    LaunchFailed when the launcher says that the command never started. The values of `secrets` are taken out
+    of streams that are not a terminal.
     """
     with waiting((*_PASSED_ON, SIGCHLD)) as signals:
         # A launcher that relays signals looks after its own end.
         lifeline = None if launch.relays else Lifeline(launch.status)
         try:
-            return _Attended(launch, signals, lifeline, seconds, cap).see_through()
+            return _Attended(launch, signals, lifeline, seconds, cap, secrets=secrets).see_through()
         finally:
             if lifeline is not None:
                 lifeline.close()
@@ -73,12 +77,16 @@ class _Attended:
         lifeline: Lifeline | None,
         seconds: float | None,
         cap: int | None,
+        *,
+        secrets: Secrets | None,
     ) -> None:
         self._launch = launch
         self._group = 0 if lifeline is None else lifeline.group
         self._signals = signals
         self._cap = cap
-        self._relayed: dict[int, int] = {}  # our read end of a capped stream: the stream
+        self._secrets = secrets
+        self._redactors: dict[int, Redactor] = {}  # of streams
+        self._relayed: dict[int, int] = {}  # our read end of a stream that is passed on: the stream
         self._passed: dict[int, int] = {1: 0, 2: 0}  # bytes of each stream so far
         self._caught: int | None = None
         self._timed_out = False
@@ -96,8 +104,14 @@ class _Attended:
         launch = self._launch
         actions: list[tuple[int, int, int]] = []
         ours: list[int] = []
-        if self._cap is not None:
-            for stream in (1, 2):
+        for stream in (1, 2):
+            if self._secrets is not None and self._secrets.values:
+                from .redacted_streams import is_relayed
+                from .redaction import Redactor
+
+                if is_relayed(stream):
+                    self._redactors[stream] = Redactor(self._secrets.spelled)
+            if stream in self._redactors or self._cap is not None:
                 read, write = os.pipe2(os.O_CLOEXEC)
                 actions.append((os.POSIX_SPAWN_DUP2, write, stream))
                 self._relayed[read] = stream
@@ -159,6 +173,9 @@ class _Attended:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
                 self._drain(poll)
+                for stream in self._relayed.values():  # a stray has it still
+                    if stream in self._redactors:
+                        self._pass_on(stream, self._redactors[stream].finish())
                 return status
             for fd, _ in poll.poll(self._patience()):
                 if fd == self._signals.descriptor:
@@ -183,14 +200,25 @@ class _Attended:
             return gateway_log.read()
         data = os.read(fd, 65536)
         stream = self._relayed[fd]
+        redactor = self._redactors.get(stream)
         if not data:
             del self._relayed[fd]
             os.close(fd)
+            if redactor is not None:
+                self._pass_on(stream, redactor.finish())
             return False
-        room = max(0, (self._cap or 0) - self._passed[stream])
+        try:
+            self._pass_on(stream, data if redactor is None else redactor.feed(data))
+        except BrokenPipeError:  # the reader is gone: the command hears of it
+            del self._relayed[fd]
+            os.close(fd)
+            return False
+        return True
+
+    def _pass_on(self, stream: int, data: bytes) -> None:
+        room = len(data) if self._cap is None else max(0, self._cap - self._passed[stream])
         self._passed[stream] += len(data)
         write_all(stream, data[:room])
-        return True
 
     def _patience(self) -> int | None:
         moments = [moment for moment in (self._deadline, self._kill_at) if moment is not None]

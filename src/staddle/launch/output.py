@@ -53,6 +53,9 @@ class HeadTail:
     the last line survive. Nothing is dropped up to exactly `limit` bytes; None keeps all.
     """
 
+    #: Whether it passes the stream on, and keeps nothing.
+    is_relay = False
+
     def __init__(self, limit: int | None) -> None:
         self._head_size = None if limit is None else (limit + 1) // 2
         self._head = bytearray()

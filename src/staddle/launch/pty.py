@@ -7,6 +7,10 @@ import os
 import select
 import termios
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .redaction import Redactor
+
 _PIECE = 64 << 10
 #: As much as the line discipline takes at once.
 _TYPED = 4096
@@ -24,6 +28,21 @@ def read_available(master: int) -> bytes | None:
         if error.errno == errno.EIO:
             return b""
         raise
+
+
+def read_redacted(master: int, redactor: Redactor) -> bytes | None:
+    """The same without the values of secrets. A person types there: nothing waits for what may still come."""
+    seen = b""
+    while len(seen) < _PIECE:
+        data = read_available(master)
+        if data is None:
+            return seen + redactor.release() or None
+        if not data:
+            return seen + redactor.finish()
+        seen += redactor.feed(data)
+        if seen and not redactor.holds:
+            break
+    return seen
 
 
 def write_available(master: int, data: bytes | memoryview) -> int:

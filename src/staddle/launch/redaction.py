@@ -1,15 +1,16 @@
 """Values that must not be seen, taken out of output, events and errors.
 
-Against accidents: a program that prints its settings, a traceback with a token in it. A program that
-may read a value can print it in another spelling, which nothing here recognises.
+Against accidents: a program that prints its settings, a traceback with a token in it, a key in base64.
+A program that may read a value can print it in another spelling, which nothing here recognises.
 """
 
 from __future__ import annotations
 
 import os
 
-from ..policy.secrets import is_secret
-from .output import Tail
+from ..policy.plan import cache, cached
+from ..policy.secrets import Secret, is_secret
+from .output import HeadTail, Tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,25 +18,95 @@ if TYPE_CHECKING:
 
     from ..errors import StaddleError
     from ..events import Event
+    from ..policy.plan import Plan
 
 #: What stands where a value was.
 MARK = b"(hidden)"
 #: A variable that only looks like a secret is one from this length on: `AUTH=1` is a switch.
 SHORTEST_GUESS = 8
+#: A value that is shorter is looked for as it is, and in no other spelling: it would be found by accident.
+SHORTEST_SPELLED = 6
+#: A line of a value with several lines is hidden by itself from this length on.
+_SHORTEST_LINE = 16
+#: The line lengths of the usual tools: base64 and PEM.
+_WRAPPED_AT = (76, 64)
+_UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~")
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+_JSON = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+_HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"}
 
 
 def secret_values(layers: Iterable[Mapping[str, str]], declared: Iterable[str]) -> tuple[str, ...]:
-    """The values to hide: of the declared names, and of names that look like secrets."""
+    """The values to hide: `Secret` ones, of the declared names, and of names that look like secrets."""
     named = frozenset(declared)
     found = set()
     for layer in layers:
         for name, value in layer.items():
             if not isinstance(value, str):
                 continue  # refused elsewhere, with a reason
-            bare = value.strip()  # `cat` of a key file and a variable of it differ in the line end
-            if bare and (name in named or (len(bare) >= SHORTEST_GUESS and is_secret(name, bare))):
+            bare = str(value).strip()  # `cat` of a key file and a variable of it differ in the line end
+            is_declared = name in named or isinstance(value, Secret)
+            if bare and (is_declared or (len(bare) >= SHORTEST_GUESS and is_secret(name, bare))):
                 found.add(bare)
     return tuple(sorted(found))
+
+
+def secrets_of(plan: Plan) -> Secrets | None:
+    """The values that a plan's command must not print; None when nothing is to be hidden."""
+    if not plan.redact:
+        return None
+    found: Secrets | None = cached(plan, secrets_of)
+    if found is None:
+        hidden = {variable.name: variable.value for variable in plan.variables if variable.secret}
+        found = Secrets(secret_values((hidden,), ())) if hidden else NONE
+        cache(plan, secrets_of, found)
+    return found
+
+
+def spellings(value: bytes) -> set[bytes]:
+    """The value as programs usually print it: escaped, quoted, in base64, as part of a URL, in hex."""
+    # By hand: base64, html, json and urllib.parse take longer to import than a command takes to run.
+    from binascii import b2a_base64
+
+    if len(value) < SHORTEST_SPELLED:
+        return {value}
+    text = os.fsdecode(value)
+    in_json = "".join(map(_JSON.get, text, text))
+    texts = {repr(text)[1:-1], in_json, in_json.replace("/", "\\/"), ascii(text)[1:-1]}
+    texts |= {text.replace("'", quoted) for quoted in ("'\\''", "'\"'\"'")}
+    texts |= {"".join(f"\\{c}" if c in '"$`\\' else c for c in text)}
+    texts |= {"".join(map(_HTML.get, text, text)), text.replace("&", "&amp;").replace("<", "&lt;")}
+    texts |= {"".join(c if ord(c) < 127 else f"\\u{ord(c):04x}" for c in in_json)}
+    found = {value, *(os.fsencode(each) for each in texts if _encodable(each))}
+    found |= {value.hex().encode(), value.hex().upper().encode()}
+    for safe in (_UNRESERVED, _UNRESERVED | frozenset(b"/")):
+        for escape in ("%{:02X}", "%{:02x}"):
+            spelled = "".join(chr(byte) if byte in safe else escape.format(byte) for byte in value)
+            found |= {spelled.encode(), spelled.replace("%20", "+").encode()}
+    encoded: set[bytes] = set()
+    for before in range(3):  # also as a part of what was encoded, as in "user:password"
+        whole = b2a_base64(bytes(before) + value, newline=False)
+        # The letters that only the value decides, whatever is before and after it.
+        part = whole[-(-before * 8 // 6) : (before + len(value)) * 8 // 6]
+        encoded |= {part, *((whole, whole.rstrip(b"=")) if not before else ())}
+        encoded |= {_wrapped(part, width) for width in _WRAPPED_AT if not before}
+    found |= encoded | {each.translate(_URL_SAFE) for each in encoded}
+    lines = [line.strip() for line in value.splitlines()]
+    if len(lines) > 1:
+        found |= {line for line in lines if len(line) >= _SHORTEST_LINE and not line.startswith(b"-----")}
+    return {each for each in found if len(each) >= SHORTEST_SPELLED}
+
+
+def _wrapped(data: bytes, width: int) -> bytes:
+    return b"\n".join(data[at : at + width] for at in range(0, len(data), width))
+
+
+def _encodable(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeError:
+        return False
+    return True
 
 
 class Redactor:
@@ -49,6 +120,7 @@ class Redactor:
         self._values = tuple(sorted({value for value in values if value}))
         self._held = b""
         self._covered = 0  # of what is held: the rest of an occurrence whose mark has been written
+        self._released = 0  # of what is held: bytes that were returned all the same
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes; the ones that are certain by now."""
@@ -61,9 +133,24 @@ class Redactor:
         """The bytes that were held back."""
         return self._emit(self._held, len(self._held))
 
+    @property
+    def holds(self) -> bool:
+        """Whether bytes are held back."""
+        return len(self._held) > self._released
+
+    def release(self) -> bytes:
+        """The bytes that were held back, for a reader that does not wait.
+
+        If they do turn out to begin a value, the rest of it is hidden.
+        """
+        at = max(self._released, min(self._covered, len(self._held)))
+        self._released = len(self._held)
+        return self._held[at:]
+
     def _emit(self, data: bytes, cut: int) -> bytes:
         """Everything before `cut`; the rest is kept."""
         out, at = bytearray(), 0
+        released, self._released = self._released, 0
         before = [(0, self._covered)] if self._covered else []
         for start, end in _joined([*before, *self._occurrences(data)]):
             if before and start == 0:
@@ -71,10 +158,13 @@ class Redactor:
                 continue
             if start >= cut:
                 break
-            out += data[at:start] + MARK
+            out += data[max(at, released) : start]
+            if end > released:
+                out += MARK
             at = end
-        out += data[at:cut]
+        out += data[max(at, released) : cut]
         self._covered = max(0, at - cut)
+        self._released = max(0, released - cut)
         self._held = data[cut:]
         return bytes(out)
 
@@ -133,21 +223,74 @@ class RedactedTail(Tail):
         return super().value()
 
 
+class RedactedHeadTail(HeadTail):
+    """A HeadTail that never holds a value, not even in part."""
+
+    def __init__(self, limit: int | None, values: Iterable[bytes]) -> None:
+        super().__init__(limit)
+        self._redactor = Redactor(values)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the stream; none at all is its end."""
+        super().feed(self._redactor.feed(data) if data else self._redactor.finish())
+
+
+class RedactedRelay(HeadTail):
+    """Writes a stream without the values to a descriptor of ours, and keeps nothing of it."""
+
+    is_relay = True
+
+    def __init__(self, fd: int, values: Iterable[bytes]) -> None:
+        super().__init__(0)
+        self._fd, self._redactor = fd, Redactor(values)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the stream; none at all is its end."""
+        from ..linux.fileio import write_all
+
+        write_all(self._fd, self._redactor.feed(data) if data else self._redactor.finish())
+
+
 class Secrets:
-    """The values of one call, and how they leave what is shown of it."""
+    """Values to hide, and how they leave what is shown."""
 
     def __init__(self, values: Iterable[str]) -> None:
         self.values = tuple(os.fsencode(value) for value in values)
-        # An error shows a name as Python spells it.
-        self._spelled = {*self.values, *(os.fsencode(repr(value)[1:-1]) for value in values)}
+        self._spelled: tuple[bytes, ...] | None = None
+
+    @property
+    def spelled(self) -> tuple[bytes, ...]:
+        """The values in every spelling that is looked for."""
+        if self._spelled is None:
+            self._spelled = tuple(sorted({each for value in self.values for each in spellings(value)}))
+        return self._spelled
+
+    def with_variables(self, variables: Mapping[str, str | None]) -> Secrets:
+        """These, and those among the variables of one command."""
+        given = {name: value for name, value in variables.items() if value is not None}
+        more = [os.fsencode(value) for value in secret_values((given,), ())]
+        if all(value in self.values for value in more):
+            return self
+        return Secrets(os.fsdecode(value) for value in {*self.values, *more})
+
+    def bytes(self, data: bytes) -> bytes:
+        """`data` without the values."""
+        if not self.values:
+            return data
+        redactor = Redactor(self.spelled)
+        return redactor.feed(data) + redactor.finish()
 
     def text(self, text: str) -> str:
         """`text` without the values."""
         if not self.values:
             return text
-        redactor = Redactor(self._spelled)
-        data = redactor.feed(text.encode("utf-8", "surrogateescape")) + redactor.finish()
-        return data.decode("utf-8", "surrogateescape")
+        return self.bytes(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+
+    def command(self, command: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        """A command without the values."""
+        if not self.values:
+            return command
+        return self.text(command) if isinstance(command, str) else tuple(map(self.text, command))
 
     def event(self, event: Event) -> Event:
         """`event` without the values: what was made inside may be called anything."""
@@ -162,3 +305,11 @@ class Secrets:
         if self.values:
             error.what, error.why, error.fix = map(self.text, (error.what, error.why, error.fix))
             error.args = (error.what, error.why, error.fix)
+
+    def kept(self, limit: int | None) -> HeadTail:
+        """A buffer for a stream."""
+        return RedactedHeadTail(limit, self.spelled) if self.values else HeadTail(limit)
+
+
+#: There are none.
+NONE = Secrets(())

@@ -13,7 +13,7 @@ from .signals import SIGTERM
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any, Literal, TypeVar
 
     from ..linux.process_tree import Children
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .completed import Completed
     from .contract import Launch
     from .output import Tail
+    from .redaction import Secrets
 
     Kept = TypeVar("Kept", HeadTail, Tail)
 
@@ -157,12 +158,14 @@ def complete(
     errors: str | None = None,
     universal_newlines: bool | None = None,
     cancelled: Callable[[], bool] = lambda: False,
+    secrets: Secrets | None = None,
     **kwargs: Any,
 ) -> Completed:
     """As `subprocess.run`, with the policy's timeout and output bound, and LaunchFailed when nothing ran.
 
     `cancelled` is asked four times a second; once it says yes everything is ended, and
-    CommandCancelled raised.
+    CommandCancelled raised. The values of `secrets` are taken out of what is captured, and of what
+    goes to our own standard streams, unless those are a terminal.
     """
     import subprocess
 
@@ -179,6 +182,7 @@ def complete(
         kwargs["stdout"] = kwargs["stderr"] = subprocess.PIPE
     if input is not None:
         kwargs["stdin"] = subprocess.PIPE
+    buffers = _buffers(secrets, kwargs, limits.output)
     # A launcher that relays signals looks after its own end.
     lifeline = None if launch.relays else Lifeline(launch.status)
     found, used, began = None, None, time.monotonic()
@@ -189,7 +193,7 @@ def complete(
                 process,
                 _encoded(input),
                 seconds,
-                lambda: HeadTail(limits.output),
+                lambda: next(buffers),
                 cancelled=cancelled,
                 gateway_log=launch.gateway_log,
             )
@@ -205,6 +209,8 @@ def complete(
             lifeline.close()
         release(launch)
     if failure and not ending:
+        if secrets is not None:
+            failure = secrets.text(failure)
         raise LaunchFailed("the command did not start", why=failure)
     if ending == "cancelled":
         raise CommandCancelled("the command was cancelled", why="somebody asked for its end")
@@ -218,6 +224,29 @@ def complete(
     if check:
         done.check_returncode()
     return done
+
+
+def _buffers(secrets: Secrets | None, kwargs: dict[str, Any], limit: int | None) -> Iterator[HeadTail]:
+    """The buffers of standard output and standard error, in this order, if they come to us.
+
+    With secrets they do, unless they are terminals: then they are passed on by a buffer that keeps nothing.
+    """
+    import subprocess
+
+    if secrets is None or not secrets.values:
+        return iter((HeadTail(limit), HeadTail(limit)))
+    found: list[HeadTail] = []
+    merged = kwargs.get("stderr") == subprocess.STDOUT
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        given = kwargs.get(name)
+        if given == subprocess.PIPE:
+            found.append(secrets.kept(limit))
+        elif given is None and not os.isatty(fd) and not (merged and fd == 2):
+            from .redaction import RedactedRelay
+
+            kwargs[name] = subprocess.PIPE
+            found.append(RedactedRelay(fd, secrets.spelled))
+    return iter(found)
 
 
 def within_lifetime(seconds: float | None, limits: Limits) -> float | None:
@@ -353,7 +382,7 @@ def _encoded(data: bytes | str | None) -> bytes | None:
 def _decoded(
     kept: HeadTail | None, as_text: bool, encoding: str | None, errors: str | None
 ) -> bytes | str | None:
-    if kept is None:
+    if kept is None or kept.is_relay:
         return None
     data = kept.value()
     return data.decode(encoding or "utf-8", errors or "replace") if as_text else data

@@ -140,6 +140,7 @@ def compile(
         ("call", environment.checked(env or {})),
         preset=policy.environment,
         behind=tools.after,
+        secret=policy.secret_names,
     )
     links, link_notes = _links_inside(links, rules, denies, sight, places)
     plan = Plan(
@@ -168,6 +169,7 @@ def compile(
         unprotect=policy.unprotect,
         base=root or "",
         nested=policy.nested,
+        redact=policy.redact is not False,
     )
     return plan.replace(cwd=_start(plan, context, host))
 

@@ -14,7 +14,7 @@ import os
 from ..errors import PolicyError
 from .paths import several
 from .plan import Note, Variable
-from .secrets import is_secret
+from .secrets import Secret, is_secret
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,8 +51,19 @@ class Environment(dict[str, str]):
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
 
+    def __eq__(self, other: object) -> bool:
+        # A Secret equals its text. Policies that hide different values are different ones.
+        same = dict.__eq__(self, other)
+        return same and self._secrets() == other._secrets() if isinstance(other, Environment) else same
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def _secrets(self) -> list[str]:
+        return sorted(name for name, value in self.items() if isinstance(value, Secret))
+
     def __repr__(self) -> str:
-        pairs = ((name, "(hidden)" if is_secret(name, self[name]) else self[name]) for name in sorted(self))
+        pairs = ((name, "(hidden)" if _is_hidden(name, self[name]) else self[name]) for name in sorted(self))
         return f"{{{', '.join(f'{name!r}: {value!r}' for name, value in pairs)}}}"
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -77,9 +88,9 @@ def checked(variables: object, field: str = "env") -> Environment:
     return Environment(pairs)
 
 
-def checked_names(names: object) -> tuple[str, ...]:
-    """The names of `pass_env`: checked, sorted, each once."""
-    return tuple(sorted({checked_name(name, "pass_env") for name in several(names, "pass_env")}))
+def checked_names(names: object, field: str = "pass_env") -> tuple[str, ...]:
+    """The names of variables in `field`: checked, sorted, each once."""
+    return tuple(sorted({checked_name(name, field) for name in several(names, field)}))
 
 
 def checked_name(name: object, field: str) -> str:
@@ -132,11 +143,12 @@ def build(
     *layers: tuple[str, Mapping[str, str]],
     preset: str = "linux",
     behind: Iterable[str] = (),
+    secret: Iterable[str] = (),
 ) -> tuple[tuple[Variable, ...], list[Note]]:
     """Every variable inside, sorted by name, and what was asked for but is not set on the host.
 
     `search` comes before the usual PATH and `behind` after it; `layers` are (origin, variables), later
-    ones win.
+    ones win. The values of the variables that `secret` names are secrets.
     """
     inherited: dict[str, str] = {}
     if preset == "inherit":
@@ -172,8 +184,15 @@ def build(
         defaults.pop("LC_ALL", None)  # it would win over what was asked for
     for origin, layer in (("default", defaults), ("inherit", inherited), ("pass_env", passed), *layers):
         for name, value in layer.items():
-            found[name] = Variable(name, value, origin, is_secret(name, value))
+            found[name] = Variable(name, value, origin, _is_hidden(name, value))
+    for name in secret:
+        if name in found:
+            found[name] = found[name].replace(value=Secret(found[name].value), secret=True)
     return tuple(found[name] for name in sorted(found)), notes
+
+
+def _is_hidden(name: str, value: str) -> bool:
+    return isinstance(value, Secret) or is_secret(name, value)
 
 
 def _checked_value(name: object, value: object, field: str) -> str:

@@ -76,6 +76,7 @@ _KEYS: dict[str, type] = {
     "limits": dict,
     "env": dict,
     "rules": dict,
+    "redact": object,
 }
 #: The limits that a policy file may name.
 _LIMITS = tuple(name for name in Limits._fields if name != "defaults")
@@ -201,6 +202,8 @@ def _field(key: str, value: Any, name: str, values: Mapping[str, str | None]) ->
         return _network(value, name)
     if key == "rules":
         return _rules(value, name)
+    if key == "redact" and not isinstance(value, bool):
+        return [_typed(item, str, name, key) for item in _typed(value, list, name, key)]
     return _limits(value, name) if key == "limits" else value
 
 

@@ -168,10 +168,12 @@ class Plan(Value):
     base: str = ""
     #: Whether gaps that a backend documents are accepted where no backend leaves none.
     nested: bool = False
+    #: Whether the values of secret variables are hidden in what is printed.
+    redact: bool = True
 
     def environment(self) -> dict[str, str]:
         """The variables the command starts with."""
-        return {variable.name: variable.value for variable in self.variables}
+        return {variable.name: str(variable.value) for variable in self.variables}
 
     def explain(self) -> tuple[tuple[str, list[tuple[str, str]]], ...]:
         """What it says, for people: sections of (what is allowed, where that comes from) with headings."""

@@ -50,6 +50,8 @@ class Policy(Value):
     nested: bool
     #: Not part of what is enforced: they are looked at before a command is started.
     rules: CommandRules | None
+    #: Whether the values of secret variables are hidden in output; or the names of more such variables.
+    redact: bool | tuple[str, ...]
 
     #: Where the file lies that this came from, links to it included: no write grant may
     #: cover it. Not part of the value.
@@ -76,6 +78,7 @@ class Policy(Value):
         toolchains: bool | None = None,
         nested: bool = False,
         rules: CommandRules | None = None,
+        redact: bool | Iterable[str] = True,
     ) -> None:
         """`system=False` leaves out the system directories; `unprotect` opens protected names.
 
@@ -89,6 +92,8 @@ class Policy(Value):
         they lie (see `policy.toolchains`); by default, in the preset "agent". `nested` accepts the gaps
         that a backend documents where none leaves no gap, as in a container. `rules` tell an agent which
         commands to leave to others, before they start; they are advice, and confine nothing.
+        `redact` hides the values of secret variables (`Secret`, and names and values that look like one) in
+        output, events, messages and logs; a list names more such variables, False hides nothing.
         """
         if rules is not None:
             _check_rules(rules)
@@ -137,6 +142,7 @@ class Policy(Value):
             toolchains=toolchains,
             nested=nested,
             rules=rules,
+            redact=redact if isinstance(redact, bool) else checked_names(redact, "redact"),
         )
 
     @classmethod
@@ -216,6 +222,15 @@ class Policy(Value):
     def with_rules(self, rules: CommandRules | None) -> Policy:
         """The same with these command rules, or without any."""
         return self.replace(rules=rules)
+
+    def with_redact(self, redact: bool | Iterable[str]) -> Policy:
+        """The same; secret values are hidden in output, not hidden, or those of these variables as well."""
+        return self.replace(redact=redact)
+
+    @property
+    def secret_names(self) -> tuple[str, ...]:
+        """The variables that are secrets because the policy names them."""
+        return self.redact if isinstance(self.redact, tuple) else ()
 
     def replace(self, **changes: Any) -> Self:
         """The same policy with some fields changed, validated anew."""

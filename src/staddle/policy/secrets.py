@@ -1,6 +1,19 @@
-"""Names and values that look like secrets. Pure."""
+"""Secrets: values that are declared as such, and names and values that look like them. Pure."""
 
 from __future__ import annotations
+
+
+class Secret(str):
+    """A value that results, streams, events, messages and logs do not show: `env={"TOKEN": Secret(token)}`.
+
+    It is a text as any other, and programs inside have it as it is; only its `repr` hides it.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "Secret('(hidden)')"
+
 
 #: A variable is a secret when one of these is a word of its name...
 SECRET_WORDS = frozenset({"AUTH", "COOKIE", "KEY", "PASS", "PASSPHRASE", "PAT", "PRIVATE"})

@@ -11,6 +11,7 @@ import time
 
 from ..errors import PolicyError
 from .compiler import asking, compile
+from .environment import Environment
 from .paths import WORKSPACE_PATH, covers
 from .plan import Grant, Scratch
 from .resolution import current_directory
@@ -52,7 +53,7 @@ def compile_session(
     the same answer for a second: it takes as long as making the sandbox itself.
     """
     here = os.environ.get("HOME"), current_directory(), _passed(policy)
-    key = (policy, workspace, access, moved, tuple(sorted((env or {}).items())), here, stand_in, asks)
+    key = (policy, workspace, access, moved, Environment(env or {}), here, stand_in, asks)
     made = _recent.get(key)
     if made is not None and time.monotonic() - made[0] <= _FRESH:
         return made[1]

@@ -7,6 +7,7 @@ import os
 
 from ..errors import InvalidCall
 from ..launch.output import FLOOD, HeadTail, OutputFlood
+from ..launch.redaction import Redactor
 from ..limits.usage import Usage
 from ..linux.fileio import write_all
 from ..shell.command import CommandSpec
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..events import Event
+    from ..launch.redaction import Secrets
     from ..layers.changes import Change
     from ..policy.limits import Limits
     from ..shell.command import Outcome
@@ -157,7 +159,10 @@ _UNKNOWN = (None,) * 6
 class CapturedCommand(CommandSpec):
     """One command of a caller: its arguments, checked, its output, captured, and in the end its result."""
 
-    __slots__ = ("_err", "_out", "_told", "account", "command", "side_effects", "start")
+    __slots__ = (
+        *("_err", "_out", "_redactors", "_sinks", "_told"),
+        *("account", "command", "side_effects", "start"),
+    )
 
     def __init__(
         self,
@@ -175,8 +180,9 @@ class CapturedCommand(CommandSpec):
         output_limit: object = FROM_POLICY,
         streamed: bool = False,
         program: bool = False,
+        secrets: Secrets | None = None,
     ) -> None:
-        """Check the arguments. With `program` it runs without a shell."""
+        """Check the arguments. With `program` it runs without a shell; `secrets` are hidden."""
         self.command = command
         self.text = b"" if program else command_bytes(command)
         self.account: Account | None = None  # whose it is, if not the session's user's
@@ -196,6 +202,36 @@ class CapturedCommand(CommandSpec):
         self._told: list[TextCallback] = []
         self.out = self._sink(self._out, on_stdout, "on_stdout")
         self.err = self._sink(self._err, on_stderr, "on_stderr")
+        self.secrets = None
+        if secrets is not None:
+            if self.env:
+                secrets = secrets.with_variables(self.env)
+            if secrets.values:
+                self.secrets = secrets
+                self._redactors = (Redactor(secrets.spelled), Redactor(secrets.spelled))
+                self._sinks = (self.out, self.err)
+                self._redact()
+
+    def also(self, out: Callable[[bytes], None], err: Callable[[bytes], None]) -> None:
+        """Have its output passed on to these as well."""
+        if self.secrets is None:
+            self.out, self.err = _both(self.out, out), _both(self.err, err)
+        else:
+            self._sinks = (_both(self._sinks[0], out), _both(self._sinks[1], err))
+            self._redact()
+
+    def _redact(self) -> None:
+        self.out, self.err = map(_redacted, self._redactors, self._sinks)
+
+    def flush(self) -> None:
+        """Nothing more is printed: pass on what was held back because it could have been a secret."""
+        if self.secrets is not None:
+            for redactor, sink in zip(self._redactors, self._sinks, strict=True):
+                try:
+                    if rest := redactor.finish():
+                        sink(rest)
+                except OutputFlood:
+                    continue
 
     def _sink(self, capture: Capture, callback: Heard, name: str) -> Callable[[bytes], None]:
         if callback is None:
@@ -213,13 +249,15 @@ class CapturedCommand(CommandSpec):
 
     def result(self, outcome: Outcome) -> Result:
         """Everything about it, now that it is over."""
+        self.flush()
         for told in self._told:
             told.finish()
         out, out_dropped, out_spill = self._out.finish()
         err, err_dropped, err_spill = self._err.finish()
         changes, violations = self.side_effects(self._shown) if self.side_effects else ((), ())
+        secrets = self.secrets
         return Result(
-            self.command,
+            self.command if secrets is None else secrets.command(self.command),
             outcome.exit_code,
             out,
             err,
@@ -235,7 +273,7 @@ class CapturedCommand(CommandSpec):
             err_dropped,
             out_spill,
             err_spill,
-            self._why(outcome.why),
+            self._why(outcome.why) if secrets is None else secrets.text(self._why(outcome.why)),
             outcome.errno,
         )
 
@@ -257,12 +295,33 @@ class CapturedCommand(CommandSpec):
 
 
 def captured(
-    command: str | tuple[str, ...], limits: Limits, options: Mapping[str, Any], *, program: bool = False
+    command: str | tuple[str, ...],
+    limits: Limits,
+    options: Mapping[str, Any],
+    *,
+    program: bool = False,
+    secrets: Secrets | None = None,
 ) -> tuple[CapturedCommand, bool]:
     """Return the command with these options, and whether it must succeed."""
     rest = dict(options)
     check = bool(rest.pop("check", False))
-    return CapturedCommand(command, limits, program=program, **rest), check
+    return CapturedCommand(command, limits, program=program, secrets=secrets, **rest), check
+
+
+def _both(one: Callable[[bytes], None], other: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    def feed(data: bytes) -> None:
+        one(data)
+        other(data)
+
+    return feed
+
+
+def _redacted(redactor: Redactor, sink: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    def feed(data: bytes) -> None:
+        if certain := redactor.feed(data):
+            sink(certain)
+
+    return feed
 
 
 def command_bytes(command: object) -> bytes:

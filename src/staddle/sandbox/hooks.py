@@ -15,7 +15,6 @@ import inspect
 from itertools import count
 
 from ..launch.audit import AuditLog
-from ..launch.redaction import Secrets, secret_values
 from .open.hook_settings import CommandStart
 
 TYPE_CHECKING = False
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..events import Event
+    from ..launch.redaction import Secrets
     from .arguments import User
     from .capture import CapturedCommand
     from .open.decide import Decision
@@ -38,12 +38,18 @@ _MOST_PATHS = 100
 class Hooks:
     """The hooks of one open sandbox."""
 
-    def __init__(self, settings: HookSettings, sandbox: SandboxSettings, decided: Decision) -> None:
+    def __init__(
+        self,
+        settings: HookSettings,
+        sandbox: SandboxSettings,
+        decided: Decision,
+        secrets: Secrets | None,
+    ) -> None:
         self._hooks = settings
+        self._secrets = secrets
         self._numbers = count(1)
         self._log: AuditLog | None = None
         if settings.audit is not None:
-            secrets = Secrets(secret_values((decided.environment, sandbox.env), ()))
             places = () if sandbox.workspace is None else (sandbox.workspace,)
             self._log = AuditLog.open(settings.audit, secrets, outside=places)
             gaps = [gap.protection for gap in decided.enforced.gaps]
@@ -104,20 +110,22 @@ class Hooks:
 
     def _in_background(self, command: str | tuple[str, ...], user: User, what: str) -> CommandStart:
         name = "" if user is None else str(user)
-        start = CommandStart(next(self._numbers), command, "", name, background=True)
-        self.record(what, id=start.number, command=command, user=name or None)
+        shown = command if self._secrets is None else self._secrets.command(command)
+        start = CommandStart(next(self._numbers), shown, "", name, background=True)
+        self.record(what, id=start.number, command=shown, user=name or None)
         return start
 
     def _started(self, spec: CapturedCommand, session: str) -> CommandStart:
         user = "" if spec.account is None else spec.account.name
         cwd = None if spec.cwd is None else str(spec.cwd)
-        spec.start = start = CommandStart(next(self._numbers), spec.command, session, user, cwd, spec.timeout)
+        command = spec.command if spec.secrets is None else spec.secrets.command(spec.command)
+        spec.start = start = CommandStart(next(self._numbers), command, session, user, cwd, spec.timeout)
         if self._log is not None:
             self._log.write(
                 "command",
                 id=start.number,
                 session=session,
-                command=spec.command,
+                command=command,
                 user=user or None,
                 cwd=cwd,
                 env=None if not spec.env else sorted(spec.env),

@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 from ..errors import InvalidCall, LaunchFailed, SessionError, StaddleError
 from ..ipc import file_messages
+from ..launch.redaction import secrets_of
 from ..shell.idle import FILE_ROOM, TO_OPEN, TO_START
 from ..shell.shell import Shell
 from ..shell.usage_meter import SandboxMeter, UsageMeter
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from ..events import Event
     from ..ipc.agent_messages import Who
+    from ..launch.redaction import Secrets
     from ..layers.changes import Change
     from ..limits.usage import Usage
     from .execution import Execution
@@ -97,6 +99,8 @@ class OpenSandbox:
         self.workspace, self.network, self.enforced_limits = opened.workspace, opened.network, opened.limits
         self._meter = SandboxMeter(self.agent, self.enforced_limits)
         self.hooks: Hooks | None = None
+        #: Values that are hidden in output; None: nothing is hidden.
+        self.secrets: Secrets | None = secrets_of(self.decided.plan)
         try:
             if settings.hooks is not None:
                 self._open_hooks(settings)
@@ -105,7 +109,14 @@ class OpenSandbox:
         except BaseException:
             self.agent.close()
             raise
-        self.main = Session(MAIN, shell, self.limits, side_effects=self.side_effects, hooks=self.hooks)
+        self.main = Session(
+            MAIN,
+            shell,
+            self.limits,
+            side_effects=self.side_effects,
+            hooks=self.hooks,
+            secrets=self.secrets,
+        )
         self.main._rules = self.rules
         self.named: dict[str, Session] = {}
         self.executions: set[Execution] = set()
@@ -121,7 +132,7 @@ class OpenSandbox:
         from .hooks import Hooks
 
         if settings.hooks is not None:
-            self.hooks = Hooks(settings.hooks, settings, self.decided)
+            self.hooks = Hooks(settings.hooks, settings, self.decided, self.secrets)
             if self.network is not None and self.hooks.audits:
                 self.network.on_event = self.hooks.attempt
 
@@ -177,7 +188,15 @@ class OpenSandbox:
         with FILE_ROOM.reserve(TO_START):
             started = self.agent.shell(environment, directory, self.bash, who=who)
             shell = Shell(self.agent, started, meter=self.meter())
-        made = Session(name, shell, self.limits, self._forget, self.side_effects, hooks=self.hooks)
+        made = Session(
+            name,
+            shell,
+            self.limits,
+            self._forget,
+            self.side_effects,
+            hooks=self.hooks,
+            secrets=self.secrets,
+        )
         self.named[name] = made
         made._user, made._rules = "" if other is None else other.name, self.rules
         return made
@@ -193,7 +212,13 @@ class OpenSandbox:
         `who` tells whose doing that is.
         """
         workspace, network = self.workspace, self.network
-        return workspace.changes() if workspace else (), network.refused(who) if network else ()
+        refused = self.redacted(network.refused(who)) if network else ()
+        return workspace.changes() if workspace else (), refused
+
+    def redacted(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
+        """Events without the values of secrets."""
+        secrets = self.secrets
+        return tuple(map(secrets.event, events)) if events and secrets else events
 
     def pass_over(self) -> None:
         """Leave what the host program has changed out of the next side effects; not while a command runs."""
@@ -294,7 +319,7 @@ class OpenSandbox:
         hooks, self.hooks = self.hooks, None
         try:
             if hooks is not None:
-                hooks.refused(self.network.refused(str) if self.network else ())
+                hooks.refused(self.redacted(self.network.refused(str)) if self.network else ())
                 hooks.close(alive=self.agent.alive)
         finally:
             self._close()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ..ipc.agent_client import SpawnedProcess
+    from ..launch.redaction import Secrets
     from .arguments import Heard
     from .execution import Streams
     from .session import Session
@@ -100,6 +101,7 @@ class Process:
         *,
         timeout: float | None = None,
         has_port: Callable[[int], bool] = lambda _: False,
+        secrets: Secrets | None = None,
     ) -> None:
         """Follow it. After `timeout` seconds it is ended; `has_port`: whether a server listens there."""
         self.command = command
@@ -112,7 +114,7 @@ class Process:
         self._transcript = Transcript(limit)
         self._follower: threading.Thread | None = None
         self._error: BaseException | None = None  # of a callback
-        self._log = BackgroundOutput(spawned.pid, b"", limit, transcript=self._transcript)
+        self._log = BackgroundOutput(spawned.pid, b"", limit, transcript=self._transcript, secrets=secrets)
         stderr = -1 if streams.stderr < 0 else streams.give_away(streams.stderr)
         self._log.follow(streams.give_away(streams.stdout), stderr)
         if timeout is not None:

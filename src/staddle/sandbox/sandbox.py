@@ -176,9 +176,10 @@ class Sandbox(WorkspaceMethods, ProcessMethods):
         """Run a program. With `ours` it is not the caller's, and hooks are not told."""
         rest = dict(options)
         cancel: threading.Event | None = rest.pop("cancel", None)  # type: ignore[assignment]
-        spec, check = captured(command, self.policy.limits, rest, program=True)
-        spec.account = other
         inside = self._now()
+        secrets = None if ours else inside.secrets
+        spec, check = captured(command, self.policy.limits, rest, program=True, secrets=secrets)
+        spec.account = other
         if not ours:
             spawn.check_rules(inside, argv)
         hooks = None if ours else inside.hooks
@@ -313,8 +314,8 @@ class Sandbox(WorkspaceMethods, ProcessMethods):
 
     def events(self) -> tuple[Event, ...]:
         """Return the attempts on the network since the last call: allowed, refused, failed."""
-        reach = self._now().network
-        return () if reach is None else reach.events()
+        inside = self._now()
+        return () if inside.network is None else inside.redacted(inside.network.events())
 
     # ------------------------------------------------------------ the whole
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Self
     from weakref import ReferenceType
 
+    from ..launch.redaction import Secrets
     from ..policy.command_rules.rules import CommandRules
     from ..policy.limits import Limits
     from ..shell.shell import Shell
@@ -57,8 +58,10 @@ class Session:
         side_effects: SideEffects | None = None,
         *,
         hooks: Hooks | None = None,
+        secrets: Secrets | None = None,
     ) -> None:
         self.name = name
+        self._secrets = secrets
         self._shell = shell
         self._limits = limits
         self._on_close = on_close
@@ -113,6 +116,7 @@ class Session:
             spill=spill,
             merge=merge,
             output_limit=output_limit,
+            secrets=self._secrets,
         )
         me, hooks = self._entering(), self._hooks
         try:
@@ -157,6 +161,7 @@ class Session:
             merge=merge,
             output_limit=output_limit,
             streamed=True,
+            secrets=self._secrets,
         )
         me, hooks = self._entering(), self._hooks
         try:

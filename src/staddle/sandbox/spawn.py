@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..ipc.agent_client import SpawnedProcess
     from ..ipc.agent_messages import Who
+    from ..launch.redaction import Secrets
     from .arguments import StartOptions, User
     from .capture import CapturedCommand
     from .open.accounts import Account
@@ -101,8 +102,15 @@ def background(
             streams.close()
             raise
         streams.started()
-    has_port = partial(network.has_port, inside)
-    process = Process(shown, spawned, streams, inside.limits.output, timeout=timeout, has_port=has_port)
+    process = Process(
+        shown,
+        spawned,
+        streams,
+        inside.limits.output,
+        timeout=timeout,
+        has_port=partial(network.has_port, inside),
+        secrets=_secrets(inside, added),
+    )
     inside.processes.add(process)
     process.follow(following.get("on_stdout"), following.get("on_stderr"))
     return process
@@ -136,7 +144,7 @@ def open_terminal(
             terminal=(high, wide),
             who=_who(other),
         )
-    made = Terminal(spawned, high, wide)
+    made = Terminal(spawned, high, wide, _secrets(inside, variables))
     inside.terminals = [*(known for known in inside.terminals if not known.closed), made]
     return made
 
@@ -161,6 +169,11 @@ def _exported(context: SessionState, other: Account | None) -> Mapping[str, str]
 
 def _who(other: Account | None) -> Who | None:
     return None if other is None else other.who
+
+
+def _secrets(inside: OpenSandbox, env: Mapping[str, str | None]) -> Secrets | None:
+    """The values to hide in what a program prints that has the variables `env` besides."""
+    return inside.secrets.with_variables(env) if inside.secrets is not None and env else inside.secrets
 
 
 def _directory(context: SessionState, cwd: str | None) -> str:

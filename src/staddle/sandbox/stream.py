@@ -45,16 +45,13 @@ class Chunks:
         """Have what `spec` prints come here as well."""
         self._ready: deque[Chunk] = deque()
         self._held: dict[Literal["stdout", "stderr"], bytes] = {"stdout": b"", "stderr": b""}
-        spec.out = self._sink("stdout", spec.out)
-        spec.err = self._sink("stderr", spec.err)
+        self._spec = spec
+        spec.also(self._sink("stdout"), self._sink("stderr"))
 
-    def _sink(
-        self, name: Literal["stdout", "stderr"], also: Callable[[bytes], None]
-    ) -> Callable[[bytes], None]:
+    def _sink(self, name: Literal["stdout", "stderr"]) -> Callable[[bytes], None]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
         def feed(data: bytes) -> None:
-            also(data)
             decoder.decode(data)
             data = self._held[name] + data
             half = len(decoder.getstate()[0])  # of a character that goes on in the next piece
@@ -66,6 +63,7 @@ class Chunks:
 
     def finish(self) -> None:
         """Nothing more comes: half a character is all there is of it."""
+        self._spec.flush()
         for name, data in self._held.items():
             if data:
                 self._ready.append(Chunk(name, data))

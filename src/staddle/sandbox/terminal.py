@@ -8,6 +8,7 @@ import time
 
 from ..errors import InvalidCall, SandboxClosed
 from ..launch import pty
+from ..launch.redaction import Redactor
 from ..launch.signals import SIGHUP, SIGKILL
 from .arguments import input_bytes, patience
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ..ipc.agent_client import SpawnedProcess
+    from ..launch.redaction import Secrets
 
 _LARGEST = 65535
 #: The longest wait at once, in seconds: the kernel counts milliseconds in 31 bits.
@@ -30,13 +32,14 @@ class Terminal:
     Everything a program on it prints, its echo and its control sequences, comes out as it is.
     """
 
-    def __init__(self, spawned: SpawnedProcess, rows: int, cols: int) -> None:
+    def __init__(self, spawned: SpawnedProcess, rows: int, cols: int, secrets: Secrets | None = None) -> None:
         self.pid = spawned.pid  # of the program on it, as the sandbox counts
         self.rows, self.cols = rows, cols
         #: Whether `read` came to the end: no program has the terminal any more.
         self.at_end = False
         self._spawned = spawned
         self._master = spawned.master
+        self._redactor = Redactor(secrets.spelled) if secrets is not None and secrets.values else None
         os.set_blocking(self._master, False)
 
     def fileno(self) -> int:
@@ -67,7 +70,10 @@ class Terminal:
 
     def read_some(self) -> bytes | None:
         """Read what is there; None for nothing yet, empty when it is over."""
-        data = pty.read_available(self.fileno())
+        if self._redactor is None:
+            data = pty.read_available(self.fileno())
+        else:
+            data = pty.read_redacted(self.fileno(), self._redactor)
         self.at_end = data == b""
         return data
 

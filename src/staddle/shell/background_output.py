@@ -13,9 +13,11 @@ import select
 
 from ..background import Worker
 from ..launch.output import HeadTail
+from ..launch.redaction import Redactor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..launch.redaction import Secrets
     from .transcript import Transcript
 
 #: How much of each stream is kept; the beginning and the end.
@@ -38,10 +40,13 @@ class BackgroundOutput:
         kept: int | None = KEPT,
         *,
         transcript: Transcript | None = None,
+        secrets: Secrets | None = None,
     ) -> None:
-        """With a `transcript`, both streams go there as well, in the order they come."""
+        """With a `transcript`, both streams go there as well, in the order they come, without `secrets`."""
         self.job, self.command, self._transcript = job, command, transcript
         self.stdout, self.stderr = HeadTail(kept), HeadTail(kept)
+        values = () if secrets is None else secrets.spelled
+        self._redactors = (Redactor(values), Redactor(values)) if values else None
         self.open = False
         self._streams: dict[int, HeadTail] = {}
         self._turn = _thread.allocate_lock()
@@ -79,17 +84,28 @@ class BackgroundOutput:
             except OSError:
                 data = b""
             if data:
-                log.feed(data)
-                if self._transcript is not None:
-                    self._transcript.feed("stderr" if log is self.stderr else "stdout", data)
+                self._take(log, data)
                 return True
             return False
+
+    def _take(self, log: HeadTail, data: bytes) -> None:
+        """Take the next bytes of a stream; none at all is its end."""
+        is_error = log is self.stderr
+        if self._redactors is not None:
+            redactor = self._redactors[is_error]
+            data = redactor.feed(data) if data else redactor.finish()
+        if data:
+            log.feed(data)
+            if self._transcript is not None:
+                self._transcript.feed("stderr" if is_error else "stdout", data)
 
     def end(self, fd: int) -> None:
         """Nothing more comes from there. For the reader."""
         with self._turn:
-            if self._streams.pop(fd, None):
+            log = self._streams.pop(fd, None)
+            if log is not None:
                 os.close(fd)
+                self._take(log, b"")
             self.open = bool(self._streams)
             if not self.open and self._transcript is not None:
                 self._transcript.close()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Protocol
 
+    from ..launch.redaction import Secrets
     from ..limits.usage import Usage
     from .protocol import Run
 
@@ -40,7 +41,7 @@ class CommandSpec:
     blocks slows the command down, one that raises ends it, and its error comes out of the run.
     """
 
-    __slots__ = ("cwd", "env", "err", "merge", "out", "stdin", "text", "timeout")
+    __slots__ = ("cwd", "env", "err", "merge", "out", "secrets", "stdin", "text", "timeout")
 
     def __init__(
         self,
@@ -60,6 +61,8 @@ class CommandSpec:
         self.text, self.timeout, self.stdin = text, timeout, stdin
         self.env, self.cwd = env, cwd
         self.out, self.err, self.merge = out, err, merge
+        #: Hidden in what its jobs print later; the sinks get what is printed as it is.
+        self.secrets: Secrets | None = None
 
 
 class Outcome:

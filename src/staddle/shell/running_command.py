@@ -130,7 +130,7 @@ class RunningCommand:
             self._pass_on(self._complaints, _without_complaints(self._held_back))
         if held:
             job = run.answer.newest_job if run.answer else 0
-            self.late = BackgroundOutput(job or None, spec.text[:4096])
+            self.late = BackgroundOutput(job or None, spec.text[:4096], secrets=spec.secrets)
             self.late.follow(bash.leave("output"), bash.leave("errors"))
         elif spec.stdin is not None and run.answer and run.answer.newest_job != self._state.newest_job:
             bash.stale = True  # a job that was started may read on

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import html
+import json
+import pickle
+import shlex
+import urllib.parse
+
 import pytest
 
+from staddle import Policy, Secret
 from staddle.errors import CommandNotFound, CommandTimeout
 from staddle.events import Event
-from staddle.launch.redaction import RedactedTail, Redactor, Secrets, secret_values
+from staddle.launch.redaction import NONE, RedactedTail, Redactor, Secrets, secret_values, secrets_of
+from staddle.policy.compiler import compile
 from staddle.policy.plan import Variable
 
 KEY = b"sk-0123456789"
@@ -107,3 +116,62 @@ def test_a_plan_does_not_show_them_when_it_is_printed() -> None:
     assert "0123456789" not in repr((secret,))
     assert "'1'" in repr(plain)
     assert secret.value == "0123456789"
+
+
+def test_the_usual_spellings_are_found_also_as_a_part() -> None:
+    value = "sk-0123456789/+'ü x"
+    secrets = Secrets([value])
+    data = value.encode()
+    spelled = [
+        json.dumps(value),
+        json.dumps(value, ensure_ascii=False),
+        repr(value),
+        ascii(value),
+        html.escape(value),
+        shlex.quote(value),
+        urllib.parse.quote(value),
+        urllib.parse.quote_plus(value),
+        data.hex(),
+        base64.b64encode(data).decode(),
+        base64.urlsafe_b64encode(data).decode(),
+    ]
+    for text in spelled:
+        assert secrets.text(f"[{text}]").strip("[]\"'") == "(hidden)"
+    for before in (b"u", b"u:", b"us:"):
+        found = secrets.bytes(base64.b64encode(before + data + b" and more"))
+        assert b"(hidden)" in found
+        assert base64.b64encode(data)[8:16] not in found
+
+
+def test_a_long_value_is_found_in_wrapped_base64_and_by_its_lines() -> None:
+    body = "\n".join("abcdefghijklmnopqrstuvwxyz0123456789" for _ in range(4))
+    secrets = Secrets([f"-----BEGIN KEY-----\n{body}\n-----END KEY-----"])
+    assert secrets.text("  abcdefghijklmnopqrstuvwxyz0123456789") == "  (hidden)"
+    wrapped = base64.encodebytes(secrets.values[0] + b"\n").decode()
+    assert "YWJj" not in secrets.text(wrapped)
+
+
+def test_what_a_terminal_releases_early_is_followed_by_the_mark() -> None:
+    redactor = Redactor([KEY])
+    assert redactor.feed(b"x " + KEY[:6]) + redactor.release() == b"x " + KEY[:6]
+    assert redactor.feed(KEY[6:8]) + redactor.release() == KEY[6:8]
+    assert redactor.feed(KEY[8:] + b" y") == b"(hidden) y"
+    assert redactor.feed(KEY[:3]) + redactor.release() == KEY[:3]
+    assert redactor.feed(b" no") + redactor.finish() == b" no"
+
+
+def test_a_secret_hides_in_its_repr_only_and_makes_policies_differ() -> None:
+    assert (str(Secret("a")), repr(Secret("a")), f"{Secret('a')}") == ("a", "Secret('(hidden)')", "a")
+    plain, secret = Policy(env={"A": "a"}), Policy(env={"A": Secret("a")})
+    assert plain != secret
+    assert secret == Policy(env={"A": Secret("a")})
+    assert "'a'" not in repr(secret.env)
+    assert pickle.loads(pickle.dumps(secret)) == secret  # noqa: S301 - our own
+
+
+def test_a_plan_without_secrets_has_none_and_one_that_redacts_nothing_says_so() -> None:
+    assert secrets_of(compile(Policy())) is NONE
+    assert secrets_of(compile(Policy(redact=False, env={"A": Secret("a")}))) is None
+    found = secrets_of(compile(Policy(redact=["B"], env={"A": Secret("a"), "B": "b", "C": "c"})))
+    assert found is not None
+    assert found.values == (b"a", b"b")

@@ -198,7 +198,9 @@ class AsyncSandbox:
         options: RunOptions,
         other: Account | None,
     ) -> Result:
-        spec, check = captured(command, self.policy.limits, options, program=True)
+        spec, check = captured(
+            command, self.policy.limits, options, program=True, secrets=self._inside.secrets
+        )
         spec.account = other
         context = await (await self._main())._exec_context()
         await in_thread(spawn.check_rules, self._inside, argv)

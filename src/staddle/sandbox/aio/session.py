@@ -40,7 +40,7 @@ class AsyncSession:
 
     async def run(self, command: str, **options: Unpack[RunOptions]) -> Result:
         """Run `command` in the shell and wait for its end; the options are those of `Session.run`."""
-        spec, check = captured(command, self._limits, options)
+        spec, check = captured(command, self._limits, options, secrets=self._session._secrets)
         hooks = self._session._hooks
         self._session._refuse_closed()
         try:
@@ -62,7 +62,9 @@ class AsyncSession:
 
     def stream(self, command: str, **options: Unpack[StreamOptions]) -> AsyncStream:
         """Run `command`, when the iteration begins, and iterate over what it prints as it comes."""
-        spec = CapturedCommand(command, self._limits, streamed=True, **options)
+        spec = CapturedCommand(
+            command, self._limits, streamed=True, secrets=self._session._secrets, **options
+        )
         self._session._refuse_closed()
         return AsyncStream(self, spec)
 
