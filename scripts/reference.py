@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import re
 import sys
@@ -289,7 +290,7 @@ def section(name: str, thing: Any, how: str = "") -> list[str]:
     ):
         lines += [f"`{name}{constructor(thing)}`", ""]
     lines += [paragraphs(thing), ""]
-    if issubclass(thing, str):
+    if issubclass(thing, enum.Enum):
         lines += ["Values: " + ", ".join(f"`{value}`" for value in list(thing)) + ".", ""]
     elif how and issubclass(thing, Value):
         lines += ["Fields: " + ", ".join(f"`{field}`" for field in thing._fields) + ".", ""]

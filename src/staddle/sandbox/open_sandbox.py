@@ -10,7 +10,6 @@ from weakref import WeakSet
 
 from ..errors import InvalidCall, LaunchFailed, SessionError, StaddleError
 from ..ipc import file_messages
-from ..launch.redaction import secrets_of
 from ..shell.idle import FILE_ROOM, TO_OPEN, TO_START
 from ..shell.shell import Shell
 from ..shell.usage_meter import SandboxMeter, UsageMeter
@@ -100,7 +99,7 @@ class OpenSandbox:
         self._meter = SandboxMeter(self.agent, self.enforced_limits)
         self.hooks: Hooks | None = None
         #: Values that are hidden in output; None: nothing is hidden.
-        self.secrets: Secrets | None = secrets_of(self.decided.plan)
+        self.secrets: Secrets | None = self.decided.secrets
         try:
             if settings.hooks is not None:
                 self._open_hooks(settings)

@@ -14,6 +14,7 @@ from ..._value import Value
 from ...backends.description import NEED_MORE
 from ...enforcement import Gap
 from ...errors import PolicyNotEnforceable
+from ...launch.redaction import secrets_of
 from ...launch.view import find_program
 from ...network.namespace.from_policy import needs_gateway
 from ...policy import Policy
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from ...backends.base import Backend
     from ...enforcement import EnforcedLimit, Enforcement, Probe
+    from ...launch.redaction import Secrets
     from ...policy.limits import Limits
     from ...policy.plan import Plan
     from .settings import SandboxSettings
@@ -63,6 +65,8 @@ class Decision(Value):
     is_filtered: bool
     bash: str
     environment: Mapping[str, str]
+    #: Values that are hidden in output; None: nothing is hidden.
+    secrets: Secrets | None
 
 
 def workspace_kind(settings: SandboxSettings) -> WorkspaceKind:
@@ -184,7 +188,8 @@ def _decided(
     bash = find_program(plan, "bash") if is_ours else ""
     is_filtered = bool(plan.asks) or needs_gateway(plan.network)
     environment = plan.environment() if is_ours else {}
-    decided = Decision(backend, plan, workspace, enforced, is_filtered, bash, environment)
+    secrets = secrets_of(plan)
+    decided = Decision(backend, plan, workspace, enforced, is_filtered, bash, environment, secrets)
     cache(plan, asking, decided)
     return decided
 
