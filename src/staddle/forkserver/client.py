@@ -29,8 +29,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ..limits.cgroup_layout import CgroupSupport
     from ..limits.sandbox_cgroups import SandboxCgroups
     from ..mounts.operations import Operation
+    from ..policy.limits import Limits
     from ..policy.plan import Plan
     from .connection import ForkReply
 
@@ -90,9 +92,9 @@ class SandboxProcess:
                 fix="commit what is to be kept, and open another sandbox",
             )
 
-    def groups_of(self, pid: int) -> SandboxCgroups | None:
-        """The sandbox's cgroups, if it has any; `pid` is one of its processes, on the host."""
-        return None if self._owner is None else self._owner.groups_of(pid)
+    def groups_of(self, pid: int, limits: Limits) -> SandboxCgroups | None:
+        """The sandbox's cgroups, for `limits`, if it has any; `pid` is one of its processes, on the host."""
+        return None if self._owner is None else self._owner.groups_of(pid, limits)
 
     def close(self) -> None:
         """Count this sandbox as ended. A fork server without sandboxes may be ended by this."""
@@ -133,7 +135,7 @@ def open_sandbox(
     to_mount: ToMount | None = None,
     *,
     extra_fds: Sequence[int] = (),
-    cgroups: int = 0,
+    cgroups: CgroupSupport | None = None,
 ) -> SandboxProcess:
     """Take a sandbox for `plan`; with `to_mount`, changes to its workspace go to layers, else to the host.
 
@@ -141,7 +143,7 @@ def open_sandbox(
     `shared_view.SharedView`), and gives the layers of the workspace, the home tree, to which other writes
     go (None: to tmpfs), and the layered directories of the system, by their paths, where those can be
     written, too. `extra_fds` are descriptors for its agent (see `SandboxRequest`), which stay the
-    caller's; it is in so many `cgroups`.
+    caller's; it is in `cgroups`, if there are any.
 
     Its shell, the program `bash` inside, is running already. The first message on the agent's socket
     announces it, or says why there is no sandbox.
@@ -234,15 +236,17 @@ class _SharedViews:
         self.plan, self.bash = plan, bash
         self.plain = shared_view.share(operations)
         self.layered = shared_view.share(operations, (*_LAYERED, plan.identity.home))
-        self._configs: dict[tuple[bool, str | None, int], records.ForkServerConfig] = {}
+        self._configs: dict[tuple[bool, str | None, CgroupSupport | None], records.ForkServerConfig] = {}
 
-    def config(self, home: HomeTree | None, cgroup_fds: int) -> records.ForkServerConfig:
+    def config(self, home: HomeTree | None, cgroups: CgroupSupport | None) -> records.ForkServerConfig:
         """The fork server's configuration; sandboxes with one skeleton share one."""
         skeleton = None if home is None else home.skeleton
-        key = (home is not None, skeleton, cgroup_fds)
+        key = (home is not None, skeleton, cgroups)
         if key not in self._configs:
             made = _config(self.plan, self.plain if skeleton is None else self.layered, self.bash)
-            made = made.replace(cgroup_fds=cgroup_fds)
+            if cgroups is not None:
+                controllers = tuple(map(str.encode, sorted(cgroups.controllers)))
+                made = made.replace(cgroup_fds=len(cgroups.places), controllers=controllers)
             if home is not None:
                 places = tuple(map(os.fsencode, self.layered.places))
                 made = made.replace(places=places, skeleton=os.fsencode(skeleton or ""))

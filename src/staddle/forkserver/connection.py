@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..limits.prewarm import PrewarmedCgroups
     from ..limits.sandbox_cgroups import SandboxCgroups
     from ..mounts.operations import Operation, Row
+    from ..policy.limits import Limits
 
 #: A reply is a letter and a name, or a sentence.
 _LONGEST_ANSWER = 4096
@@ -186,9 +187,9 @@ class ForkServerClient:
         finally:
             close_all(borrowed)
 
-    def groups_of(self, pid: int) -> SandboxCgroups | None:
-        """The cgroups of a sandbox that was taken; `pid` is one of its processes on the host."""
-        return None if self._cgroups is None else self._cgroups.taken(pid)
+    def groups_of(self, pid: int, limits: Limits) -> SandboxCgroups | None:
+        """The cgroups of a sandbox that was taken, for `limits`; `pid` is one of its processes."""
+        return None if self._cgroups is None else self._cgroups.taken(pid, limits)
 
     @property
     def ended(self) -> bool:
@@ -267,10 +268,11 @@ def _groups(config: records.ForkServerConfig, pid: int) -> PrewarmedCgroups:
     from ..limits.cgroup_tree import CgroupTree
     from ..limits.prewarm import PrewarmedCgroups
 
-    family = host_cgroups.tree()
+    found = host_cgroups.support().reduced(frozenset(map(bytes.decode, config.controllers)))
+    family = host_cgroups.tree(found)
     if family is not None:
         return PrewarmedCgroups(family, config.spares)
-    return PrewarmedCgroups(CgroupTree(scope.settle(pid, host_cgroups.support())), config.spares, owned=True)
+    return PrewarmedCgroups(CgroupTree(scope.settle(pid, found)), config.spares, owned=True)
 
 
 def _start(

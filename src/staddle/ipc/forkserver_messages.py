@@ -70,6 +70,8 @@ class ForkServerConfig(Value):
     #: How many cgroup descriptors each sandbox has; 0 is none. Those of a sandbox that is to be made come
     #: with a request for another.
     cgroup_fds: int = 0
+    #: What these cgroups can limit.
+    controllers: tuple[bytes, ...] = ()
     #: Where the world is seen, the tree of layers that holds what can be written beside the workspace.
     places: tuple[bytes, ...] = ()
     #: What is in it at first: a directory of the host, beside which each sandbox's layer is prewarmed.

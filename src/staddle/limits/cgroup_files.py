@@ -67,6 +67,21 @@ def _memory_2(most: int, together: bool) -> Iterator[CgroupSetting]:
 
 _MEMORY = {1: _memory_1, 2: _memory_2}
 
+#: What to write, in this order, so that memory and processes are not limited any more.
+UNLIMITED = {
+    1: (
+        CgroupSetting("memory", "memory.memsw.limit_in_bytes", "-1", needed=False),
+        CgroupSetting("memory", "memory.limit_in_bytes", "-1"),
+        CgroupSetting("memory", "memory.kmem.tcp.limit_in_bytes", "-1", needed=False),
+        CgroupSetting("pids", "pids.max", "max"),
+    ),
+    2: (
+        CgroupSetting("memory", "memory.max", "max"),
+        CgroupSetting("memory", "memory.swap.max", "max", needed=False),
+        CgroupSetting("pids", "pids.max", "max"),
+    ),
+}
+
 
 class CounterFile(Value):
     """A file with a number in it, by itself or after a word, and what the number is to be divided by."""

@@ -82,6 +82,20 @@ class CgroupSupport(Value):
         """Everything that some place has."""
         return frozenset().union(*(place.controllers for place in self.places))
 
+    def reduced(self, wanted: frozenset[str]) -> CgroupSupport:
+        """The same without what only takes time: to enter each hierarchy, the kernel waits for all others.
+
+        Of version 1, places that hold none of the limits `wanted`, stop or measure nothing; of both, the cpu
+        controller unless it is wanted. (A real-time process may not enter a cgroup that has it.)
+        """
+        unwanted = frozenset({"cpu"}) - wanted
+        places = [
+            place.replace(controllers=place.controllers - unwanted)
+            for place in self.places
+            if place.version == 2 or place.controllers & (wanted | IN_SECOND)
+        ]
+        return self.replace(places=tuple(places))
+
     def version(self, controller: str) -> int:
         """Of the place that has `controller`; 0 when none has."""
         return next((place.version for place in self.places if controller in place.controllers), 0)

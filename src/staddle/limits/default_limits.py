@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: The part of what is available: of memory, of memory that files of a sandbox may take, of a disk.
 MEMORY_PART, FILES_PART, DISK_PART = 2, 4, 4
+#: Binary digits of the default on memory.
+_DIGITS = 5
 MOST_PROCESSES, MOST_ON_DISK = 4096, 10 << 30
 #: No default is less, so that a shell and a few programs can run however little there is.
 LEAST_MEMORY, LEAST_PROCESSES, LEAST_DISK = 64 << 20, 64, 64 << 20
@@ -58,8 +60,10 @@ def fill_in(limits: Limits, store: str = "") -> Limits:
 
 
 def default_memory() -> int:
-    """Half of what is available now."""
-    return max(LEAST_MEMORY, available() // MEMORY_PART)
+    """Half of what is available now, rounded: cgroups that are limited in advance are to fit."""
+    half = available() // MEMORY_PART
+    digits = max(0, half.bit_length() - _DIGITS)
+    return max(LEAST_MEMORY, half >> digits << digits)
 
 
 def default_disk(store: str) -> int:

@@ -55,8 +55,10 @@ def session_cgroups(limits: Limits) -> CgroupSupport:
     """The cgroups that a session with `limits` is put into.
 
     Systemd is asked for a scope only for a limit that the policy says: it would take too long for a default.
+    Nor is a default reason enough for a hierarchy of its own: a resource limit holds that on processes.
     """
-    found = host_cgroups.support()
+    wanted = {_CONTROLLER[name] for name in GROUPED if getattr(limits, name) is not None}
+    found = host_cgroups.support().reduced(frozenset({"memory", *wanted}))
     return found if not found.scope or asked(limits) else found.replace(places=(), scope="")
 
 
@@ -65,11 +67,11 @@ class SessionLimits(Value):
 
     The agent watches `watched_memory` and `watched_processes`, or 0. The host program counts what is
     written up to `quota` bytes, or 0; `watches_memory`, and `counts_processes` when a command fails.
-    `is_asked`: the policy says a limit that takes a cgroup.
+    `is_asked`: the policy says a limit that takes a cgroup. It is in `cgroups`, if there are any.
     """
 
     limits: Limits
-    cgroups: int
+    cgroups: CgroupSupport
     watched_memory: int
     watched_processes: int
     quota: int
@@ -103,7 +105,7 @@ def _session_limits(limits: Limits, store: str) -> SessionLimits:
     filled = default_limits.fill_in(limits, store)
     return SessionLimits(
         limits=filled,
-        cgroups=len(means.places),
+        cgroups=means,
         watched_memory=memory,
         watched_processes=processes,
         quota=(filled.disk or (memory if as_memory else 0)) if store else 0,

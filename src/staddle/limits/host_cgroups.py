@@ -93,7 +93,7 @@ def _manager(uid: int, root: str) -> tuple[Literal["user", "system", ""], str, f
 _turn = _thread.allocate_lock()
 #: By process: a fork has its parent's memory, but none of its groups.
 _known: dict[tuple[int, int], CgroupSupport] = {}
-_families: dict[int, CgroupTree] = {}  # one, or none
+_families: dict[tuple[int, CgroupSupport], CgroupTree] = {}
 
 
 def support() -> CgroupSupport:
@@ -112,29 +112,30 @@ def group(limits: Limits, *, ours: int = 0, together: bool = False) -> SandboxCg
     Where a scope of systemd has to be started first, that is the caller's: see `scope`, and make
     a CgroupTree of what it gives.
     """
-    found = tree()
+    wanted = {"memory", "pids"} if limits.cpu is None else cgroup_layout.HOLDING
+    found = tree(support().reduced(frozenset(wanted)))
     return None if found is None else found.group(limits, ours=ours, together=together)
 
 
-def tree() -> CgroupTree | None:
-    """All groups of this program; None where it can have none as it is."""
-    found = support()
+def tree(found: CgroupSupport) -> CgroupTree | None:
+    """All groups of this program with the support `found`; None where it can have none as it is."""
     if not found.places or found.scope:
         return None
+    key = os.getpid(), found
     with _turn:
-        made = _families.get(os.getpid())
+        made = _families.get(key)
         if made is None:
-            uninterrupted(lambda: _families.update({os.getpid(): CgroupTree(found)}))
-            made = _families[os.getpid()]
+            uninterrupted(lambda: _families.update({key: CgroupTree(found)}))
+            made = _families[key]
     return made
 
 
 def close() -> None:
     """Remove all groups of this program, and end what is in them. The next sandbox gets new ones."""
     with _turn:
-        found = _families.pop(os.getpid(), None)
-    if found is not None:
-        found.close()
+        found = [_families.pop(key) for key in tuple(_families) if key[0] == os.getpid()]
+    for each in found:
+        each.close()
 
 
 def _after_fork() -> None:

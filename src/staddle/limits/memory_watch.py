@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from ..background import Worker
+from ..background import Worker, do_later
 from ..linux import memory, process
 from ..linux.fileio import read_whole
 from ..linux.process import parent_of
@@ -72,7 +72,7 @@ class _MemoryWatches:
     def add(self, watch: MemoryWatch) -> None:
         self._several.append(watch)
         if len(self._several) == 1:
-            self._worker.wake()
+            do_later(self._worker.wake)
 
     def remove(self, watch: MemoryWatch) -> None:
         try:

@@ -10,6 +10,7 @@ import _thread
 import os
 
 from ..errors import LaunchFailed
+from ..linux.fileio import read_if_there
 from ..policy.limits import Limits
 
 TYPE_CHECKING = False
@@ -32,6 +33,7 @@ class PrewarmedCgroups:
         self._entered: set[SandboxCgroups] = set()  # of those that wait
         self._stock: list[SandboxCgroups] = []  # that no request has brought yet
         self._closed = False
+        self._limits = _NONE  # for those that are made next
 
     @property
     def gone(self) -> bool:
@@ -51,7 +53,7 @@ class PrewarmedCgroups:
             for _ in range(count):
                 with self._turn:
                     group = self._stock.pop() if self._stock else None
-                group = group or self._family.group(_NONE)
+                group = group or self._family.group(self._limits)
                 with self._turn:
                     self._waiting.append(group)
                 found += group.cgroup_fds()
@@ -70,7 +72,8 @@ class PrewarmedCgroups:
             if self._stock or self._closed or self.gone:
                 return
         try:
-            group = self._family.group(_NONE)
+            group = self._family.group(self._limits)
+            group.prewarm()
         except (LaunchFailed, OSError):
             return  # who needs them is told
         with self._turn:
@@ -102,13 +105,18 @@ class PrewarmedCgroups:
         with self._turn:
             self._missing -= 1
 
-    def taken(self, pid: int) -> SandboxCgroups:
-        """The groups that the process `pid` is in, which are the taker's now."""
-        try:
-            with open(f"/proc/{pid}/cgroup", "rb") as file:
-                said = os.fsdecode(file.read())
-        except OSError:
-            said = ""
+    def taken(self, pid: int, limits: Limits) -> SandboxCgroups:
+        """The groups that the process `pid` is in, which are the taker's now, who puts `limits` on them.
+
+        Those that are made from now on have the same limits, if they are defaults: no shell fails to start
+        for these.
+        """
+        if "memory" in limits.defaults:
+            self._limits = limits.replace(cpu=None)
+        return self._entered_by(pid)
+
+    def _entered_by(self, pid: int) -> SandboxCgroups:
+        said = os.fsdecode(read_if_there(f"/proc/{pid}/cgroup"))
         tails = {"/".join(line.split("/")[-2:]) for line in said.splitlines()}
         with self._turn:
             for group in self._waiting:

@@ -17,6 +17,7 @@ import time
 from ..errors import LaunchFailed
 from ..linux import cgroups, process
 from . import cgroup_files
+from .usage import GroupMeter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +37,13 @@ class SandboxCgroups:
     def __init__(self, directories: Mapping[CgroupParent, str]) -> None:
         self._directories = dict(directories)
         self._unified = next((path for place, path in self._directories.items() if place.version == 2), "")
+        #: By which its members know it in /proc: the end of each of its names.
+        self.tails = {"/".join(path.split("/")[-2:]) for path in self._directories.values()}
+        self._limits: tuple[object, ...] = ()  # that are in force
+        self._cgroup_fds: list[int] = []  # opened in advance
+        self._meter: GroupMeter | None = None
+        #: The most memory that a meter has seen.
+        self.highest = 0
 
     def at(self, controller: str) -> tuple[int, str] | None:
         """The version and directory of the group that has `controller`; "" is any of version 2."""
@@ -43,11 +51,6 @@ class SandboxCgroups:
             if controller in place.controllers or (not controller and place.version == 2):
                 return place.version, path
         return None
-
-    @property
-    def tails(self) -> set[str]:
-        """By which its members know it in /proc: the end of each of its names."""
-        return {"/".join(path.split("/")[-2:]) for path in self._directories.values()}
 
     @property
     def controllers(self) -> frozenset[str]:
@@ -58,13 +61,28 @@ class SandboxCgroups:
 
     def limit(self, limits: Limits, *, ours: int = 0, together: bool = False) -> None:
         """Have those of `limits` hold that there is a controller for. LaunchFailed when one does not."""
+        key = limits.memory, limits.cpu, limits.processes, ours, together
+        if key == self._limits:
+            return
+        if self._limits:
+            self._lift()  # some of version 1 are accepted only in the right order, up or down
+        self._limits = key
         for place, path in self._directories.items():
             for setting in cgroup_files.settings(limits, place.version, ours=ours, together=together):
                 if setting.controller in place.controllers:
                     _set(path, setting)
 
+    def _lift(self) -> None:
+        """Take off the limits that were put on in advance."""
+        self._limits = ()
+        for place, path in self._directories.items():
+            for setting in cgroup_files.UNLIMITED[place.version]:
+                if setting.controller in place.controllers:
+                    _set(path, setting)
+
     def widen(self, limits: Limits) -> None:
         """Put up the limit on memory; a limit of memory and swap together cannot be below it meanwhile."""
+        self._limits = ()
         for place, path in self._directories.items():
             if "memory" in place.controllers:
                 only = limits.replace(cpu=None, processes=None)
@@ -85,7 +103,9 @@ class SandboxCgroups:
         they exec. The kernel moves a process when no other is starting anywhere: that can take
         some milliseconds, but a shell that is started ahead has done it when it is needed.
         """
-        found: list[int] = []
+        found, self._cgroup_fds = self._cgroup_fds, []
+        if found:
+            return found
         try:
             for path in self._directories.values():
                 found.append(os.open(f"{path}/{cgroups.MEMBERS}", os.O_WRONLY | os.O_CLOEXEC))
@@ -94,6 +114,17 @@ class SandboxCgroups:
                 os.close(fd)
             raise
         return found
+
+    def prewarm(self) -> None:
+        """Open now what is needed when a sandbox is taken."""
+        self._cgroup_fds = self.cgroup_fds()
+        self._meter = GroupMeter(self)
+        self._meter.begin()
+
+    def meter(self) -> GroupMeter:
+        """A meter of what is done in them, which is the caller's."""
+        made, self._meter = self._meter, None
+        return made or GroupMeter(self)
 
     def members(self) -> set[int]:
         """The processes in it; 0 stands for those that are not to be seen from here."""
@@ -152,6 +183,9 @@ class SandboxCgroups:
 
     def close(self) -> bool:
         """End what is left in it and remove it; whether that was possible. A second time does nothing."""
+        self._meter = None
+        while self._cgroup_fds:
+            os.close(self._cgroup_fds.pop())
         if not self._directories:
             return True
         try:

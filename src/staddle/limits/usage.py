@@ -20,15 +20,26 @@ from . import cgroup_files
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol
 
     from ..ipc.agent_messages import UsageCounts
     from ..policy.limits import Limits
-    from .sandbox_cgroups import SandboxCgroups
+
+    class MeteredCgroups(Protocol):
+        """The cgroups of a sandbox, as far as a meter reads them."""
+
+        #: The most memory that a meter has seen.
+        highest: int
+
+        def at(self, controller: str) -> tuple[int, str] | None: ...
+
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 #: Seconds of CPU time below which a command has started nothing, and so took no memory.
 _NOTHING = 0.0003
+#: Where the kernel does not tell the most memory: it may have been any amount.
+_UNKNOWN = 1 << 62
 
 
 class Usage(Value):
@@ -64,7 +75,7 @@ class GroupMeter:
     for only when the processors did something.
     """
 
-    def __init__(self, group: SandboxCgroups) -> None:
+    def __init__(self, group: MeteredCgroups) -> None:
         self._group = group
         self._open: dict[str, tuple[int, cgroup_files.CounterFile] | None] = {}
         self._before = (0.0, 0.0)
@@ -90,6 +101,10 @@ class GroupMeter:
         """Everything since the sandbox was made."""
         self._note_memory()
         return Usage(wall, *self._cpu(), self._peak or None)
+
+    def is_far_from(self, memory: int | None) -> bool:
+        """Whether this limit cannot have been reached, by what was seen at the end of commands."""
+        return memory is None or self._group.highest < memory // 2
 
     def files(self) -> int:
         """Bytes of memory that files in it take now."""
@@ -131,6 +146,7 @@ class GroupMeter:
         """
         peak, now = self._read("peak"), self._read("memory")
         self._memory = now
+        self._group.highest = max(self._group.highest, _UNKNOWN if peak is None else peak)
         if peak is None:
             self._peak = max(self._peak, now or 0)
             return now

@@ -125,8 +125,7 @@ class UsageMeter:
         if self._limits is not None:
             if self._is_watched:
                 self._limits.seen()
-            self._before = self._events()
-            self._filled = self._limits.filled
+            self._note_events(self._limits)
 
     def prewarm(self, shell: int) -> None:
         """Begin now for the first command of a shell in which nothing has run, and nothing will before it."""
@@ -169,7 +168,7 @@ class UsageMeter:
             if found is None and self._look_again(self._limits):
                 found = self._ran_into(self._limits, outcome.exit_code)
         # The next command may begin before there is another sample: this one's kills are not its own.
-        self._before, self._filled = self._events(), self._limits.filled
+        self._note_events(self._limits)
         if found is None:
             return
         if found.limit == "memory":
@@ -228,6 +227,18 @@ class UsageMeter:
         except StaddleError:
             return False  # the sandbox has ended
         return True
+
+    def _note_events(self, limits: MeteredLimits) -> None:
+        """Note what has happened until now, unless nothing can have."""
+        self._filled = limits.filled
+        most = limits.limits
+        if (
+            self._group is None
+            or self._is_watched
+            or not self._group.is_far_from(most.memory)
+            or (most.processes is not None and self._sandbox.counted > most.processes // 2)
+        ):
+            self._before = self._events()
 
     def _events(self) -> Events:
         events = Events() if self._group is None else self._group.events()

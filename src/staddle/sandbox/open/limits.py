@@ -57,7 +57,7 @@ class SandboxLimits:
         self._tally = -1
         if held_by.watched_memory or held_by.watched_processes:
             self._tally = os.memfd_create("staddle", os.MFD_CLOEXEC)
-        #: The number of cgroups that it is to be in: also without limits, to be stopped there.
+        #: The cgroups that it is to be in: also without limits, to be stopped there.
         self.cgroups = held_by.cgroups
         self._memory_watch: MemoryWatch | None = None
         self._first: Callable[[], int] = int
@@ -97,7 +97,7 @@ class SandboxLimits:
 
     def meter(self) -> GroupMeter | None:
         """A meter of the cgroups for one shell's commands; None where there are no cgroups."""
-        return None if self._group is None else GroupMeter(self._group)
+        return None if self._group is None else self._group.meter()
 
     @property
     def watched(self) -> bool:
@@ -366,8 +366,10 @@ class _QuotaWatch:
 
     def add(self, quota: DiskQuota) -> None:
         self._several.append(quota)
-        if not quota.default or len(self._several) == 1:  # else the next look is soon enough
+        if not quota.default:
             self._worker.wake()
+        elif len(self._several) == 1:  # else the next look is soon enough
+            do_later(self._worker.wake)
 
     def remove(self, quota: DiskQuota) -> None:
         try:

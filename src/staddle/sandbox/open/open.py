@@ -191,7 +191,7 @@ def _spawn(
         finally:
             if layers and taken.layer:  # not sooner: it may have been in the making
                 layers.adopt_home(taken.layer)
-        if group := taken.groups_of(shell.host_pid):
+        if group := taken.groups_of(shell.host_pid, limits.limits):
             limits.hold(group)
         if decided.is_filtered:
             network.attach(agent)
