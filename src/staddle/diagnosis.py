@@ -12,6 +12,8 @@ from .enforcement import PROTECTIONS, Gap, Probe
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .backends.base import Backend
+    from .containers.advice import Needs
+    from .containers.evidence import Evidence
     from .policy import Policy
     from .policy.plan import Plan
 
@@ -65,6 +67,31 @@ class Diagnosis(Value):
                 for found in self.findings
             },
         }
+
+
+class ContainerReport(Value):
+    """What this container is, what sandboxes lack in it, and lines to paste that would give it to them."""
+
+    evidence: tuple[Evidence, ...]
+    needs: Needs
+    options: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain data for JSON."""
+        return {
+            "evidence": {item.kind: item.by for item in self.evidence},
+            "needs": self.needs.as_dict(),
+            "options": list(self.options),
+        }
+
+
+def container() -> ContainerReport:
+    """Look at what this machine is and what stands in the way, in a child process. Nothing is changed."""
+    from .containers import advice
+    from .containers.evidence import found
+
+    seen, needed = found(), advice.needs()
+    return ContainerReport(seen, needed, tuple(advice.options(seen, needed, os.geteuid())))
 
 
 def doctor(policy: Policy | None = None) -> Diagnosis:

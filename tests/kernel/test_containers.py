@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.containers import Container
+from tests.support.containers import TREE, Container
 
 pytestmark = pytest.mark.needs_root
 
 USER, ROOT = Container(uid=1000), Container()
+PROFILE = TREE / "src/staddle/containers/seccomp.json"
 
 #: A day in the life of a session, without any word about the container but `nested`.
 SESSION = """
@@ -242,3 +243,66 @@ def test_doctor_says_what_is_enforced(lived: tuple[Container, dict[str, Any]]) -
     assert listed - {"packages"} == set(lived[1]["gaps"]) - of_sessions - {"packages"}
     for name in ("namespaces", "bwrap"):
         assert said["backends"][name]["why"]
+
+
+# With options.
+
+#: The filter that is shipped, and a /proc without covers: the options that doctor names.
+PREPARED = Container(uid=1000, profile=PROFILE, masked=False)
+#: Podman without options but that: it refuses host names.
+NAMELESS = Container(uid=1000, profile="podman", masked=False, marks=("run/.containerenv",))
+WHOLE = """
+import json
+from staddle import Policy, Sandbox
+with Sandbox(policy=Policy.agent(nested=True)) as sb:
+    sb.run("x=1; echo one > a")
+    before = sb.snapshot()
+    sb.run("x=2; rm a")
+    sb.restore(before)
+    found = {"backend": sb.enforced.backend, "gaps": [gap.protection for gap in sb.enforced.gaps]}
+    found |= {"method": before.method, "said": sb.run("cat a; echo $x; pwd").stdout}
+    found["name"] = sb.run("hostname").stdout
+print(json.dumps(found))
+"""
+
+
+def test_with_the_shipped_filter_everything_is_enforced() -> None:
+    found = PREPARED.python(WHOLE)
+    assert (found["backend"], found["method"]) == ("namespaces", "swap")
+    assert found["said"] == "one\n1\n/workspace\n"
+    assert found["gaps"] == ["layers"]  # /dev/shm is small, which is told
+    said = json.loads(PREPARED.staddle("doctor", "--json").stdout)
+    assert said["auto"] == "namespaces"
+    assert len(said["backends"]["namespaces"]["enforces"]) == 19
+    assert PREPARED.staddle("run", "--", "echo", "it ran").stdout == "it ran\n"
+
+
+def test_a_host_name_that_is_refused_is_a_gap_and_not_the_end() -> None:
+    found = NAMELESS.python(WHOLE)
+    assert found["backend"] == "namespaces"
+    assert found["gaps"] == ["identity", "layers"]
+    assert found["name"] == "box\n"
+    strict = NAMELESS.staddle("run", "--", "true")
+    assert strict.returncode == 125
+    assert "sethostname" in strict.stderr
+    assert NAMELESS.staddle("run", "--nested", "--", "hostname").stdout == "box\n"
+
+
+@pytest.mark.parametrize(
+    ("container", "kind", "needs", "words"),
+    [
+        (USER, "docker", ["filter", "memory", "processes"], ["seccomp=staddle.json", "--user 1000"]),
+        (ROOT, "docker", ["filter", "memory", "processes", "user"], ["systempaths=unconfined", "--shm-size"]),
+        (NAMELESS, "podman", ["filter", "memory"], ["podman run"]),
+        (Container(uid=1000, profile=PROFILE, masked=False, shm="1g"), "docker", [], []),
+    ],
+    ids=["user", "root", "podman", "prepared"],
+)
+def test_doctor_names_the_container_and_its_options(
+    container: Container, kind: str, needs: list[str], words: list[str]
+) -> None:
+    said = json.loads(container.staddle("doctor", "--container", "--json").stdout)
+    assert kind in said["evidence"]
+    assert sorted(name for name, is_needed in said["needs"].items() if is_needed) == needs
+    for word in words:
+        assert word in said["options"][-1]

@@ -48,6 +48,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("sandbox",),
     ("sandbox/aio",),
     ("jail",),
+    ("containers",),
     ("diagnosis.py", "testing.py"),
     ("__init__.py",),
     ("adapters",),

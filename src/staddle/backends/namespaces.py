@@ -16,7 +16,7 @@ import _thread
 import os
 import time
 
-from ..enforcement import Probe, Step
+from ..enforcement import Gap, Probe, Step
 from ..errors import BackendUnavailable, LaunchFailed, StaddleError
 from ..ipc import namespace_spec
 from ..ipc.exec_spec import encode as encode_instructions
@@ -35,7 +35,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ..enforcement import Gap
     from ..limits.command_limits import CommandLimits
     from ..mounts.from_plan import Layout
     from ..mounts.operations import Operation
@@ -91,12 +90,15 @@ class Namespaces:
             return _known[who]
 
     def doubt(self) -> bool:
-        """A start has failed: whether that is because nothing can be confined here, now that it is tried."""
+        """A start has failed: whether that is because of this host, now that it is tried.
+
+        Either nothing can be confined here, or it can with a gap.
+        """
         who = os.geteuid()
         with _probing:
             if _known.get(who) == self._to_be_seen():
                 _known[who] = self._try()
-                return not _known[who].usable
+                return not _known[who].usable or not _names_hosts()
             return False
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
@@ -129,14 +131,25 @@ class Namespaces:
         from ..mounts.host import Host
         from . import canary
 
-        nonce = os.urandom(8).hex()
-        plan = canary.plan(nonce)
+        def outcome() -> tuple[str, str]:
+            nonce = os.urandom(8).hex()
+            plan = canary.plan(nonce)
+            view = lay_out(plan, Host())
+            started = canary.SelfTest(
+                launch(plan, view, found, canary.command()), nonce, named=_names_hosts()
+            )
+            problem, message = started.outcome()
+            return problem, started.not_started or message
+
+        _nameless.discard(os.geteuid())
         try:
-            started = canary.SelfTest(launch(plan, lay_out(plan, Host()), found, canary.command()), nonce)
+            problem, message = outcome()
+            if problem and "sethostname" in message:  # refused by the filters of some container engines
+                _nameless.add(os.geteuid())
+                problem, message = outcome()
         except (OSError, StaddleError) as error:
             return self._unusable(Obstacle(f"its self-test could not be started: {error}", ""))
-        problem, message = started.outcome()
-        return self._judged(problem, started.not_started or message)
+        return self._judged(problem, message)
 
     def _to_be_seen(self) -> Probe:
         return Probe(self.name, usable=True, why="the start will tell")
@@ -156,6 +169,16 @@ class Namespaces:
 
     def _unusable(self, obstacle: Obstacle) -> Probe:
         return Probe(self.name, usable=False, why=obstacle.why, fix=obstacle.fix)
+
+
+def _names_hosts() -> bool:
+    """Whether a sandbox of this user has a host name of its own, as the probe found."""
+    return os.geteuid() not in _nameless
+
+
+def host_name(plan: Plan) -> bytes:
+    """The host name of the sandbox; empty: that of the container, whose filter refuses another."""
+    return os.fsencode(plan.identity.host) if _names_hosts() else b""
 
 
 def _who() -> int | None:
@@ -267,7 +290,7 @@ def spec(
         namespaces=sum(NAMESPACES[name] for name in namespaces(plan)),
         uid=who.uid,
         gid=who.gid,
-        host=os.fsencode(who.host),
+        host=host_name(plan),
         unprivileged_uid=-1 if unprivileged_uid is None else unprivileged_uid,
         foreign=namespace_spec.foreign((*_ALWAYS, *namespaces(plan))),
         command=encode_instructions(
@@ -312,7 +335,8 @@ def steps(plan: Plan, layout: Layout, unprivileged_uid: int | None) -> Iterator[
         yield from _user(plan)
     names = ", ".join(("pid", "mnt", *namespaces(plan)))
     yield Step(f"make namespaces ({names}) that end with whoever started this", _OURS)
-    yield Step(f"be called {plan.identity.host!r}", "plan")
+    if _names_hosts():
+        yield Step(f"be called {plan.identity.host!r}", "plan")
     if "net" in namespaces(plan):
         yield Step("a network of its own, with nothing but a loopback", "plan")
     yield from gateways.reached(plan)
@@ -349,6 +373,13 @@ def gaps(plan: Plan, layout: Layout, unprivileged_uid: int | None) -> Iterator[G
     """Every gap, those of the policy first."""
     yield from common.of_a_fresh_root(plan, layout, unprivileged_uid, common.scopes_sockets)
     yield from _limits(plan)
+    if not _names_hosts():
+        yield Gap(
+            "identity",
+            "the host name inside is that of the container: its system call filter refuses sethostname",
+            "start the container with the filter that `staddle doctor --container` names",
+            documented=True,
+        )
 
 
 def _limits(plan: Plan) -> Iterator[Gap]:
@@ -364,3 +395,5 @@ _known: dict[int, Probe] = {}
 #: How long a failure is believed, in seconds, and until when those that there were.
 _FAILURE_HOLDS = 5.0
 _tried_again: dict[int, float] = {}
+#: The users whose sandboxes can have no host name of their own.
+_nameless: set[int] = set()

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     Option("json", "", "the same as JSON"),
+    Option("container", "", "what this container is, and the options it should be started with"),
+    Option("profile", "", "with --container: print the system call filter for such a container"),
+    Option(
+        "fix", "", "as root: change the settings of this host that refuse user namespaces, after showing it"
+    ),
+    Option("yes", "", "with --fix: do not ask"),
     Option("verbose", "", "list every protection of every backend", short="v"),
     HELP,
 )
@@ -37,6 +43,15 @@ def main(words: Sequence[str]) -> int:
         return 0
     if parsed.words:
         raise UsageError(f"staddle doctor takes no argument {parsed.words[0]!r}")
+    if parsed.on("profile"):
+        from ..containers.advice import profile
+
+        print(profile(), end="")
+        return 0
+    if parsed.on("fix"):
+        return _fix(parsed.on("yes"))
+    if parsed.on("container"):
+        return _container(parsed.on("json"))
     from ..diagnosis import doctor
 
     found = doctor()
@@ -54,6 +69,74 @@ def main(words: Sequence[str]) -> int:
     else:
         print(f"`staddle run` would refuse: {found.why}")
     return 0 if found.can_confine else 1
+
+
+#: What a container lacks, in words.
+_LACKS = {
+    "filter": "the system call filter refuses namespaces, mounts or a host name",
+    "processes": "parts of /proc are covered, so that a sandbox cannot have its own",
+    "memory": "/dev/shm is smaller than 1 GB, and no disk can hold layers",
+    "user": "it was started as root, without the capability to give a sandbox its files",
+}
+
+
+def _container(as_json: bool) -> int:
+    from ..containers.evidence import NAMES
+    from ..diagnosis import container
+
+    found = container()
+    if as_json:
+        import json
+
+        print(json.dumps(found.as_dict(), indent=2))
+        return 0
+    if not found.evidence:
+        print("nothing says that this is a container")
+    for item in found.evidence:
+        print(f"this is {NAMES[item.kind]}: {item.by}")
+    lacks = [words for name, words in _LACKS.items() if getattr(found.needs, name)]
+    print("\nsandboxes lack nothing here" if not lacks else "\nsandboxes lack here:")
+    for words in lacks:
+        print(f"  {words}")
+    if found.options:
+        print("\nwith these options they have everything:\n")
+        for line in found.options:
+            print(f"  {line}")
+        print("\nwithout any, what is left is accepted by: export STADDLE_NESTED=1")
+    return 0
+
+
+def _fix(is_sure: bool) -> int:
+    import os
+    import sys
+
+    from ..containers import fixes
+
+    found = fixes.here()
+    if not found:
+        print("no setting of this host refuses user namespaces")
+        return 0
+    for fix in found:
+        print(f"{fix.why}. This file allows them for staddle:\n\n{fix.path}:")
+        print("".join(f"  {line}\n" for line in fix.content.splitlines()), end="")
+        print(f"\nand then: {' '.join(fix.command)}\n")
+    if os.geteuid() != 0:
+        print("staddle: only root can do that: sudo staddle doctor --fix", file=sys.stderr)
+        return 1
+    if not is_sure:
+        if not sys.stdin.isatty():
+            print("staddle: nothing was changed; --yes does it without asking", file=sys.stderr)
+            return 1
+        if input("Do it? [y/N] ").strip().lower() not in ("y", "yes"):
+            print("nothing was changed")
+            return 1
+    for fix in found:
+        problem = fixes.apply(fix)
+        if problem:
+            print(f"staddle: {fix.path}: {problem}", file=sys.stderr)
+            return 1
+        print(f"done: {fix.path}")
+    return 0
 
 
 def _print_finding(finding: BackendReport, verbose: bool) -> None:

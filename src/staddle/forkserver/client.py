@@ -272,7 +272,7 @@ def _views_of(plan: Plan, bash: str) -> _SharedViews:
 
 def _config(plan: Plan, shared: shared_view.SharedView, bash: str) -> records.ForkServerConfig:
     from ..backends.launching import filter_profile, rlimits
-    from ..backends.namespaces import scopes
+    from ..backends.namespaces import host_name, scopes
     from ..limits import process_attributes
     from ..limits.enforced import stand_ins
     from ..mounts.operations import sized
@@ -286,7 +286,7 @@ def _config(plan: Plan, shared: shared_view.SharedView, bash: str) -> records.Fo
         own=encode_operations(sized(plan.limits, shared.own)),
         uid=who.uid,
         gid=who.gid,
-        host=os.fsencode(who.host),
+        host=host_name(plan),
         base=base,
         count=count,
         network=int(plan.network.mode == "open"),

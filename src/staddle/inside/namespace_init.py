@@ -191,7 +191,8 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
         process_attributes.narrow_cpus(spec.processors)
     call("unshare", mounts.CLONE_NEWNS | spec.namespaces)
     mounts.mount(None, "/", flags=mounts.MS_REC | mounts.MS_PRIVATE)
-    call("sethostname", spec.host, len(spec.host))
+    if spec.host:
+        call("sethostname", spec.host, len(spec.host))
     if work.gateway is not None:
         work.gateway.give_sockets(spec.network)
     elif spec.namespaces & userns.CLONE_NEWNET:

@@ -37,7 +37,7 @@ class NamespaceSpec(Value):
     view: tuple[Row, ...]
     #: CLONE_NEW* of the namespaces to make beside those of the user, the processes and the mounts.
     namespaces: int
-    #: Who the command is inside, and the machine's name there.
+    #: Who the command is inside, and the machine's name there; empty: that of the outside.
     uid: int
     gid: int
     host: bytes

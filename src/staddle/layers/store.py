@@ -31,6 +31,8 @@ VARIABLE = "STADDLE_LAYERS"
 PLACES = ("/dev/shm", "/var/tmp", "/tmp")
 #: With less room than this, memory is not the place.
 LEAST_ROOM = 1 << 30
+#: But better than nothing with this much: a container has 64 MB there, and elsewhere an overlay.
+LAST_RESORT = 16 << 20
 #: With less memory available than this, layers are on a disk; else they may take this part of it.
 LEAST_AVAILABLE, MEMORY_PART = 4 << 30, 8
 #: The ids of a sandbox that root starts lie this near to that of the mounter, and no others do.
@@ -105,6 +107,10 @@ class Store:
         #: Whether it is in memory because that was our own choice.
         self.in_memory = home.startswith(f"{PLACES[0]}/") and not os.environ.get(VARIABLE, "").startswith("/")
         self.owner = owner
+        #: How many bytes there are, where that is less than layers should have; else 0.
+        self.small = 0
+        if self.in_memory and (room := _room(PLACES[0])) < LEAST_ROOM:
+            self.small = room
         try:
             self.path, self._claim = _claimed(home, 0o711 if owner is not None else 0o700)
         except OSError as error:
@@ -367,7 +373,7 @@ def _places() -> Sequence[str]:
     memory, *others = PLACES
     if has_memory_for_more():
         return PLACES
-    return [*others, memory] if _room(memory) >= LEAST_ROOM else others  # at last: better than none
+    return [*others, memory] if _room(memory) >= LAST_RESORT else others  # at last: better than none
 
 
 def has_memory_for_more() -> bool:

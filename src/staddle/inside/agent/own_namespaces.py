@@ -88,7 +88,8 @@ def _make(config: ForkServerConfig, layer: bytes) -> int:
     # the kernel waits for every processor before it lets go of a mount.
     mounts.umount(ASIDE)
     control = _control()
-    call("sethostname", config.host, len(config.host))
+    if config.host:
+        call("sethostname", config.host, len(config.host))
     return control
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..._value import Value
 from ...background import do_later
+from ...enforcement import Gap
 from ...errors import LaunchFailed, StaddleError
 from ...linux import process_tree
 from ...linux.process import parent_of
@@ -140,6 +141,8 @@ def _spawn(
     plan, bash = decided.plan, decided.bash
     # A copy is bound as any directory is.
     layers = workspace if isinstance(workspace, OverlayWorkspace) else None
+    if layers and layers.stack.store.small:
+        decided = _with_little_room(decided, layers.stack.store.small)
     if layers and (layers.has_system or plan.identity.uid == 0):
         as_root.prepare(layers, plan)
     network, limits = SandboxNetwork(plan, on_connect, filtered=decided.is_filtered), None
@@ -221,6 +224,13 @@ def _spawn(
         taken.ids,
         taken.base,
     )
+
+
+def _with_little_room(decided: Decision, room: int) -> Decision:
+    why = f"all sandboxes share {room >> 20} MB for changes: /dev/shm is small, and no disk can hold layers"
+    fix = "start the container with --shm-size 1g, or mount a tmpfs or a volume at /tmp"
+    gap = Gap("layers", why, fix, documented=True)
+    return decided.replace(enforced=decided.enforced.replace(gaps=(*decided.enforced.gaps, gap)))
 
 
 def _sandbox_limits(limits: Limits, workspace: SandboxWorkspace | None) -> SandboxLimits:

@@ -1,0 +1,1 @@
+"""What this container is, by evidence, and with which options it would enforce everything."""
