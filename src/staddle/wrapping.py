@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from .enforcement import Enforcement
     from .events import Event
+    from .launch.audit import AuditTarget
+    from .launch.command_audit import AuditedCommand, CommandAudit
     from .launch.completed import Completed
     from .launch.contract import Launch
     from .network.host.approval_calls import ApprovalCalls
@@ -45,6 +47,8 @@ class WrappedCommand:
     def __init__(self, launch: Launch, plan: Plan, enforced: Enforcement) -> None:
         self._launch = launch
         self._started = False
+        self._audit: CommandAudit | None = None
+        self._command: tuple[str, ...] = ()
         self.plan = plan
         self.enforced = enforced
         self.argv = list(launch.argv)
@@ -62,6 +66,8 @@ class WrappedCommand:
         from .launch.running import start
 
         launch = self.launch()
+        self.begin_audit()
+        self._close_audit()  # how it ends is the caller's to see
         if launch.status is not None:
             os.close(launch.status)  # not read here; run() reads it
         process = start(launch, **kwargs)
@@ -83,7 +89,54 @@ class WrappedCommand:
         from .launch.redaction import secrets_of
         from .launch.running import complete
 
-        return complete(self.launch(), self.plan.limits, secrets=secrets_of(self.plan), **kwargs)
+        launch, secrets = self.launch(), secrets_of(self.plan)
+        if self._audit is None:
+            return complete(launch, self.plan.limits, secrets=secrets, **kwargs)
+        audited = self.begin_audit()
+        try:
+            done = complete(launch, self.plan.limits, secrets=secrets, **kwargs)
+        except BaseException as error:
+            self.end_audit(audited, error=error)
+            raise
+        self.end_audit(audited, done.returncode, done.reason, why=done.why)
+        return done
+
+    def audit_to(self, target: AuditTarget) -> None:
+        """Write an audit log of this command to `target`: a file, a stream or a function."""
+        from .launch.command_audit import CommandAudit
+        from .launch.redaction import secrets_of
+
+        self._audit = CommandAudit.of(target, self.plan, secrets_of(self.plan), self.backend)
+
+    def begin_audit(self) -> AuditedCommand | None:
+        """Write that the command is about to start, if there is a log. For who starts it by `launch()`."""
+        return None if self._audit is None else self._audit.begin(self._command, self.plan.cwd)
+
+    def end_audit(
+        self,
+        audited: AuditedCommand | None,
+        status: int = 0,
+        reason: str = "exited",
+        *,
+        why: str = "",
+        error: BaseException | None = None,
+    ) -> None:
+        """Write that it has ended, and the last line of the log."""
+        if audited is None:
+            return
+        try:
+            if error is None:
+                code = status if status >= 0 else 128 - status
+                audited.end(code, reason, why=why, events=self.violations())
+            else:
+                audited.failed(error)
+        finally:
+            self._close_audit()
+
+    def _close_audit(self) -> None:
+        audit, self._audit = self._audit, None
+        if audit is not None:
+            audit.close()
 
     def violations(self) -> tuple[Event, ...]:
         """Protected names that appeared below a writable path since the plan was made.
@@ -107,6 +160,7 @@ class WrappedCommand:
 
     def close(self) -> None:
         """Release the descriptors of a command that will not be started."""
+        self._close_audit()
         if not self._started:
             launch = self.launch()
             launch.close()
@@ -142,12 +196,14 @@ def wrap(
     best_effort: bool = False,
     on_connect: Callable[[Event], Any] | None = None,
     on_connect_timeout: float = PATIENCE,
+    audit: AuditTarget | None = None,
 ) -> WrappedCommand:
     """The same command, confined by `policy`, ready to be started.
 
     A program that is named by its path can be read, unless the policy denies it; nothing beside it can.
     One that stays hidden is CommandNotFound. `on_connect` decides about destinations that the policy's
     network leaves open; what it does not answer with True within `on_connect_timeout` seconds is refused.
+    `audit` is a file, a stream or a function that gets a line before it starts and one at the end of `run`.
 
     Raises PolicyError for a policy that means nothing, PolicyNotEnforceable when it cannot
     be held here, BackendUnavailable when nothing here can confine. Never returns a command
@@ -161,18 +217,23 @@ def wrap(
         if backend == "native"
         else _compile_for(command[0], policy, cwd, env)
     )
-    if on_connect is None:
-        wrapped = prepare(command, plan, backend=backend, best_effort=best_effort)
-        if wrapped.enforced.nested:
-            wrapped.enforced.tell_once()
-        return wrapped
-    from .network.host import approval_calls
+    ask = None
+    if on_connect is not None:
+        from .network.host import approval_calls
 
-    ask = approval_calls.checked(on_connect, awaited=False)
-    plan = asking(plan, whole_seconds(on_connect_timeout))
+        ask = approval_calls.checked(on_connect, awaited=False)
+        plan = asking(plan, whole_seconds(on_connect_timeout))
     made = prepare(command, plan, backend=backend, best_effort=best_effort)
+    if made.enforced.nested:
+        made.enforced.tell_once()
     if ask is not None:
         made.decide_with(approval_calls.ApprovalCalls(ask, plan.network, plan.asks))
+    if audit is not None:
+        try:
+            made.audit_to(audit)
+        except BaseException:
+            made.close()
+            raise
     return made
 
 
@@ -204,7 +265,9 @@ def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) 
         writes = any(grant.access == "write" for grant in plan.grants)
         held, gaps = of_command(limits, inside=chosen.name == "namespaces", writes=writes)
         enforced = enforced.replace(limits=held, gaps=(*enforced.gaps, *gaps))
-    return WrappedCommand(chosen.prepare(plan, command), plan, enforced)
+    made = WrappedCommand(chosen.prepare(plan, command), plan, enforced)
+    made._command = tuple(command)
+    return made
 
 
 def checked(argv: Sequence[str]) -> list[str]:

@@ -221,11 +221,16 @@ def shell(workspace: Workspace, parsed: Parsed, *, session: str | None = None) -
             else:
                 from .terminal import on_this_terminal
 
+                audited = running.command.begin_audit()
                 lent: Any = PtyLaunch(running.command.launch(), secrets_of(running.command.plan))
                 try:
                     status = on_this_terminal(lent, None)
+                except BaseException as error:
+                    running.command.end_audit(audited, error=error)
+                    raise
                 finally:
                     lent.close()
+                running.command.end_audit(audited, status)
                 running.ended(status)
     except CommandNotFound as error:
         return _refuse(error)
@@ -256,6 +261,7 @@ def _opts(
         agent=agent,
         best_effort=parsed.on("best-effort"),
         author=parsed.one("author"),
+        audit=parsed.one("audit"),
     )
     return opts, new_jail(parsed.one("backend") or "auto", _runner(program))
 

@@ -122,7 +122,7 @@ def open_kept(parsed: Parsed, script: str | None = None, **hooks: Any) -> tuple[
         backend=parsed.one("backend") or "auto",
         best_effort=parsed.on("best-effort"),
         keep=name,
-        **hooks,
+        **{"audit": parsed.one("audit"), **hooks},
     )
     return sandbox, workspace
 
@@ -141,6 +141,7 @@ def open_overlay(parsed: Parsed, script: str | None = None) -> tuple[Sandbox, st
         backend=parsed.one("backend") or "auto",
         mode="overlay",
         best_effort=parsed.on("best-effort"),
+        audit=parsed.one("audit"),
     )
     return sandbox, None if workspace is None else os.path.realpath(workspace)
 

@@ -146,6 +146,7 @@ RUNNING = (
     Option("output-cap", "SIZE", "pass on at most SIZE of each output stream; print how much was dropped"),
     Option("env", "NAME=VALUE", "set a variable inside (repeatable)", many=True),
     Option("pass-env", "NAME", "pass this variable from your environment (repeatable)", many=True),
+    Option("audit", "FILE", "append every command and its result to this audit log (`staddle audit`)"),
     Option("no-redact", "", "show the values of secret variables in what is printed"),
     Option("environment", "PRESET", "start with: linux (default), inherit (yours, without secrets), empty"),
     Option(

@@ -27,7 +27,13 @@ def attended(wrapped: WrappedCommand, *, seconds: float | None, cap: int | None)
     from ..launch.foreground import attend
     from ..launch.redaction import secrets_of
 
-    outcome = attend(wrapped.launch(), seconds=seconds, cap=cap, secrets=secrets_of(wrapped.plan))
+    audited = wrapped.begin_audit()
+    try:
+        outcome = attend(wrapped.launch(), seconds=seconds, cap=cap, secrets=secrets_of(wrapped.plan))
+    except BaseException as error:
+        wrapped.end_audit(audited, error=error)
+        raise
+    wrapped.end_audit(audited, outcome.status, outcome.reason, why=outcome.why)
     if outcome.reason == "timeout":
         say(f"ended after {seconds:g} s; --timeout gives it more")
     if outcome.why:

@@ -114,6 +114,8 @@ def confined(parsed: Parsed) -> tuple[WrappedCommand, Plan]:
     wrapped = prepare(
         command, plan, backend=parsed.one("backend") or "auto", best_effort=parsed.on("best-effort")
     )
+    if (log := parsed.one("audit")) is not None:
+        wrapped.audit_to(log)
     return wrapped, plan
 
 

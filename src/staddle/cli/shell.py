@@ -116,6 +116,7 @@ def _opened(parsed: Parsed) -> Sandbox:
         "backend": parsed.one("backend") or "auto",
         "mode": mode,
         "best_effort": parsed.on("best-effort"),
+        "audit": parsed.one("audit"),
     }
     if not parsed.on("load"):
         return Sandbox(workspace, **options)
@@ -159,6 +160,7 @@ def passed_through(sandbox: Sandbox, argv: Sequence[str], seconds: float | None)
         RedactedStreams(inside.secrets) as ours,
     ):
         give_pipes(inside.uid, (0, ours.stdout, ours.stderr))
+        number = None if inside.hooks is None else inside.hooks.background(tuple(argv), None).number
         shell = spawn(inside, argv, (0, ours.stdout, ours.stderr))
         poll = select.poll()
         poll.register(signals.descriptor, select.POLLIN)
@@ -181,6 +183,7 @@ def passed_through(sandbox: Sandbox, argv: Sequence[str], seconds: float | None)
         from ..display import shown
 
         say(shown(shell.failure))
+    inside.record("result", id=number, exit_code=124 if timed_out else status)
     return 124 if timed_out else status
 
 

@@ -195,6 +195,8 @@ class FromInput:
         theirs, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
         try:
+            if inside.hooks is not None:
+                inside.hooks.background((inside.bash,), None)
             stdio = (theirs, self._ours.stdout, self._ours.stderr)
             give_pipes(inside.uid, stdio)
             return spawn(inside, [inside.bash], stdio, env)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 
-from ..errors import CommandCancelled, PathNotAllowed, PolicyError, StaddleError
+from ..errors import CommandCancelled, CommandTimeout, PathNotAllowed, PolicyError, StaddleError
 from ..launch.redaction import Secrets, secret_values
 from ..policy.environment import checked_name
 from ..policy.paths import several
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ..launch.command_audit import CommandAudit
     from ..policy import Policy
     from ..policy.command_rules.rules import CommandRules
 
@@ -38,6 +39,7 @@ class EnvironmentBase(ABC):
         rules: CommandRules | None,
         secrets: Iterable[str],
     ) -> None:
+        self._audit: CommandAudit | None = None
         if on_unavailable not in ("refuse", "record"):
             raise PolicyError(f"on_unavailable is {on_unavailable!r}", fix="say 'refuse' or 'record'")
         for each in (rules, policy.rules):
@@ -95,10 +97,47 @@ class EnvironmentBase(ABC):
                 raise CommandCancelled(
                     "the command was cancelled before it started", result=CommandResult("", "", 128 + 9)
                 )
-            return self._run(argv, env, commands.CommandBounds(seconds, kept, cancel), secrets)
+            bounds = commands.CommandBounds(seconds, kept, cancel)
+            if self._audit is None:
+                return self._run(argv, env, bounds, secrets)
+            return self._audited(self._audit, argv, env, bounds, secrets)
         except StaddleError as error:
             secrets.strip(error)
             raise
+
+    def _audited(
+        self,
+        audit: CommandAudit,
+        argv: list[str],
+        env: Mapping[str, str] | None,
+        bounds: commands.CommandBounds,
+        secrets: Secrets,
+    ) -> CommandResult:
+        """Run it between its lines in the audit log."""
+        audited = audit.begin(secrets.command(tuple(argv)), self._path)
+        try:
+            result = self._run(argv, env, bounds, secrets)
+        except (CommandTimeout, CommandCancelled) as error:
+            late = error.result
+            if late is None:
+                audited.failed(error)
+            else:
+                reason = "timeout" if isinstance(error, CommandTimeout) else "cancelled"
+                audited.end(late.exit_code, reason, events=late.violations)
+            raise
+        except BaseException as error:
+            if isinstance(error, StaddleError):
+                secrets.strip(error)
+            audited.failed(error)
+            raise
+        audited.end(
+            result.exit_code,
+            "exited" if result.exit_code <= 128 else "signalled",
+            stdout=len(result.stdout) + result.stdout_bytes_dropped,
+            stderr=len(result.stderr) + result.stderr_bytes_dropped,
+            events=result.violations,
+        )
+        return result
 
     def _seconds(self, timeout: float | None) -> float | None:
         """The time that a command gets."""

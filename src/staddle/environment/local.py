@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ..enforcement import Enforcement, Gap
     from ..files.beneath import AnyPath, PendingFile
+    from ..launch.audit import AuditTarget
     from ..launch.redaction import Secrets
     from ..policy.command_rules.rules import CommandRules
     from ..wrapping import WrappedCommand
@@ -44,7 +45,8 @@ class LocalEnvironment(EnvironmentBase):
 
     `rules` tell an agent which commands to leave to others, before they start; what holds is
     the confinement. `secrets` names variables whose values are taken out of output, events and
-    errors, besides those whose names look like it.
+    errors, besides those whose names look like it. `audit` is a file, a stream or a function that gets every
+    command and its result.
 
     Hooks, all off by default: `command_wrapper` turns the argument list into the one to be
     confined, `write_opener(path, mode)` returns the binary file to write to, and
@@ -64,6 +66,7 @@ class LocalEnvironment(EnvironmentBase):
         command_wrapper: Callable[[list[str]], Sequence[str]] | None = None,
         write_opener: Callable[[str, int], IO[bytes] | PendingFile] | None = None,
         remover: Callable[[str], None] | None = None,
+        audit: AuditTarget | None = None,
     ) -> None:
         self._root = -1
         super().__init__(policy or Policy.agent(), writable_paths, on_unavailable, rules, secrets)
@@ -80,6 +83,13 @@ class LocalEnvironment(EnvironmentBase):
         self._command_wrapper, self._write_opener, self._remover = command_wrapper, write_opener, remover
         # Held open until `close()`: a directory that is put at its path later is not used.
         self._root = open_without_symlinks(self._path, os.O_PATH | os.O_DIRECTORY)
+        if audit is not None:
+            from ..launch.command_audit import CommandAudit
+
+            network, values = str(self._policy.network), self._secrets_with(None)
+            self._audit = CommandAudit(
+                audit, values, outside=(self._path,), backend=backend, workspace=self._path, network=network
+            )
 
     def read_file(self, path: AnyPath, *, limit: int = MOST_READ) -> str:
         """The content of a file. Bytes that are not UTF-8 survive a read and a write (surrogateescape)."""
@@ -181,6 +191,8 @@ class LocalEnvironment(EnvironmentBase):
             os.close(self._root)
             self._root = -1
             self._confinement.close()
+            if self._audit is not None:
+                self._audit.close()
 
     def __enter__(self) -> Self:
         return self

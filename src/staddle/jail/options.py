@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterable
 
+    from ..launch.audit import AuditTarget
     from ..launch.redaction import Secrets
     from .workspace import Workspace
 
@@ -34,6 +35,7 @@ class RunOpts(Value):
     Setting `cancel` ends the run. `best_effort` runs although something cannot be held. `author`,
     "Name <address>", is who commits. `commit` is a message: what the command leaves uncommitted is committed
     with it, if the command ended by itself. `session` is the agent's id of its conversation, for the journal.
+    `audit` is a file, a stream or a function for the audit log of the run.
     """
 
     workspace: Workspace
@@ -48,6 +50,7 @@ class RunOpts(Value):
     author: str | None = None
     commit: str | None = None
     session: str | None = None
+    audit: AuditTarget | None = None
 
     def __post_init__(self) -> None:
         for name in ("command", "env"):

@@ -99,7 +99,9 @@ class WorkspaceRun:
         self._began = time.monotonic()
         self.command = None
         try:
-            extra = {"best_effort": True} if opts.best_effort else {}
+            extra: dict[str, Any] = {"best_effort": True} if opts.best_effort else {}
+            if opts.audit is not None:
+                extra["audit"] = opts.audit
             self._before, self._refs = self._obeyed(), read_refs(opts.workspace.common)
             self.command = self._runner(
                 list(opts.command),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 MOST_LETTERS = 10_000
 #: Of a list, so many items are written, and how many there were.
 MOST_ITEMS = 100
+_AS_THEY_ARE = frozenset({int, float, bool})
 #: A line longer than this is none of ours.
 _LONGEST = 4 << 20
 
@@ -76,13 +77,19 @@ class AuditLog:
         )
 
     def write(self, what: str, **facts: object) -> None:
-        """Write one line. AuditFailed when it cannot be written; an error of a function comes out here."""
-        plain = {name: self._plain(value) for name, value in facts.items()}
+        """Write one line; a fact that is None is left out. AuditFailed when it cannot be written.
+
+        An error of a function comes out here.
+        """
+        record: dict[str, Any] = {"log": self.name, "n": 0, "at": time.time(), "what": what}
+        for name, value in facts.items():
+            if value is not None:
+                record[name] = value if type(value) in _AS_THEY_ARE else self._plain(value)
         with self._lock:
             if self._closed:
                 return
-            number = self._number + 1
-            self._put({"log": self.name, "n": number, "at": time.time(), "what": what, **plain})
+            record["n"] = number = self._number + 1
+            self._put(record)
             self._number = number
 
     def try_write(self, what: str, **facts: object) -> None:
@@ -108,6 +115,8 @@ class AuditLog:
     def _plain(self, value: object) -> object:
         """The value as JSON has it, without secrets, and not too long."""
         if isinstance(value, str):
+            if self._texts is None and len(value) <= MOST_LETTERS:
+                return value
             # Without the secrets first: a cut must not leave half of one.
             text = value if self._texts is None else self._texts(value)
             return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…"
@@ -144,10 +153,30 @@ def _opened(path: str, outside: Iterable[str]) -> int:
         ) from error
 
 
-def _to_file(fd: int, path: str) -> Callable[[dict[str, Any]], object]:
+def _encoder() -> Callable[[dict[str, Any]], str]:
+    """A function that makes JSON of a record. Most values are short texts and numbers."""
     import json
+    from json.encoder import encode_basestring_ascii as quoted
 
-    encode = json.JSONEncoder(separators=(",", ":")).encode
+    rest = json.JSONEncoder(separators=(",", ":")).encode
+    plain: dict[type, Callable[[Any], str]] = {str: quoted, int: int.__repr__, float: float.__repr__}
+    plain[bool] = {True: "true", False: "false"}.__getitem__
+    names: dict[str, str] = {}
+
+    def encode(record: dict[str, Any]) -> str:
+        parts = []
+        for name, value in record.items():
+            spelled = names.get(name)
+            if spelled is None:
+                spelled = names[name] = quoted(name) + ":"
+            parts.append(spelled + plain.get(type(value), rest)(value))
+        return "{" + ",".join(parts) + "}"
+
+    return encode
+
+
+def _to_file(fd: int, path: str) -> Callable[[dict[str, Any]], object]:
+    encode = _encoder()
     is_torn = False
 
     def put(record: dict[str, Any]) -> None:
@@ -168,9 +197,8 @@ def _to_file(fd: int, path: str) -> Callable[[dict[str, Any]], object]:
 
 def _to_stream(stream: Any) -> Callable[[dict[str, Any]], object]:
     import io
-    import json
 
-    encode = json.JSONEncoder(separators=(",", ":")).encode
+    encode = _encoder()
     is_text = isinstance(stream, io.TextIOBase) or "b" not in str(getattr(stream, "mode", ""))
     if isinstance(stream, io.RawIOBase | io.BufferedIOBase):
         is_text = False

@@ -30,6 +30,7 @@ from ..ipc import file_messages
 from ..policy.paths import WORKSPACE_PATH
 from ..shell.command import CommandSpec
 from . import arguments, files
+from .capture import CapturedCommand
 from .execution import Execution, drive
 from .open.settings import APART
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from ..environment.interface import CommandResult
     from ..files.beneath import AnyPath
+    from ..launch.output import Tail
     from ..launch.redaction import Secrets
     from ..layers.changes import Change
     from ..policy import Policy
@@ -178,10 +180,41 @@ class SandboxEnvironment(EnvironmentBase):
         secrets: Secrets,
     ) -> CommandResult:
         inside = self._sandbox._now()
+        hooks = inside.hooks
         out, err = commands.tail(bounds, secrets), commands.tail(bounds, secrets)
+        spec = CommandSpec(b"", timeout=bounds.timeout, out=out.feed, err=err.feed)
+        if hooks is None:
+            return self._finished(self._drive(inside, spec, argv, added, bounds), argv, bounds, out, err)
+        told = CapturedCommand(
+            tuple(argv),
+            self._policy.limits,
+            program=True,
+            timeout=bounds.timeout,
+            cwd=self._path,
+            env=added,
+            secrets=secrets,
+        )
+        told.also(out.feed, err.feed)
+        try:
+            hooks.begin(told, "")
+            running = self._drive(inside, told, argv, added, bounds)
+        except BaseException as error:
+            hooks.failed(told, error)
+            raise
+        hooks.end(told, told.result(running[1]))
+        return self._finished(running, argv, bounds, out, err)
+
+    def _drive(
+        self,
+        inside: OpenSandbox,
+        spec: CommandSpec,
+        argv: list[str],
+        added: Mapping[str, str],
+        bounds: commands.CommandBounds,
+    ) -> tuple[Execution, Outcome]:
         running = Execution(
             inside.agent,
-            CommandSpec(b"", timeout=bounds.timeout, out=out.feed, err=err.feed),
+            spec,
             argv,
             {**inside.main._exec_context.env, **added},
             self._path,
@@ -190,7 +223,18 @@ class SandboxEnvironment(EnvironmentBase):
             whole=True,
             meter=inside.meter(),
         )
-        outcome = drive(running, bounds.cancel)
+        return running, drive(running, bounds.cancel)
+
+    def _finished(
+        self,
+        ran: tuple[Execution, Outcome],
+        argv: list[str],
+        bounds: commands.CommandBounds,
+        out: Tail,
+        err: Tail,
+    ) -> CommandResult:
+        """The result of a program that has ended, or the error that it is."""
+        running, outcome = ran
         if running.failure:
             if outcome.exit_code == 127:
                 raise CommandNotFound(f"there is no program {argv[0]!r}")

@@ -94,11 +94,12 @@ class Hooks:
         if self._log is not None and spec.start is not None:
             self._log.try_write("failed", id=spec.start.number, error=f"{type(error).__name__}: {error}")
 
-    def background(self, command: str | tuple[str, ...], user: User, what: str = "started") -> None:
+    def background(self, command: str | tuple[str, ...], user: User, what: str = "started") -> CommandStart:
         """Tell that a program in the background, or on a terminal, is about to start."""
         start = self._in_background(command, user, what)
         if self._hooks.on_command is not None:
             self._hooks.on_command(start)
+        return start
 
     async def background_awaited(
         self, command: str | tuple[str, ...], user: User, what: str = "started"

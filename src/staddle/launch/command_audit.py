@@ -1,0 +1,94 @@
+"""The audit log of single commands: those of `wrap`, `staddle run`, a jail and a LocalEnvironment.
+
+The lines are those of a sandbox (`sandbox.hooks`): "opened", then "command" before each one starts, "refused"
+for each refusal, "result" or "failed", and in the end "closed".
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+
+from .audit import AuditLog
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Self
+
+    from ..events import Event
+    from ..policy.plan import Plan
+    from .audit import AuditTarget
+    from .redaction import Secrets
+
+
+class CommandAudit:
+    """An audit log for commands that are started one by one. AuditFailed when a line cannot be written."""
+
+    def __init__(
+        self,
+        target: AuditTarget,
+        secrets: Secrets | None,
+        *,
+        outside: Iterable[str] = (),
+        **opened: object,
+    ) -> None:
+        """Begin the log, with a line "opened". `outside` are directories that it must not be in."""
+        self._log = AuditLog.open(target, secrets, outside=outside)
+        self._numbers = count(1)
+        self._log.write("opened", **opened)
+
+    @classmethod
+    def of(cls, target: AuditTarget, plan: Plan, secrets: Secrets | None, backend: str) -> Self:
+        """A log of commands with this plan. It must not be where they can write."""
+        written = [plan.outside(grant.path) for grant in plan.grants if grant.access == "write"]
+        network = str(plan.network)
+        return cls(target, secrets, outside=written, backend=backend, workspace=plan.cwd, network=network)
+
+    def begin(self, command: Sequence[str], cwd: str | None = None) -> AuditedCommand:
+        """Write that a command is about to start."""
+        made = AuditedCommand(self._log, next(self._numbers))
+        self._log.write("command", id=made.number, command=tuple(command), cwd=cwd)
+        return made
+
+    def close(self) -> None:
+        """Write the last line. A second time does nothing."""
+        self._log.close()
+
+
+class AuditedCommand:
+    """A command that the log has begun. One of `end` and `failed` is called."""
+
+    def __init__(self, log: AuditLog, number: int) -> None:
+        self._log, self.number = log, number
+        self._began = time.monotonic()
+
+    def end(
+        self,
+        exit_code: int,
+        reason: str,
+        *,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        why: str = "",
+        events: Iterable[Event] = (),
+    ) -> None:
+        """Write that it is over: what it was refused, then its result. `stdout` and `stderr` count bytes."""
+        for event in events:
+            kind = "refused" if event.kind == "refused" else "violation"
+            self._log.write(kind, id=self.number, host=event.what, rule=event.rule, allow=event.allow or None)
+        self._log.write(
+            "result",
+            id=self.number,
+            ok=exit_code == 0 and reason == "exited",
+            exit_code=exit_code,
+            reason=reason,
+            duration=round(time.monotonic() - self._began, 6),
+            stdout=stdout,
+            stderr=stderr,
+            why=why or None,
+        )
+
+    def failed(self, error: BaseException) -> None:
+        """Write that it has no result. Never raises: the error is on its way already."""
+        self._log.try_write("failed", id=self.number, error=f"{type(error).__name__}: {error}")
