@@ -67,6 +67,20 @@ SUITES = (
         "the shell tool, called by a scripted agent",
         ("langchain",),
     ),
+    Suite("openai_agents", "openai-agents", "openai-agents", "a scripted agent and 17 checks of a session"),
+    Suite(
+        "swerex",
+        "swerex",
+        "swe-rex",
+        "sessions, interactive programs, files; its repository's tests where SWEREX_TESTS names them",
+        ("aiohttp",),
+    ),
+    Suite("mini_swe_agent", "mini-swe-agent", "mini-swe-agent", "a scripted agent"),
+    Suite("smolagents", "smolagents", "smolagents", "a scripted agent", ("numpy", "pip")),
+    Suite("google_adk", "google-adk", "google-adk", "environment, code executor, a scripted agent"),
+    Suite("autogen", "autogen", "autogen-core", "blocks, cancellation, an agent", ("autogen-agentchat",)),
+    Suite("crewai", "crewai", "crewai", "three tools, a scripted crew"),
+    Suite("llama_index", "llama-index", "llama-index-core", "a scripted CodeActAgent, a tool"),
 )
 
 

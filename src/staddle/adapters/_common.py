@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import tarfile
+import tempfile
 import uuid
 from enum import Enum
 
-from staddle import AsyncSandbox, Policy, Reason, Sandbox
+from staddle import Policy, Reason
 from staddle.errors import ExtraMissing, InvalidCall, UserUnavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
-    from typing import Any, TypeVar
+    from typing import Any
 
-    from staddle import Result
+    from staddle import AsyncSandbox, Result
 
     AnyPolicy = Policy | str | os.PathLike[str] | None
-    S = TypeVar("S", Sandbox, AsyncSandbox)
 
 #: Of each stream of a command so much is kept, where a framework has no limit of its own.
 OUTPUT_LIMIT = 64 << 20
 #: A file is read whole up to this size, where a framework has no limit of its own.
 READ_LIMIT = 4 << 30
 WORKSPACE = "/workspace"
+_SPOOLED = 16 << 20
 
 
 class framework:  # noqa: N801 - reads as what it does
@@ -119,3 +122,41 @@ class OpenSandboxes:
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._known))
+
+
+async def upload(
+    sandbox: AsyncSandbox, source: str | os.PathLike[str], target: str, user: str | None = None
+) -> None:
+    """Copy a file, or what is in a directory, of the host into a sandbox; directories are made."""
+    if not os.path.isdir(source):
+        await sandbox.files.as_user(user).upload(source, target)
+        return
+    with tempfile.SpooledTemporaryFile(max_size=_SPOOLED) as packed:
+        await asyncio.to_thread(_pack, source, packed)
+        await sandbox.upload_tar(packed, target, user=user)
+
+
+async def download(
+    sandbox: AsyncSandbox, source: str, target: str | os.PathLike[str], user: str | None = None
+) -> None:
+    """Copy a file, or what is in a directory, out of a sandbox. What would leave `target` is refused."""
+    if not (await sandbox.files.as_user(user).stat(source)).is_dir:
+        await asyncio.to_thread(os.makedirs, os.path.dirname(os.path.abspath(target)), exist_ok=True)
+        await sandbox.files.as_user(user).download(source, target)
+        return
+    with tempfile.SpooledTemporaryFile(max_size=_SPOOLED) as packed:
+        await sandbox.download_tar(packed, source, user=user)
+        packed.seek(0)
+        await asyncio.to_thread(_unpack, packed, target)
+
+
+def _pack(source: str | os.PathLike[str], packed: Any) -> None:
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.add(source, arcname=".")
+    packed.seek(0)
+
+
+def _unpack(packed: Any, target: str | os.PathLike[str]) -> None:
+    os.makedirs(target, exist_ok=True)
+    with tarfile.open(fileobj=packed) as archive:
+        archive.extractall(target, filter="data")

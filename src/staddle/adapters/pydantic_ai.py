@@ -161,18 +161,15 @@ class StaddleWorkspace:
 
     async def list_dir(self, path: str) -> list[FileEntry]:
         """List a directory; links are followed."""
-        files = await self._files(path)
-        found = []
-        for info in await files.list(path):
-            child = posixpath.join(path, info.name)
-            if info.kind == "symlink":
-                try:
-                    info = await files.stat(child)  # noqa: PLW2901
-                except OSError:
-                    found.append(_entry(child, is_dir=False, size=None))
-                    continue
-            found.append(_entry(child, is_dir=info.is_dir, size=info.size))
-        return found
+        listed = await (await self._files(path)).list(path, follow_symlinks=True)
+        return [
+            _entry(
+                posixpath.join(path, info.name),
+                is_dir=info.is_dir,
+                size=info.size if info.kind == "file" else None,
+            )
+            for info in listed
+        ]
 
     async def make_dir(self, path: str) -> None:
         """Make a directory and those above it."""
@@ -194,7 +191,12 @@ class StaddleWorkspace:
 
     async def realpath(self, path: str) -> str:
         """The path without links, as the sandbox resolves it."""
-        await self._files(path)
+        try:
+            return await (await self._files(path)).realpath(path)
+        except (FileNotFoundError, NotADirectoryError):  # names that do not exist are kept as written
+            return await self._resolved_by_program(path)
+
+    async def _resolved_by_program(self, path: str) -> str:
         result = await (await self._opened()).exec(["realpath", "-m", "--", path])
         if not result.ok:
             raise OSError(result.stderr.strip())

@@ -1,0 +1,134 @@
+"""A Python interpreter in a sandbox that keeps its variables from cell to cell."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from staddle.errors import SandboxLost
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from staddle import Sandbox
+
+_KERNEL = Path(__file__).with_name("_kernel.py")
+#: Seconds for the interpreter to start, and to answer an interrupt.
+_TO_START, _TO_STOP = 60.0, 5.0
+#: The longest answer that is read; what it prints is bounded inside, a malicious one by this.
+_LONGEST = 256 << 20
+OUTPUT_LIMIT = 4 << 20
+
+
+@dataclass
+class CellResult:
+    """What a cell printed and gave. `results` are dicts with `text` and richer forms; `error` tells more.
+
+    `lost` is True if the interpreter had to be replaced: its variables are gone.
+    """
+
+    stdout: str = ""
+    stderr: str = ""
+    results: list[dict[str, Any]] = field(default_factory=list)
+    error: dict[str, Any] | None = None
+    timed_out: bool = False
+    lost: bool = False
+
+    @property
+    def text(self) -> str | None:
+        """The value of the last expression, as its repr."""
+        return next((each["text"] for each in self.results if each.get("is_main_result")), None)
+
+
+class Interpreter:
+    """One interpreter, `python3` of the sandbox; started when it is first needed. One cell at a time."""
+
+    def __init__(self, sandbox: Sandbox, *, python: str = "python3", cwd: str | None = None) -> None:
+        self._sandbox, self._python, self._cwd = sandbox, python, cwd
+        self._turn = threading.Lock()
+        self._terminal: Any = None
+        self._unread = b""
+
+    def run(self, code: str, *, timeout: float | None = None, output_limit: int = OUTPUT_LIMIT) -> CellResult:
+        """Run a cell. After a timeout the interpreter is interrupted, and replaced if that does not help."""
+        with self._turn:
+            if self._terminal is None or self._terminal.poll() is not None:
+                self._start()
+            name = secrets.token_hex(8)
+            cell = {"id": name, "code": code, "limit": output_limit}
+            self._terminal.write(json.dumps(cell).encode() + b"\n")
+            try:
+                return self._answer(name, timeout)
+            except TimeoutError:
+                return self._stopped(name)
+
+    def restart(self) -> None:
+        """End it; the next cell has a new one."""
+        with self._turn:
+            self._end()
+
+    close = restart
+
+    def _start(self) -> None:
+        self._unread = b""
+        argv = [self._python, "-u", "-c", _KERNEL.read_text()]
+        self._terminal = self._sandbox.terminal(argv, cwd=self._cwd, env={"MPLBACKEND": "agg"})
+        line = self._line(time.monotonic() + _TO_START)
+        if line is None or b'"ready"' not in line:
+            failure, said = self._terminal.failure, (line or b"") + self._unread
+            self._end()
+            why = failure or said.decode("utf-8", "replace")[-500:]
+            raise SandboxLost(f"{self._python} did not start in the sandbox", why=why)
+
+    def _answer(self, name: str, timeout: float | None) -> CellResult:
+        until = None if timeout is None else time.monotonic() + timeout
+        while (line := self._line(until)) is not None:
+            try:
+                answer = json.loads(line)
+                if answer["id"] == name:
+                    return CellResult(
+                        str(answer["stdout"]), str(answer["stderr"]), list(answer["results"]), answer["error"]
+                    )
+            except (ValueError, KeyError, TypeError):
+                continue  # a program wrote to the terminal itself
+        self._end()
+        error = {"name": "InterpreterExited", "value": "the interpreter has ended", "traceback": ""}
+        return CellResult(error=error, lost=True)
+
+    def _stopped(self, name: str) -> CellResult:
+        """Interrupt the cell."""
+        self._sandbox.exec(["kill", "-INT", str(self._terminal.pid)], timeout=10)
+        try:
+            result = self._answer(name, _TO_STOP)
+        except TimeoutError:
+            self._end()
+            result = CellResult(lost=True)
+        result.timed_out = True
+        result.error = {"name": "TimeoutError", "value": "the cell took too long", "traceback": ""}
+        return result
+
+    def _line(self, until: float | None) -> bytes | None:
+        """The next line that it writes; None at its end. TimeoutError when time is up."""
+        while b"\n" not in self._unread:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError
+            data = self._terminal.read(timeout=left)
+            if not data and (left is None or self._terminal.poll() is not None):
+                return None
+            self._unread += data
+            if len(self._unread) > _LONGEST:
+                return None
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _end(self) -> None:
+        terminal, self._terminal = self._terminal, None
+        if terminal is not None:
+            terminal.kill()
+            terminal.close()
