@@ -171,7 +171,10 @@ RETURNED = (
 TOPICS = {
     "api.md": (
         "Python API: run commands",
-        ("Sandbox", "AsyncSandbox", "Pool", "Result", "Reason", "wrap", "WrappedCommand", "doctor"),
+        (
+            *("Sandbox", "AsyncSandbox", "Pool", "AsyncPool", "Result", "Reason"),
+            *("wrap", "WrappedCommand", "doctor"),
+        ),
     ),
     "api-policy.md": (
         "Python API: rules and reports",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .layers.changes import Change
     from .policy import Identity, Limits, Network, Plan, Policy
     from .policy.secrets import Secret
+    from .sandbox.aio.pool import AsyncPool
     from .sandbox.aio.sandbox import AsyncSandbox
     from .sandbox.pool import Pool
     from .sandbox.result import Reason, Result
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncPool",
     "AsyncSandbox",
     "Change",
     "CommandResult",
@@ -67,6 +69,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "AsyncPool": "sandbox.aio.pool",
     "AsyncSandbox": "sandbox.aio.sandbox",
     "Change": "layers.changes",
     "CommandResult": "environment",

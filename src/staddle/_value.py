@@ -29,6 +29,8 @@ class Value:
     _fields: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[dict[str, Any]] = {}
     _can_be_wrong: ClassVar[bool] = False
+    #: Whether its repr leaves out fields that are as by default.
+    _is_shown_short: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         own = cls.__dict__.get("__annotations__", {})  # noqa: RUF063 - inspect is what this file avoids
@@ -90,7 +92,9 @@ class Value:
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value!r}" for name, value in self.__iter_fields())
+        given = self._defaults if self._is_shown_short else {}
+        fields = [pair for pair in self.__iter_fields() if pair[0] not in given or given[pair[0]] != pair[1]]
+        shown = ", ".join(f"{name}={value!r}" for name, value in fields)
         return f"{type(self).__name__}({shown})"
 
     def replace(self, **changes: Any) -> Self:

@@ -17,6 +17,8 @@ class Event(Value):
     `on_connect` is asked. Text that came from inside is hostile: show it with `display.shown`.
     """
 
+    _is_shown_short = True
+
     kind: Literal["violation", "refused", "gap", "note", "question"]
     what: str
     rule: str

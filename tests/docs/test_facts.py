@@ -73,7 +73,7 @@ def test_limits_and_their_defaults() -> None:
     assert set(found) == set(Limits._fields) - {"defaults"}
     for name, shown in found.items():
         default = parameters[name].default
-        expected = {"default": "[computed](#defaults)", None: "none", 30.0: "30 s", "1M": '`"1M"`'}[default]
+        expected = {"default": "[computed](#defaults)", None: "none", 120.0: "120 s", "1M": '`"1M"`'}[default]
         assert shown == expected, name
 
 

@@ -185,7 +185,7 @@ def test_the_awaited_face_has_them_too() -> None:
     async def work() -> None:
         async with AsyncSandbox(backend="native") as sb:
             assert (await sb.run(MIXED, merge=True)).stdout == "a\nb\nc\nd\n"
-            assert (await sb.exec(["sh", "-c", MIXED], merge=True, output_limit=4)).stdout == "a\nd\n"
+            assert (await sb.exec(["sh", "-c", MIXED], merge=True, output_limit=4)).stdout_bytes == b"a\nd\n"
             assert (await sb.exec(["nope"])).reason is Reason.not_started
             assert (await sb.run("echo ${HOME-none}", env={"HOME": None})).stdout == "none\n"
             async with sb.stream(MIXED, merge=True) as stream:

@@ -14,6 +14,7 @@ from staddle.sandbox.session import Session
 
 #: The contract. A name is added here on purpose, and goes only with a line in CHANGELOG.md.
 PUBLIC = (
+    "AsyncPool",
     "AsyncSandbox",
     "Change",
     "CommandResult",
@@ -48,16 +49,15 @@ PUBLIC = (
 #: The public names of what a user holds, in the same way; those of a sandbox are its awaited face's, too.
 SANDBOX = """
 alive close commit connect diff discard download_tar drift enforced environment events exec expose
-files fork from_snapshot interrupt keep_downloads kill packages pause plan policy processes ps refusals
-reset restore resume review run session snapshot snapshots start state stream terminal upload_tar usage
-use_downloads violations
+files fork from_snapshot id interrupt keep_downloads kill labels name packages pause plan policy processes
+ps refusals reset restore resume review run session set_timeout snapshot snapshots start state stream
+terminal upload_tar usage use_downloads violations
 """
 SESSION = "close interrupt name restart run state stream"
 RESULT = """
 as_dict changes check command cwd duration errno exit_code ok reason replace shell_exited signal stderr
-stderr_bytes
-stderr_bytes_dropped stderr_spill stderr_truncated stdout stdout_bytes stdout_bytes_dropped stdout_spill
-stdout_truncated timed_out usage violations why
+stderr_bytes stderr_bytes_dropped stderr_cut stderr_parts stderr_spill stderr_truncated stdout stdout_bytes
+stdout_bytes_dropped stdout_cut stdout_parts stdout_spill stdout_truncated text timed_out usage violations why
 """
 
 

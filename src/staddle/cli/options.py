@@ -136,7 +136,7 @@ RUNNING = (
     Option("network", "MODE", "deny (default), open, loopback, loopback=PORT,..., allow or packages"),
     Option("allow", "HOST[:PORT]", "allow this host; implies --network allow (repeatable)", many=True),
     Option("backend", "NAME", "auto (default), namespaces, bwrap, systemd, landlock, seatbelt or native"),
-    Option("timeout", "SECONDS", "kill it after this time: 90, 2m, none (default: the policy's, 30)"),
+    Option("timeout", "SECONDS", "kill it after this time: 90, 2m, none (default: the policy's, 120)"),
     Option("memory", "SIZE", "limit memory, as in 512M, or none (default: half of what is available)"),
     Option("cpu", "CORES", "limit CPU time to this many cores, as in 1.5"),
     Option("processes", "N", "limit the number of processes, or none (default: 4096)"),

@@ -53,7 +53,7 @@ input, and with --json. They need --mode overlay or --keep:
 
 The workspace is at /workspace where the backend can show it there. The exit status is the
 shell's; 124 is a timeout, 125 means that staddle could not start it. There is no timeout
-unless --timeout sets one; with --json each command has the policy's, 30 seconds.
+unless --timeout sets one; with --json each command has the policy's, 120 seconds.
 
 {options}
 

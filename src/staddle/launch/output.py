@@ -80,6 +80,11 @@ class HeadTail:
         """The number of bytes in the middle that were not kept."""
         return self._tail.dropped
 
+    @property
+    def cut(self) -> int:
+        """Where in the kept bytes the head ends, if something was dropped after it."""
+        return len(self._head) if self.dropped else 0
+
     def value(self) -> bytes:
         """The kept bytes: the head, then the tail."""
         return bytes(self._head) + self._tail.value() if self._tail.total else bytes(self._head)

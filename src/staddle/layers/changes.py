@@ -47,6 +47,8 @@ class Change(Value):
     in the home, in /tmp or in the system: it is never committed.
     """
 
+    _is_shown_short = True
+
     kind: Kind
     path: str
     type: str | None = None

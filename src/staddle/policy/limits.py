@@ -56,7 +56,7 @@ class Limits(Value):
 
     def __init__(  # noqa: PLR0917 - in the order of the fields
         self,
-        timeout: float | str | None = 30.0,
+        timeout: float | str | None = 120.0,
         memory: int | str | None = DEFAULT,
         cpu: float | None = None,
         processes: int | str | None = DEFAULT,

@@ -13,7 +13,7 @@ from ..errors import PolicyError
 from .compiler import asking, compile
 from .environment import Environment
 from .paths import WORKSPACE_PATH, covers
-from .plan import Grant, Scratch
+from .plan import Grant, Link, Scratch
 from .resolution import current_directory
 from .tools import VARIABLES
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .plan import Guard, Hidden, Plan
     from .policy import Policy
 
-    Located = TypeVar("Located", Grant, Guard, Hidden, Scratch)
+    Located = TypeVar("Located", Grant, Guard, Hidden, Link, Scratch)
 
 #: The size of a workspace without a directory on the host, when the policy does not say.
 _SIZE = 1 << 30
@@ -73,6 +73,16 @@ def _passed(policy: Policy) -> frozenset[tuple[str, str]]:
         return frozenset(os.environ.items())
     names = (*policy.pass_env, *(VARIABLES if policy.toolchains else ()))
     return frozenset((name, os.environ.get(name, "")) for name in names)
+
+
+def seen_at(plan: Plan, path: str) -> Plan:
+    """The plan of a session whose workspace is seen at another path, too: by a link, where it starts."""
+    if any(covers(grant.path, path) or covers(path, grant.path) for grant in plan.grants):
+        raise PolicyError(
+            f"workspace_at is {path!r}", why="the policy grants something there", fix="choose another path"
+        )
+    link = Link(path, WORKSPACE_PATH, "workspace_at")
+    return plan.replace(links=_by_path((*plan.links, link)), cwd=path)
 
 
 def _compile(

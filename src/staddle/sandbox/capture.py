@@ -68,6 +68,11 @@ class Capture:
         """Why there is no file with all of it, although there should be one; else empty."""
         return "" if self._spill is None else self._spill.failure
 
+    @property
+    def cut(self) -> int:
+        """Where in the bytes that were kept others were dropped; 0 if none were."""
+        return 0 if self._kept is None else self._kept.cut
+
     def finish(self) -> tuple[bytes, int, str | None]:
         """Return the bytes that were kept, how many were not, and the file with all of them, if any."""
         kept = self._kept
@@ -273,12 +278,17 @@ class CapturedCommand(CommandSpec):
             err_dropped,
             out_spill,
             err_spill,
-            self._why(outcome.why) if secrets is None else secrets.text(self._why(outcome.why)),
+            self._why(outcome) if secrets is None else secrets.text(self._why(outcome)),
             outcome.errno,
+            self._out.cut,
+            self._err.cut,
         )
 
-    def _why(self, why: str) -> str:
-        """The sentence of the result: also that output could not be spilled."""
+    def _why(self, outcome: Outcome) -> str:
+        """The sentence of the result: also that its time was up, or output could not be spilled."""
+        why = outcome.why
+        if not why and outcome.reason == "timeout" and self.timeout is not None:
+            why = f"it was ended after {self.timeout:g} seconds (timeout=, limits.timeout)"
         failure = self._out.spill_failure or self._err.spill_failure
         spilled = f"what it printed could not be spilled: {failure}" if failure else ""
         return "; ".join(filter(None, (why, spilled)))

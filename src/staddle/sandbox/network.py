@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-
 from ..errors import InvalidCall, StaddleError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from socket import socket
+
     from .open.network import SandboxNetwork
     from .open_sandbox import OpenSandbox
 
@@ -20,11 +20,13 @@ def is_hosts(inside: OpenSandbox) -> bool:
     return inside.decided.plan.network.mode == "open"
 
 
-def connect(inside: OpenSandbox, port: int) -> socket.socket:
+def connect(inside: OpenSandbox, port: int) -> socket:
     """A connection to a server in the sandbox, on its 127.0.0.1 or ::1."""
+    from socket import create_connection, socket
+
     if is_hosts(inside):
-        return socket.create_connection(("localhost", port))
-    return socket.socket(fileno=_reach(inside).connect(inside.agent, port))
+        return create_connection(("localhost", port))
+    return socket(fileno=_reach(inside).connect(inside.agent, port))
 
 
 def expose(inside: OpenSandbox, port: int, host_port: int) -> int:
@@ -48,9 +50,11 @@ def has_port(inside: OpenSandbox, port: int) -> bool:
             return True
     except (OSError, StaddleError):
         return False
+    from socket import create_connection
+
     for address in ("127.0.0.1", "::1"):
         try:
-            socket.create_connection((address, port), _PATIENCE).close()
+            create_connection((address, port), _PATIENCE).close()
             return True
         except OSError:
             continue

@@ -120,6 +120,7 @@ class OpenSandbox:
         self.named: dict[str, Session] = {}
         self.executions: set[Execution] = set()
         self.terminals: list[Terminal] = []
+        self.labelled: dict[str, Snapshot] = {}  # the newest snapshot with each label
         self.processes = ProcessList()
         self.file_client = FileClient(self.agent)
         self.file_clients = [self.file_client]
@@ -184,6 +185,8 @@ class OpenSandbox:
         self, name: str, environment: Mapping[str, str], directory: str, other: Account | None
     ) -> Session:
         who = None if other is None else other.who
+        if directory:  # as the shell is to call it, if a link leads there
+            environment = {**environment, "PWD": directory}
         with FILE_ROOM.reserve(TO_START):
             started = self.agent.shell(environment, directory, self.bash, who=who)
             shell = Shell(self.agent, started, meter=self.meter())
@@ -326,6 +329,7 @@ class OpenSandbox:
     def _close(self) -> None:
         if self.workspace is not None and self.workspace.keeps_shells and not self.agent.is_paused:
             self._keep_shells(self.workspace)
+        self.labelled.clear()
         self.agent.is_paused = False  # it will not be resumed
         if not self.in_use:
             # All at once. An agent that hears of its shell's end first would clean up after that, in vain.

@@ -65,16 +65,56 @@ class Result(Value):
     why: str = ""
     #: The kernel's number of why it was not started (`errno.ENOENT`), if it was not.
     errno: int | None = None
+    #: Where in the bytes something was left out; 0 when nothing was.
+    stdout_cut: int = 0
+    stderr_cut: int = 0
 
     @property
     def stdout(self) -> str:
-        """Its standard output, as text."""
-        return self.stdout_bytes.decode("utf-8", "replace")
+        """Its standard output, as text; where something was left out, a line says how much."""
+        return text_of(self.stdout_bytes, self.stdout_bytes_dropped, self.stdout_cut)
 
     @property
     def stderr(self) -> str:
-        """Its standard error, as text."""
-        return self.stderr_bytes.decode("utf-8", "replace")
+        """Its standard error, as text; where something was left out, a line says how much."""
+        return text_of(self.stderr_bytes, self.stderr_bytes_dropped, self.stderr_cut)
+
+    @property
+    def stdout_parts(self) -> tuple[str, str]:
+        """The beginning and the end of its standard output, as text, where something was left out between."""
+        return parts(self.stdout_bytes, self.stdout_bytes_dropped, self.stdout_cut)[:2]
+
+    @property
+    def stderr_parts(self) -> tuple[str, str]:
+        """The same of its standard error."""
+        return parts(self.stderr_bytes, self.stderr_bytes_dropped, self.stderr_cut)[:2]
+
+    def text(self, limit: int | None = 30_000, *, lines: int | None = None) -> str:
+        """What it printed and how it ended, for a model to read: at most `limit` characters, and `lines`.
+
+        Standard output, standard error, and unless it succeeded its exit code and why. What is too long is
+        left out in the middle, at line ends, and a line says how much. Each None is no limit.
+        """
+        ending = "" if self.ok else f"[{_ending(self)}{f': {self.why}' if self.why else ''}]"
+        room = None if limit is None else max(limit - len(ending) - 1, 0)
+        printed = [part for part in (self.stdout, self.stderr) if part]
+        said = shortened("\n".join(part.rstrip("\n") for part in printed), room, lines)
+        return "\n".join(part for part in (said, ending) if part)
+
+    def __str__(self) -> str:
+        return self.text(None)
+
+    def __repr__(self) -> str:
+        sizes = [
+            f"{len(data) + dropped:,} bytes of {name}"
+            for name, data, dropped in (
+                ("stdout", self.stdout_bytes, self.stdout_bytes_dropped),
+                ("stderr", self.stderr_bytes, self.stderr_bytes_dropped),
+            )
+            if data
+        ]
+        ended = ", ".join([_ending(self), *sizes, f"{self.duration:.3g} s"])
+        return f"<Result of {_short(self.command)!r}: {ended}>"
 
     @property
     def ok(self) -> bool:
@@ -114,7 +154,7 @@ class Result(Value):
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain data, ready for JSON: the texts in place of the bytes."""
         data = super().as_dict()
-        del data["stdout_bytes"], data["stderr_bytes"]
+        del data["stdout_bytes"], data["stderr_bytes"], data["stdout_cut"], data["stderr_cut"]
         more = ("stdout", "stderr", "ok", "timed_out", "stdout_truncated", "stderr_truncated")
         return {**data, "reason": str(self.reason), **{name: getattr(self, name) for name in more}}
 
@@ -125,6 +165,56 @@ _ENDED_BY_ITSELF = (Reason.exited, Reason.shell_exited)
 def signal_in(exit_code: int) -> int | None:
     """The signal that a shell means by this status, if it means one."""
     return exit_code - 128 if exit_code - 128 in _SIGNALS else None
+
+
+def parts(data: bytes, dropped: int, cut: int) -> tuple[str, str, int]:
+    """(the text before what is left out, the text after it, how many bytes are in neither).
+
+    Cut at line ends, if there are any: half a line, or half a number, reads as something else.
+    """
+    if not dropped:
+        return data.decode("utf-8", "replace"), "", 0
+    head, tail = data[:cut], data[cut:]
+    before = head[: head.rfind(b"\n") + 1] or head
+    after = tail[tail.find(b"\n") + 1 :] or tail
+    if after is not tail and not after.strip():
+        after = tail
+    left_out = dropped + len(head) - len(before) + len(tail) - len(after)
+    # Of a line that is cut itself, half a character at the cut is no character.
+    first = before.decode("utf-8", "replace").rstrip("\ufffd") if before is head else _decoded(before)
+    last = after.decode("utf-8", "replace").lstrip("\ufffd") if after is tail else _decoded(after)
+    return first, last, left_out
+
+
+def text_of(data: bytes, dropped: int, cut: int) -> str:
+    """The text of a stream, with a line in the place of what is left out."""
+    if not dropped:
+        return data.decode("utf-8", "replace")
+    before, after, left_out = parts(data, dropped, cut)
+    newline = "" if before.endswith("\n") or not before else "\n"
+    return f"{before}{newline}[… {left_out:,} bytes left out …]\n{after}"
+
+
+def shortened(text: str, limit: int | None, lines: int | None) -> str:
+    """The beginning and the end of a text, within so many characters and lines."""
+    if lines is not None:
+        rows = text.split("\n")
+        if len(rows) > lines:
+            mark = f"[… {len(rows) - lines:,} lines left out …]"
+            text = "\n".join([*rows[: (lines + 1) // 2], mark, *rows[len(rows) - lines // 2 :]])
+    if limit is None or len(text) <= limit:
+        return text
+    room = max(limit - 48, 0)  # for the line that says it
+    head, tail = text[: (room + 1) // 2], text[len(text) - room // 2 :] if room > 1 else ""
+    head = head[: head.rfind("\n") + 1] or head
+    tail = tail[tail.find("\n") + 1 :] or tail
+    left_out = len(text) - len(head) - len(tail)
+    newline = "" if head.endswith("\n") or not head else "\n"
+    return f"{head}{newline}[… {left_out:,} characters left out …]\n{tail}"
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
 
 
 def _short(command: str | tuple[str, ...]) -> str:

@@ -70,7 +70,8 @@ class Sandbox(WorkspaceMethods, ProcessMethods):
     command starts, `on_violation` for each refusal that it met, `on_result` when it is over; an error of
     theirs comes out of the call. `audit` is a file, a stream or a function that gets all of that and every
     change of state, line by line; see `staddle audit`. `identity`, `environment` and `base` are the
-    policy's fields of these names.
+    policy's fields of these names. `workspace_at` is another path inside at which the workspace is seen,
+    by a link, and where commands start. `name` and `labels` are for you to know it by, as is `id`.
 
     Everything may be called from any thread. After `close()` everything raises SandboxClosed;
     a command that ran at that moment has a result with `Reason.closed`.
@@ -94,15 +95,20 @@ class Sandbox(WorkspaceMethods, ProcessMethods):
         on_result: Callable[[Result], Any] | None = None,
         on_violation: Callable[[Event], Any] | None = None,
         audit: AuditTarget | None = None,
+        workspace_at: str | PathLike[str] | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
         **overrides: Unpack[sandbox_settings.PolicyOverrides],
     ) -> None:
         asked = (workspace, policy, backend, mode, best_effort, env, keep, on_connect, on_connect_timeout)
         hooks = (on_command, on_result, on_violation, audit)
-        unmistaken(lambda: self._begin(sandbox_settings.settings(*asked, *hooks, **overrides)))
+        rare: dict[str, Any] = {"workspace_at": workspace_at, "name": name, "labels": labels, **overrides}
+        unmistaken(lambda: self._begin(sandbox_settings.settings(*asked, *hooks, **rare)))
 
     def _begin(self, settings: sandbox_settings.SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self._process = os.getpid()
         self._settings = settings
+        self._id = os.urandom(8).hex()
         self._lock = threading.RLock()
         self._ended_by, self._last_asked = "", time.monotonic()
         self._inside = OpenSandbox(settings, snapshot)
@@ -357,6 +363,12 @@ class Sandbox(WorkspaceMethods, ProcessMethods):
         if self._process == os.getpid():  # a fork of the program has nothing to end here
             self._inside.close()
 
+    def set_timeout(self, seconds: float | None) -> None:
+        """Close it so many seconds from now, in place of `limits.max_lifetime`; None is no end."""
+        self._now()
+        life = arguments.seconds(seconds)
+        LIFETIMES.set_end(self, self.policy.limits.replace(max_lifetime=life))
+
     def pause(self) -> None:
         """Stop everything in it where it stands, until `resume()`. The time of commands goes on."""
         self._now().pause()
@@ -386,6 +398,21 @@ class Sandbox(WorkspaceMethods, ProcessMethods):
     def policy(self) -> Policy:
         """The policy it was opened with."""
         return self._settings.policy
+
+    @property
+    def id(self) -> str:
+        """An identifier that no other sandbox has."""
+        return self._id
+
+    @property
+    def name(self) -> str:
+        """The name that it was given; else empty."""
+        return self._settings.name
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels that it was given."""
+        return dict(self._settings.labels)
 
     @property
     def plan(self) -> Plan:
@@ -422,7 +449,8 @@ class Sandbox(WorkspaceMethods, ProcessMethods):
             self.close()
 
     def __repr__(self) -> str:
-        return f"<Sandbox on {self.enforced.backend}{' (closed)' if self._closed else ''}>"
+        name = f" {self.name!r}" if self.name else ""
+        return f"<Sandbox{name} on {self.enforced.backend}{' (closed)' if self._closed else ''}>"
 
     # ------------------------------------------------------------ for the clock
 

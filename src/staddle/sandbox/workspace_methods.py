@@ -166,10 +166,14 @@ class WorkspaceMethods:
     def snapshot(self, label: str = "") -> Snapshot:
         """Save this moment, to come back to: the workspace, the home, /tmp, and the state of every session.
 
-        Waits for commands that run.
+        Waits for commands that run. The newest with each `label` is kept until the sandbox is closed, one
+        without a label as long as you have it.
         """
         taken = self._at_rest(partial(take, label=label))
-        self._now().record("snapshot", label=label, method=taken.method)
+        inside = self._now()
+        if label:
+            inside.labelled[label] = taken
+        inside.record("snapshot", label=label, method=taken.method)
         return taken
 
     def snapshots(self) -> list[Snapshot]:
@@ -179,8 +183,10 @@ class WorkspaceMethods:
         """
         return history(_workspace(self._now())).listed()
 
-    def restore(self, snapshot: Snapshot, *, processes: Literal["end", "keep"] = "end") -> Restored:
+    def restore(self, snapshot: Snapshot | str, *, processes: Literal["end", "keep"] = "end") -> Restored:
         """Be as at that snapshot, of this sandbox or of one that it was forked from or to.
+
+        A text is the label of one: the newest that has it.
 
         Waits for commands that run. Programs in the background, jobs and terminals are ended, and listed
         in `ended`: they would go on with the files of a future that is no more. With `processes="keep"` they
@@ -189,6 +195,8 @@ class WorkspaceMethods:
         """
         if processes not in ("end", "keep"):
             raise InvalidCall(f"processes is {processes!r}", fix='say "end" or "keep"')
+        if isinstance(snapshot, str):
+            snapshot = _labelled(self.snapshots(), snapshot)
         inside = self._now()
         ended: list[EndedProcess] = []
 
@@ -318,3 +326,12 @@ def _below(
     if elsewhere:
         raise InvalidCall(f"{elsewhere[0]!r} is not in the workspace", why="nothing else is ever taken over")
     return None if found is None else tuple(found[WORKSPACE_PATH])
+
+
+def _labelled(snapshots: list[Snapshot], label: object) -> Snapshot:
+    """The newest snapshot with this label. InvalidCall if there is none."""
+    for snapshot in reversed(snapshots):
+        if snapshot.label == label:
+            return snapshot
+    known = ", ".join(sorted({repr(each.label) for each in snapshots if each.label})) or "there is none"
+    raise InvalidCall(f"there is no snapshot {label!r}", why=f"those with a label: {known}")

@@ -14,7 +14,7 @@ from staddle.policy.limits import parse_duration, parse_size
 
 def test_the_defaults_are_half_a_minute_and_a_mebibyte_of_output() -> None:
     limits = Limits()
-    assert limits.timeout == 30.0
+    assert limits.timeout == 120.0
     assert limits.output == 1 << 20
     assert {
         limits.memory,

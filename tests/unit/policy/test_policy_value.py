@@ -47,7 +47,7 @@ def test_builders_add_and_the_last_network_and_limit_stay() -> None:
         Policy(read=["/a"]).with_read("/b", pathlib.Path("/c")).with_limits(memory="1G").with_limits(cpu=2)
     )
     assert policy.read == ("/a", "/b", "/c")
-    assert (policy.limits.memory, policy.limits.cpu, policy.limits.timeout) == (1 << 30, 2.0, 30.0)
+    assert (policy.limits.memory, policy.limits.cpu, policy.limits.timeout) == (1 << 30, 2.0, 120.0)
     assert policy.with_network(Network.open()).with_network(Network.deny()).network == Network.deny()
     assert policy.with_pass_env("A").with_pass_env("B").pass_env == ("A", "B")
     assert policy.with_env(A="1").with_env(A="2").env == {"A": "2"}

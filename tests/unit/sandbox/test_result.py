@@ -63,9 +63,9 @@ def test_what_the_command_said_is_made_harmless_in_the_message() -> None:
 
 
 def test_as_plain_data_it_is_json() -> None:
-    data = json.loads(json.dumps(result(3, out=b"\xff", stdout_bytes_dropped=7).as_dict()))
+    data = json.loads(json.dumps(result(3, out=b"\xff\nx", stdout_bytes_dropped=7, stdout_cut=2).as_dict()))
     assert data["exit_code"] == 3
-    assert data["stdout"] == "\ufffd"
+    assert data["stdout"] == "\ufffd\n[… 7 bytes left out …]\nx"
     assert data["reason"] == "exited"
     assert data["stdout_truncated"] is True
     assert data["usage"]["wall"] == 0.5
@@ -82,3 +82,35 @@ def test_a_status_above_128_means_a_signal_where_there_is_one() -> None:
     assert signal_in(128) is None
     assert signal_in(255) is None
     assert signal_in(1) is None
+
+
+def test_what_is_left_out_is_marked_between_whole_lines() -> None:
+    out = b"1\n2\n3\n45" + b"96\n97\n98\n"
+    got = result(out=out, stdout_bytes_dropped=100, stdout_cut=8)
+    assert got.stdout == "1\n2\n3\n[… 105 bytes left out …]\n97\n98\n"
+    assert got.stdout_parts == ("1\n2\n3\n", "97\n98\n")
+    assert got.stdout_bytes == out
+    assert result(out=out).stdout_parts == (out.decode(), "")
+    line = result(out="é".encode() * 3 + b"z" * 4, stdout_bytes_dropped=10, stdout_cut=5)
+    assert line.stdout == "éé\n[… 10 bytes left out …]\nzzzz"
+
+
+def test_the_text_for_a_model_has_streams_and_end() -> None:
+    assert result(out=b"fine\n").text() == "fine"
+    failed = result(3, out=b"out\n", err=b"err\n")
+    assert failed.text() == str(failed) == "out\nerr\n[ended with 3]"
+    late = result(124, Reason.timeout, out=b"begun\n", why="it was ended after 5 seconds")
+    assert late.text() == "begun\n[was ended after 0.5 seconds: it was ended after 5 seconds]"
+    long = result(out=b"".join(b"line %d\n" % n for n in range(1000)))
+    short = long.text(200)
+    assert len(short) <= 200
+    assert short.startswith("line 0\n")
+    assert short.endswith("\nline 999")
+    assert " characters left out …]\n" in short
+    assert long.text(None, lines=4) == "line 0\nline 1\n[… 996 lines left out …]\nline 998\nline 999"
+    assert result(out=b"x" * 1000).text(100).startswith("x")
+
+
+def test_its_repr_is_short() -> None:
+    shown = repr(result(1, out=b"x" * 100_000))
+    assert shown == "<Result of 'make': ended with 1, 100,000 bytes of stdout, 0.5 s>"

@@ -18,11 +18,11 @@ from ...policy.network import PATIENCE
 from ...shell.idle import TO_OPEN
 from .. import arguments, spawn
 from ..capture import captured, command_bytes
-from ..files import Files
 from ..open import settings as sandbox_settings
 from ..sandbox import Sandbox
 from ..workspace.snapshot import loaded
 from .event_loop import OnTheLoop, awaited, in_thread, room_for, see_through
+from .files import AsyncFiles
 from .session import AsyncSession
 
 TYPE_CHECKING = False
@@ -66,43 +66,6 @@ async def _tell_refusals(inside: OpenSandbox) -> tuple[Event, ...]:
     return found
 
 
-class AsyncFiles:
-    """The files inside, as the sandbox's own user sees them. Each call is that of `Files`, in a thread."""
-
-    def __init__(self, sandbox: Callable[[], Coroutine[Any, Any, Sandbox]], user: User = None) -> None:
-        self._sandbox, self._user = sandbox, user
-
-    def as_user(self, user: User) -> AsyncFiles:
-        """The same files as another user sees them; see `Files.as_user`."""
-        return AsyncFiles(self._sandbox, user)
-
-    async def _opened(self) -> Files:
-        files = (await self._sandbox()).files
-        return files if self._user is None else await in_thread(files.as_user, self._user)
-
-    read = awaited(Files.read)
-    read_bytes = awaited(Files.read_bytes)
-    open = awaited(Files.open, undo=_close)
-    write = awaited(Files.write)
-    list = awaited(Files.list)
-    exists = awaited(Files.exists)
-    stat = awaited(Files.stat)
-    glob = awaited(Files.glob)
-    write_many = awaited(Files.write_many)
-    append = awaited(Files.append)
-    realpath = awaited(Files.realpath)
-    readlink = awaited(Files.readlink)
-    chmod = awaited(Files.chmod)
-    copy = awaited(Files.copy)
-    edit = awaited(Files.edit)
-    grep = awaited(Files.grep)
-    upload = awaited(Files.upload)
-    download = awaited(Files.download)
-    mkdir = awaited(Files.mkdir)
-    rename = awaited(Files.rename)
-    remove = awaited(Files.remove)
-
-
 class AsyncSandbox:
     """A confined place to run commands in, as `Sandbox`, for asyncio.
 
@@ -127,6 +90,9 @@ class AsyncSandbox:
         on_result: Callable[[Result], Any] | None = None,
         on_violation: Callable[[Event], Any] | None = None,
         audit: AuditTarget | None = None,
+        workspace_at: str | PathLike[str] | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
         **overrides: Unpack[sandbox_settings.PolicyOverrides],
     ) -> None:
         settings = sandbox_settings.settings(
@@ -143,6 +109,9 @@ class AsyncSandbox:
             on_result,
             on_violation,
             audit,
+            workspace_at=workspace_at,
+            name=name,
+            labels=labels,
             awaited=True,
             **overrides,
         )
@@ -277,6 +246,10 @@ class AsyncSandbox:
     async def interrupt(self) -> None:
         """End the commands that run now, in every session; processes in the background go on."""
         self._now().interrupt()
+
+    async def set_timeout(self, seconds: float | None) -> None:
+        """Close it so many seconds from now, in place of `limits.max_lifetime`; None is no end."""
+        (await self._opened()).set_timeout(seconds)
 
     async def pause(self) -> None:
         """Stop everything in it where it stands, until `resume()`. The time of commands goes on."""
@@ -420,6 +393,21 @@ class AsyncSandbox:
     def policy(self) -> Policy:
         """The policy it was opened with."""
         return self._settings.policy
+
+    @property
+    def id(self) -> str:
+        """An identifier that no other sandbox has."""
+        return self._there().id
+
+    @property
+    def name(self) -> str:
+        """The name that it was given; else empty."""
+        return self._settings.name
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels that it was given."""
+        return dict(self._settings.labels)
 
     @property
     def plan(self) -> Plan:

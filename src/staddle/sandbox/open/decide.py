@@ -21,7 +21,7 @@ from ...policy import Policy
 from ...policy.host_sockets import mask_host_sockets
 from ...policy.paths import WORKSPACE_PATH
 from ...policy.plan import cache, cached
-from ...policy.workspace import compile_session
+from ...policy.workspace import compile_session, seen_at
 from .settings import APART
 
 TYPE_CHECKING = False
@@ -134,7 +134,7 @@ def decide(
         found = found.replace(enforced=found.enforced.replace(nested=True))
     if kind == "copied" and settings.mode != "copy":
         found = _with_gap(found, _copy_gap(found.backend.name))
-    if moved:
+    if moved or (settings.workspace_at is not None and settings.workspace_at == settings.workspace):
         return found
     shows = f"{found.backend.name} shows every directory at its own place"
     why = f"{shows}: the workspace is not at {WORKSPACE_PATH}"
@@ -160,6 +160,8 @@ def _decided(
     plan, workspace = compile_session(
         policy, seen, access=access, moved=moved, env=settings.env, stand_in=stand_in, asks=settings.asks
     )
+    if settings.workspace_at is not None and moved:
+        plan = seen_at(plan, settings.workspace_at)
     if copy is not None:
         from ..workspace.copied import with_copy
 

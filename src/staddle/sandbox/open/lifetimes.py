@@ -69,6 +69,13 @@ class Lifetimes:
         self._lives.append(_Life(sandbox, limits))
         self._worker.wake()
 
+    def set_end(self, sandbox: TimedSandbox, limits: Limits) -> None:
+        """As `watch` from now on, in place of what was said before."""
+        for life in [life for life in self._lives if life.sandbox() is sandbox]:
+            self._lives.remove(life)
+        if limits.max_lifetime is not None or limits.idle is not None:
+            self.watch(sandbox, limits)
+
     def _end_due(self) -> float | None:
         """End those whose time is up; return how long until the next one's is."""
         over, wait = self._look()

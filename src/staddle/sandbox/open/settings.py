@@ -53,6 +53,10 @@ class SandboxSettings(Value):
     on_connect: OnConnect | None = None
     asks: int = 0
     hooks: HookSettings | None = None
+    #: Another path at which the workspace is seen, a name for it, and what its owner says of it.
+    workspace_at: str | None = None
+    name: str = ""
+    labels: Mapping[str, str] = {}
 
 
 def settings(  # noqa: PLR0917 - as Sandbox takes them
@@ -70,6 +74,9 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     on_violation: object = None,
     audit: object = None,
     *,
+    workspace_at: object = None,
+    name: object = None,
+    labels: object = None,
     awaited: bool = False,
     **overrides: Any,
 ) -> SandboxSettings:
@@ -87,7 +94,9 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     if given:
         unknown = next((field for field in given if field not in ("identity", "environment", "base")), None)
         if unknown is not None:
-            raise TypeError(f"a sandbox has no {unknown!r}")
+            from .hints import unknown_option
+
+            raise TypeError(unknown_option(unknown))
         policy = policy.replace(**given)
     if mode not in MODES:
         raise InvalidCall(f"there is no mode {mode!r}", fix=f"choose {', '.join(MODES)}")
@@ -95,11 +104,11 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
         raise InvalidCall(f"best_effort is {best_effort!r}", why="it is neither True nor False")
     if backend != "auto":
         backends.get(str(backend))
-    name = None if keep is None else _kept_name(keep, str(mode))
-    if name is not None and workspace is None:
+    kept = None if keep is None else _kept_name(keep, str(mode))
+    if kept is not None and workspace is None:
         from ..workspace.persistent import workspace_of
 
-        workspace = workspace_of(name)
+        workspace = workspace_of(kept)
     if workspace is not None:
         if not isinstance(workspace, str | os.PathLike):
             raise InvalidCall(f"workspace is {workspace!r}", why="it is not a path")
@@ -115,8 +124,17 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
         from .hook_settings import checked_hooks
 
         hooks = checked_hooks(on_command, on_result, on_violation, audit, awaited=awaited)
+    more: dict[str, Any] = {}
+    if not (workspace_at is name is labels is None):
+        from .hints import checked_labels, checked_place, checked_title
+
+        more = {
+            "workspace_at": None if workspace_at is None else checked_place(workspace_at, workspace),
+            "name": "" if name is None else checked_title(name),
+            "labels": {} if labels is None else checked_labels(labels),
+        }
     return SandboxSettings(
-        workspace, policy, str(backend), str(mode), best_effort, variables, name, decider, asks, hooks
+        workspace, policy, str(backend), str(mode), best_effort, variables, kept, decider, asks, hooks, **more
     )
 
 

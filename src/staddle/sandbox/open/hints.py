@@ -1,0 +1,95 @@
+"""Rarer arguments of a sandbox: where the workspace is, its name and labels; and what a wrong one meant."""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import InvalidCall
+from ...policy.identity import PLACES, TAKEN
+from ...policy.paths import WORKSPACE_PATH, covers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LONGEST_NAME, _MOST_LABELS, _LONGEST_LABEL = 128, 64, 1024
+
+#: Options of other programs, and of a policy, and where they belong here.
+_ELSEWHERE = {
+    "timeout": "a command, sb.run(..., timeout=60), or to a policy: Policy.agent().with_limits(timeout=60)",
+    "network": "a policy: policy=Policy.agent().with_network(Network.open())",
+    "memory": "a policy: policy=Policy.agent().with_limits(memory='1G')",
+    "limits": "a policy: policy=Policy.agent().with_limits(memory='1G')",
+    "cpu": "a policy: policy=Policy.agent().with_limits(cpu=2)",
+    "read": "a policy: policy=Policy.agent().with_read('/opt/data')",
+    "write": "a policy: policy=Policy.agent().with_write('out')",
+    "deny": "a policy: policy=Policy.agent().with_deny('~/.ssh')",
+    "sockets": "a policy: policy=Policy.agent().with_sockets('/run/x.sock')",
+    "sudo": "a policy: policy=Policy.agent().replace(sudo=False)",
+    "world": "a policy: policy=Policy.agent().replace(world='writable')",
+    "envs": "env=",
+    "environ": "env=",
+    "image": "base=: a root file system, see docs/world.md",
+    "template": "base=, or Sandbox.from_snapshot()",
+    "metadata": "labels=",
+    "cwd": "workspace=, workspace_at=, or of a command: sb.run(..., cwd=...)",
+    "workdir": "workspace_at=, or of a command: sb.run(..., cwd=...)",
+    "user": "identity=Identity(user=...), or of a command: sb.run(..., user=...)",
+}
+#: All that a sandbox takes.
+_OPTIONS = (
+    *("workspace", "policy", "backend", "mode", "best_effort", "env", "keep", "on_connect"),
+    *("on_connect_timeout", "on_command", "on_result", "on_violation", "audit", "workspace_at", "name"),
+    *("labels", "identity", "environment", "base"),
+)
+
+
+def unknown_option(name: str) -> str:
+    """The sentence for an option that a sandbox does not have."""
+    if name in _ELSEWHERE:
+        return f"a sandbox has no {name!r}; it belongs to {_ELSEWHERE[name]}"
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, _OPTIONS, 1)
+    return f"a sandbox has no {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def checked_place(place: object, workspace: object) -> str | None:
+    """Another path for the workspace inside; None if it is the usual one."""
+    if not isinstance(place, str | os.PathLike):
+        raise InvalidCall(f"workspace_at is {place!r}", why="it is not a path")
+    path = os.fsdecode(place)
+    normal = os.path.normpath(path)
+    if not path.startswith("/") or "\0" in path or normal.startswith("//") or ".." in path.split("/"):
+        raise InvalidCall(
+            f"workspace_at is {path!r}", why="it is not a plain absolute path", fix="say '/app'"
+        )
+    if normal == WORKSPACE_PATH:
+        return None
+    above = [taken for taken in TAKEN if covers(taken, normal)] or [
+        taken for taken in PLACES if normal == taken
+    ]
+    if above and normal != workspace:
+        raise InvalidCall(
+            f"workspace_at is {path!r}", why=f"{above[0]} is the system's", fix="choose another path, '/app'"
+        )
+    return normal
+
+
+def checked_title(name: object) -> str:
+    """A name for people to know it by."""
+    if not isinstance(name, str) or not name or len(name) > _LONGEST_NAME or not name.isprintable():
+        raise InvalidCall(f"name is {name!r}", fix=f"give a text of at most {_LONGEST_NAME} characters")
+    return name
+
+
+def checked_labels(labels: object) -> Mapping[str, str]:
+    """What the owner of a sandbox says of it."""
+    from collections.abc import Mapping
+
+    if not isinstance(labels, Mapping) or len(labels) > _MOST_LABELS:
+        raise InvalidCall(f"labels is {labels!r}", why=f"it is not a dict of at most {_MOST_LABELS} texts")
+    for key, value in labels.items():
+        if not isinstance(key, str) or not isinstance(value, str) or len(key) + len(value) > _LONGEST_LABEL:
+            raise InvalidCall(f"labels has {key!r}: {value!r}", why="both are texts, and not long ones")
+    return dict(labels)

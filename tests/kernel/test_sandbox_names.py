@@ -1,0 +1,112 @@
+"""Where the workspace is seen, what a sandbox is called, and words that people bring from elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from staddle import AsyncPool, AsyncSandbox, Sandbox
+from staddle.errors import InvalidCall, SandboxClosed
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    made = tmp_path / "work"
+    made.mkdir()
+    (made / "a.txt").write_text("a\n")
+    return made
+
+
+@pytest.mark.parametrize("mode", ["overlay", "bind"])
+def test_the_workspace_can_be_seen_elsewhere(mode: str, work: Path) -> None:
+    for place in ("/app", "/testbed/deep", str(work)):
+        with Sandbox(work, mode=mode, workspace_at=place, backend="namespaces") as sb:
+            assert sb.run(f"pwd; cat a.txt {place}/a.txt /workspace/a.txt").stdout == f"{place}\na\na\na\n"
+            assert sb.exec(["cat", "a.txt"]).stdout == "a\n"
+            assert sb.session("other").run("pwd").stdout == f"{place}\n"
+            assert sb.files.read(f"{place}/a.txt") == "a\n"
+
+
+def test_layers_and_forks_keep_it(work: Path) -> None:
+    with Sandbox(work, workspace_at="/app", backend="namespaces") as sb:
+        sb.run("echo one > new")
+        sb.snapshot("first")
+        sb.run("echo two > new")
+        sb.snapshot("second")
+        sb.restore("first")
+        assert sb.run("pwd; cat /app/new").stdout == "/app\none\n"
+        (fork,) = sb.fork(1)
+        with fork:
+            assert fork.run("pwd; cat new").stdout == "/app\none\n"
+            assert fork.id != sb.id
+        sb.commit()
+        with pytest.raises(InvalidCall, match="'first', 'second'"):
+            sb.restore("third")
+    assert (work / "new").read_text() == "one\n"
+
+
+@pytest.mark.same_for_everyone
+@pytest.mark.parametrize("place", ["/usr/x", "app", "/", "/etc", "/a/../b", "/home", 5])
+def test_a_place_that_is_the_systems_is_refused(place: object) -> None:
+    with pytest.raises(InvalidCall, match="workspace_at"):
+        Sandbox(workspace_at=place)  # type: ignore[arg-type]
+
+
+@pytest.mark.same_for_everyone
+def test_a_sandbox_has_an_id_a_name_and_labels() -> None:
+    with Sandbox(backend="native", name="mine", labels={"run": "7"}) as sb:
+        assert (sb.name, sb.labels) == ("mine", {"run": "7"})
+        assert len(sb.id) == 16
+        assert "'mine'" in repr(sb)
+    for wrong in ({"name": ""}, {"name": "a\nb"}, {"labels": [1]}, {"labels": {"a": 1}}):
+        with pytest.raises(InvalidCall):
+            Sandbox(backend="native", **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.same_for_everyone
+def test_an_option_of_something_else_is_told_where_it_belongs() -> None:
+    for name, said in (
+        ("timeout", "sb.run"),
+        ("network", "with_network"),
+        ("envs", "env="),
+        ("worspace", "did you mean 'workspace'"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            Sandbox(**{name: 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.same_for_everyone
+def test_it_can_be_given_another_time_to_live() -> None:
+    with Sandbox(backend="native") as sb:
+        sb.set_timeout(1000)
+        sb.set_timeout(None)
+        sb.set_timeout(0.2)
+        assert until(lambda: not sb.alive)
+        with pytest.raises(SandboxClosed, match="max_lifetime"):
+            sb.run("true")
+
+
+@pytest.mark.same_for_everyone
+def test_the_reason_of_a_timeout_is_a_sentence() -> None:
+    with Sandbox(backend="native") as sb:
+        assert sb.run("sleep 1000", timeout=0.2).why.startswith("it was ended after 0.2 seconds")
+        assert sb.exec(["sleep", "1000"], timeout=0.2).why.startswith("it was ended after 0.2 seconds")
+
+
+@pytest.mark.same_for_everyone
+def test_a_pool_can_be_awaited() -> None:
+    async def work() -> None:
+        async with AsyncPool(2, minimum=1, backend="native") as pool:
+            async with pool.sandbox() as sb:
+                assert isinstance(sb, AsyncSandbox)
+                assert (await sb.run("echo on")).stdout == "on\n"
+                assert pool.in_use == 1
+                other = await pool.acquire(timeout=60)
+                assert await other.files.exists("/tmp")
+                await pool.release(other)
+            assert pool.in_use == 0
+
+    asyncio.run(work())
