@@ -8,6 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from socket import socket
 
+    from ..events import Event
     from .open.network import SandboxNetwork
     from .open_sandbox import OpenSandbox
 
@@ -69,3 +70,24 @@ def _reach(inside: OpenSandbox) -> SandboxNetwork:
             fix="use the namespaces, bwrap or systemd backend",
         )
     return inside.network
+
+
+class NetworkMethods:
+    """The methods of a sandbox that lead into its network."""
+
+    if TYPE_CHECKING:
+
+        def _now(self) -> OpenSandbox: ...
+
+    def connect(self, port: int) -> socket:
+        """A connection to a server in the sandbox, at `port` of its 127.0.0.1 or ::1."""
+        return connect(self._now(), port)
+
+    def expose(self, port: int, host_port: int = 0) -> int:
+        """A port of the host's 127.0.0.1 that leads to `port` inside; which one, if none was named."""
+        return expose(self._now(), port, host_port)
+
+    def events(self) -> tuple[Event, ...]:
+        """Return the attempts on the network since the last call: allowed, refused, failed."""
+        inside = self._now()
+        return () if inside.network is None else inside.redacted(inside.network.events())

@@ -16,7 +16,7 @@ from ..errors import InvalidCall, SandboxClosed
 from ..interrupts import unmistaken
 from ..policy.network import PATIENCE
 from ..shell.command import CommandSpec
-from . import arguments, network, spawn
+from . import arguments, spawn
 from .capture import captured, command_bytes
 from .execution import drive
 from .files import Files
@@ -32,7 +32,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from os import PathLike
-    from socket import socket
     from typing import IO, Any, Literal, Self, Unpack
 
     from ..enforcement import Enforcement
@@ -309,19 +308,6 @@ class Sandbox(WorkspaceMethods, ProcessMethods):
             rules=rules,
             secrets=secrets,
         )
-
-    def connect(self, port: int) -> socket:
-        """A connection to a server in the sandbox, at `port` of its 127.0.0.1 or ::1."""
-        return network.connect(self._now(), port)
-
-    def expose(self, port: int, host_port: int = 0) -> int:
-        """A port of the host's 127.0.0.1 that leads to `port` inside; which one, if none was named."""
-        return network.expose(self._now(), port, host_port)
-
-    def events(self) -> tuple[Event, ...]:
-        """Return the attempts on the network since the last call: allowed, refused, failed."""
-        inside = self._now()
-        return () if inside.network is None else inside.redacted(inside.network.events())
 
     # ------------------------------------------------------------ the whole
 
