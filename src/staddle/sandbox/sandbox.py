@@ -20,6 +20,7 @@ from . import arguments, spawn
 from .capture import captured, command_bytes
 from .execution import drive
 from .files import Files
+from .network import NetworkMethods
 from .open import settings as sandbox_settings
 from .open.decide import decide
 from .open.lifetimes import LIFETIMES
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from .workspace.snapshot import Snapshot
 
 
-class Sandbox(WorkspaceMethods, ProcessMethods):
+class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
     """A confined place to run commands in, open until `close()`.
 
     `workspace` is a directory of the host, seen at /workspace. With `mode="overlay"` changes to
