@@ -54,6 +54,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("adapters",),
     ("compat",),
     ("mcp",),
+    ("agents",),
     ("tui",),
     ("server",),
     ("fleet",),

@@ -30,6 +30,7 @@ _COMMANDS = {
     "audit": "read an audit log, and see whether a line is missing",
     "doctor": "show what this host can enforce, and how to get the rest",
     "mcp": "serve sandboxes as tools of the Model Context Protocol",
+    "agent": "start a coding agent whose commands are confined, or change its settings so",
     "jail": "let a coding agent work on a git worktree, and review what it did",
 }
 

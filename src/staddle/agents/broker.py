@@ -1,0 +1,245 @@
+"""The broker: opens a sandbox for a coding agent, and runs in it what the shim is called with.
+
+Requests come through a FIFO in a directory that only the user can enter and no sandbox sees. A request is a
+few numbers; what is to be run, with which variables, where and on which streams is read from /proc of the
+shim that wrote it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import tempfile
+import threading
+
+from .._value import Value
+from ..errors import InvalidCall, StaddleError
+from ..sandbox.sandbox import Sandbox
+from ..sandbox.spawn import check_rules
+from .relay import RelayedCommand, ShimStreams, StreamFlow, open_streams
+from .shim import BROKER, INTERPRETER_WORDS, PREFIX, REQUESTS, fixed_shim, start_ticks, write_shims
+from .spares import CommandPipes, SpareShells
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Self
+
+    from ..ipc.agent_client import SpawnedProcess
+
+#: Variables that a command has from the agent, if the agent's shell would have them. None is a secret.
+PASSED = (
+    *("AI_AGENT", "CLAUDECODE", "GEMINI_CLI", "OPENCODE", "CODEX_CI", "CI", "NO_COLOR", "FORCE_COLOR"),
+    *("TERM", "COLORTERM", "COLUMNS", "LINES", "PAGER", "GIT_PAGER", "GIT_EDITOR", "EDITOR", "TZ"),
+)
+#: Claude Code reads where its shell is from this file; it is written inside, and brought out.
+_DIRECTORY_FILE = re.compile(r"pwd -P >\| (/tmp/claude-[0-9a-f]{4,16}-cwd)\s*$")
+#: Gemini CLI writes to this directory, which it has made outside.
+_SCRATCH = re.compile(r"(/tmp/gemini-shell-[A-Za-z0-9_-]{1,64})/")
+_MOST_COMMANDS = 256
+#: Seconds that commands get to end when the broker is closed.
+_PATIENCE = 5.0
+_LONGEST_PATH = 4096
+
+
+class ShimRequest(Value):
+    """What a shim was called with."""
+
+    pid: int
+    argv: tuple[str, ...]
+    directory: str
+    variables: Mapping[str, str]
+    streams: ShimStreams
+
+
+def read_request(line: bytes, requests: os.stat_result) -> ShimRequest:
+    """The request that a shim wrote. OSError if the shim has ended, ValueError if it is none."""
+    pid, *numbers = map(int, line.split())
+    if len(numbers) != 4:
+        raise ValueError("a request is five numbers")
+    stdin, stdout, stderr, reply = numbers
+    streams = open_streams(pid, (stdin, stdout, stderr, reply))
+    try:
+        if any(
+            os.path.samestat(os.fstat(each), requests)
+            for each in (streams.stdin, streams.stdout, streams.stderr)
+        ):
+            raise ValueError("what a command prints would be taken for requests")
+        words = _strings(pid, "cmdline")
+        script, arguments = words[INTERPRETER_WORDS - 1], words[INTERPRETER_WORDS:]
+        given = (word.partition("=") for word in _strings(pid, "environ"))
+        variables = {name: value for name, _, value in given if name in PASSED}
+        argv = ("-c", " ".join(arguments)) if os.path.basename(script) == PREFIX else tuple(arguments)
+        return ShimRequest(pid, ("bash", *argv), os.readlink(f"/proc/{pid}/cwd"), variables, streams)
+    except BaseException:
+        streams.close()
+        raise
+
+
+def _strings(pid: int, name: str) -> list[str]:
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+
+
+class ShellBroker:
+    """Runs the commands of shims in one sandbox. `heard` is called with the number of each shim."""
+
+    def __init__(
+        self, sandbox: Sandbox, home: str | None = None, heard: Callable[[int], object] | None = None
+    ) -> None:
+        self.sandbox, self._heard = sandbox, heard
+        self._temporary = home is None
+        self.home = home or tempfile.mkdtemp(prefix="staddle-agent-", dir=os.environ.get("XDG_RUNTIME_DIR"))
+        try:
+            os.mkfifo(f"{self.home}/{REQUESTS}", 0o600)
+            # For both: a broker that reads must not see the end when a shim closes it.
+            self._requests = os.open(f"{self.home}/{REQUESTS}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            if self._temporary:
+                write_shims(self.home, fixed_shim(self.home))
+            with open(f"{self.home}/{BROKER}", "w") as file:
+                file.write(f"{os.getpid()} {start_ticks(os.getpid())}\n")
+        except BaseException:
+            self._remove()
+            raise
+        self._spares = SpareShells(sandbox)
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._threads: set[threading.Thread] = set()
+        self._thread = threading.Thread(target=self._serve, name="staddle-broker", daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a command runs."""
+        return any(thread.is_alive() for thread in list(self._threads))
+
+    def _serve(self) -> None:
+        poll = select.poll()
+        poll.register(self._requests, select.POLLIN)
+        poll.register(self._stop, select.POLLIN)
+        pending = b""
+        while True:
+            ready = [descriptor for descriptor, _ in poll.poll()]
+            if self._stop in ready:
+                return
+            *lines, pending = (pending + os.read(self._requests, 1 << 16)).split(b"\n")
+            for line in lines:
+                self._threads = {thread for thread in self._threads if thread.is_alive()}
+                thread = threading.Thread(target=self._attend, args=(line,), daemon=True)
+                self._threads.add(thread)
+                thread.start()
+
+    def _attend(self, line: bytes) -> None:
+        try:
+            request = read_request(line, os.fstat(self._requests))
+        except (OSError, ValueError, IndexError):
+            return  # the shim was killed; or it is none of ours, which waits for nothing
+        streams = request.streams
+        try:
+            if self._heard is not None:
+                self._heard(request.pid)
+            if len(self._threads) > _MOST_COMMANDS:
+                raise InvalidCall(f"more than {_MOST_COMMANDS} commands at once")
+            self._prepare(request)
+            spawned, flows = self._start(request)
+            RelayedCommand(streams, spawned, flows, lambda _: self._bring_out(request)).attend()
+            self._spares.refill(streams.merged)
+        except (StaddleError, OSError) as error:
+            _say(streams.stderr, f"staddle: {error}\n")
+            _say(streams.reply, "125 drained\n")
+        finally:
+            streams.close()
+
+    def _start(
+        self, request: ShimRequest
+    ) -> tuple[SpawnedProcess, tuple[list[StreamFlow], list[StreamFlow]]]:
+        inside, streams = self.sandbox._now(), request.streams
+        argv = (inside.bash, *request.argv[1:])
+        check_rules(inside, argv)
+        variables = {**inside.main._exec_context.env, **request.variables}
+        if streams.on_terminal:
+            spawned = inside.agent.spawn(argv, variables, request.directory, terminal=(24, 80))
+            os.set_blocking(spawned.master, False)
+            flows = (
+                [StreamFlow(streams.stdin, spawned.master)],
+                [StreamFlow(spawned.master, streams.stdout)],
+            )
+            return spawned, flows
+        merged = streams.merged
+        spare = self._spares.take(request.argv[1:], request.directory, request.variables, merged=merged)
+        if spare is not None:
+            spawned, pipes = spare.spawned, spare.pipes
+        else:
+            pipes = CommandPipes(inside.uid, merged=merged)
+            try:
+                spawned = inside.agent.spawn(argv, variables, request.directory, stdio=pipes.theirs)
+            except BaseException:
+                pipes.close()
+                raise
+            pipes.started()
+        stdin, *sources = pipes.ours
+        targets = (streams.stdout,) if merged else (streams.stdout, streams.stderr)
+        outputs = [
+            StreamFlow(source, target, owns_source=True)
+            for source, target in zip(sources, targets, strict=True)
+        ]
+        return spawned, ([StreamFlow(streams.stdin, stdin, owns_target=True)], outputs)
+
+    def _prepare(self, request: ShimRequest) -> None:
+        """Make the directory inside that an agent has made outside for its command."""
+        for place in set(_SCRATCH.findall(" ".join(request.argv))):
+            self.sandbox.files.mkdir(place, parents=True)
+
+    def _bring_out(self, request: ShimRequest) -> None:
+        """Write the file from which an agent learns where its shell is, as the command wrote it inside.
+
+        The agent's directory for temporary files is not shared with the sandbox: a link there would be
+        followed with the user's rights. So it is one file, of one name, that does not exist, with one path
+        in it.
+        """
+        found = _DIRECTORY_FILE.search(request.argv[-1]) if request.argv else None
+        if found is None:
+            return
+        path = found[1]
+        try:
+            content = self.sandbox.files.read_bytes(path, limit=_LONGEST_PATH)
+            self.sandbox.files.remove(path)
+        except (StaddleError, OSError):
+            return  # the command ended before it wrote it
+        if not content.startswith(b"/") or b"\0" in content or content.count(b"\n") > 1:
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with open(os.open(path, flags, 0o600), "wb") as file:
+                file.write(content)
+        except OSError:
+            return  # something has that name
+
+    def close(self) -> None:
+        """Take no more requests, end what runs, close the sandbox and remove the directory."""
+        os.eventfd_write(self._stop, 1)
+        self._thread.join()
+        self._spares.close()
+        self.sandbox.close()
+        for thread in list(self._threads):
+            thread.join(_PATIENCE)
+        os.close(self._requests)
+        os.close(self._stop)
+        self._remove()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _say(descriptor: int, text: str) -> None:
+    try:
+        os.write(descriptor, text.encode("utf-8", "replace"))
+    except OSError:
+        pass  # nothing reads there any more

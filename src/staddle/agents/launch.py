@@ -1,0 +1,164 @@
+"""Start a coding agent once: its shell in a sandbox, or its tools, until it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+
+from ..errors import CommandNotFound, InvalidCall
+from .broker import ShellBroker
+from .table import MCP, SHELL, codex_environments, gemini_mcp, mcp_server
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..sandbox.sandbox import Sandbox
+    from .table import CodingAgent
+
+
+def program_of(agent: CodingAgent) -> str:
+    """The agent's program, or CommandNotFound."""
+    found = shutil.which(agent.program)
+    if found is None:
+        raise CommandNotFound(
+            f"{agent.program} is not on the PATH",
+            why=f"{agent.title} is not installed",
+            fix="install it first",
+        )
+    return found
+
+
+def installation_of(program: str) -> list[str]:
+    """The directory that a program is installed in, if it is npm's or a virtual environment; else itself."""
+    real = os.path.realpath(program)
+    head, modules, _ = real.rpartition("/node_modules/")
+    if modules:
+        return [f"{head}/node_modules"]
+    above = os.path.dirname(os.path.dirname(os.path.abspath(program)))
+    return [above] if os.path.isfile(f"{above}/pyvenv.cfg") else [real]
+
+
+def run_with_shell(
+    agent: CodingAgent, sandbox: Sandbox, words: Sequence[str], *, variables: dict[str, str] | None = None
+) -> int:
+    """Run the agent with its shell in `sandbox`, which is closed afterwards; the agent's exit status."""
+    program = program_of(agent)
+    way = agent.ways[SHELL]
+    with ShellBroker(sandbox) as broker:
+        environment = {**os.environ, **(variables or {})}
+        environment |= way.variables(broker.home)
+        if agent.name == "opencode":
+            environment["OPENCODE_CONFIG_CONTENT"] = _with(environment, {"shell": f"{broker.home}/bash"})
+        if agent.name == "codex":
+            real = environment.get("CODEX_HOME") or "~/.codex"
+            with LinkedDirectory(real, "environments.toml", codex_environments(broker.home)) as home:
+                return _attended([program, *words], {**environment, "CODEX_HOME": home})
+        return _attended([program, *words], environment)
+
+
+def run_with_mcp(
+    agent: CodingAgent,
+    server: Sequence[str],
+    words: Sequence[str],
+    *,
+    variables: dict[str, str] | None = None,
+) -> int:
+    """Run the agent without its own tools, with those of the server that `server` starts."""
+    program, way = program_of(agent), agent.ways[MCP]
+    environment = {**os.environ, **(variables or {})}
+    if agent.name == "opencode":
+        edits = way.edits("", list(server)) if way.edits else []
+        environment["OPENCODE_CONFIG_CONTENT"] = _with(environment, *(edit.merge or {} for edit in edits))
+        return _attended([program, *words], environment)
+    if agent.name == "gemini":
+        real = f"{environment.get('GEMINI_CLI_HOME') or os.path.expanduser('~')}/.gemini"
+        text = json.dumps({**_settings(f"{real}/settings.json"), **gemini_mcp(list(server))})
+        with LinkedDirectory(real, "settings.json", text, below=".gemini") as home:
+            return _attended([program, *words], {**environment, "GEMINI_CLI_HOME": home})
+    extra = way.words("", list(server))
+    if not extra:
+        raise InvalidCall(
+            f"{agent.title} cannot be started with other tools", fix="use --install, or another --way"
+        )
+    return _attended([program, *extra, *words], environment)
+
+
+def _settings(path: str) -> dict[str, object]:
+    """The settings in a JSON file; none, if there is no such file."""
+    try:
+        with open(path) as file:
+            found = json.load(file)
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        raise InvalidCall(f"{path} is not JSON", why="it has comments, or is damaged") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _with(environment: dict[str, str], *more: dict[str, object]) -> str:
+    """opencode's settings in a variable, with these besides."""
+    given = json.loads(environment.get("OPENCODE_CONFIG_CONTENT") or "{}")
+    for each in more:
+        given |= each
+    return json.dumps(given)
+
+
+class LinkedDirectory:
+    """A directory that shows another one by links, with one file of ours in it."""
+
+    def __init__(self, real: str, name: str, text: str, *, below: str = "") -> None:
+        self._real, self._name, self._text, self._below = os.path.expanduser(real), name, text, below
+
+    def __enter__(self) -> str:
+        self._top = tempfile.mkdtemp(prefix="staddle-agent-")
+        self._made = f"{self._top}/{self._below}".rstrip("/")
+        os.makedirs(self._made, exist_ok=True)
+        if os.path.isdir(self._real):
+            for name in os.listdir(self._real):
+                if name != self._name:
+                    os.symlink(f"{self._real}/{name}", f"{self._made}/{name}")
+        with open(f"{self._made}/{self._name}", "w") as file:
+            file.write(self._text)
+        return self._top
+
+    def __exit__(self, *_: object) -> None:
+        for name in os.listdir(self._made):
+            made, real = f"{self._made}/{name}", f"{self._real}/{name}"
+            if name != self._name and not os.path.islink(made) and not os.path.lexists(real):
+                os.makedirs(self._real, 0o700, exist_ok=True)
+                shutil.move(made, real)  # the first login, the first conversation
+        shutil.rmtree(self._top, ignore_errors=True)
+
+
+def _attended(argv: Sequence[str], environment: dict[str, str]) -> int:
+    """Run it on our own terminal. Ctrl-C is the agent's: the terminal sends it to both."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)}
+    try:
+        with subprocess.Popen(argv, env=environment, preexec_fn=_usual_signals) as child:  # noqa: PLW1509
+
+            def passed(number: int, _: object) -> None:
+                child.send_signal(number)
+
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                before[number] = signal.signal(number, passed)
+            status = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 128 - status if status < 0 else status
+
+
+def _usual_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def server_words(workspace: str | None, *options: str) -> list[str]:
+    """The words that start `staddle mcp` for this workspace."""
+    first, *rest = mcp_server(None)
+    return [first, *rest, *options, *([workspace] if workspace else ())]

@@ -1,0 +1,264 @@
+"""One command of a shim: its standard streams are passed on between the agent's descriptors and a sandbox.
+
+No descriptor of the host goes inside: what is open there could be opened again, with other rights. The
+sandbox gets pipes of ours, or a terminal of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+import termios
+import tty
+
+from .._value import Value
+from ..launch.signals import SIGINT, SIGKILL, SIGTERM
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..ipc.agent_client import SpawnedProcess
+
+_PIECE = 64 << 10
+#: The signals that end a command whose shim is gone, and the seconds between them.
+_LADDER, _GRACE = (SIGINT, SIGTERM, SIGKILL), 0.2
+#: How often the size of a terminal is compared, in seconds.
+_RESIZE_EVERY = 0.5
+
+
+class ShimStreams(Value):
+    """Descriptors of ours for the standard streams of a shim, and one for the answer. Opened anew: the flags
+    of these are not those of the agent.
+    """
+
+    stdin: int
+    stdout: int
+    stderr: int
+    reply: int
+    shim: int  # a pidfd
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether the shim is used on a terminal."""
+        return os.isatty(self.stdin) and os.isatty(self.stdout)
+
+    @property
+    def merged(self) -> bool:
+        """Whether standard output and standard error are one and the same."""
+        return self.stdout == self.stderr
+
+    def close(self) -> None:
+        """Close them all."""
+        for descriptor in {self.stdin, self.stdout, self.stderr, self.reply, self.shim}:
+            os.close(descriptor)
+
+
+def open_streams(pid: int, numbers: tuple[int, int, int, int]) -> ShimStreams:
+    """Open what a shim has open under these numbers. OSError if the shim has ended."""
+    opened: list[int] = []
+    try:
+        opened.append(os.pidfd_open(pid))
+        stdin, stdout, stderr, reply = (f"/proc/{pid}/fd/{number}" for number in numbers)
+        opened.append(_open(stdin, os.O_RDONLY))
+        if _is_regular(opened[-1]):
+            os.lseek(opened[-1], _position(pid, numbers[0]), os.SEEK_SET)
+        opened.append(_open(stdout, os.O_WRONLY))
+        same = os.path.samestat(os.stat(stdout), os.stat(stderr))
+        opened.append(opened[-1] if same else _open(stderr, os.O_WRONLY))
+        opened.append(_open(reply, os.O_WRONLY))
+    except BaseException:
+        for descriptor in set(opened):
+            os.close(descriptor)
+        raise
+    shim, theirs_in, theirs_out, theirs_err, answer = opened
+    return ShimStreams(theirs_in, theirs_out, theirs_err, answer, shim)
+
+
+def _open(path: str, mode: int) -> int:
+    kind = os.stat(path).st_mode
+    if stat.S_ISDIR(kind) or stat.S_ISBLK(kind):
+        raise OSError(errno.EINVAL, "a standard stream is a directory or a disk")
+    if stat.S_ISCHR(kind) and mode != os.O_RDONLY:
+        mode = os.O_RDWR if path.endswith("/0") else mode
+    # At the end of a file: where the agent's own descriptor is, unless it reads what it wrote.
+    appended = os.O_APPEND if stat.S_ISREG(kind) and mode == os.O_WRONLY else 0
+    return os.open(path, mode | appended | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+
+
+def _is_regular(descriptor: int) -> bool:
+    return stat.S_ISREG(os.fstat(descriptor).st_mode)
+
+
+def _position(pid: int, number: int) -> int:
+    with open(f"/proc/{pid}/fdinfo/{number}") as file:
+        return int(file.readline().split()[1])
+
+
+class StreamFlow:
+    """Bytes from one descriptor to another, without waiting; no more than one piece is kept."""
+
+    def __init__(
+        self, source: int, target: int, *, owns_source: bool = False, owns_target: bool = False
+    ) -> None:
+        self.source, self.target = source, target
+        self._owned = [*([source] if owns_source else ()), *([target] if owns_target else ())]
+        self._rest = memoryview(b"")
+        self.open = True
+
+    def interest(self) -> tuple[int, int]:
+        """(descriptor, event) to wait for."""
+        return (self.target, select.POLLOUT) if self._rest else (self.source, select.POLLIN)
+
+    def step(self) -> bool:
+        """Move what can be moved at once; whether something was."""
+        if not self.open:
+            return False
+        try:
+            if not self._rest:
+                data = os.read(self.source, _PIECE)
+                if not data:
+                    self.close()
+                    return False
+                self._rest = memoryview(data)
+            self._rest = self._rest[os.write(self.target, self._rest) :]
+        except BlockingIOError:
+            return False
+        except OSError:  # nothing reads there any more, or a terminal was closed
+            self.close()
+            return False
+        return True
+
+    def is_idle(self) -> bool:
+        """Whether there is nothing to move at this moment."""
+        while self.step():
+            pass
+        return not self._rest
+
+    def close(self) -> None:
+        """Close what it owns: the other side sees the end."""
+        self.open = False
+        while self._owned:
+            os.close(self._owned.pop())
+
+
+class RelayedCommand:
+    """A command of a shim while it runs. `done` is called with its status before the shim is answered."""
+
+    def __init__(
+        self,
+        streams: ShimStreams,
+        spawned: SpawnedProcess,
+        flows: tuple[list[StreamFlow], list[StreamFlow]],
+        done: Callable[[int], None],
+    ) -> None:
+        self._streams, self._spawned, self._done = streams, spawned, done
+        self._inputs, self._outputs = flows
+        self._answered = self._orphaned = False
+        self._size: tuple[int, int] | None = None
+
+    def attend(self) -> None:
+        """Serve it to its end, and then what it left in the background, as long as that prints."""
+        before = _raw(self._streams) if self._streams.on_terminal else None
+        try:
+            while self._status() is None or (self._outputs_open() and not self._orphaned):
+                self._wait()
+            if not self._answered:
+                self._answer()
+        finally:
+            if before is not None:
+                _restore(self._streams.stdin, before)
+            for flow in (*self._inputs, *self._outputs):
+                flow.close()
+            if self._spawned.poll() is None:
+                self._spawned.signal(SIGKILL, everything=True)
+            self._spawned.close()
+
+    def _status(self) -> int | None:
+        status = self._spawned.poll()
+        if (
+            status is not None
+            and not self._answered
+            and all(flow.is_idle() for flow in self._outputs if flow.open)
+        ):
+            self._answer()
+        return status if self._answered or self._orphaned else None
+
+    def _answer(self) -> None:
+        status = self._spawned.poll()
+        self._answered = True
+        for flow in self._inputs:
+            flow.close()
+        if self._spawned.failure:
+            _write(self._streams.stderr, f"staddle: {self._spawned.failure}\n")
+        self._done(125 if status is None else status)
+        drained = "" if self._outputs_open() else " drained"
+        if not drained and self._streams.on_terminal:
+            drained = " drained"
+        _write(self._streams.reply, f"{125 if status is None else status}{drained}\n")
+
+    def _outputs_open(self) -> bool:
+        return any(flow.open for flow in self._outputs)
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        if not self._answered:
+            poll.register(self._streams.shim, select.POLLIN)
+            poll.register(self._spawned.fileno(), select.POLLIN)
+        events: dict[int, int] = {}
+        flows = [flow for flow in (*self._inputs, *self._outputs) if flow.open]
+        for flow in flows:
+            descriptor, event = flow.interest()
+            events[descriptor] = events.get(descriptor, 0) | event
+        for descriptor, event in events.items():
+            poll.register(descriptor, event)
+        if self._streams.on_terminal:
+            self._resize()
+        for descriptor, _ in poll.poll(_RESIZE_EVERY * 1000 if self._streams.on_terminal else None):
+            if descriptor == self._streams.shim:
+                self._orphan()
+        for flow in flows:
+            flow.step()
+
+    def _orphan(self) -> None:
+        """End the command: who asked for it was killed."""
+        self._orphaned = self._answered = True
+        for number in _LADDER:
+            if self._spawned.poll() is None:
+                self._spawned.signal(number, everything=True)
+                self._spawned.wait(_GRACE if number != SIGKILL else None)
+
+    def _resize(self) -> None:
+        try:
+            size = termios.tcgetwinsize(self._streams.stdin)
+        except termios.error:
+            return
+        if size != self._size and all(size):
+            self._size = size
+            termios.tcsetwinsize(self._spawned.master, size)
+
+
+def _raw(streams: ShimStreams) -> list[object] | None:
+    """Make the agent's terminal pass every key on; its modes before that."""
+    try:
+        before = termios.tcgetattr(streams.stdin)
+        tty.setraw(streams.stdin)
+    except termios.error:
+        return None
+    return before
+
+
+def _restore(descriptor: int, modes: list[object]) -> None:
+    try:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, modes)  # type: ignore[arg-type]
+    except termios.error:
+        pass  # the terminal is closed
+
+
+def _write(descriptor: int, text: str) -> None:
+    try:
+        os.write(descriptor, text.encode("utf-8", "replace"))
+    except OSError:
+        pass  # nothing reads there any more

@@ -1,0 +1,97 @@
+"""The shim: an executable named `bash` that has its arguments run in the sandbox of a broker.
+
+It is bash itself, because nothing else that every host has starts as quickly. It reads nothing but its own
+request: the broker takes arguments, variables, directory and standard streams of the shim from /proc. Only
+builtins are used, and `cat` where a standard stream is a socket, which cannot be opened by name.
+
+It runs outside, with the user's rights, beside files that a sandbox can write. So: `-p`, for which bash
+reads neither BASH_ENV nor functions of the environment; absolute paths; and nothing of its arguments is
+evaluated. If anything is wrong it exits with 125, and never runs the command itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: The names under which the shim is called. As `bash` it takes bash's arguments, as `prefix` one line of
+#: shell.
+BASH, PREFIX = "bash", "prefix"
+#: In the directory of a broker: where requests go, and who answers them.
+REQUESTS, BROKER = "requests", "broker"
+#: What the interpreter has before the shim's own arguments in /proc/PID/cmdline.
+INTERPRETER_WORDS = 3
+
+_SHIM = """\
+#!/bin/bash -p
+# Made by staddle: runs its arguments in a sandbox. See docs/coding-agents.md; nothing here is to be edited.
+fail() { echo "staddle: $1; the command was not run" >&2; exit 125; }
+alive() {
+  [[ -O $home/broker && -p $home/requests ]] && read -r pid started < "$home/broker" &&
+    read -r stat 2>/dev/null < "/proc/$pid/stat" && fields=(${stat##*) }) && [[ ${fields[19]} == "$started" ]]
+}
+%(find)s
+in=0 err=2
+[[ -S /dev/stdin ]] && { exec {in}< <(exec /bin/cat <&0) && reader=$!; }
+if [[ -S /dev/stdout ]]; then exec {out}> >(exec /bin/cat) && writers=$!; else exec {out}>&1; fi
+if [[ -S /dev/stderr ]]; then
+  if [[ /dev/stdout -ef /dev/stderr ]]; then err=$out
+  else exec {err}> >(exec /bin/cat >&2) && writers+=" $!"; fi
+fi
+# Not 1: that is the request itself while it is written.
+exec {reply}<> <(:)
+printf '%%d %%d %%d %%d %%d\\n' $$ $in $out $err $reply > "$home/requests" || fail 'no answer'
+until read -r -t 5 -u $reply status drained; do alive || fail 'the broker of the sandbox has ended'; done
+[[ $reader ]] && kill $reader 2>/dev/null
+if [[ $writers ]]; then
+  exec {out}>&-
+  ((err > 2 && err != out)) && exec {err}>&-
+  [[ $drained ]] && wait $writers 2>/dev/null
+fi
+exit $status
+"""
+_FIXED = "home=%(home)s\nalive || fail 'the sandbox of this shell is closed'"
+#: A broker for the directory, or for one above it; else one is started for the directory of the agent.
+_SEARCHED = """\
+brokers=%(brokers)s
+find() {
+  local dir=$PWD
+  while :; do
+    home=$brokers/${dir//\\//%%}
+    alive && return
+    [[ $dir ]] || return 1
+    dir=${dir%%/*}
+  done
+}
+find || { home=$(%(serve)s $$ </dev/null) && alive || fail 'no sandbox could be opened'; }"""
+
+
+def fixed_shim(home: str) -> str:
+    """The shim of the broker that has this directory."""
+    return _SHIM % {"find": _FIXED % {"home": shlex.quote(home)}}
+
+
+def searching_shim(brokers: str, serve: Sequence[str]) -> str:
+    """A shim that finds its broker among `brokers`, and has `serve` start one, which prints its directory."""
+    serve_line = " ".join(map(shlex.quote, serve))
+    return _SHIM % {"find": _SEARCHED % {"brokers": shlex.quote(brokers), "serve": serve_line}}
+
+
+def write_shims(directory: str, text: str) -> None:
+    """Write the shim under its names."""
+    for name in (BASH, PREFIX):
+        path = f"{directory}/{name}"
+        descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o755)
+        with open(descriptor, "w") as file:
+            file.write(text)
+        os.rename(f"{path}.new", path)
+
+
+def start_ticks(pid: int) -> str:
+    """When a process was started, in the kernel's ticks: with its number, it is that process and no other."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b") ")[2].split()[19].decode()

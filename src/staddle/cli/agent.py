@@ -1,0 +1,232 @@
+"""`staddle agent`: start a coding agent confined, or change its settings so that it always is."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..agents.table import CODING_AGENTS, INSIDE, MCP, SHELL
+from ..errors import CommandNotFound, UsageError
+from .options import RUNNING, Option, Parsed, asked_of, help_rows, parse, reworded
+from .report import attended, say, say_gaps, say_violations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..agents.table import CodingAgent
+    from ..policy import Policy
+    from ..sandbox.sandbox import Sandbox
+
+_LEFT_OUT = ("json", "output-cap", "timeout")
+_DOING = ("install", "remove", "print", "check")
+_OPTIONS = (
+    Option("way", "WAY", "what is confined: shell, mcp (its tools) or inside (all of it)"),
+    Option("install", "", "change the agent's settings; the change is shown and confirmed first"),
+    Option("remove", "", "undo --install, byte for byte"),
+    Option("print", "", "print the settings that --install would write"),
+    Option("check", "", "drive the agent with a scripted model, and prove that its shell is confined"),
+    Option("yes", "", "with --install: do not ask"),
+    Option("serve", "PID", "internal: open the sandbox for the agent above this process"),
+    *reworded(
+        tuple(option for option in RUNNING if option.name not in _LEFT_OUT),
+        mode="the workspace: bind (default, written directly), readonly or overlay (a layer)",
+        disk="limit what the sandbox writes to its own layer, or none (--mode overlay)",
+    ),
+)
+_HELP = """\
+Start a coding agent whose commands can touch only what you allow.
+
+usage: staddle agent NAME [options] [-- ARGUMENTS OF THE AGENT]
+       staddle agent NAME --install | --remove | --print | --check
+
+{agents}
+
+  shell     the agent runs outside; each of its shell commands runs in one sandbox
+  mcp       the agent runs outside without its own tools, with those of `staddle mcp`
+  inside    the whole agent runs in a sandbox that can reach its model, and knows its key
+
+The first way of each agent is the default. With `shell` and `inside` the workspace (the current directory) is
+written directly, with `mcp` it is in a layer until the tool `commit`. docs/coding-agents.md compares them.
+
+{options}
+
+  staddle agent claude
+  staddle agent codex -- exec 'fix the tests'
+  staddle agent claude --way mcp --allow pypi.org
+  staddle agent opencode --check
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Parse, then start, change or check."""
+    name, rest = (words[0], words[1:]) if words else ("--help", ())
+    if name in ("--help", "-h"):
+        rows = [
+            f"  {agent.name:<9} {agent.title}: {', '.join(agent.ways)}" for agent in CODING_AGENTS.values()
+        ]
+        print(_HELP.format(agents="\n".join(rows), options=help_rows(_OPTIONS)), end="")
+        return 0 if words else 125
+    if name not in CODING_AGENTS:
+        raise UsageError(f"staddle knows no agent {name!r}", fix=f"choose {', '.join(CODING_AGENTS)}")
+    agent = CODING_AGENTS[name]
+    parsed = parse(rest, _OPTIONS, "agent")
+    if parsed.on("help"):
+        return main(["--help"])
+    if parsed.words and not parsed.dashed:
+        raise UsageError(
+            f"{parsed.words[0]!r} is no option of staddle agent",
+            fix=f"staddle agent {name} -- {parsed.words[0]}",
+        )
+    way = parsed.one("way") or agent.default
+    if way not in agent.ways:
+        raise UsageError(f"{agent.title} has no way {way!r}", fix=f"choose {', '.join(agent.ways)}")
+    doing = [each for each in (*_DOING, "serve") if parsed.on(each)]
+    if len(doing) > 1 or (doing and parsed.words):
+        raise UsageError(f"--{doing[0]} stands alone", fix=f"staddle agent {name} --{doing[0]}")
+    if doing:
+        return _settings(doing[0], agent, way, parsed, rest)
+    return _start(agent, way, parsed)
+
+
+def _settings(doing: str, agent: CodingAgent, way: str, parsed: Parsed, words: Sequence[str]) -> int:
+    if doing == "serve":
+        from ..agents.serve import serve
+
+        return serve(agent, int(parsed.one("serve") or "0"), lambda workspace: _sandbox(parsed, workspace))
+    if doing == "check":
+        from ..agents.check import check
+
+        return check(agent, way, lambda workspace: _sandbox(parsed, workspace))
+    from ..agents import install
+
+    if doing == "remove":
+        for line in install.remove(agent):
+            print(line)
+        return 0
+    kept = [word for word in words if word not in ("--install", "--print", "--yes")]
+    plan = install.plan(agent, way, kept)
+    if doing == "print":
+        print(install.printed(plan), end="")
+        return 0
+    print(install.difference(plan), end="")
+    say(f"outside all the same: {agent.ways[way].outside}")
+    if not parsed.on("yes") and not _confirmed():
+        say("nothing was changed")
+        return 1
+    install.install(plan)
+    say(f"installed; `staddle agent {agent.name} --check` proves it, --remove undoes it")
+    return 0
+
+
+def _confirmed() -> bool:
+    if not sys.stdin.isatty():
+        raise UsageError("there is no terminal to ask on", fix="add --yes")
+    print("Change these settings? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _start(agent: CodingAgent, way: str, parsed: Parsed) -> int:
+    from ..agents import launch
+
+    if way == INSIDE:
+        return _inside(agent, parsed)
+    workspace = _workspace(parsed)
+    if agent.ways[way].untried or agent.name == "vscode":
+        raise UsageError(
+            f"{agent.title} is not started by staddle", fix=f"staddle agent {agent.name} --install"
+        )
+    if agent.name == "aider" and way == SHELL and not os.isatty(0):
+        raise UsageError(
+            "Aider uses its shell only on a terminal",
+            why="without one it runs commands with /bin/sh, outside",
+            fix="use --way inside",
+        )
+    if agent.ways[way].outside != "nothing":
+        say(f"outside all the same: {agent.ways[way].outside}")
+    if way == MCP:
+        options = [word for name in _PASSED for value in parsed.many(name) for word in (f"--{name}", value)]
+        return launch.run_with_mcp(agent, launch.server_words(workspace, *options), parsed.words)
+    sandbox = _sandbox(parsed, workspace)
+    say_gaps(sandbox.enforced)
+    return launch.run_with_shell(agent, sandbox, parsed.words)
+
+
+#: Options that `staddle mcp` has, too.
+_PASSED = tuple(
+    option.name for option in RUNNING if option.value and option.name not in (*_LEFT_OUT, "workspace")
+)
+
+
+def _workspace(parsed: Parsed) -> str:
+    workspace = os.path.realpath(parsed.one("workspace") or os.getcwd())
+    if not os.path.isdir(workspace):
+        raise UsageError(f"the workspace {workspace!r} is not a directory", fix="name one that exists")
+    return workspace
+
+
+def _policy(parsed: Parsed, workspace: str) -> Policy:
+    from ..policy import Policy
+
+    file = parsed.one("policy")
+    policy = Policy.from_file(file, workspace=workspace) if file else Policy.agent()
+    return asked_of(policy, parsed).with_limits(timeout=None)
+
+
+def _sandbox(parsed: Parsed, workspace: str | None = None) -> Sandbox:
+    """The sandbox for an agent's shell: the workspace is at its own path."""
+    from ..agents.table import codex_program
+    from ..sandbox.sandbox import Sandbox
+
+    place = workspace or _workspace(parsed)
+    policy, mode = _policy(parsed, place), parsed.one("mode") or "bind"
+    codex = codex_program()
+    if codex is not None:
+        policy = policy.with_read(codex)
+    best_effort, backend = parsed.on("best-effort"), parsed.one("backend") or "auto"
+    if mode not in ("bind", "readonly"):
+        raise UsageError(f"there is no mode {mode!r} here", fix="choose bind or readonly")
+    granted = policy.with_write(place) if mode == "bind" else policy.with_read(place)
+    return Sandbox(None, granted, backend=backend, best_effort=best_effort)
+
+
+def _inside(agent: CodingAgent, parsed: Parsed) -> int:
+    """The whole agent, with its configuration, its key and the hosts of its model, in a sandbox."""
+    import shutil
+
+    from ..agents.launch import installation_of, program_of
+    from ..jail.agents import AGENTS
+    from ..launch.view import find_program
+    from ..policy import Network, Policy
+    from ..policy.compiler import compile
+    from ..wrapping import prepare
+
+    workspace, row = _workspace(parsed), AGENTS[agent.name]
+    policy = row.needs(Policy.coding_agent(os.path.expanduser("~")))
+    policy = policy.with_network(Network.allow(*row.hosts)).with_pass_env(
+        row.key, "TERM", "COLORTERM", "LANG"
+    )
+    policy = asked_of(policy, parsed).with_limits(timeout=None)
+    policy = policy.with_read(workspace) if parsed.one("mode") == "readonly" else policy.with_write(workspace)
+    program = program_of(agent)
+    policy = policy.with_read(*installation_of(program))
+    path = dict.fromkeys(
+        os.path.dirname(found) for name in (program, "node") if (found := shutil.which(name))
+    )
+    plan = compile(policy, cwd=workspace, base=os.getcwd())
+    inside = plan.environment().get("PATH", os.defpath)
+    policy = policy.with_env(PATH=":".join((*path, inside)))
+    plan = compile(policy, cwd=workspace, base=os.getcwd())
+    try:
+        find_program(plan, program)
+    except CommandNotFound as error:
+        say(str(error))
+        return error.status
+    argv = [program, *parsed.words]
+    wrapped = prepare(
+        argv, plan, backend=parsed.one("backend") or "auto", best_effort=parsed.on("best-effort")
+    )
+    say_gaps(wrapped.enforced)
+    outcome = attended(wrapped, seconds=None, cap=None)
+    say_violations(wrapped.violations())
+    return outcome.status
