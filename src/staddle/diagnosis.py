@@ -120,8 +120,10 @@ def doctor(policy: Policy | None = None) -> Diagnosis:
 
 def _gaps(backend: Backend, plan: Plan) -> tuple[Gap, ...]:
     """The gaps of one command, with those of the limits that are the host's defaults."""
-    from .limits.enforced import of_command
+    from .limits.enforced import of_command, of_landlock
 
+    if backend.name == "landlock":
+        return (*backend.gaps(plan), *of_landlock(plan.limits)[1])
     writes = any(grant.access == "write" for grant in plan.grants)
     _, more = of_command(plan.limits, inside=backend.name == "namespaces", writes=writes)
     return (*backend.gaps(plan), *more)

@@ -259,7 +259,14 @@ def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) 
     plan = mask_host_sockets(plan)
     chosen, enforced = choose(plan, backend, best_effort=best_effort)
     limits = plan.limits
-    if limits.defaults or (chosen.name == "namespaces" and (limits.memory or limits.cpu or limits.processes)):
+    if chosen.name == "landlock" and (limits.defaults or limits.memory or limits.processes):
+        from .limits.enforced import of_landlock
+
+        held, gaps = of_landlock(limits)
+        enforced = enforced.replace(limits=held, gaps=(*enforced.gaps, *gaps))
+    elif limits.defaults or (
+        chosen.name == "namespaces" and (limits.memory or limits.cpu or limits.processes)
+    ):
         from .limits.enforced import of_command  # who holds each is only looked up where it is not obvious
 
         writes = any(grant.access == "write" for grant in plan.grants)

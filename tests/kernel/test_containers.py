@@ -67,6 +67,14 @@ with Sandbox("/tmp/p", policy=nested) as sb:
 found["host"] = {name: open(f"/tmp/p/{name}").read() for name in ("a", "sub/b", "sub/c", "sub/e")}
 names = ("a", "sub", "sub/b", "sub/c", "sub/d")
 found["owners"] = sorted({os.stat(f"/tmp/p/{name}").st_uid for name in names})
+limited = nested.with_limits(memory="150M", processes=30)
+with Sandbox(policy=limited) as sb:
+    fill = "python3 -c 'l = []\\nwhile True: l.append(bytes([1]) * (1 << 20))'"
+    found["limits"] = [str(sb.run(fill).reason), str(sb.run("false").reason)]
+    # A fork that fails is tried again by bash for long: a program is told at once.
+    crowd = "import os, time\\nfor _ in range(60):\\n if not os.fork(): time.sleep(1000)"
+    found["limits"].append(str(sb.run(f"python3 -c '{crowd}'").reason))
+    found["held"] = {item.limit: item.exact for item in sb.enforced.limits}
 with Sandbox(policy=nested) as sb:
     found["empty"] = sb.run("pwd > x; cat x").ok
 for mode in ("readonly", "bind"):
@@ -129,6 +137,14 @@ def test_what_stays_closed(lived: tuple[Container, dict[str, Any]]) -> None:
         assert commands["capabilities"][2] == none
         assert found["id"] >= 0x70000000
         assert found["fork_id"] not in (found["id"], 0)
+
+
+def test_limits_are_held_and_the_reason_is_the_command_s_own(lived: tuple[Container, dict[str, Any]]) -> None:
+    _, found = lived
+    assert found["limits"] == ["memory", "exited", "processes"]
+    assert found["held"]["memory"] is False  # measured, not counted by the kernel
+    assert "limits.memory" not in found["gaps"]
+    assert "limits.processes" not in found["gaps"]
 
 
 def test_writing_through_as_root_is_refused_with_a_way_out(lived: tuple[Container, dict[str, Any]]) -> None:
@@ -239,7 +255,7 @@ def test_doctor_says_what_is_enforced(lived: tuple[Container, dict[str, Any]]) -
     usable = {name for name, backend in said["backends"].items() if backend["usable"]} - {"native"}
     assert usable == {"landlock"}
     listed = {gap["protection"] for gap in said["backends"]["landlock"]["gaps"]}
-    of_sessions = {"layers", "workspace", "limits.disk"}
+    of_sessions = {"layers", "workspace"}
     assert listed - {"packages"} == set(lived[1]["gaps"]) - of_sessions - {"packages"}
     for name in ("namespaces", "bwrap"):
         assert said["backends"][name]["why"]

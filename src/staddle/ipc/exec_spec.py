@@ -77,6 +77,11 @@ class ExecSpec(Value):
     #: where that is not to every address, to which: see `inside.landlock.connections`.
     internet: int = 0
     destinations: tuple[tuple[bytes, int, int, int], ...] = ()
+    #: What the supervisor holds, where no control group does: bytes of memory, processes; 0 is none. And the
+    #: descriptor of the file in which it tells what it did.
+    memory: int = 0
+    processes: int = 0
+    tally: int = -1
 
 
 _SHAPES = wire.shapes(ExecSpec)
@@ -116,6 +121,8 @@ def _check(spec: ExecSpec) -> None:
         for network, prefix, port, _ in spec.destinations
     ):
         raise Malformed("a destination is not a network and a port")
+    if (spec.memory or spec.processes) and (not spec.supervise or spec.tally < 3):
+        raise Malformed("limits need a supervisor that holds them, and a file in which it tells")
     if spec.scratch and not spec.supervise:
         raise Malformed("private directories need a supervisor that removes them")
     if (spec.uid < 0) != (spec.gid < 0):

@@ -80,8 +80,11 @@ def python(program: str, *words: str) -> tuple[str, ...]:
     return (os.path.realpath(sys.executable), "-I", "-S", os.path.join(package, program), *words)
 
 
-def helper_launch(spec: ExecSpec, *, relays: bool = True) -> Launch:
-    """The helper, ready to be started once with this specification; `status` and `launcher` are set here."""
+def helper_launch(spec: ExecSpec, *, relays: bool = True, limited: CommandLimits | None = None) -> Launch:
+    """The helper, ready to be started once with this specification; `status` and `launcher` are set here.
+
+    `limited` are limits that its supervisor holds.
+    """
     read, write = os.pipe2(os.O_CLOEXEC)
     kept = [write]
 
@@ -91,6 +94,9 @@ def helper_launch(spec: ExecSpec, *, relays: bool = True) -> Launch:
 
     try:
         complete = spec.replace(status=b"%d" % write, launcher=os.getpid())
+        if limited is not None and limited.tally >= 0:
+            kept.append(tally := os.dup(limited.tally))
+            complete = complete.replace(memory=limited.memory, processes=limited.processes, tally=tally)
         kept.append(file := memory_file(encode(complete)))
         argv = helper_command("jail-exec", str(file))
     except BaseException:
@@ -101,11 +107,12 @@ def helper_launch(spec: ExecSpec, *, relays: bool = True) -> Launch:
         argv=argv,
         env=dict(ENVIRONMENT),
         cwd="/",
-        pass_fds=(write, file),
+        pass_fds=tuple(kept),
         status=read,
         failure=sentence,
         relays=relays,
         close=close,
         uid=spec.uid if spec.uid >= 0 else None,
         scratch=spec.scratch,
+        limited=limited,
     )

@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 class CommandLimits:
     """Its control groups; or what its first process has to watch, and the file in which it tells."""
 
-    def __init__(self, limits: Limits) -> None:
-        """Make what holds `limits`. LaunchFailed or OSError when the host refuses."""
+    def __init__(self, limits: Limits, *, watched: bool = False) -> None:
+        """Make what holds `limits`. LaunchFailed or OSError when the host refuses.
+
+        `watched`: all is held by a process of ours, and no cgroup is looked for.
+        """
         # A group takes the kernel longer than all else that a command needs: not for a default alone.
-        means = usable() if asked(limits) else CgroupSupport(())
-        self._limits = limits = default_limits.fill_in(limits)
+        means = usable() if asked(limits) and not watched else CgroupSupport(())
+        self.limits = limits = default_limits.fill_in(limits)
         self._group: SandboxCgroups | None = None
         #: For the first process to watch; 0 is nothing.
         self.memory = 0 if means.version("memory") else limits.memory or 0
@@ -52,7 +55,7 @@ class CommandLimits:
             told = os.pread(self.tally, SIZE, 0)
             ended, full, _ = struct.unpack(TALLY, told) if len(told) == SIZE else (0, 0, 0)
             events = Events(events.out_of_memory + ended, events.refused_processes + full)
-        return usage.ran_into(self._limits, status, Events(), events)
+        return usage.ran_into(self.limits, status, Events(), events)
 
     def usage(self, wall: float) -> Usage | None:
         """The total usage, as far as the cgroups tell."""
@@ -76,7 +79,7 @@ class CommandLimits:
             os.close(tally)
 
 
-def command_limits(limits: Limits) -> CommandLimits | None:
+def command_limits(limits: Limits, *, watched: bool = False) -> CommandLimits | None:
     """For a command with `limits`; None where none of them takes more than its own process."""
     left = "memory" in limits.defaults or "processes" in limits.defaults
-    return CommandLimits(limits) if left or asked(limits) else None
+    return CommandLimits(limits, watched=watched) if left or asked(limits) else None

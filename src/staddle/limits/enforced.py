@@ -243,6 +243,28 @@ OF_COMMAND = {
 }
 
 
+#: On landlock, where no namespace tells a sandbox's processes from others.
+OF_LANDLOCK = {
+    "memory": EnforcedLimit("memory", "its supervisor, which measures its processes and kills", exact=False),
+    "processes": EnforcedLimit(
+        "processes",
+        "a resource limit (RLIMIT_NPROC) of the user, who may have so many more than at the start",
+        exact=False,
+    ),
+}
+
+
+def of_landlock(limits: Limits) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:
+    """Decide how the limits of a sandbox on landlock are held, and list the defaults that nothing holds."""
+    held = [
+        EnforcedLimit(name, _ALWAYS[name]) if name in _ALWAYS else OF_LANDLOCK[name]
+        for name, value in limits.as_dict().items()
+        if value is not None and name not in limits.defaults and (name in _ALWAYS or name in OF_LANDLOCK)
+    ]
+    more, gaps = enforced_defaults(limits, CgroupSupport(()), by=OF_LANDLOCK)
+    return (*held, *more), gaps
+
+
 def of_command(
     limits: Limits, *, inside: bool, writes: bool
 ) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:

@@ -22,6 +22,7 @@ class LimitTally:
         self._supervisor, self._tally = supervisor, tally
         self._ended = self._full = 0
         self._next = 0.0
+        supervisor.before_kill = self._tell
 
     def patience(self, otherwise: int | None) -> int:
         """Do what is due; for how many milliseconds nothing will be, or `otherwise`, if that is less."""

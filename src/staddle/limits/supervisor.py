@@ -219,12 +219,19 @@ class Supervisor:
         shells: Callable[[], Collection[int]] = tuple,
         *,
         counts_sockets: bool = False,
+        pids: Callable[[], list[int]] | None = None,
+        count: Callable[[Iterable[int]], int] = threads,
     ) -> None:
         """`places` are the file systems in memory that count; `shells` tells those that are spared.
 
         `counts_sockets`: the network namespace is the sandbox's own, and what waits in its sockets counts.
+        `pids` tells its processes where it has no pid namespace of its own; nor has it one of IPC then.
+        `count` is how the kernel counts them.
         """
         self._counts_sockets = counts_sockets
+        self._pids, self._has_ipc, self._count = pids or others, pids is None, count
+        #: Called before processes are killed, so that a waiting parent finds it told.
+        self.before_kill: Callable[[], None] = lambda: None
         self._memory, self._most_processes = memory, processes
         self._places, self._shells = tuple(places), shells
         self._cores = len(os.sched_getaffinity(0))
@@ -233,6 +240,7 @@ class Supervisor:
         self._largest = 0  # of all memory files that were seen
         self._last: Sample | None = None
         self._still = 0
+        self._dying: frozenset[int] = frozenset()
         #: The kills that were not reported yet: see `take_events`.
         self.ended: list[MemoryKill] = []
         #: The memory that was seen last, and whether the sandbox was seen with all processes it may have.
@@ -244,17 +252,18 @@ class Supervisor:
 
         `gone` processes that are to be counted have just ended.
         """
-        pids = others()
+        pids = self._pids()
         seldom = _SELDOM
         if self._most_processes is not None:
-            count = threads(pids) + gone
+            count = self._count(pids) + gone
             self.full = self.full or count >= self._most_processes
             if count * 2 > self._most_processes and not self.full:
                 seldom = _OFTEN
         if self._memory is None:
             return seldom
         unnamed = self._memory_files(pids, now)
-        shared = files_in_memory(self._places) + system_v() + unnamed
+        shared = files_in_memory(self._places) + unnamed
+        shared += system_v() if self._has_ipc else 0
         sample = at_most(pids, shared, self._memory)
         resting = self._is_resting(sample)
         step = judge(sample, self._memory, self._shells(), self._cores, resting)
@@ -264,10 +273,13 @@ class Supervisor:
             sample = exactly([pid for pid, _ in sample.processes], shared)
             step = judge(sample, self._memory, self._shells(), self._cores)
         self.seen = sample.total
+        # One that is still dying of the last look is no new event: it may belong to the command before.
+        if new := tuple(pid for pid in step.kill if pid not in self._dying):
+            self.ended = [*self.ended[1 - _MOST_EVENTS :], MemoryKill(new, sample.total, self._memory)]
+            self.before_kill()
+        self._dying = frozenset(step.kill)
         for pid in step.kill:
             process_tree.send(pid, process.SIGKILL)
-        if step.kill:
-            self.ended = [*self.ended[1 - _MOST_EVENTS :], MemoryKill(step.kill, sample.total, self._memory)]
         return min(step.again, seldom)
 
     def take_events(self) -> list[MemoryKill]:

@@ -410,13 +410,13 @@ def test_other_networks_cannot_be_held(network: Network) -> None:
     assert names(plan(network=network), documented=False) == {"network"}
 
 
-@pytest.mark.parametrize("limit", ["memory", "cpu", "processes", "disk"])
+@pytest.mark.parametrize("limit", ["cpu", "disk"])
 def test_other_limits_cannot_be_held(limit: str) -> None:
     assert names(plan(limits=Limits(**{limit: 1})), documented=False) == {f"limits.{limit}"}
 
 
 def test_limits_that_can_be_held_are_no_gap() -> None:
-    held = Limits(timeout=1, output=1, file_size=1, open_files=1)
+    held = Limits(timeout=1, output=1, file_size=1, open_files=1, memory=1, processes=1)
     assert names(plan(limits=held), documented=False) == set()
 
 

@@ -71,9 +71,19 @@ class Landlock:
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
         """The helper with its instructions. The command is confined or does not start."""
         from ...launch.contract import helper_launch
+        from ...limits.command_limits import command_limits
 
         _, _, _, instructions = self._arrange(plan, command)
-        return helper_launch(instructions)
+        limited = command_limits(plan.limits, watched=True)
+        if limited is not None:
+            more = tuple((resource, most, most) for _, resource, most in limited.rlimits)
+            instructions = instructions.replace(rlimits=(*instructions.rlimits, *more))
+        try:
+            return helper_launch(instructions, limited=limited)
+        except BaseException:
+            if limited is not None:
+                limited.close()
+            raise
 
     def _arrange(
         self, plan: Plan, command: Sequence[str]
@@ -393,7 +403,7 @@ def _of_the_kernel(abi: int) -> Iterator[Gap]:
 def _of_the_plan(plan: Plan, *, can_mount: bool) -> Iterator[Gap]:
     yield from gateways.nobody_asks("Landlock", plan)
     yield from common.identity("Landlock", plan)
-    yield from common.limits("Landlock", plan)
+    yield from common.limits("Landlock", plan, ("cpu", "disk"))
     writable = Ancestry({grant.path for grant in plan.grants if grant.access == "write"})
     below = [item.path for item in plan.hidden if writable.at_or_above(item.path) is not None]
     if below:

@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ...ipc.exec_spec import ExecSpec
+    from ...limits.limit_tally import LimitTally
     from .connections import Broker
 
 #: Sent by the kernel when the thread that started the launcher ends. Not one that people send.
 ORPHANED = process.LAST_SIGNAL
 HANDLED = (*ATTENDED, ORPHANED)
+RLIMIT_NPROC = 6
 #: Milliseconds until we look again whether a connection can be made, when too many are being made.
 _BUSY = 20
 
@@ -79,18 +81,22 @@ def _watch(spec: ExecSpec, ruleset: Ruleset | None, status: int, lifeline: int) 
     descendants = Descendants()
     try:
         descendants = share_scope(spec)
-        command, broker = _start(spec, ruleset, status)
-        return _attend(command, broker, descendants, lifeline)
+        others = _others(spec)
+        command, broker = _start(spec, ruleset, status, others)
+        return _attend(command, broker, descendants, lifeline, _limits(spec, command, others))
     finally:
         descendants.end()
         remove_tree.remove(spec.scratch)
 
 
-def _start(spec: ExecSpec, ruleset: Ruleset | None, status: int) -> tuple[int, Broker | None]:
+def _start(spec: ExecSpec, ruleset: Ruleset | None, status: int, others: int) -> tuple[int, Broker | None]:
     ours, theirs = process.descriptor_channel() if spec.brokered else (-1, -1)
     supervisor = os.getpid()
+    most = spec.processes + others if spec.processes else 0
     command = os.fork()
     if command == 0:
+        if most:
+            process.set_rlimits({RLIMIT_NPROC: (most, most)})
         live(
             lambda: confine.become_command(spec, ruleset, status, supervisor, theirs),
             lambda error: _report(status, error),
@@ -110,7 +116,49 @@ def _start(spec: ExecSpec, ruleset: Ruleset | None, status: int) -> tuple[int, B
     return command, None if listener is None else Broker(listener, spec)
 
 
-def _attend(command: int, broker: Broker | None, descendants: Descendants, lifeline: int) -> int:
+def _others(spec: ExecSpec) -> int:
+    """How many processes and threads the command's user has besides: the kernel limits those of a user.
+
+    Root's sandbox has a user of its own, with launcher and supervisor. An ordinary user may have more later.
+    """
+    if not spec.processes:
+        return 0
+    if spec.uid >= 0:
+        return 2
+    from ...linux.process_tree import threads_of_user
+
+    return threads_of_user(os.getuid())
+
+
+def _limits(spec: ExecSpec, command: int, others: int) -> LimitTally | None:
+    """The limits that are held here: everything below us is measured, and killed.
+
+    The command, which may be the agent of a session, is spared while it is small.
+    """
+    if not spec.memory and not spec.processes:
+        return None
+    from ...limits.limit_tally import LimitTally
+    from ...limits.supervisor import Supervisor, threads
+    from ...linux.process_tree import descendants, threads_of_user
+
+    watch = Supervisor(
+        spec.memory or None,
+        spec.processes or None,
+        (),
+        lambda: (command,),
+        pids=lambda: descendants(os.getpid()),
+        count=threads if spec.uid >= 0 else lambda _: threads_of_user(os.getuid()) - others,
+    )
+    return LimitTally(watch, spec.tally)
+
+
+def _attend(
+    command: int,
+    broker: Broker | None,
+    descendants: Descendants,
+    lifeline: int,
+    limits: LimitTally | None = None,
+) -> int:
     """Answer and pass on until the command, or the launcher, has ended; the exit status to end with."""
     gc.enable()  # the one of us that lives long and works
     release_streams()
@@ -125,11 +173,12 @@ def _attend(command: int, broker: Broker | None, descendants: Descendants, lifel
             broker = None
 
     def patience() -> float | None:
-        if broker is None:
-            return None
-        is_free = broker.is_free()
-        attendant.serve(broker.listener, answer, select.POLLIN if is_free else 0)
-        return None if is_free else _BUSY
+        busy = None
+        if broker is not None:
+            is_free = broker.is_free()
+            attendant.serve(broker.listener, answer, select.POLLIN if is_free else 0)
+            busy = None if is_free else _BUSY
+        return busy if limits is None else limits.patience(busy)
 
     def pass_on(number: int) -> None:
         if number in PASSED_ON:
@@ -137,6 +186,8 @@ def _attend(command: int, broker: Broker | None, descendants: Descendants, lifel
 
     attendant.serve(lifeline, lambda _: attendant.stop())
     status = attendant.run(pass_on, patience)
+    if limits is not None and status:
+        limits.look(gone=1)  # what made it fail may not have been seen yet
     return 128 + process.SIGKILL if status is None else exit_status(status)
 
 

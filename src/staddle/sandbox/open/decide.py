@@ -183,7 +183,7 @@ def _decided(
     backend, enforced = backends.choose(planned, chosen, best_effort=settings.best_effort)
     if backend.name == _LAYERED and limits:
         enforced = enforced.replace(limits=limits)
-    if plan.limits.defaults:
+    if plan.limits.defaults or backend.name == "landlock":
         enforced = _with_defaults(enforced, plan.limits, settings.mode)
     # On other backends the plan may still change.
     is_ours = backend.name == _LAYERED
@@ -208,11 +208,13 @@ def _enforced_limits(limits: Limits, mode: str) -> tuple[tuple[EnforcedLimit, ..
 def _with_defaults(enforced: Enforcement, limits: Limits, mode: str) -> Enforcement:
     """Add what holds the limits that the policy leaves to this host, and which of them nothing does."""
     from ...limits.cgroup_layout import CgroupSupport
-    from ...limits.enforced import OF_SESSION, enforced_defaults, session_cgroups
+    from ...limits.enforced import OF_SESSION, enforced_defaults, of_landlock, session_cgroups
 
     if enforced.backend == _LAYERED:
         layer: Literal["directory", "none"] = "directory" if mode in APART else "none"
         holds, gaps = enforced_defaults(limits, session_cgroups(limits), by=OF_SESSION, layer=layer)
+    elif enforced.backend == "landlock":
+        holds, gaps = of_landlock(limits)
     else:
         holds, gaps = enforced_defaults(limits, CgroupSupport(()), by={})
     return enforced.replace(limits=(*enforced.limits, *holds), gaps=(*enforced.gaps, *gaps))

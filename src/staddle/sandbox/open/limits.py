@@ -20,6 +20,7 @@ import time
 from ...background import Worker, do_later
 from ...errors import LaunchFailed, StaddleError
 from ...limits import disk, enforced, unnamed_files, usage
+from ...limits.cgroup_layout import CgroupSupport
 from ...limits.limit_tally import PEAK, SIZE, TALLY
 from ...limits.memory_watch import below
 from ...limits.usage import Events, GroupMeter, Usage
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...ipc.agent_client import AgentClient
+    from ...limits.command_limits import CommandLimits
+    from ...limits.enforced import SessionLimits
     from ...limits.memory_watch import MemoryWatch
     from ...limits.sandbox_cgroups import SandboxCgroups
     from ...policy.limits import Limits
@@ -47,16 +50,18 @@ class SandboxLimits:
 
     def __init__(self, limits: Limits, workspace: SandboxWorkspace | None) -> None:
         """Make what holds `limits`. LaunchFailed when the host refuses. `workspace` takes the changes."""
-        self._held_by = held_by = enforced.session_limits(
-            limits, "" if workspace is None else workspace.stack.store.path
-        )
+        held_by = enforced.session_limits(limits, "" if workspace is None else workspace.stack.store.path)
+        tally = -1
+        if held_by.watched_memory or held_by.watched_processes:
+            tally = os.memfd_create("staddle", os.MFD_CLOEXEC)
+        self._begin(held_by, workspace, tally)
+
+    def _begin(self, held_by: SessionLimits, workspace: SandboxWorkspace | None, tally: int) -> None:
+        self._held_by, self._tally = held_by, tally
         self.limits = held_by.limits
         self._disk_quota = None
         if workspace is not None and held_by.quota:
             self._disk_quota = DiskQuota(workspace, held_by.quota, default="disk" in self.limits.defaults)
-        self._tally = -1
-        if held_by.watched_memory or held_by.watched_processes:
-            self._tally = os.memfd_create("staddle", os.MFD_CLOEXEC)
         #: The cgroups that it is to be in: also without limits, to be stopped there.
         self.cgroups = held_by.cgroups
         self._memory_watch: MemoryWatch | None = None
@@ -213,6 +218,23 @@ class SandboxLimits:
         if self._tally >= 0:
             tally, self._tally = self._tally, -1
             os.close(tally)
+
+
+class LaunchedLimits(SandboxLimits):
+    """The limits of a sandbox whose launcher holds them, and tells what it did in a file."""
+
+    def __init__(self, launched: CommandLimits) -> None:
+        held_by = enforced.SessionLimits(
+            limits=launched.limits,
+            cgroups=CgroupSupport(()),
+            watched_memory=launched.memory,
+            watched_processes=launched.processes,
+            quota=0,
+            watches_memory=False,
+            counts_processes=False,
+            is_asked=False,
+        )
+        self._begin(held_by, None, os.dup(launched.tally))
 
 
 def _read_tally(tally: int) -> tuple[int, int, int]:

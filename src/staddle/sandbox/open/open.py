@@ -106,7 +106,9 @@ def _open_with(
         plan, after = _in_private_directory(plan)
         decided = decided.replace(plan=plan)
     try:
-        agent, shell, uid, network = launch_agent(decided.backend, plan, bash, settings.on_connect, after)
+        agent, shell, uid, network, limits = launch_agent(
+            decided.backend, plan, bash, settings.on_connect, after
+        )
     except BaseException:
         if workspace is None and after is not None:
             after()
@@ -115,7 +117,7 @@ def _open_with(
         from ..workspace.trees import MountedTrees
 
         workspace.attach(MountedTrees(agent), plan.cwd)
-    return SandboxHandle(agent, shell, decided, bash, "", uid, workspace, network=network)
+    return SandboxHandle(agent, shell, decided, bash, "", uid, workspace, network, limits)
 
 
 def _in_private_directory(plan: Plan) -> tuple[Plan, Callable[[], None]]:

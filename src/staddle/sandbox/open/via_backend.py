@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ...launch.contract import Launch
     from ...network.host.approval_calls import OnConnect
     from ...policy.plan import Plan
+    from .limits import SandboxLimits
     from .network import SandboxNetwork
 
     Process = subprocess.Popen[bytes]
@@ -44,11 +45,12 @@ def launch_agent(
     bash: str,
     on_connect: OnConnect | None = None,
     after: Callable[[], None] | None = None,
-) -> tuple[AgentClient, OpenedShell, int | None, SandboxNetwork | None]:
+) -> tuple[AgentClient, OpenedShell, int | None, SandboxNetwork | None, SandboxLimits | None]:
     """An agent in a new sandbox of `backend`, and a shell in it.
 
-    Then the id that its processes have on the host, if that is not ours, and what it reaches, if
-    the backend started a network gateway for it. `after` is called when it has ended.
+    Then the id that its processes have on the host, if that is not ours; what it reaches, if
+    the backend started a network gateway for it; and the limits that its launcher holds. `after` is called
+    when it has ended.
     """
     launch = backend.prepare(plan, standalone.command())
     try:
@@ -69,13 +71,20 @@ def launch_agent(
         theirs.close()
         os.close(saying)
     agent: AgentClient | None = None
+    limits: SandboxLimits | None = None
     try:
+        if launch.limited is not None and launch.limited.tally >= 0:
+            from .limits import LaunchedLimits
+
+            limits = LaunchedLimits(launch.limited)
         standalone.send_code(ours)
         network = _network(backend, launch, plan, on_connect)
-        agent = AgentClient(ours.detach(), lambda: _end(started, network, after), kill=started.kill)
+        agent = AgentClient(ours.detach(), lambda: _end(started, network, limits, after), kill=started.kill)
         # As the agent was started: only the backend knows where home and /tmp ended up.
-        return agent, agent.shell({}, "", bash), launch.uid, network
+        return agent, agent.shell({}, "", bash), launch.uid, network, limits
     except BaseException as error:
+        if limits is not None and agent is None:
+            limits.close()
         if agent is not None:
             agent.close()
         else:
@@ -101,8 +110,15 @@ def _network(
     return SandboxNetwork(plan, on_connect, gateway_socket=socket)
 
 
-def _end(started: _LaunchedAgent, network: SandboxNetwork | None, after: Callable[[], None] | None) -> None:
+def _end(
+    started: _LaunchedAgent,
+    network: SandboxNetwork | None,
+    limits: SandboxLimits | None,
+    after: Callable[[], None] | None,
+) -> None:
     started.end()
+    if limits is not None:
+        limits.close()
     if network is not None:
         network.close()
     if after is not None:
