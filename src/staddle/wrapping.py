@@ -13,10 +13,10 @@ import os
 from .backends import choose
 from .errors import AlreadyWrapped, CommandNotFound, PolicyError
 from .launch.view import hidden_program
+from .linux.fileio import current_directory
 from .policy.compiler import asking, compile
 from .policy.host_sockets import mask_host_sockets
 from .policy.network import PATIENCE, whole_seconds
-from .policy.resolution import current_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

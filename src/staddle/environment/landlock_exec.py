@@ -17,8 +17,8 @@ import sys
 from ..display import shown
 from ..errors import CommandNotFound, LandlockUnavailable, PolicyError, StaddleError
 from ..linux import landlock
+from ..linux.fileio import current_directory
 from ..linux.openat2 import open_without_symlinks
-from ..policy.resolution import current_directory
 from .local import LocalEnvironment
 from .writable_paths import parse_globs
 

@@ -18,7 +18,7 @@ from ..ipc.network_spec import encoded as encoded_network
 from ..linux import idmaps, landlock
 from ..linux.seccomp import program
 from ..mounts import shared_view
-from ..mounts.from_plan import entry_of
+from ..mounts.from_plan import LAYOUT, entry_of
 from ..mounts.operations import Bind, encode_operations
 from ..network.namespace.from_policy import network_spec
 from ..policy.paths import WORKSPACE_PATH
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ..limits.cgroup_layout import CgroupSupport
-    from ..limits.sandbox_cgroups import SandboxCgroups
     from ..mounts.operations import Operation
-    from ..policy.limits import Limits
     from ..policy.plan import Plan
     from .connection import ForkReply
 
@@ -72,6 +70,8 @@ class SandboxProcess:
         #: How many users there can be inside, and the first one's id on the host; one id has one name.
         self.ids, self.base = (config.count, config.base) if config.whose else (1, -1)
         self._owner: ForkServerClient | None = owner  # until it is closed
+        #: The cgroups of the fork server's sandboxes, if it has any.
+        self.cgroups = owner.cgroups
         self._config, self._place = config, place
 
     def make_trees(self, layers: Mapping[str, OverlayDirs], socket: int) -> None:
@@ -91,10 +91,6 @@ class SandboxProcess:
                 why="something else is mounted there since the sandbox was made",
                 fix="commit what is to be kept, and open another sandbox",
             )
-
-    def groups_of(self, pid: int, limits: Limits) -> SandboxCgroups | None:
-        """The sandbox's cgroups, for `limits`, if it has any; `pid` is one of its processes, on the host."""
-        return None if self._owner is None else self._owner.groups_of(pid, limits)
 
     def close(self) -> None:
         """Count this sandbox as ended. A fork server without sandboxes may be ended by this."""
@@ -263,7 +259,7 @@ _MOST_INTERNED = 64
 
 
 def _views_of(plan: Plan, bash: str) -> _SharedViews:
-    entry = entry_of(plan)
+    entry = plan.derived.get(LAYOUT) or entry_of(plan)
     known = entry.derived.get((_SharedViews, bash))
     if not isinstance(known, _SharedViews):
         known = entry.derived[_SharedViews, bash] = _SharedViews(plan, entry.layout.operations, bash)

@@ -17,8 +17,7 @@ from ..launch.contract import ENVIRONMENT, python
 from ..limits import scope
 from ..linux import idmaps, open_files
 from ..linux.fileio import memory_file
-from ..mounts.builder import not_built, take
-from ..mounts.host import open_named
+from ..mounts.host import not_built, open_named, take
 from ..mounts.operations import Bind, decode_operations, encode_operations
 from ..policy.paths import WORKSPACE_PATH
 
@@ -28,9 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ..limits.prewarm import PrewarmedCgroups
-    from ..limits.sandbox_cgroups import SandboxCgroups
     from ..mounts.operations import Operation, Row
-    from ..policy.limits import Limits
 
 #: A reply is a letter and a name, or a sentence.
 _LONGEST_ANSWER = 4096
@@ -82,7 +79,7 @@ class ForkServerClient:
         self._lock = threading.Lock()
         self._deaf = False
         before, around = scope.asked() if config.cgroup_fds else ((), {})
-        self._cgroups: PrewarmedCgroups | None = None
+        self.cgroups: PrewarmedCgroups | None = None
         try:
             # An interrupt between the start of a process and the note of its number would leave a zombie.
             uninterrupted(partial(self._begin, before, around))
@@ -91,7 +88,7 @@ class ForkServerClient:
                 self._set_up_as_root(config)
             self._expect(records.READY)
             if config.cgroup_fds:
-                self._cgroups = _groups(config, self._process.pid)
+                self.cgroups = _groups(config, self._process.pid)
         except BaseException as error:
             last_words = uninterrupted(self._abandon) if "_process" in vars(self) else b""
             if isinstance(error, OSError) and not is_of_a_handler(error):
@@ -125,9 +122,9 @@ class ForkServerClient:
         """
         request = _request(view, layers, others).replace(extra_fds=len(extra_fds), alone=int(alone))
         try:
-            if self._cgroups is None or alone:
+            if self.cgroups is None or alone:
                 return self._take(view, request, extra_fds)
-            return self._take_with_groups(self._cgroups, view, request, extra_fds)
+            return self._take_with_groups(self.cgroups, view, request, extra_fds)
         except OSError as error:
             if is_of_a_handler(error):
                 raise
@@ -187,14 +184,10 @@ class ForkServerClient:
         finally:
             close_all(borrowed)
 
-    def groups_of(self, pid: int, limits: Limits) -> SandboxCgroups | None:
-        """The cgroups of a sandbox that was taken, for `limits`; `pid` is one of its processes."""
-        return None if self._cgroups is None else self._cgroups.taken(pid, limits)
-
     @property
     def ended(self) -> bool:
         """Whether it has ended, or must not be asked any more."""
-        without_groups = self._cgroups is not None and self._cgroups.gone
+        without_groups = self.cgroups is not None and self.cgroups.gone
         return self._deaf or without_groups or self._has_exited
 
     @property
@@ -209,8 +202,8 @@ class ForkServerClient:
     def hang_up(self) -> None:
         """Close our end after a fork: the parent process still has the socket."""
         self._socket.close()
-        if self._cgroups is not None:
-            self._cgroups.let_go()
+        if self.cgroups is not None:
+            self.cgroups.let_go()
 
     def close(self) -> None:
         """End it, and every sandbox of it."""
@@ -222,8 +215,8 @@ class ForkServerClient:
         except subprocess.TimeoutExpired:
             self._process.kill()  # it does not listen, or was stopped
             self._process.wait()
-        if self._cgroups is not None:
-            self._cgroups.close()
+        if self.cgroups is not None:
+            self.cgroups.close()
 
     def _set_up_as_root(self, config: records.ForkServerConfig) -> None:
         """As root: write the id maps of the fork server, which has unused ids, and open its binds for it."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 
-from ..policy.plan import cache, cached
 from ..policy.secrets import Secret, is_secret
 from .output import HeadTail, Tail
 
@@ -55,11 +54,11 @@ def secrets_of(plan: Plan) -> Secrets | None:
     """The values that a plan's command must not print; None when nothing is to be hidden."""
     if not plan.redact:
         return None
-    found: Secrets | None = cached(plan, secrets_of)
+    found: Secrets | None = plan.derived.get(secrets_of)
     if found is None:
         hidden = {variable.name: variable.value for variable in plan.variables if variable.secret}
         found = Secrets(secret_values((hidden,), ())) if hidden else NONE
-        cache(plan, secrets_of, found)
+        plan.derived[secrets_of] = found
     return found
 
 

@@ -55,7 +55,8 @@ class HostDirectory(str):
         """Whether the other one is this very directory, by whichever path."""
         return self._identity == other._identity
 
-    def reach(self) -> str:
+    @property
+    def reachable(self) -> str:
         """A path that leads to it, in this process, wherever it is now."""
         return str(self) if self.is_there() else f"/proc/self/fd/{self._fd}"
 
@@ -81,4 +82,4 @@ _known: WeakValueDictionary[tuple[str, int, int], HostDirectory] = WeakValueDict
 
 def reach(path: str) -> str:
     """The path itself, or for a HostDirectory one that leads to it now."""
-    return path.reach() if isinstance(path, HostDirectory) else path
+    return path.reachable if isinstance(path, HostDirectory) else path

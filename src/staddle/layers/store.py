@@ -18,7 +18,7 @@ import stat
 from ..errors import LayerError
 from ..linux.memory import available
 from . import trash
-from .host_directory import reach
+from .host_directory import HostDirectory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,9 +121,14 @@ class Store:
             os.chown(self.path, *owner)
             os.fchown(self._claim, *owner)  # so that they can tell, too, when we are gone
 
+    @property
+    def takes_more(self) -> bool:
+        """Whether the layers of one more sandbox may be here: in memory only within a budget."""
+        return not self.in_memory or has_memory_for_more()
+
     def layer(self, *, like: str | None = None) -> Layer:
         """A new, empty layer. What is mounted from it looks like the directory `like` from outside."""
-        found = os.stat(reach(like)) if like else None
+        found = os.stat(like.reachable if isinstance(like, HostDirectory) else like) if like else None
         with self._lock:
             blank, self._blank = self._blank, None
         layer = self._new() if blank is None else blank

@@ -12,6 +12,7 @@ import os
 from ..errors import LaunchFailed
 from ..linux.fileio import read_if_there
 from ..policy.limits import Limits
+from .usage import GroupMeter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class PrewarmedCgroups:
         self._turn = _thread.allocate_lock()
         self._waiting: list[SandboxCgroups] = []
         self._entered: set[SandboxCgroups] = set()  # of those that wait
-        self._stock: list[SandboxCgroups] = []  # that no request has brought yet
+        self._stock: list[tuple[SandboxCgroups, list[int]]] = []  # that no request has brought yet
         self._closed = False
         self._limits = _NONE  # for those that are made next
 
@@ -52,11 +53,11 @@ class PrewarmedCgroups:
         try:
             for _ in range(count):
                 with self._turn:
-                    group = self._stock.pop() if self._stock else None
-                group = group or self._family.group(self._limits)
+                    made = self._stock.pop() if self._stock else None
+                made = made or self._made()
+                found += made[1]
                 with self._turn:
-                    self._waiting.append(group)
-                found += group.cgroup_fds()
+                    self._waiting.append(made[0])
         except BaseException as error:
             for cgroup_fd in found:
                 os.close(cgroup_fd)
@@ -72,16 +73,26 @@ class PrewarmedCgroups:
             if self._stock or self._closed or self.gone:
                 return
         try:
-            group = self._family.group(self._limits)
-            group.prewarm()
+            made = self._made()
+            made[0].prewarmed_meter = GroupMeter(made[0])
+            made[0].prewarmed_meter.begin()
         except (LaunchFailed, OSError):
             return  # who needs them is told
         with self._turn:
             closed = self._closed
             if not closed:
-                self._stock.append(group)
+                self._stock.append(made)
         if closed:
+            _close(made)
+
+    def _made(self) -> tuple[SandboxCgroups, list[int]]:
+        """Cgroups for one more sandbox, and the descriptors by which its processes enter them."""
+        group = self._family.group(self._limits.replace(cpu=None))
+        try:
+            return group, group.cgroup_fds()
+        except BaseException:
             group.close()
+            raise
 
     def _remove_lost(self) -> None:
         """Remove the cgroups of sandboxes that ended before they were taken: empty after a shell was there.
@@ -112,7 +123,7 @@ class PrewarmedCgroups:
         for these.
         """
         if "memory" in limits.defaults:
-            self._limits = limits.replace(cpu=None)
+            self._limits = limits
         return self._entered_by(pid)
 
     def _entered_by(self, pid: int) -> SandboxCgroups:
@@ -138,11 +149,18 @@ class PrewarmedCgroups:
         """Close them: none is taken any more."""
         with self._turn:
             self._closed = True
+            waiting, self._waiting = self._waiting, []
+            stock, self._stock = self._stock, []
+        for made in stock:
+            _close(made)
         if self._owned:
             self._family.close()
             return
-        with self._turn:
-            waiting, self._waiting = [*self._waiting, *self._stock], []
-            self._stock.clear()
         for group in waiting:
             group.close()
+
+
+def _close(made: tuple[SandboxCgroups, list[int]]) -> None:
+    for cgroup_fd in made[1]:
+        os.close(cgroup_fd)
+    made[0].close()

@@ -40,8 +40,8 @@ class SandboxCgroups:
         #: By which its members know it in /proc: the end of each of its names.
         self.tails = {"/".join(path.split("/")[-2:]) for path in self._directories.values()}
         self._limits: tuple[object, ...] = ()  # that are in force
-        self._cgroup_fds: list[int] = []  # opened in advance
-        self._meter: GroupMeter | None = None
+        #: A meter whose files are open, for who takes it.
+        self.prewarmed_meter: GroupMeter | None = None
         #: The most memory that a meter has seen.
         self.highest = 0
 
@@ -103,9 +103,7 @@ class SandboxCgroups:
         they exec. The kernel moves a process when no other is starting anywhere: that can take
         some milliseconds, but a shell that is started ahead has done it when it is needed.
         """
-        found, self._cgroup_fds = self._cgroup_fds, []
-        if found:
-            return found
+        found: list[int] = []
         try:
             for path in self._directories.values():
                 found.append(os.open(f"{path}/{cgroups.MEMBERS}", os.O_WRONLY | os.O_CLOEXEC))
@@ -114,17 +112,6 @@ class SandboxCgroups:
                 os.close(fd)
             raise
         return found
-
-    def prewarm(self) -> None:
-        """Open now what is needed when a sandbox is taken."""
-        self._cgroup_fds = self.cgroup_fds()
-        self._meter = GroupMeter(self)
-        self._meter.begin()
-
-    def meter(self) -> GroupMeter:
-        """A meter of what is done in them, which is the caller's."""
-        made, self._meter = self._meter, None
-        return made or GroupMeter(self)
 
     def members(self) -> set[int]:
         """The processes in it; 0 stands for those that are not to be seen from here."""
@@ -183,9 +170,7 @@ class SandboxCgroups:
 
     def close(self) -> bool:
         """End what is left in it and remove it; whether that was possible. A second time does nothing."""
-        self._meter = None
-        while self._cgroup_fds:
-            os.close(self._cgroup_fds.pop())
+        self.prewarmed_meter = None
         if not self._directories:
             return True
         try:

@@ -102,9 +102,10 @@ class GroupMeter:
         self._note_memory()
         return Usage(wall, *self._cpu(), self._peak or None)
 
-    def is_far_from(self, memory: int | None) -> bool:
-        """Whether this limit cannot have been reached, by what was seen at the end of commands."""
-        return memory is None or self._group.highest < memory // 2
+    @property
+    def highest(self) -> int:
+        """The most memory that there can have been, by what was seen at the end of commands."""
+        return _UNKNOWN if self._known("peak") is None else self._group.highest
 
     def files(self) -> int:
         """Bytes of memory that files in it take now."""
@@ -146,7 +147,7 @@ class GroupMeter:
         """
         peak, now = self._read("peak"), self._read("memory")
         self._memory = now
-        self._group.highest = max(self._group.highest, _UNKNOWN if peak is None else peak)
+        self._group.highest = max(self._group.highest, peak or 0, now or 0)
         if peak is None:
             self._peak = max(self._peak, now or 0)
             return now
@@ -166,9 +167,10 @@ class GroupMeter:
         if known is None:
             return None
         try:
-            return cgroup_files.number(known[1], os.pread(known[0], 4096, 0).decode("ascii", "replace"))
-        except OSError:
-            return None  # the group is gone
+            text = os.pread(known[0], 4096, 0)
+            return int(text) if not known[1].word else cgroup_files.number(known[1], text.decode("ascii"))
+        except (OSError, ValueError):
+            return None  # the group is gone, or it says "max"
 
     def _known(self, name: str) -> tuple[int, cgroup_files.CounterFile] | None:
         try:

@@ -42,6 +42,15 @@ def read_if_there(path: str) -> bytes:
         return b""
 
 
+def current_directory() -> str | None:
+    """Where this process stands, if that still exists."""
+    try:
+        here = os.getcwd()
+    except OSError:
+        return None
+    return here if here.startswith("/") else None
+
+
 def write_all(fd: int, data: bytes | memoryview) -> None:
     """Write all of `data`, however many calls it takes."""
     left = memoryview(data)

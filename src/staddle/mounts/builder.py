@@ -18,11 +18,10 @@ import errno
 import os
 import stat
 
-from ..errors import LaunchFailed
 from ..linux import mounts
 from ..linux.fileio import write_all
 from ..linux.openat2 import open_beneath
-from .host import open_named, show_as_ours
+from .host import not_built, open_named, take
 from .operations import (
     Bind,
     Devices,
@@ -40,14 +39,12 @@ from .operations import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import TypeAlias, TypeVar
+    from typing import TypeVar
 
+    from .host import Translation
     from .operations import Operation
 
     _Kind = TypeVar("_Kind", bound=Operation)
-
-    #: By owner and group: a user namespace that shows them as the sandbox's user, None where there is none.
-    Translation: TypeAlias = Callable[[int, int], int | None]
 
 #: Where the tree is attached while it is built: any directory will do.
 _PLACES = ("/mnt", "/media", "/srv", "/boot", "/opt", "/var/cache", "/home", "/run", "/tmp")
@@ -78,39 +75,6 @@ def place_for(operations: Sequence[Operation]) -> str:
     if not there:
         raise not_built(f"this host has none of the directories {', '.join(_PLACES)}")
     return there[0]
-
-
-def not_built(why: str) -> LaunchFailed:
-    """The one thing that goes wrong here."""
-    return LaunchFailed("the sandbox's view of the filesystem could not be built", why=why)
-
-
-def take(operation: Bind, translation: Translation | None = None, *, private: bool = False) -> int | None:
-    """A detached copy of what a grant names; None when it is optional and gone.
-
-    With `private`, what is mounted on the host later does not appear in it: for a tree that is
-    not taken in a mount namespace of its own.
-    """
-    try:
-        source = open_named(operation.outside)
-    except LaunchFailed:
-        if operation.optional:
-            return None
-        raise
-    try:
-        status = os.fstat(source)
-        tree = mounts.clone_tree(source)
-    finally:
-        os.close(source)
-    try:
-        attributes = _NOSUID | _NODEV | (0 if operation.writable else _RDONLY)
-        mounts.set_attributes(tree, attributes, private=private)
-        if translation is not None:
-            show_as_ours(tree, operation, lambda: translation(status.st_uid, status.st_gid))
-    except BaseException:
-        os.close(tree)
-        raise
-    return tree
 
 
 def mount_processes(target: str) -> None:

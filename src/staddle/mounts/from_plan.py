@@ -31,10 +31,7 @@ from ..policy.plan import (
     Scratch,
     Socket,
     Text,
-    all_cached,
-    cache,
-    cached,
-    uncache,
+    all_derived,
 )
 from .host import Host
 from .operations import Bind, Devices, Directory, Empty, File, Mask, Overlay, ProcMount, Seal, Symlink
@@ -387,7 +384,7 @@ def _join(directory: str, name: str) -> str:
 # The cache of layouts: see policy.plan. One plan is asked about several times while a sandbox is
 # opened: for its gaps, for the fork server's configuration, for the layers of the system.
 
-_KEY = "layout"
+LAYOUT = "layout"
 #: Parts of a plan that a layout is made of, where it is made without a look at the host.
 _PARTS = ("grants", "outside", "links", "texts", "scratch", "sockets", "closed", "layers", "identity")
 
@@ -404,12 +401,11 @@ class PlanLayout:
 
 def entry_of(plan: Plan) -> PlanLayout:
     """The entry of this plan, made if there is none."""
-    known: PlanLayout | None = cached(plan, _KEY)
+    known: PlanLayout | None = plan.derived.get(LAYOUT)
     if known is not None:
         return known
-    alike = next((entry for other, entry in all_cached(_KEY) if _are_alike(other, plan)), None)
-    made = PlanLayout(lay_out(plan, Host()) if alike is None else alike.layout)
-    cache(plan, _KEY, made)
+    alike = next((entry for other, entry in all_derived(LAYOUT) if _are_alike(other, plan)), None)
+    made = plan.derived[LAYOUT] = PlanLayout(lay_out(plan, Host()) if alike is None else alike.layout)
     return made
 
 
@@ -421,7 +417,7 @@ def layout_of(plan: Plan) -> Layout:
 def forget(plan: Plan) -> None:
     """A command is started with it. If the layout depends on the host, the next start looks there anew."""
     if plan.hidden or plan.guards:
-        uncache(plan, _KEY)
+        plan.derived.pop(LAYOUT, None)
 
 
 def _are_alike(one: Plan, other: Plan) -> bool:

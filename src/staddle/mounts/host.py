@@ -19,7 +19,10 @@ from .operations import Bind
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import Literal, Protocol
+    from typing import Literal, Protocol, TypeAlias
+
+    #: By owner and group: a user namespace that shows them as the sandbox's user, None where there is none.
+    Translation: TypeAlias = Callable[[int, int], int | None]
 
     from .operations import Operation
 
@@ -158,6 +161,42 @@ def translate(tree: int, user_namespace: int) -> None:
     except OSError:
         # Something mounted below cannot be translated: that part is shown as anybody sees it.
         mounts.map_ids(tree, user_namespace, recursive=False)
+
+
+_PLAIN_ATTRIBUTES = mounts.ATTR_NOSUID | mounts.ATTR_NODEV
+
+
+def not_built(why: str) -> LaunchFailed:
+    """The one thing that goes wrong here."""
+    return LaunchFailed("the sandbox's view of the filesystem could not be built", why=why)
+
+
+def take(operation: Bind, translation: Translation | None = None, *, private: bool = False) -> int | None:
+    """A detached copy of what a grant names; None when it is optional and gone.
+
+    With `private`, what is mounted on the host later does not appear in it: for a tree that is
+    not taken in a mount namespace of its own.
+    """
+    try:
+        source = open_named(operation.outside)
+    except LaunchFailed:
+        if operation.optional:
+            return None
+        raise
+    try:
+        status = os.fstat(source)
+        tree = mounts.clone_tree(source)
+    finally:
+        os.close(source)
+    try:
+        attributes = _PLAIN_ATTRIBUTES | (0 if operation.writable else mounts.ATTR_RDONLY)
+        mounts.set_attributes(tree, attributes, private=private)
+        if translation is not None:
+            show_as_ours(tree, operation, lambda: translation(status.st_uid, status.st_gid))
+    except BaseException:
+        os.close(tree)
+        raise
+    return tree
 
 
 def unwritable_grants(

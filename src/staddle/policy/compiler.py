@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 
 from ..errors import PolicyError
+from ..linux.fileio import current_directory
 from . import environment, presets, system, virtual_environment
 from .grants import Visibility, guard, hidden, outermost, strongest, without_covered, without_dead
 from .package_sources.config_files import configuration
 from .paths import Ancestry, above, covers, upward
 from .plan import Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
-from .resolution import HostPaths, PathContext, ResolvedPath, current_directory
+from .resolution import HostPaths, PathContext, ResolvedPath
 from .resolve_rules import ResolvedRule, refuse_planted_links, resolve
 from .tools import Tools
 from .tools import tools as find_tools

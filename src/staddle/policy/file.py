@@ -30,11 +30,12 @@ import os
 import stat
 
 from ..errors import PolicyError
+from ..linux.fileio import current_directory
 from .identity import Identity
 from .limits import Limits
 from .network import MODES, Network
 from .paths import declared, upward
-from .resolution import HostPaths, PathContext, current_directory
+from .resolution import HostPaths, PathContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -268,6 +268,16 @@ class Plan(Value):
         first = path[: scratch + 1] + path[scratch + 1 :].partition("/")[0]
         return len(path) > scratch and any(covers(first, g.path) and g.path != first for g in self.grants)
 
+    @property
+    def derived(self) -> dict[object, Any]:
+        """Values that were made from this very plan, by keys of whoever made them; of the last 64 plans."""
+        found = _entries.get(id(self))
+        if found is None:
+            found = _entries[id(self)] = (self, {})
+            while len(_entries) > _MOST_CACHED:
+                _entries.pop(next(iter(_entries), 0), None)
+        return found[1]
+
     def _covering(self, path: str) -> tuple[int, list[Grant]]:
         """The length of the innermost scratch directory around `path`, and the grants that hold there."""
         # A scratch directory covers what is granted above it; grants below it show through.
@@ -276,28 +286,10 @@ class Plan(Value):
 
 
 _MOST_CACHED = 64
-#: An entry holds its plan, so that no other plan can have the same id meanwhile.
-_entries: dict[tuple[int, object], tuple[Plan, Any]] = {}
+#: By the id of the plan: an entry holds its plan, so that no other one can have the same id meanwhile.
+_entries: dict[int, tuple[Plan, dict[object, Any]]] = {}
 
 
-def cached(plan: Plan, key: object) -> Any:
-    """The value for `plan` and `key`; None if there is none."""
-    found = _entries.get((id(plan), key))
-    return None if found is None else found[1]
-
-
-def cache(plan: Plan, key: object, value: object) -> None:
-    """Cache a value, and forget the oldest ones."""
-    _entries[id(plan), key] = (plan, value)
-    while len(_entries) > _MOST_CACHED:
-        _entries.pop(next(iter(_entries), (0, None)), None)
-
-
-def uncache(plan: Plan, key: object) -> None:
-    """Forget a value, if there is one."""
-    _entries.pop((id(plan), key), None)
-
-
-def all_cached(key: object) -> list[tuple[Plan, Any]]:
-    """The plans that have a value for `key`, and these values; the newest first."""
-    return [entry for (_, known), entry in reversed(tuple(_entries.items())) if known == key]
+def all_derived(key: object) -> list[tuple[Plan, Any]]:
+    """The plans that have a derived value for `key`, and these values; the newest first."""
+    return [(plan, known[key]) for plan, known in reversed(tuple(_entries.values())) if key in known]

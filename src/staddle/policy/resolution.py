@@ -7,6 +7,7 @@ import os
 import stat
 
 from ..errors import PolicyError
+from ..linux.fileio import current_directory
 from .paths import absolute, declared, join
 
 TYPE_CHECKING = False
@@ -159,15 +160,6 @@ class PathContext:
                 fix="change to one that does, or write absolute paths",
             )
         return absolute(path, here, "")
-
-
-def current_directory() -> str | None:
-    """Where this process stands, if that still exists."""
-    try:
-        here = os.getcwd()
-    except OSError:
-        return None
-    return here if here.startswith("/") else None
 
 
 def _home_of_this_user() -> str:

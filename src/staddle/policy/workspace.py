@@ -10,11 +10,11 @@ import os
 import time
 
 from ..errors import PolicyError
+from ..linux.fileio import current_directory
 from .compiler import asking, compile
 from .environment import Environment
 from .paths import WORKSPACE_PATH, covers
 from .plan import Grant, Link, Scratch
-from .resolution import current_directory
 from .tools import VARIABLES
 
 TYPE_CHECKING = False

@@ -73,9 +73,8 @@ class OpenSandbox:
                 fix="leave out `select` and `thread` when you patch, or open them in a process of their own",
             )
         try:
-            with FILE_ROOM.reserve(TO_OPEN):
-                opened = open_agent(settings, snapshot.new_workspace() if snapshot else None)
-                self._take_over(opened, settings)
+            workspace = snapshot.new_workspace if snapshot else lambda: None
+            FILE_ROOM.run_with(TO_OPEN, lambda: self._take_over(open_agent(settings, workspace()), settings))
         except (BlockingIOError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "thread" not in str(error):
                 raise
@@ -214,7 +213,7 @@ class OpenSandbox:
         `who` tells whose doing that is.
         """
         workspace, network = self.workspace, self.network
-        refused = self.redacted(network.refused(who)) if network else ()
+        refused = self.redacted(network.refused(who)) if network and network.has_gateway else ()
         return workspace.changes() if workspace else (), refused
 
     def redacted(self, events: tuple[Event, ...]) -> tuple[Event, ...]:

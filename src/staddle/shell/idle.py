@@ -18,6 +18,7 @@ from ..linux import open_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Protocol
 
     class IdleShell(Protocol):
@@ -186,6 +187,11 @@ class FileRoom:
                 raise too_many()
             time.sleep(QUIET)
         return reserved
+
+    def run_with(self, number: int, work: Callable[[], None]) -> None:
+        """Do `work` with room for so many open files."""
+        with self.reserve(number):
+            work()
 
     def reserve_now(self, number: int) -> ReservedRoom | None:
         """The same without waiting: None when there is no room at this moment, but perhaps in the next."""

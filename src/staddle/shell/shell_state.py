@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from functools import partial
+from functools import lru_cache, partial
 
 from ..errors import LaunchFailed
 from ..interrupts import uninterrupted, uninterruptible
@@ -44,6 +44,12 @@ _UNTERMINATED = b"unexpected EOF while looking for matching `)'"
 
 class ShellEnded(Exception):
     """The shell did not survive a text of ours."""
+
+
+@lru_cache(maxsize=16)
+def _into(directory: str) -> bytes:
+    """The line by which another bash enters the directory of the session."""
+    return b"\\builtin cd -- %b; \\unset OLDPWD\n" % quoted(os.fsencode(directory))
 
 
 class ShellState:
@@ -83,9 +89,7 @@ class ShellState:
         #: Lines that have to come before the next text, and after the command that runs.
         self.pending_setup = self._put_back = b""
         if self._directory is not None:
-            self.pending_setup = b"\\builtin cd -- %b; \\unset OLDPWD\n" % quoted(
-                os.fsencode(self._directory)
-            )
+            self.pending_setup = _into(self._directory)
 
     # ---------------------------------------------------------------- a command
 
@@ -109,7 +113,8 @@ class ShellState:
         """Give `command` to a bash that can take it, and set its `run`; return that bash."""
         if self.bash.ended is not None or self.bash.stale:
             self.ensure_bash(look=False)
-        self.bash.attach()  # first: nothing is held open while it waits for room
+        if self.bash.parked:
+            self.bash.attach()  # first: nothing is held open while it waits for room
         if self._meter is not None:
             self._meter.begin(self.bash.host_pid)
         self._prepare(command.spec)

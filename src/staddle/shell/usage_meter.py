@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         def tally(self) -> tuple[int, int]: ...
         def count_processes(self, started: int) -> bool: ...
         def seen(self) -> int | None: ...
-        def note(self, memory: int | None) -> None: ...
         def total(self, wall: float) -> Usage: ...
         def make_room(self, agent: AgentClient) -> None: ...
         def take_room_back(self) -> None: ...
@@ -147,7 +146,6 @@ class UsageMeter:
             counted = self._group.end(outcome.duration)
             if counted.memory is None:
                 counted = counted.replace(memory=self._limits.seen())
-            self._limits.note(counted.memory)
             # A program alone knows its own time; of a shell, only what it has waited for.
             used = used.replace(memory=counted.memory) if outcome.usage else _together(counted, used)
             self._memory = counted.memory
@@ -235,7 +233,7 @@ class UsageMeter:
         if (
             self._group is None
             or self._is_watched
-            or not self._group.is_far_from(most.memory)
+            or (most.memory is not None and self._group.highest > most.memory // 2)
             or (most.processes is not None and self._sandbox.counted > most.processes // 2)
         ):
             self._before = self._events()

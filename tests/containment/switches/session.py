@@ -118,9 +118,9 @@ SWITCHES: dict[str, Switch] = {
         ("append-readable", "create-readable"),
         edits=(
             Edit(
-                "mounts/builder.py",
-                "_NOSUID | _NODEV | (0 if operation.writable else _RDONLY)",
-                "_NOSUID | _NODEV",
+                "mounts/host.py",
+                "_PLAIN_ATTRIBUTES | (0 if operation.writable else mounts.ATTR_RDONLY)",
+                "_PLAIN_ATTRIBUTES",
             ),
         ),
     ),

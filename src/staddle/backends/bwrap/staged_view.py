@@ -15,7 +15,8 @@ import os
 from ..._value import Value
 from ...linux import mounts
 from ...linux.idmaps import translation
-from ...mounts.builder import Builder, not_built, place_for
+from ...mounts.builder import Builder, place_for
+from ...mounts.host import not_built
 from ...mounts.operations import File, Seal
 
 TYPE_CHECKING = False

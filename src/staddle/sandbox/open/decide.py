@@ -20,7 +20,6 @@ from ...network.namespace.from_policy import needs_gateway
 from ...policy import Policy
 from ...policy.host_sockets import mask_host_sockets
 from ...policy.paths import WORKSPACE_PATH
-from ...policy.plan import cache, cached
 from ...policy.workspace import compile_session, seen_at
 from .settings import APART
 
@@ -48,6 +47,8 @@ _MOVE = ("namespaces", "bwrap", "systemd")
 _NO_INTERPRETER = ("namespaces", "native")
 #: Whether a file system can show its files with other owners, by device.
 _IDMAPPABLE: dict[int, bool] = {}
+#: The probe of each uid that can mount layers.
+_USABLE: dict[int, Probe] = {}
 
 
 class Decision(Value):
@@ -89,8 +90,14 @@ def workspace_kind(settings: SandboxSettings) -> WorkspaceKind:
 
 
 def _layers() -> Probe:
-    """Whether layers can be mounted on this host: the probe of the namespaces backend, which is cached."""
-    return backends.get(_LAYERED).probe()
+    """Whether layers can be mounted on this host: the probe of the namespaces backend."""
+    who = os.geteuid()
+    if who not in _USABLE:
+        found = backends.get(_LAYERED).probe()
+        if not found.usable:
+            return found  # that may change
+        _USABLE[who] = found
+    return _USABLE[who]
 
 
 def _idmappable(directory: str) -> bool:
@@ -169,7 +176,7 @@ def _decided(
     # A layer shows no socket of the host's.
     plan = mask_host_sockets(plan, but=WORKSPACE_PATH if settings.mode in APART else "")
     asking = name, settings.mode, settings.best_effort, os.environ.get(backends.NESTED)
-    if (known := cached(plan, asking)) is not None:
+    if (known := plan.derived.get(asking)) is not None:
         return known  # type: ignore[no-any-return]
     is_limited = any(getattr(plan.limits, limit) is not None for limit in NEED_MORE)
     planned, chosen = plan, name
@@ -192,7 +199,7 @@ def _decided(
     environment = plan.environment() if is_ours else {}
     secrets = secrets_of(plan)
     decided = Decision(backend, plan, workspace, enforced, is_filtered, bash, environment, secrets)
-    cache(plan, asking, decided)
+    plan.derived[asking] = decided
     return decided
 
 

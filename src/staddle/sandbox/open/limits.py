@@ -22,7 +22,6 @@ from ...errors import LaunchFailed, StaddleError
 from ...limits import disk, enforced, unnamed_files, usage
 from ...limits.cgroup_layout import CgroupSupport
 from ...limits.limit_tally import PEAK, SIZE, TALLY
-from ...limits.memory_watch import below
 from ...limits.usage import Events, GroupMeter, Usage
 from ...mounts.operations import inodes
 from ...policy.limits import LARGEST
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from ...limits.command_limits import CommandLimits
     from ...limits.enforced import SessionLimits
     from ...limits.memory_watch import MemoryWatch
+    from ...limits.prewarm import PrewarmedCgroups
     from ...limits.sandbox_cgroups import SandboxCgroups
     from ...policy.limits import Limits
     from ..workspace.workspace import SandboxWorkspace
@@ -73,11 +73,12 @@ class SandboxLimits:
         #: Whether there is more memory for a while than there should be.
         self.roomy = False
 
+    @property
     def extra_fds(self) -> tuple[int, ...]:
         """The descriptors that the agent needs: see ipc.forkserver_messages.SandboxRequest."""
         return (self._tally,) if self._tally >= 0 else ()
 
-    def hold(self, group: SandboxCgroups) -> None:
+    def _hold(self, group: SandboxCgroups) -> None:
         """These are its groups, and everything in it is there: put the limits on. LaunchFailed if not."""
         self._group, self._whole = group, GroupMeter(group)
         group.limit(self.limits)
@@ -86,11 +87,16 @@ class SandboxLimits:
         if too_little := self.too_little():  # for the shell that is there
             raise LaunchFailed("a shell could not be started", why=too_little, fix="give limits.memory more")
 
-    def attach(self, agent: AgentClient, first: Callable[[], int] = int, shell: int = 0) -> None:
-        """The sandbox is there, at the other end of `agent`.
+    def attach(
+        self, agent: AgentClient, first: Callable[[], int], shell: int, cgroups: PrewarmedCgroups | None
+    ) -> None:
+        """The sandbox is there, at the other end of `agent`. LaunchFailed when a limit cannot be put on.
 
-        `first` gives its first process, as the host counts; `shell` is the pid of its first shell there.
+        `first` gives its first process, as the host counts; `shell` is the pid of its first shell there,
+        which is in groups of `cgroups`.
         """
+        if cgroups is not None:
+            self._hold(cgroups.taken(shell, self.limits))
         self._first = first
         if self._disk_quota is not None:
             self._disk_quota.attach(agent, first)
@@ -102,7 +108,10 @@ class SandboxLimits:
 
     def meter(self) -> GroupMeter | None:
         """A meter of the cgroups for one shell's commands; None where there are no cgroups."""
-        return None if self._group is None else self._group.meter()
+        if self._group is None:
+            return None
+        made, self._group.prewarmed_meter = self._group.prewarmed_meter, None
+        return made or GroupMeter(self._group)
 
     @property
     def watched(self) -> bool:
@@ -144,10 +153,10 @@ class SandboxLimits:
         memory = _read_tally(self._tally)[2]
         if memory:
             os.pwrite(self._tally, bytes(8), PEAK)
-        self.note(memory)
+        self._note(memory)
         return memory or None
 
-    def note(self, memory: int | None) -> None:
+    def _note(self, memory: int | None) -> None:
         """Note the peak of memory during a command: the kernel's own is reset with each."""
         if memory is not None and memory > self._peak:
             self._peak = memory
@@ -155,10 +164,11 @@ class SandboxLimits:
     def total(self, wall: float) -> Usage:
         """The usage since the sandbox was made, as far as the cgroups, or the agent, count it."""
         if self._whole is None:
-            self.note(_read_tally(self._tally)[2])
+            self._note(_read_tally(self._tally)[2])
             return Usage(wall, memory=self._peak or None)
         used = self._whole.total(wall)
-        self.note(used.memory or _read_tally(self._tally)[2])
+        seen = 0 if self._group is None else self._group.highest
+        self._note(max(used.memory or 0, seen) or _read_tally(self._tally)[2])
         return used.replace(memory=self._peak or None)
 
     def too_little(self) -> str:
@@ -360,6 +370,8 @@ class DiskQuota:
         first = self._first()
         if not first:
             return 0, 0
+        from ...limits.memory_watch import below
+
         elsewhere = unnamed_files.mounts_without_layers(first)
         return unnamed_files.OpenFiles(below(first)).deleted(
             elsewhere, unnamed_files.device_of_memory_files()

@@ -105,6 +105,11 @@ class SandboxNetwork:
             self._unclaimed = 0
             return found
 
+    @property
+    def has_gateway(self) -> bool:
+        """Whether anything is reached through a gateway."""
+        return self._gateway is not None
+
     def refused(self, who: Callable[[], str]) -> tuple[Event, ...]:
         """The destinations refused since the last call, each once; `events` lists them, too.
 

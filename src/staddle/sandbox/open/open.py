@@ -154,7 +154,7 @@ def _spawn(
             plan,
             bash,
             layers.to_mount if layers else None,
-            extra_fds=limits.extra_fds(),
+            extra_fds=limits.extra_fds,
             cgroups=limits.cgroups,
         )
     except BaseException:
@@ -196,11 +196,10 @@ def _spawn(
         finally:
             if layers and taken.layer:  # not sooner: it may have been in the making
                 layers.adopt_home(taken.layer)
-        if group := taken.groups_of(shell.host_pid, limits.limits):
-            limits.hold(group)
+        alive = lambda: first[0].pid if first and not has_ended else 0  # noqa: E731
+        limits.attach(agent, alive, shell.host_pid, taken.cgroups)
         if decided.is_filtered:
             network.attach(agent)
-        limits.attach(agent, lambda: first[0].pid if first and not has_ended else 0, shell.host_pid)
     except BaseException as error:
         too_little = limits.too_little()
         agent.close()

@@ -13,7 +13,7 @@ from ...errors import LayerError
 from ...forkserver.client import mounter
 from ...layers import trash
 from ...layers.commit_dir import recover
-from ...layers.store import Store, has_memory_for_more, home_for, home_for_copies, sweep
+from ...layers.store import Store, home_for, home_for_copies, sweep
 
 _stores: list[Store] = []
 _copy_stores: dict[str, Store] = {}
@@ -28,9 +28,8 @@ _CAP_SYS_ADMIN = 21
 def store_for(directory: str | None) -> Store:
     """The store that can hold layers over `directory`; made if there is none."""
     with _making:
-        in_memory = has_memory_for_more()
         for store in _stores:
-            if store.in_memory and not in_memory:
+            if not store.takes_more:
                 continue  # what is there stays; one more goes to a disk
             if directory is None or not (_within(store.home, directory) or _within(directory, store.home)):
                 return store
