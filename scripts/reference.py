@@ -143,6 +143,19 @@ ADVICE = {
     ),
     "ArchiveRefused": ("A snapshot or tar file is damaged, not one, or malicious.", "Use the original file."),
     "BaseError": ("An imported base does not exist, or its name is taken.", "Run `staddle base ls`."),
+    "FleetError": ("A fleet of machines cannot be used, or Ray failed.", "Read `why`; run `ray status`."),
+    "FleetBusy": (
+        "No node of a fleet has room for another sandbox in time, or too many requests wait.",
+        "Close sandboxes, ask more slowly, or add nodes.",
+    ),
+    "FleetLost": (
+        "The fleet is closed, or the head of its cluster does not answer.",
+        "Start the cluster again, and open another `Fleet`.",
+    ),
+    "TransferFailed": (
+        "A workspace or a snapshot did not arrive on another machine as it was sent.",
+        "Send it again.",
+    ),
     "GitError": ("The base class of errors about git.", "See the classes below it."),
     "GitRefused": (
         "Git was not started, because the repository's content could make it run a program.",

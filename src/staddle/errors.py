@@ -36,6 +36,10 @@
     │   ├── CommitFailed           the host said no on the way; everything was put back
     │   └── ArchiveRefused         a file that is no archive of a layer, or one that means harm
     ├── BaseError                  something with an imported base: no such name, or one that is taken
+    ├── FleetError                 something with a fleet of machines
+    │   ├── FleetBusy              no machine has room, or too many requests wait already
+    │   ├── FleetLost              the head of the cluster does not answer, or the fleet is closed
+    │   └── TransferFailed         content that did not arrive as it was sent
     ├── GitError
     │   ├── GitRefused             git was not asked: the repository could make it do harm
     │   └── GitFailed              git was asked and said no
@@ -292,6 +296,22 @@ class ArchiveRefused(LayerError):
 
 class BaseError(StaddleError):
     """Something with an imported base: no such name, or one that is taken."""
+
+
+class FleetError(StaddleError):
+    """Something with a fleet of machines, as opposed to one sandbox of it."""
+
+
+class FleetBusy(FleetError, TimeoutError):
+    """No machine of the fleet has room, or its tenant has all that it may have. Nothing was started."""
+
+
+class FleetLost(FleetError):
+    """The fleet is closed, or the head of its cluster does not answer any more."""
+
+
+class TransferFailed(FleetError):
+    """A workspace or a snapshot did not arrive as it was sent. Nothing was made of it."""
 
 
 class GitError(StaddleError):

@@ -26,6 +26,7 @@ _COMMANDS = {
     "ls": "list kept sandboxes",
     "rm": "remove kept sandboxes with their changes",
     "base": "import images as root file systems for sandboxes",
+    "fleet": "run commands in sandboxes on the nodes of a Ray cluster",
     "explain": "print what a run would be allowed, line by line, and run nothing",
     "audit": "read an audit log, and see whether a line is missing",
     "doctor": "show what this host can enforce, and how to get the rest",

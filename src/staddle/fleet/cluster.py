@@ -1,0 +1,367 @@
+"""The driver's side of a cluster: a keeper on each node, their leases, and what is known of their health.
+
+One thread looks once a second: it starts keepers on nodes that have joined, renews leases, and notices what
+is lost. Another one notices when the first gets no answer any more: then the head of the cluster is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from staddle.errors import ExtraMissing, FleetError, FleetLost, SandboxLost
+
+from .placement import FleetLimits, Placement
+
+
+class Losable(Protocol):
+    """A sandbox, as far as its loss is concerned."""
+
+    name: str
+
+    def log(self, what: str, **facts: Any) -> None: ...
+
+
+NAMESPACE = "staddle"
+#: A resource of Ray nodes: how many sandboxes a node may have, for all fleets together.
+RESOURCE = "staddle_sandboxes"
+#: Where a node does not say: so many for each CPU, and so much memory for each.
+_PER_CPU, _MEMORY_EACH = 128, 32 << 20
+#: Seconds between two looks, and after which a keeper that died is replaced at the earliest.
+_TICK, _AFTER_DEATH = 1.0, 2.0
+#: Seconds that a keeper has to say hello, and that the first one has.
+_TO_START = 300.0
+
+
+@dataclass(frozen=True)
+class FleetEvent:
+    """One thing that happened to a fleet: `kind`, the node, the sandbox if it is about one, a sentence."""
+
+    time: float
+    kind: str
+    node: str = ""
+    sandbox: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class FleetSettings:
+    """The settings of a fleet, for its keepers and its threads."""
+
+    address: str | None = None
+    limits: FleetLimits = field(default_factory=FleetLimits)
+    warm: int = 2
+    cpus: float = 0.0
+    memory: int = 0
+    lease: float = 30.0
+    head_patience: float = 20.0
+    runtime_env: Mapping[str, Any] | None = None
+    ray_options: Mapping[str, Any] = field(default_factory=dict)
+    on_event: Callable[[FleetEvent], object] | None = None
+    logs: str | None = None
+
+
+class KeeperHandle:
+    """A keeper as the driver knows it. `lost` is why it is of no use any more; empty while it is."""
+
+    def __init__(self, node: str, actor: Any, capacity: int, hello: Any) -> None:
+        self.node, self.actor, self.capacity = node, actor, capacity
+        self.hello, self.began = hello, time.monotonic()
+        self.ready = False
+        self.lost = ""
+        self.facts: dict[str, Any] = {}
+        self.sandboxes: weakref.WeakValueDictionary[str, Losable] = weakref.WeakValueDictionary()
+        self.renewal: Any = None
+
+
+class Cluster:
+    """All nodes of one fleet."""
+
+    def __init__(self, settings: FleetSettings) -> None:
+        self.ray = import_ray()
+        self.settings = settings
+        self.id = uuid.uuid4().hex[:12]
+        self.placement = Placement(settings.limits)
+        self.keepers: dict[str, KeeperHandle] = {}
+        self.error: Exception | None = None
+        self.events: deque[FleetEvent] = deque(maxlen=10_000)
+        self.lost_sandboxes = 0
+        self._pending: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
+        self._not_before: dict[str, float] = {}
+        self._serial = 0
+        self._lock = threading.RLock()
+        self._first = threading.Event()
+        self._ended = threading.Event()
+        address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
+        self._owns_ray = connect(self.ray, address, settings.ray_options)
+        self._seen = time.monotonic()
+        self._watcher = threading.Thread(target=self._watch, name="staddle-fleet", daemon=True)
+        self._guard = threading.Thread(target=self._watch_head, name="staddle-fleet-head", daemon=True)
+        self._watcher.start()
+        self._guard.start()
+
+    def wait_for_a_node(self) -> None:
+        """Wait until the first keeper is ready."""
+        end = time.monotonic() + _TO_START
+        while not self._first.wait(0.1):
+            if self.error is not None:
+                raise self.error
+            if time.monotonic() > end:
+                raise FleetError(
+                    "no node of the cluster can take a keeper",
+                    why=self.events[-1].text if self.events else f"none was ready in {_TO_START:g} seconds",
+                    fix="ask for less (cpus=, memory=), or free some; `ray status` lists what is in use",
+                )
+
+    # ------------------------------------------------------------ health
+
+    def watch(self, future: asyncio.Future[Any]) -> None:
+        """Have `future` fail when the fleet is lost."""
+        if self.error is not None:
+            raise self.error
+        self._pending.add(future)
+
+    def tell(self, kind: str, node: str = "", sandbox: str = "", text: str = "") -> None:
+        """Something happened."""
+        event = FleetEvent(time.time(), kind, node, sandbox, text)
+        self.events.append(event)
+        if self.settings.on_event is not None:
+            self.settings.on_event(event)
+
+    def lose(self, keeper: KeeperHandle, why: str) -> None:
+        """A keeper is of no use any more, and its sandboxes are lost."""
+        with self._lock:
+            if keeper.lost:
+                return
+            keeper.lost = why or "its keeper ended"
+            if self.keepers.get(keeper.node) is keeper:
+                del self.keepers[keeper.node]
+            self._not_before[keeper.node] = time.monotonic() + _AFTER_DEATH
+            self.placement.leave(keeper.node)
+            lost = list(keeper.sandboxes.values())
+            self.lost_sandboxes += len(lost)
+        try:
+            self.ray.kill(keeper.actor)  # if it lives, unreachable for us: nothing of it may stay
+        except Exception:  # noqa: S110 - it is dead already
+            pass
+        self.tell("keeper lost", keeper.node, text=f"{keeper.lost}; {len(lost)} sandboxes are lost")
+        for sandbox in lost:
+            sandbox.log("lost", why=keeper.lost)
+            self.tell("sandbox lost", keeper.node, sandbox.name, keeper.lost)
+
+    def failure(self, keeper: KeeperHandle, error: BaseException, what: str) -> Exception:
+        """What to raise when a call to a keeper failed in Ray."""
+        if self.error is not None:
+            return self.error
+        if isinstance(error, self.ray.exceptions.RayActorError | self.ray.exceptions.OwnerDiedError):
+            self.lose(keeper, _first_line(error))
+            return SandboxLost(
+                f"{what} is lost",
+                why=f"its keeper on node {keeper.node[:8]} is gone: {keeper.lost}",
+                fix="what ran may have run in part; create another one",
+            )
+        return FleetError(f"{what}: Ray failed", why=_first_line(error))
+
+    def _fail(self, error: FleetLost) -> None:
+        """Nothing more can be asked of this fleet."""
+        self.error = error
+        self.placement.close(error)
+        self.tell("fleet lost", text=str(error))
+        for future in list(self._pending):
+            loop = future.get_loop()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_fail_future, future, error)
+
+    def _watch_head(self) -> None:
+        while not self._ended.wait(_TICK):
+            silent = time.monotonic() - self._seen
+            if silent > self.settings.head_patience and self.error is None:
+                self._fail(
+                    FleetLost(
+                        "the head of the Ray cluster does not answer",
+                        why=f"it has not for {silent:.0f} seconds",
+                        fix="its sandboxes end with their leases; start the cluster again, and another Fleet",
+                    )
+                )
+
+    # ------------------------------------------------------------ the watcher
+
+    def _watch(self) -> None:
+        renewed = 0.0
+        every = min(5.0, self.settings.lease / 5)
+        while not self._ended.is_set() and self.error is None:
+            try:
+                alive = {node["NodeID"]: node["Resources"] for node in self.ray.nodes() if node["Alive"]}
+                self._seen = time.monotonic()
+            except Exception:
+                self._ended.wait(_TICK)
+                continue
+            with self._lock:
+                known = dict(self.keepers)
+            for name, keeper in known.items():
+                if name not in alive:
+                    self.lose(keeper, "its node has left the cluster")
+            for name in alive.keys() - self.keepers.keys():
+                if time.monotonic() >= self._not_before.get(name, 0.0) and not self._ended.is_set():
+                    self._start_keeper(name, alive[name])
+            due = time.monotonic() - renewed > every
+            renewed = time.monotonic() if due else renewed
+            for keeper in list(self.keepers.values()):
+                self._look_at(keeper, due)
+            self._ended.wait(_TICK if self._first.is_set() else 0.05)
+
+    def _start_keeper(self, node: str, resources: Mapping[str, float]) -> None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from .keeper import Keeper
+
+        capacity = capacity_of(resources, self.settings.limits.per_node)
+        if capacity < 1:
+            self._not_before[node] = float("inf")
+            return
+        self._serial += 1
+        options: dict[str, Any] = {
+            "name": f"keeper-{self.id}-{node[:12]}-{self._serial}",
+            "namespace": NAMESPACE,
+            "num_cpus": self.settings.cpus,
+            "max_concurrency": 2 * capacity + 64,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+        }
+        if self.settings.memory:
+            options["memory"] = self.settings.memory
+        if RESOURCE in resources:
+            options["resources"] = {RESOURCE: capacity}
+        if self.settings.runtime_env is not None:
+            options["runtime_env"] = dict(self.settings.runtime_env)
+        settings = (self.id, node, capacity, self.settings.warm, self.settings.lease)
+        actor = self.ray.remote(Keeper).options(**options).remote(*settings)
+        with self._lock:
+            self.keepers[node] = KeeperHandle(node, actor, capacity, actor.hello.remote())
+
+    def _look_at(self, keeper: KeeperHandle, due: bool) -> None:
+        """Welcome it, or renew its lease."""
+        if not keeper.ready:
+            done = self._answer(keeper, keeper.hello)
+            if done is not None:
+                keeper.ready, keeper.facts = True, done
+                self.placement.join(keeper.node, keeper.capacity)
+                self._first.set()
+                self.tell("keeper started", keeper.node, text=f"room for {keeper.capacity} sandboxes")
+            elif not keeper.lost and time.monotonic() - keeper.began > _TO_START:
+                self.lose(keeper, "no room for a keeper on its node")
+            return
+        if keeper.renewal is not None and (done := self._answer(keeper, keeper.renewal)) is not None:
+            keeper.facts, keeper.renewal = done, None
+        if due and keeper.renewal is None and not keeper.lost:
+            keeper.renewal = keeper.actor.renew.remote()
+
+    def _answer(self, keeper: KeeperHandle, ref: Any) -> dict[str, Any] | None:
+        """The answer of a keeper, if there is one. A keeper that has died is lost."""
+        done, _ = self.ray.wait([ref], timeout=0)
+        if not done:
+            return None
+        try:
+            kind, value = self.ray.get(ref, timeout=10)
+        except Exception as error:
+            self.lose(keeper, _first_line(error))
+            return None
+        if kind == "error":
+            self.lose(keeper, str(value))
+            return None
+        found: dict[str, Any] = value
+        return found
+
+    # ------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """End every keeper, with all sandboxes. A second time does nothing."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        lost = self.error
+        if lost is None:
+            self.error = closed = FleetLost("the fleet is closed", fix="make another one")
+            self.placement.close(closed)
+            self._stop_keepers()
+        self._watcher.join(5)
+        if self._owns_ray:
+            self.ray.shutdown()
+
+    def _stop_keepers(self) -> None:
+        keepers = [keeper for keeper in self.keepers.values() if not keeper.lost]
+        asked = [keeper.actor.stop.remote() for keeper in keepers if keeper.ready]
+        try:
+            if asked:
+                self.ray.wait(asked, num_returns=len(asked), timeout=30)
+        except Exception:  # noqa: S110 - what is left of them ends with the process
+            pass
+        for keeper in keepers:
+            try:
+                # An end in which the interpreter cleans up; the last look is for one that does not end.
+                keeper.actor.__ray_terminate__.remote()
+            except Exception:  # noqa: S110
+                pass
+
+
+def import_ray() -> Any:
+    """The module `ray`, or ExtraMissing."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise ExtraMissing("a fleet needs Ray", why=str(error), fix="pip install 'staddle[ray]'") from error
+    return ray
+
+
+def connect(ray: Any, address: str, options: Mapping[str, Any]) -> bool:
+    """Connect to Ray, unless the program has; whether it is ours to disconnect."""
+    if ray.is_initialized():
+        return False
+    given: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": NAMESPACE}
+    if address == "local":
+        # Nobody but this program uses it: no dashboard, and no port but on this machine's loopback.
+        given |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        # A machine that is busy is no reason not to start.
+        os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")
+        os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
+    try:
+        ray.init(address=address, **{**given, **options})
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise FleetError(
+            f"the Ray cluster at {address!r} cannot be used",
+            why=_first_line(error),
+            fix="start one with `ray start --head`, or leave the address out",
+        ) from error
+    return True
+
+
+def capacity_of(resources: Mapping[str, float], per_node: int | None) -> int:
+    """How many sandboxes a node with these resources of Ray may have."""
+    if RESOURCE in resources:
+        declared = int(resources[RESOURCE])
+        return declared if per_node is None else min(declared, per_node)
+    if per_node is not None:
+        return per_node
+    by_cpu = max(1, int(resources.get("CPU", 1) * _PER_CPU))
+    return max(1, min(by_cpu, int(resources.get("memory", 1 << 40) // _MEMORY_EACH)))
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def _fail_future(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,225 @@
+"""`Fleet` and `AsyncFleet`: sandboxes on the nodes of a Ray cluster.
+
+with Fleet() as fleet:                         # a Ray of its own, on this machine
+    with fleet.create(workspace="project") as sb:
+        sb.run("make test").check()
+        best = max(sb.fork(8), key=score)
+        best.commit()
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+from staddle.errors import InvalidCall
+
+from .cluster import Cluster, FleetEvent, FleetSettings
+from .content_store import ContentStore, SentTree
+from .factory import SandboxFactory
+from .placement import FleetLimits
+from .sandbox import AsyncFleetSandbox, FleetSandbox
+from .steps import finish, finish_awaited
+from .task_map import TaskMap
+
+
+class _FleetFace:
+    """What both faces of a fleet have."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        limits: FleetLimits | None = None,
+        warm: int = 2,
+        cpus: float = 0.0,
+        memory: int = 0,
+        lease: float = 30.0,
+        head_patience: float = 20.0,
+        runtime_env: Mapping[str, Any] | None = None,
+        ray_options: Mapping[str, Any] | None = None,
+        on_event: Callable[[FleetEvent], object] | None = None,
+        logs: str | os.PathLike[str] | None = None,
+        **defaults: Any,
+    ) -> None:
+        if isinstance(lease, bool) or not isinstance(lease, int | float) or not lease >= 2:
+            raise InvalidCall(f"lease is {lease!r}", fix="give a number of seconds, at least 2")
+        if isinstance(warm, bool) or not isinstance(warm, int) or warm < 0:
+            raise InvalidCall(f"warm is {warm!r}", fix="give a number of sandboxes, 0 for none")
+        if logs is not None:
+            os.makedirs(logs, mode=0o700, exist_ok=True)
+        settings = FleetSettings(
+            address=address,
+            limits=limits or FleetLimits(),
+            warm=warm,
+            cpus=float(cpus),
+            memory=int(memory),
+            lease=float(lease),
+            head_patience=float(head_patience),
+            runtime_env=runtime_env,
+            ray_options=dict(ray_options or {}),
+            on_event=on_event,
+            logs=None if logs is None else os.fspath(logs),
+        )
+        self._cluster = Cluster(settings)
+        try:
+            self._store = ContentStore()
+            self._factory = SandboxFactory(self._cluster, self._store, defaults)
+            self._cluster.wait_for_a_node()
+        except BaseException:
+            self._cluster.close()
+            raise
+
+    @property
+    def id(self) -> str:
+        """Its name: keepers, metrics and logs have it."""
+        return self._cluster.id
+
+    def status(self) -> dict[str, Any]:
+        """What the fleet is now, as plain data: nodes, sandboxes, tenants, requests that wait, losses."""
+        cluster, placement = self._cluster, self._cluster.placement
+        nodes = [
+            {
+                "node": keeper.node,
+                "ready": keeper.ready,
+                "capacity": keeper.capacity,
+                "in_use": room.used if (room := placement.nodes.get(keeper.node)) is not None else 0,
+                **{name: keeper.facts[name] for name in _FACTS if name in keeper.facts},
+            }
+            for keeper in list(cluster.keepers.values())
+        ]
+        return {
+            "fleet": cluster.id,
+            "problem": "" if cluster.error is None else str(cluster.error),
+            "nodes": nodes,
+            "in_use": len(placement.grants),
+            "capacity": sum(room.capacity for room in list(placement.nodes.values())),
+            "waiting": placement.waiting,
+            "tenants": placement.of_tenants(),
+            "lost_sandboxes": cluster.lost_sandboxes,
+            "sent_bytes": self._store.put_bytes,
+        }
+
+    def events(self) -> list[FleetEvent]:
+        """The events so far, the oldest first; the last ten thousand."""
+        return list(self._cluster.events)
+
+    def map(
+        self,
+        work: str | Callable[..., Any],
+        items: Iterable[Any],
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        retries: int = 0,
+        progress: bool | Callable[[int, int, int | None], object] = False,
+        tenant: str = "",
+        timeout: float | None = None,
+        **options: Any,
+    ) -> TaskMap:
+        """Do a task for each of `items`, each in a fresh sandbox; iterate over the result for the outcomes.
+
+        `work` is a command that finds its item in `$ITEM` (an item that is a mapping: in the variables that
+        it names), and the value is its `Result`; or a function `work(sandbox, item)` that is called on the
+        node with a `staddle.Sandbox`, and the value is what it returns. `concurrency` is how many tasks run
+        at a time (default: two for each CPU of the cluster). Outcomes come in the order of the items, or with
+        `ordered=False` as they are done. Items are taken as they are needed, so they may be endless.
+
+        A task is run once. When its node is lost meanwhile, its outcome is `SandboxLost`; with `retries` it
+        is tried again so often, which is for tasks that may run twice. `progress` is True for a bar on a
+        terminal, or a function of the numbers of tasks done, failed, and of all (None: not known).
+        `timeout` is that of a command; the other options are those of `create`.
+        """
+        command_options = {} if timeout is None else {"timeout": timeout}
+        return TaskMap(
+            self._factory,
+            work,
+            items,
+            concurrency=concurrency,
+            ordered=ordered,
+            retries=retries,
+            progress=progress,
+            tenant=tenant,
+            command_options=command_options,
+            sandbox_options=options,
+        )
+
+    def __repr__(self) -> str:
+        used, nodes = len(self._cluster.placement.grants), len(self._cluster.placement.nodes)
+        return f"<{type(self).__name__} {self.id}: {used} sandboxes on {nodes} nodes>"
+
+
+class Fleet(_FleetFace):
+    """Sandboxes on the nodes of a Ray cluster, open until `close()`. For threads.
+
+    `address` is that of a cluster ("auto", "host:port", "ray://…" is not supported); without one it is
+    `RAY_ADDRESS`, or a Ray that is started for this program, on this machine's loopback, and ends with it.
+    If the program has connected to Ray, that is used. `limits` bound nodes, tenants and requests that wait.
+    On each node, `warm` sandboxes of the kinds that are asked for are kept ready, and `cpus` and `memory`
+    are reserved with Ray. Sandboxes end when the driver ends, or has not been heard of for `lease` seconds.
+    `head_patience` is how long the head of the cluster may be silent. `runtime_env` is for keepers,
+    `ray_options` for `ray.init`. `on_event` is called for each event, `logs` is a directory for the logs, one
+    of each sandbox.
+    The other options are those of `create`, and hold for each sandbox that does not say otherwise.
+    """
+
+    def create(
+        self, *, tenant: str = "", snapshot: Any = None, timeout: float | None = None, **options: Any
+    ) -> FleetSandbox:
+        """A sandbox on the node with the most room; waits for room, at most `timeout` seconds.
+
+        Options are `policy`, `workspace` (a directory of the driver, or what `put` returned), `base`,
+        `mode`, `env`, `backend`, `best_effort`, `identity`, `environment`. `snapshot` is a
+        `staddle.Snapshot`, the file of one, or a snapshot of a sandbox of this fleet. Paths in a policy are
+        those of the node.
+        """
+        made = finish(self._factory.create(tenant=tenant, snapshot=snapshot, timeout=timeout, **options))
+        return FleetSandbox(made, self._factory)
+
+    def put(self, directory: str | os.PathLike[str]) -> SentTree:
+        """Send a directory once, for many sandboxes: `create(workspace=fleet.put("project"))`."""
+        return self._store.tree(directory)
+
+    def close(self) -> None:
+        """Close every sandbox and every keeper. A second time does nothing."""
+        self._cluster.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncFleet(_FleetFace):
+    """Sandboxes on the nodes of a Ray cluster, awaited; the arguments are those of `Fleet`."""
+
+    async def create(
+        self, *, tenant: str = "", snapshot: Any = None, timeout: float | None = None, **options: Any
+    ) -> AsyncFleetSandbox:
+        """A sandbox on the node with the most room; see `Fleet.create`."""
+        work = self._factory.create(tenant=tenant, snapshot=snapshot, timeout=timeout, **options)
+        return AsyncFleetSandbox(await finish_awaited(work), self._factory)
+
+    async def put(self, directory: str | os.PathLike[str]) -> SentTree:
+        """Send a directory once, for many sandboxes."""
+        import asyncio
+
+        return await asyncio.to_thread(self._store.tree, directory)
+
+    async def close(self) -> None:
+        """Close every sandbox and every keeper. A second time does nothing."""
+        import asyncio
+
+        await asyncio.to_thread(self._cluster.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+#: What a keeper reports of itself.
+_FACTS = ("pid", "version", "open", "warm", "tasks", "created", "closed", "commands", "fetched_bytes")

@@ -1,0 +1,131 @@
+"""The files of a keeper on its node: workspaces and snapshots that have arrived, each once, by their digest.
+
+    <temporary directory>/staddle-fleet-<uid>/<random>/lock       locked by the keeper that uses the rest
+                                                      /<digest>   a directory that has arrived
+                                                      /file-…     a snapshot
+
+They are removed with the keeper: by itself, after SIGKILL by a shell that waits for the end of a pipe, and
+if that was killed as well, by the next keeper that starts on the machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable
+
+from staddle.errors import TransferFailed
+
+from . import content
+
+#: A shell that is not our child: Ray kills the children of a worker that it ends. It waits in `read`.
+_REMOVER = 'exec 3<&0; (read -r _ <&3; chmod -R u+rwx -- "$1"; exec rm -rf -- "$1") >/dev/null 2>&1 &'
+
+
+class NodeFiles:
+    """The directory of one keeper."""
+
+    def __init__(self, place: str | None = None) -> None:
+        home = os.path.join(place or tempfile.gettempdir(), f"staddle-fleet-{os.getuid()}")
+        os.makedirs(home, mode=0o711, exist_ok=True)
+        status = os.lstat(home)
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
+            raise TransferFailed(
+                f"{home} cannot be used",
+                why="it belongs to, or can be written by, another user",
+                fix="remove it",
+            )
+        remove_stale(home)
+        # Root's sandboxes read a workspace as another user: they must be able to pass through.
+        self.path = tempfile.mkdtemp(dir=home)
+        os.chmod(self.path, 0o711)  # noqa: S103 - names in it cannot be listed, nor guessed
+        self._claim = os.open(f"{self.path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._claim, fcntl.LOCK_EX)
+        reader, self._alive = os.pipe()
+        try:
+            subprocess.run(
+                ["/bin/sh", "-c", _REMOVER, "staddle-fleet-files", self.path],
+                stdin=reader,
+                check=True,
+                start_new_session=True,
+            )
+        finally:
+            os.close(reader)
+        self._locks: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self.fetched = 0
+
+    def tree(self, digest: str, manifest: Callable[[], bytes], packs: Callable[[str], bytes]) -> str:
+        """The directory of that digest: made when it is first asked for, verified."""
+        path = f"{self.path}/{digest}"
+        with self._lock:
+            lock = self._locks.setdefault(digest, threading.Lock())
+        with lock:
+            if not os.path.isdir(path):
+                found = content.decoded(manifest(), digest)
+                made = tempfile.mkdtemp(dir=self.path)
+                try:
+                    content.write_tree(found, packs, made)
+                    os.chmod(made, 0o755)  # noqa: S103 - as a checkout; nobody can reach it by its name
+                    os.rename(made, path)
+                except BaseException:
+                    remove(made)
+                    raise
+                self.fetched += found.size
+        return path
+
+    def file(self) -> str:
+        """The path of a new file in it, which the caller writes and removes."""
+        fd, path = tempfile.mkstemp(prefix="file-", dir=self.path)
+        os.close(fd)
+        return path
+
+    def close(self) -> None:
+        """Remove everything. A second time does nothing."""
+        remove(self.path)
+        if self._alive >= 0:
+            os.close(self._alive)
+            os.close(self._claim)
+            self._alive = -1
+
+
+def remove(path: str) -> None:
+    """Remove a tree, also where a directory of it may not be written."""
+
+    def again(function: Callable[..., object], failed: str, _: object) -> None:
+        try:
+            os.chmod(os.path.dirname(failed), 0o700)
+            os.chmod(failed, 0o700, follow_symlinks=os.chmod not in os.supports_follow_symlinks)
+        except OSError:
+            pass
+        try:
+            if os.path.isdir(failed) and not os.path.islink(failed):
+                shutil.rmtree(failed, ignore_errors=True)
+            else:
+                os.unlink(failed)
+        except OSError:
+            pass
+
+    shutil.rmtree(path, onerror=again)
+
+
+def remove_stale(home: str) -> None:
+    """Remove the directories of keepers that were killed, with the shell that should have removed theirs."""
+    for name in os.listdir(home):
+        path = f"{home}/{name}"
+        try:
+            claim = os.open(f"{path}/lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue  # it is being made, or removed
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue  # in use
+        else:
+            remove(path)
+        finally:
+            os.close(claim)

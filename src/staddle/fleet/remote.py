@@ -1,0 +1,449 @@
+"""A sandbox on another machine, as the driver calls it. Written once; `sandbox.py` has its two faces.
+
+A call that Ray could not deliver, or whose answer was lost, is `SandboxLost`: it is never made a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, TYPE_CHECKING, Any
+
+from staddle import Change, Enforcement, Plan, Policy, Result, Sandbox
+from staddle.errors import CommitRefused, InvalidCall, LayerError, SandboxClosed, SandboxLost, TransferFailed
+
+from . import content, snapshots
+from .messages import ContentRefs, SandboxSpec
+from .placement import Reservation
+from .steps import OVER, Call, NextOf, Within, step
+
+if TYPE_CHECKING:
+    from .cluster import Cluster, KeeperHandle
+    from .content_store import SentTree
+
+#: Options of a command that only its own process can have.
+_LOCAL = {
+    "spill": "a file on the node would be out of reach",
+    "cancel": "an Event is of one process; call interrupt()",
+}
+#: Most bytes of an archive that is sent in one call.
+_MOST_TAR = 1 << 30
+#: Threads of the driver for what reads and writes its own files.
+FILE_THREADS = ThreadPoolExecutor(4, thread_name_prefix="staddle-fleet-files")
+
+
+class RemoteSandbox:
+    """One sandbox of a fleet: its keeper, and its name there."""
+
+    def __init__(  # noqa: PLR0917 - all of it, whole
+        self,
+        cluster: Cluster,
+        keeper: KeeperHandle,
+        grant: Reservation,
+        name: str,
+        spec: SandboxSpec,
+        tree: SentTree | None,
+    ) -> None:
+        self.cluster, self.keeper, self.grant = cluster, keeper, grant
+        self.name, self.spec, self.tree = name, spec, tree
+        self.backend = ""
+        self.closed = False
+        #: What the host has of paths that were committed, by path: no conflict for the next commit.
+        self._settled: dict[str, content.TreeEntry | None] = {}
+        keeper.sandboxes[name] = self
+
+    # ------------------------------------------------------------ calls
+
+    async def reply(self, ref: Any) -> Any:
+        """Wait for the reply of the keeper: return its value, or raise its error."""
+        try:
+            kind, value = await step(Call(ref, self.cluster))
+        except self.cluster.ray.exceptions.RayError as error:
+            raise self.cluster.failure(self.keeper, error, f"sandbox {self.name}") from None
+        if kind == "error":
+            raise value
+        return value
+
+    @property
+    def actor(self) -> Any:
+        """The keeper, to be called. SandboxClosed and SandboxLost when there is nothing to call."""
+        if self.closed:
+            raise SandboxClosed("the sandbox is closed", fix="create another one")
+        if self.cluster.error is not None:
+            raise self.cluster.error
+        if self.keeper.lost:
+            raise SandboxLost(
+                f"sandbox {self.name} is lost",
+                why=f"its keeper on node {self.keeper.node[:8]} is gone: {self.keeper.lost}",
+                fix="create another one",
+            )
+        return self.keeper.actor
+
+    async def call(self, path: str, method: str, *args: Any, **options: Any) -> Any:
+        """A method of the sandbox, or of a thing of it."""
+        return await self.reply(self.actor.call.remote(self.name, path, method, args, options))
+
+    def log(self, what: str, **facts: Any) -> None:
+        """Add a line to the log of this sandbox, if there is one."""
+        if self.cluster.settings.logs is None:
+            return
+        line = {"time": time.time(), "sandbox": self.name, "node": self.keeper.node, "what": what, **facts}
+        path = os.path.join(self.cluster.settings.logs, f"{self.name}.jsonl")
+        with open(path, "a") as out:
+            out.write(json.dumps(line, default=str) + "\n")
+
+    # ------------------------------------------------------------ commands
+
+    async def run(self, /, command: str, *, session: str = "", **options: Any) -> Result:
+        """Run `command` in the sandbox's own session and wait for its end; see `Sandbox.run`.
+
+        Takes its options but `spill` and `cancel`. It is run once: when the node is lost meanwhile, that is
+        `SandboxLost`, and it may have run.
+        """
+        check = options.pop("check", False)
+        given = checked_options(options)
+        out, err = given.pop("on_stdout", None), given.pop("on_stderr", None)
+        if out is not None or err is not None:
+            result = await self._heard(command, session, given, out, err)
+        else:
+            ref = self.actor.run.remote(self.name, session, command, given)
+            result = await self._interruptible(ref, session)
+        return self._ran(result, check)
+
+    async def exec(self, /, argv: Sequence[str], **options: Any) -> Result:
+        """Run a program with exactly these arguments, without a shell; see `Sandbox.exec`."""
+        check = options.pop("check", False)
+        given = checked_options(options)
+        if "on_stdout" in given or "on_stderr" in given:
+            raise InvalidCall("exec in a fleet calls nothing while it runs", fix="use run, or stream")
+        words = argv if isinstance(argv, str) else list(argv)
+        ref = self.actor.call.remote(self.name, "", "exec", (words,), given)
+        return self._ran(await self._interruptible(ref, ""), check)
+
+    def _ran(self, result: Result, check: bool) -> Result:
+        self.log(
+            "command",
+            command=result.command,
+            exit_code=result.exit_code,
+            reason=str(result.reason),
+            duration=result.duration,
+        )
+        return result.check() if check else result
+
+    async def _interruptible(self, ref: Any, session: str) -> Result:
+        try:
+            result: Result = await self.reply(ref)
+            return result
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            self._interrupt_soon(session)
+            raise
+
+    def _interrupt_soon(self, session: str) -> None:
+        if not self.keeper.lost and self.cluster.error is None:
+            path = f"session:{session}" if session else ""
+            self.keeper.actor.call.remote(self.name, path, "interrupt", (), {})
+
+    async def _heard(self, command: str, session: str, options: dict[str, Any], out: Any, err: Any) -> Result:
+        import codecs
+
+        new = codecs.getincrementaldecoder("utf-8")
+        hear = {"stdout": (out, new("replace")), "stderr": (err, new("replace"))}
+        stream = self.stream_of(command, session, options)
+        while (chunk := await self.next_chunk(stream)) is not OVER:
+            kind, data = chunk
+            if kind == "ok":
+                result: Result = data
+                return result
+            function, decoder = hear[kind]
+            if function is not None and (text := decoder.decode(data)):
+                function(text)
+        raise SandboxLost(f"sandbox {self.name} gave no result", why="its keeper ended the stream")
+
+    def stream_of(self, command: str, session: str, options: dict[str, Any]) -> Any:
+        """Begin a stream: a generator of Ray."""
+        method = self.actor.stream.options(num_returns="streaming", _generator_backpressure_num_objects=16)
+        return method.remote(self.name, session, command, options)
+
+    async def next_chunk(self, stream: Any) -> Any:
+        """("stdout" or "stderr", bytes), at last ("ok", Result), then OVER."""
+        try:
+            found = await step(NextOf(stream))
+        except self.cluster.ray.exceptions.RayError as error:
+            raise self.cluster.failure(self.keeper, error, f"sandbox {self.name}") from None
+        if found is not OVER and found[0] == "error":
+            raise found[1]
+        return found
+
+    async def start(self, command: str | Sequence[str], **options: Any) -> tuple[int, int]:
+        """Start a process: its number with the keeper, and its pid inside."""
+        words = command if isinstance(command, str) else list(command)
+        found = await self.reply(self.actor.start.remote(self.name, words, options))
+        return int(found[0]), int(found[1])
+
+    async def interrupt(self) -> None:
+        """End the commands that run now, in every session; processes in the background go on."""
+        await self.call("", "interrupt")
+
+    async def pause(self) -> None:
+        """Stop everything in it where it stands, until `resume()`."""
+        await self.call("", "pause")
+
+    async def resume(self) -> None:
+        """Let everything go on after `pause()`."""
+        await self.call("", "resume")
+
+    async def reset(self) -> None:
+        """Begin anew: a fresh sandbox takes the place of this one; see `Sandbox.reset`."""
+        await self.call("", "reset")
+
+    async def look(self, what: str, session: str = "") -> Any:
+        """A property."""
+        return await self.reply(self.actor.look.remote(self.name, what, session))
+
+    async def state(self) -> Any:
+        """The state of the sandbox's own session: env, cwd, functions, aliases, options, history."""
+        return await self.look("state")
+
+    async def enforced(self) -> Enforcement:
+        """What is in force on its node, and every gap."""
+        found: Enforcement = await self.look("enforced")
+        return found
+
+    async def plan(self) -> Plan:
+        """The policy, resolved for its node."""
+        found: Plan = await self.look("plan")
+        return found
+
+    async def policy(self) -> Policy:
+        """The policy it was opened with."""
+        found: Policy = await self.look("policy")
+        return found
+
+    async def usage(self) -> Any:
+        """The usage of everything in it."""
+        return await self.look("usage")
+
+    async def alive(self) -> bool:
+        """Whether commands can be run in it: it is open, and neither it nor its node is lost."""
+        if self.closed or self.keeper.lost or self.cluster.error is not None:
+            return False
+        try:
+            return bool(await self.look("alive"))
+        except SandboxClosed:
+            return False
+
+    async def events(self) -> tuple[Any, ...]:
+        """Return the attempts on the network since the last call: allowed, refused, failed."""
+        return tuple(await self.call("", "events"))
+
+    async def violations(self) -> tuple[Any, ...]:
+        """Protected names that appeared in what may be written on the node since it was opened."""
+        return tuple(await self.call("", "violations"))
+
+    async def refusals(self) -> tuple[Any, ...]:
+        """Return what the network has refused, and no result has reported yet."""
+        return tuple(await self.call("", "refusals"))
+
+    async def packages(self) -> tuple[Any, ...]:
+        """List what pip, apt and npm have installed in it."""
+        return tuple(await self.call("", "packages"))
+
+    # ------------------------------------------------------------ files
+
+    async def upload_tar(self, f: IO[bytes], path: str | os.PathLike[str] = ".") -> None:
+        """Unpack the tar that is read from `f` into the directory `path`; see `Sandbox.upload_tar`."""
+        data = f.read(_MOST_TAR + 1)
+        if len(data) > _MOST_TAR:
+            raise InvalidCall(f"the tar has more than {_MOST_TAR} bytes", fix="send it in parts")
+        await self.reply(self.actor.upload.remote(self.name, data, os.fsdecode(path)))
+
+    async def download_tar(
+        self, f: IO[bytes], path: str | os.PathLike[str] = ".", *, limit: int = _MOST_TAR
+    ) -> None:
+        """Write what is in the directory `path`, or a file, to `f` as a tar of at most `limit` bytes."""
+        f.write(
+            await self.reply(self.actor.download.remote(self.name, os.fsdecode(path), min(limit, _MOST_TAR)))
+        )
+
+    # ------------------------------------------------------------ changes
+
+    async def diff(self, paths: Collection[str] | None = None, *, everything: bool = False) -> list[Change]:
+        """Every change to the workspace that was sent; see `Sandbox.diff`. Their text is in `text_diff`."""
+        return list(await self.call("", "diff", _listed(paths), everything=everything))
+
+    async def text_diff(self, paths: Collection[str] | None = None, *, limit: int = 16 << 20) -> str:
+        """The changes as one unified diff of at most `limit` characters. The text is the agent's."""
+        return str(await self.reply(self.actor.text_diff.remote(self.name, _listed(paths), limit)))
+
+    async def discard(self, paths: Collection[str] | None = None) -> None:
+        """Drop the changes, or those of `paths`; see `Sandbox.discard`."""
+        await self.call("", "discard", _listed(paths))
+
+    async def snapshot(self, label: str = "") -> tuple[int, str, str]:
+        """Take a snapshot: its number with the keeper, its label and method."""
+        number, method = await self.reply(self.actor.snapshot.remote(self.name, label))
+        return int(number), label, str(method)
+
+    async def restore_number(self, number: int) -> None:
+        """Be as at that snapshot of this sandbox."""
+        await self.reply(self.actor.restore.remote(self.name, number))
+
+    async def export(self, number: int | None = None) -> ContentRefs:
+        """A snapshot of it, or the sandbox as it is now, in Ray's object store."""
+        listed, packs = await self.reply(self.actor.export.remote(self.name, number))
+        return ContentRefs(content.sha256(listed), self.cluster.ray.put(listed), packs)
+
+    async def save(self, path: str | os.PathLike[str], number: int | None = None) -> None:
+        """Write a snapshot to a file of the driver, whole or not at all."""
+        sent = await self.export(number)
+        await self._in_thread(lambda: _saved(sent, os.fspath(path)))
+
+    async def commit(
+        self,
+        paths: Collection[str] | None = None,
+        *,
+        to: str | os.PathLike[str] | None = None,
+        on_conflict: str = "refuse",
+        allow: Collection[str] = (),
+        allow_protected: bool = False,
+    ) -> Any:
+        """Take the changes, or those of `paths`, over to the driver's directory: all of them, or none.
+
+        They are checked here as those of a local sandbox are; see `Sandbox.commit`. What has changed in
+        the directory since it was put is a conflict. `to` is another directory.
+        """
+        if self.tree is None and to is None:
+            raise LayerError(
+                "there is no directory to commit to", why="the sandbox has no workspace", fix="say to="
+            )
+        if on_conflict not in ("refuse", "overwrite"):
+            raise InvalidCall(f"on_conflict is {on_conflict!r}", fix='say "refuse" or "overwrite"')
+        sent = await self.export()
+        chosen = _listed(paths)
+        options = {"on_conflict": on_conflict, "allow": allow, "allow_protected": allow_protected}
+        return await self._in_thread(lambda: self._committed(sent, chosen, to, options))
+
+    def _committed(
+        self,
+        sent: ContentRefs,
+        paths: list[str] | None,
+        to: str | os.PathLike[str] | None,
+        options: Mapping[str, Any],
+    ) -> Any:
+        """In a thread of the driver: open the changes in a sandbox here, and commit that."""
+        with tempfile.TemporaryDirectory(prefix="staddle-fleet-") as place:
+            path = f"{place}/snapshot"
+            _saved(sent, path)
+            target = os.fspath(to) if self.tree is None and to is not None else None
+            workspace = target or (self.tree.directory if self.tree is not None else None)
+            with Sandbox.from_snapshot(path, workspace) as local:
+                if self.tree is not None and to is None:
+                    self._refuse_conflicts(local.diff(paths), options["on_conflict"])
+                elsewhere = to if self.tree is not None else None
+                done = local.commit(paths, to=elsewhere, **options)
+        if self.tree is not None and to is None:
+            for change in done.changes:
+                for each in filter(None, (change.path, change.old_path)):
+                    below = each.removeprefix("/workspace/")
+                    self._settled[below] = content.entry_of(self.tree.directory, below)
+        self.log("committed", changes=[f"{change.kind} {change.path}" for change in done.changes])
+        return done
+
+    def _refuse_conflicts(self, changes: list[Change], on_conflict: str) -> None:
+        if self.tree is None:
+            return
+        found = []
+        for change in changes:
+            for each in filter(None, (change.path, change.old_path)):
+                below = each.removeprefix("/workspace/")
+                sent = self._settled.get(below, self.tree.manifest.find(below))
+                if why := content.conflict(sent, self.tree.directory, below):
+                    found.append(change.replace(conflict=why))
+        if found and on_conflict != "overwrite":
+            raise CommitRefused(
+                f"{len(found)} of the changed files are not as they were when they were sent",
+                why=f"{found[0].path}: {found[0].conflict}",
+                fix='look at error.conflicts, and commit with on_conflict="overwrite", or other paths',
+                conflicts=tuple(found),
+            )
+
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
+        return await step(Within(FILE_THREADS.submit(function), None))
+
+    # ------------------------------------------------------------ the end
+
+    async def close(self) -> None:
+        """End everything in it. A second time, or after it was lost, does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        self.keeper.sandboxes.pop(self.name, None)
+        try:
+            if not self.keeper.lost and self.cluster.error is None:
+                await self.reply(self.keeper.actor.close.remote(self.name))
+        except SandboxLost:
+            pass  # then it is closed
+        finally:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Give its place back."""
+        self.cluster.placement.release(self.grant)
+        if self.tree is not None:
+            self.tree.close()
+        self.log("closed")
+
+    def abandon(self) -> None:
+        """Close it without waiting: nobody has it any more."""
+        if self.closed:
+            return
+        self.closed = True
+        if not self.keeper.lost and self.cluster.error is None:
+            try:
+                self.keeper.actor.close.remote(self.name)
+            except Exception:  # noqa: S110 - the interpreter ends, and everything with it
+                pass
+        self.let_go()
+
+
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a command, as they travel."""
+    given = {name: value for name, value in options.items() if value is not None or name in ("timeout",)}
+    for name, why in _LOCAL.items():
+        if name in given:
+            raise InvalidCall(f"{name} does not work in a fleet", why=why)
+    stdin = given.get("stdin")
+    if stdin is not None and hasattr(stdin, "read"):
+        given["stdin"] = stdin.read()
+    return given
+
+
+def _listed(paths: Collection[str] | None) -> list[str] | None:
+    if isinstance(paths, str):
+        raise InvalidCall(f"paths is {paths!r}", why="it is one text", fix=f"say [{paths!r}]")
+    return None if paths is None else list(paths)
+
+
+def _saved(sent: ContentRefs, path: str) -> None:
+    """Write a snapshot that has arrived to `path`, whole or not at all."""
+    import ray.exceptions
+
+    manifest = content.decoded(sent.manifest(), sent.digest)
+    draft = f"{path}.{os.getpid()}.part"
+    try:
+        snapshots.write_file(draft, manifest, sent.pack)
+        os.rename(draft, path)
+    except ray.exceptions.RayError as error:
+        raise TransferFailed(
+            "a snapshot did not arrive",
+            why=str(error).splitlines()[0],
+            fix="its node may be lost: take another",
+        ) from None
+    finally:
+        if os.path.exists(draft):
+            os.unlink(draft)

@@ -1,0 +1,210 @@
+"""One implementation, two faces: coroutines that wait for Ray alone, driven by a thread or by an event loop.
+
+A step is something to wait for: an object reference of Ray, a Future of a thread, the first of some
+references, the next of a generator. `await step(…)` hands it to the driver, which waits its own way: `finish`
+in the caller's thread, without an event loop, `finish_awaited` on the caller's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from concurrent.futures import Future
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+S_co = TypeVar("S_co", covariant=True)
+T = TypeVar("T")
+
+#: Raised in place of StopIteration, which a coroutine cannot raise.
+OVER = object()
+#: Seconds after which a thread that waits looks whether there is still something to wait for.
+_LOOK = 2.0
+
+
+class Health(Protocol):
+    """Whether there is still something to wait for."""
+
+    error: Exception | None
+
+    def watch(self, future: asyncio.Future[Any]) -> None:
+        """Have `future` fail when there is nothing to wait for any more."""
+
+
+class Call:
+    """Wait for a reference, as long as the fleet is well."""
+
+    def __init__(self, ref: Any, health: Health) -> None:
+        self.ref, self.health = ref, health
+
+
+class FirstOf:
+    """Wait until one of the references is there, at most `seconds`."""
+
+    def __init__(self, refs: Sequence[Any], seconds: float) -> None:
+        self.refs, self.seconds = refs, seconds
+
+
+class NextOf:
+    """Wait for the next reference of a generator, and for its content; OVER at its end."""
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+
+class Within:
+    """Wait for a Future of a thread, at most `seconds`; TimeoutError after that."""
+
+    def __init__(self, future: Future[Any], seconds: float | None) -> None:
+        self.future, self.seconds = future, seconds
+
+
+class Sleep:
+    """Wait for some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+class _StepAwaitable:
+    def __init__(self, what: Any) -> None:
+        self._what = what
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return (yield self._what)
+
+
+def step(what: Any) -> _StepAwaitable:
+    """What a coroutine of this room awaits."""
+    return _StepAwaitable(what)
+
+
+def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Drive it to its end in this thread."""
+    value: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            what = work.send(value) if error is None else work.throw(error)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        value, error = None, None
+        try:
+            value = _wait(what)
+        except BaseException as failure:
+            error = failure
+
+
+async def finish_awaited(work: Coroutine[Any, Any, T]) -> T:
+    """Drive it to its end on this event loop."""
+    value: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            what = work.send(value) if error is None else work.throw(error)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        value, error = None, None
+        try:
+            value = await _awaited(what)
+        except BaseException as failure:
+            error = failure
+
+
+def _wait(what: Any) -> Any:
+    import ray
+
+    if isinstance(what, Call):
+        while True:
+            if what.health.error is not None:
+                raise what.health.error
+            try:
+                return ray.get(what.ref, timeout=_LOOK)
+            except ray.exceptions.GetTimeoutError:
+                continue
+    if isinstance(what, Within):
+        return what.future.result(what.seconds)
+    if isinstance(what, FirstOf):
+        done, rest = ray.wait(list(what.refs), num_returns=1, timeout=what.seconds, fetch_local=False)
+        if done and rest:
+            more, _ = ray.wait(rest, num_returns=len(rest), timeout=0, fetch_local=False)
+            done += more
+        return done
+    if isinstance(what, NextOf):
+        try:
+            return ray.get(next(what.generator))
+        except StopIteration:
+            return OVER
+    if isinstance(what, Sleep):
+        import time
+
+        return time.sleep(what.seconds)
+    return ray.get(what)
+
+
+async def _awaited(what: Any) -> Any:
+    if isinstance(what, Call):
+        future = asyncio.wrap_future(what.ref.future())
+        what.health.watch(future)
+        return await future
+    if isinstance(what, Within):
+        return await asyncio.wait_for(asyncio.wrap_future(what.future), what.seconds)
+    if isinstance(what, FirstOf):
+        import ray
+
+        waiting = {asyncio.ensure_future(_settled(ref)) for ref in what.refs}
+        try:
+            await asyncio.wait(waiting, timeout=what.seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waiting:
+                each.cancel()
+        done, _ = ray.wait(list(what.refs), num_returns=len(what.refs), timeout=0, fetch_local=False)
+        return done
+    if isinstance(what, NextOf):
+        try:
+            return await (await what.generator.__anext__())
+        except StopAsyncIteration:
+            return OVER
+    if isinstance(what, Sleep):
+        return await asyncio.sleep(what.seconds)
+    return await what
+
+
+async def _settled(ref: Any) -> None:
+    """Wait for a reference, whatever comes of it."""
+    try:
+        await ref
+    except Exception:  # noqa: S110 - who takes the reference gets the error
+        pass
+
+
+class HasCalls(Protocol[S_co]):
+    """A face: it has the object that does the work."""
+
+    @property
+    def _calls(self) -> S_co: ...
+
+
+def waited(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """The method of a face for threads."""
+
+    @wraps(method)
+    def called(self: HasCalls[Any], /, *args: P.args, **options: P.kwargs) -> T:
+        return finish(method(self._calls, *args, **options))
+
+    return called
+
+
+def awaited(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The method of a face for event loops."""
+
+    @wraps(method)
+    async def called(self: HasCalls[Any], /, *args: P.args, **options: P.kwargs) -> T:
+        return await finish_awaited(method(self._calls, *args, **options))
+
+    return called

@@ -1,0 +1,219 @@
+"""`map` on a fleet: slots on nodes, each with one batch of tasks at a time, until the board is empty."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sized
+from typing import Any, Self
+
+from staddle.errors import InvalidCall
+
+from .cluster import Cluster
+from .content import sha256
+from .content_store import SentTree
+from .factory import SandboxFactory
+from .messages import SandboxSpec, TaskCode
+from .placement import Reservation
+from .progress import Progress
+from .remote import checked_options
+from .steps import Call, FirstOf, Sleep, finish, finish_awaited, step
+from .task_board import TaskBoard, TaskOutcome
+
+#: The variable that a command finds its item in.
+VARIABLE = "ITEM"
+#: Items that may be out or unreported, for each slot.
+_WINDOW = 16
+
+
+class TaskMap:
+    """One `map`: iterate over it for the outcomes, with `for` or `async for` as its fleet does."""
+
+    def __init__(
+        self,
+        factory: SandboxFactory,
+        work: str | Callable[..., Any],
+        items: Iterable[Any],
+        *,
+        concurrency: int | None,
+        ordered: bool,
+        retries: int,
+        progress: bool | Callable[[int, int, int | None], object],
+        tenant: str,
+        command_options: Mapping[str, Any],
+        sandbox_options: Mapping[str, Any],
+    ) -> None:
+        self._cluster: Cluster = factory.cluster
+        self._factory, self._tenant, self._given = factory, tenant, dict(sandbox_options)
+        self._slots = _slots(self._cluster, concurrency)
+        total = len(items) if isinstance(items, Sized) else None
+        self._progress = Progress(progress, total)
+        window = _WINDOW * self._slots
+        self.board = TaskBoard(items, ordered=ordered, retries=retries, window=window)
+        self._is_command = isinstance(work, str)
+        self._work, self._options = work, checked_options(command_options)
+        if self._options and not self._is_command:
+            raise InvalidCall(
+                "a function has no timeout= or other options of a command", fix="give them to run"
+            )
+        if not self._is_command and not callable(work):
+            raise InvalidCall(
+                f"map({work!r}, …)", fix="give a command, or a function of a sandbox and an item"
+            )
+        self._code: TaskCode | None = None
+        self._spec: SandboxSpec | None = None
+        self._tree: SentTree | None = None
+        self._idle: list[Reservation] = []
+        self._out: dict[Any, tuple[Reservation, list[Any]]] = {}
+        self._over = False
+
+    # ------------------------------------------------------------ two faces
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> TaskOutcome:
+        found = finish(self._next())
+        if found is None:
+            raise StopIteration
+        return found
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TaskOutcome:
+        found = await finish_awaited(self._next())
+        if found is None:
+            raise StopAsyncIteration
+        return found
+
+    def close(self) -> None:
+        """Give out no more tasks. Those that are out run to their end, and no outcome is reported."""
+        if self._over:
+            return
+        self._over = True
+        self._progress.close()
+        placement = self._cluster.placement
+        for grant in self._idle:
+            placement.release(grant)
+        for ref, (grant, _) in self._out.items():
+            ref.future().add_done_callback(lambda _, grant=grant: placement.release(grant))
+        self._idle, self._out = [], {}
+        if self._tree is not None:
+            self._tree.close()
+
+    def __del__(self) -> None:
+        if not self.__dict__.get("_over", True):
+            self.close()
+
+    # ------------------------------------------------------------ the work
+
+    async def _next(self) -> TaskOutcome | None:
+        while (found := self.board.reported()) is None:
+            if self._over:
+                return None
+            try:
+                await self._advance()
+            except BaseException:
+                self.close()
+                raise
+        return found
+
+    async def _advance(self) -> None:
+        """Give out what can be given out, and wait for one batch."""
+        if self._spec is None:
+            self._spec, self._tree = await self._factory.spec(self._tenant, None, self._given)
+            self._code = self._coded()
+        if self._cluster.error is not None:
+            self._lose_everything()
+            if self.board.over or not self.board.out:
+                self.close()
+                if not self.board.over:
+                    raise self._cluster.error
+            return
+        self._give_out()
+        if not self._out:
+            if self.board.over:
+                self.close()
+            else:
+                await step(Sleep(0.02))  # no node has room now
+            return
+        for ref in await step(FirstOf(list(self._out), 0.5)):
+            await self._take_in(ref)
+
+    def _give_out(self) -> None:
+        placement, content = self._cluster.placement, "" if self._tree is None else self._tree.digest
+        while len(self._out) < self._slots:
+            batch = self.board.take(_WINDOW // 2)
+            if not batch:
+                return
+            grant = self._idle.pop() if self._idle else placement.take_now(self._tenant, content)
+            keeper = None if grant is None else self._cluster.keepers.get(grant.node)
+            if grant is None or keeper is None or not keeper.ready or keeper.lost:
+                self.board.put_back(batch)
+                if grant is None:
+                    return
+                placement.release(grant)
+                continue
+            items = [self._item(task.item) for task in batch]
+            ref = keeper.actor.tasks.remote(self._spec, self._code, items)
+            self._out[ref] = (grant, batch)
+
+    async def _take_in(self, ref: Any) -> None:
+        grant, batch = self._out.pop(ref)
+        cluster, node = self._cluster, grant.node
+        keeper = cluster.keepers.get(node)
+        try:
+            kind, value = await step(Call(ref, cluster))
+        except cluster.ray.exceptions.RayError as error:
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if keeper is not None:
+                cluster.failure(keeper, error, "a task")
+            again = self.board.lost(batch, f"its node {node[:8]} or its keeper ended: {why}", node)
+            cluster.tell("tasks lost", node, text=f"{len(batch)} tasks, {again} of them are tried again")
+            cluster.placement.release(grant)
+            return
+        except BaseException:
+            self._out[ref] = (grant, batch)
+            raise
+        if kind == "error":  # none of them ran: the sandbox itself cannot be had
+            for task in batch:
+                self.board.done(task, None, value, node)
+        else:
+            for task, (how, found, seconds) in zip(batch, value, strict=True):
+                self.board.took(seconds)
+                self.board.done(task, found if how == "ok" else None, None if how == "ok" else found, node)
+            if self._tree is not None:
+                cluster.placement.has_content(node, self._tree.digest)
+        self._progress.show(self.board.finished, self.board.failed)
+        if cluster.placement.waiting or self.board.over:
+            cluster.placement.release(grant)  # others wait: this slot gets in line again
+        else:
+            self._idle.append(grant)
+
+    def _lose_everything(self) -> None:
+        for grant, batch in self._out.values():
+            self.board.lost(batch, str(self._cluster.error), grant.node)
+        self._out.clear()
+
+    def _item(self, item: Any) -> Any:
+        if not self._is_command:
+            return item
+        if isinstance(item, Mapping):
+            return {str(name): str(value) for name, value in item.items()}
+        return {VARIABLE: os.fsdecode(item) if isinstance(item, os.PathLike | bytes) else str(item)}
+
+    def _coded(self) -> TaskCode:
+        if self._is_command:
+            return TaskCode(str(self._work), self._options)
+        from ray import cloudpickle
+
+        data = cloudpickle.dumps(self._work)
+        return TaskCode(digest=sha256(data), function=self._cluster.ray.put(data))
+
+
+def _slots(cluster: Cluster, concurrency: int | None) -> int:
+    if concurrency is None:
+        return max(2, int(2 * cluster.ray.cluster_resources().get("CPU", 1)))
+    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+        raise InvalidCall(f"concurrency is {concurrency!r}", fix="give a number of sandboxes, at least 1")
+    return concurrency
