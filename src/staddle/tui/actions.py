@@ -304,16 +304,19 @@ class SandboxActions(_Base):
         tab = self.tab
         if tab is None:
             return
-        is_last = tab.watched.users == 1
         if len(self.tabs) == 1:
-            self.run_worker(self.run_action("leave"))
-        elif is_last and tab.watched.changes:
-            count = counted(len(tab.watched.changes), "uncommitted change")
-            self._confirm(
-                f"Close this sandbox with {count}?", "Close", lambda: self.call_later(self.remove_tab, tab)
-            )
-        else:
+            self.action_leave()
+        elif tab.watched.users > 1 or tab.watched.is_kept:
             self.call_later(self.remove_tab, tab)
+        else:
+            self.work("close", tab.watched.uncommitted, lambda count: self._close_tab(tab, count))
+
+    def _close_tab(self, tab: SandboxTab, count: int) -> None:
+        if not count:
+            self.call_later(self.remove_tab, tab)
+            return
+        question = f"Close this sandbox with {counted(count, 'uncommitted change')}?"
+        self._confirm(question, "Close", lambda: self.call_later(self.remove_tab, tab))
 
     def action_interrupt(self) -> None:
         here = self._here()
@@ -322,14 +325,20 @@ class SandboxActions(_Base):
             self.work("interrupt", here[1].interrupt)
 
     def action_leave(self) -> None:
-        lost = [tab.watched for tab in self.tabs if tab.watched.sandbox is not None and tab.watched.changes]
-        kept = self.opening.keep
-        lost = [watched for watched in lost if not (kept and watched is self.tabs[0].watched)]
-        if not lost:
+        known = [tab.watched for tab in self.tabs if tab.watched.sandbox is not None]
+        every = {id(watched): watched for watched in known if not watched.is_kept}
+
+        def lost() -> int:
+            return sum(watched.uncommitted() for watched in every.values())
+
+        self.work("leave", lost, self._leave_with)
+
+    def _leave_with(self, count: int) -> None:
+        if not count:
             self.exit(0)
             return
-        count = counted(sum(len(watched.changes) for watched in set(lost)), "uncommitted change")
-        self._confirm(f"Leave? {count} will be lost. F9 commits.", "Leave", lambda: self.exit(0))
+        lost = counted(count, "uncommitted change")
+        self._confirm(f"Leave? {lost} will be lost. F9 commits.", "Leave", lambda: self.exit(0))
 
     def _confirm(self, question: str, yes: str, then: Callable[[], object]) -> None:
         from .screens import ConfirmScreen

@@ -11,6 +11,7 @@ from rich.text import Text
 from textual import on
 from textual.app import App
 from textual.binding import Binding
+from textual.events import Key
 from textual.widgets import ContentSwitcher, Static
 
 from staddle.display import shown
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from textual.app import ComposeResult, SystemCommand
-    from textual.events import Click, Resize
+    from textual.events import Click, Event, Resize
     from textual.screen import Screen
 
     from staddle import Sandbox
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 #: Below so many columns the shell and the side are shown one at a time.
 _NARROW = 100
+#: Characters of the directory in the status bar.
+_PATH = 30
 
 
 class TabBar(Static):
@@ -76,6 +79,10 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
     #tabs { height: 1; background: $panel; display: none; }
     #status { height: 1; background: $panel; color: $text; }
     #all { height: 1fr; }
+    .narrow SandboxTab #shell { width: 100%; height: 1fr; border: none; }
+    .narrow SandboxTab #side { display: none; width: 100%; height: 1fr; }
+    .narrow SandboxTab.side #shell { display: none; }
+    .narrow SandboxTab.side #side { display: block; }
     """
     BINDINGS = [
         Binding("ctrl+p", "command_palette", "every action", priority=True),
@@ -114,6 +121,8 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         self._lines: deque[tuple[str, str, float]] = deque(maxlen=LINES)
         self._seen_changes: dict[int, set[tuple[str, str]]] = {}
         self._wake_waits = False
+        bindings = [each for each in self.BINDINGS if isinstance(each, Binding) and each.priority]
+        self._ours = frozenset(key for each in bindings for key in each.key.split(","))
 
     # ------------------------------------------------------------ begin and end
 
@@ -127,6 +136,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
             self.theme = "textual-light"
         self.feed.wake = self._wake
         watched = self._watched(self.opening.label)
+        watched.is_kept = self.opening.keep is not None
         await self._add_tab(watched, "main")
         self.set_interval(0.5, self._tick)
         self.opening.when_open(lambda opened: self._from_thread(self._opened, watched, opened))
@@ -200,7 +210,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
     @property
     def tab(self) -> SandboxTab | None:
         """The tab that is shown."""
-        return self.tabs[self.current] if self.tabs else None
+        return self.tabs[min(self.current, len(self.tabs) - 1)] if self.tabs else None
 
     def _watched(self, label: str) -> WatchedSandbox:
         return WatchedSandbox(shown(label), lambda *told: self._from_thread(self._told, *told))
@@ -270,6 +280,15 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         self.show_tab((self.current + step) % len(self.tabs))
 
     # ------------------------------------------------------------ keys
+
+    async def on_event(self, event: Event) -> None:
+        """Give a key that is the terminal's to it at once, without the way through every queue above it."""
+        if isinstance(event, Key) and event.key not in self._ours and len(self.screen_stack) == 1:
+            focused = self.focused
+            if isinstance(focused, TerminalPane):
+                focused.on_key(event)
+                return
+        await super().on_event(event)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """A full-screen program on the terminal has the function keys; a screen on top has its own keys."""
@@ -459,7 +478,8 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
 
 def _short(path: str) -> str:
     home = os.path.expanduser("~")
-    return f"~{path[len(home) :]}" if path == home or path.startswith(f"{home}/") else path
+    short = f"~{path[len(home) :]}" if path == home or path.startswith(f"{home}/") else path
+    return short if len(short) <= _PATH else f"…{short[1 - _PATH :]}"
 
 
 def _is_light() -> bool:

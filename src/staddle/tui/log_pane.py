@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
-from rich.text import Text
-from textual.widgets import RichLog
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
 
 from staddle.display import shown
 
@@ -14,7 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from textual.selection import Selection
+
 LINES = 1000
+_STAMP = len("00:00:00 ")
 #: The kinds of line, each with its colour.
 COLOURS = {
     "command": "bold cyan",
@@ -42,28 +49,72 @@ _STATES = {
 _FILES_OF_A_RESULT = 8
 
 
-class LogPane(RichLog, can_focus=True):
-    """The log. Everything in it is made harmless first."""
+class LogPane(ScrollView, can_focus=True):
+    """The log. Everything in it is made harmless first. Small on purpose: it is there from the start."""
+
+    DEFAULT_CSS = (
+        "LogPane { background: $surface; color: $foreground; overflow-y: scroll; overflow-x: hidden; }"
+    )
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(max_lines=LINES, wrap=True, markup=False, highlight=False, min_width=20, id=id)
+        super().__init__(id=id)
         self.border_title = "Log"
-        #: The same as plain text, for a search.
-        self.texts: list[tuple[str, str]] = []
+        #: (kind, time, text) of each line.
+        self.lines: deque[tuple[str, str, str]] = deque(maxlen=LINES)
+        self._rows: list[tuple[int, int, int]] = []  # (number of the line, from, to) for each row of the view
+        self._wide = 0
+        self._dropped = 0
 
     def add(self, kind: str, text: str, when: float | None = None) -> None:
         """Add a line of one of the kinds."""
         stamp = time.strftime("%H:%M:%S", time.localtime(when))
-        line = Text(f"{stamp} ", style="dim")
-        line.append(shown(text), style=COLOURS[kind])
-        self.texts.append((kind, shown(text)))
-        del self.texts[:-LINES]
-        self.write(line)
+        if len(self.lines) == LINES:
+            self._dropped += 1
+        self.lines.append((kind, stamp, shown(text)))
+        is_at_end = self.is_vertical_scroll_end
+        if self._wide:
+            self._wrap(self._dropped + len(self.lines) - 1)
+            self._rows = [row for row in self._rows if row[0] >= self._dropped]
+        self.virtual_size = Size(self._wide, len(self._rows))
+        if is_at_end:
+            self.scroll_end(animate=False, immediate=True)
+        self.refresh()
 
-    def add_record(self, record: dict[str, Any]) -> None:
-        """Add the lines for a record of an audit log."""
-        for kind, text in lines_of(record):
-            self.add(kind, text, record.get("at"))
+    def on_resize(self) -> None:
+        """Wrap the lines anew."""
+        wide = self.scrollable_content_region.width
+        if wide and wide != self._wide:
+            self._wide, self._rows = wide, []
+            for number in range(self._dropped, self._dropped + len(self.lines)):
+                self._wrap(number)
+            self.virtual_size = Size(wide, len(self._rows))
+            self.scroll_end(animate=False, immediate=True)
+
+    def _wrap(self, number: int) -> None:
+        text = self.lines[number - self._dropped][2]
+        room = max(8, self._wide - _STAMP)
+        for start in range(0, max(1, len(text)), room):
+            self._rows.append((number, start, start + room))
+
+    def render_line(self, y: int) -> Strip:
+        """One row: the time, then the text in the colour of its kind."""
+        at = y + self.scroll_offset.y
+        base = self.rich_style
+        if at >= len(self._rows):
+            return Strip.blank(self.size.width, base)
+        number, start, end = self._rows[at]
+        kind, stamp, text = self.lines[number - self._dropped]
+        before = Segment(f"{stamp} " if not start else " " * _STAMP, base + Style(dim=True))
+        strip = Strip([before, Segment(text[start:end], base + Style.parse(COLOURS[kind]))])
+        return strip.crop_extend(0, self.size.width, base).apply_offsets(0, at)
+
+    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        """The text that was selected with the mouse."""
+        found = []
+        for number, start, end in self._rows:
+            _, stamp, text = self.lines[number - self._dropped]
+            found.append((f"{stamp} " if not start else " " * _STAMP) + text[start:end])
+        return selection.extract("\n".join(found)), "\n"
 
 
 def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:

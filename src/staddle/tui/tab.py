@@ -64,10 +64,6 @@ class SandboxTab(Container):
     SandboxTab #log { height: 35%; border-top: solid $panel; }
     SandboxTab.log-large #panes { display: none; }
     SandboxTab.log-large #log { height: 1fr; }
-    .narrow SandboxTab #shell { width: 100%; height: 1fr; border: none; }
-    .narrow SandboxTab #side { display: none; width: 100%; height: 1fr; }
-    .narrow SandboxTab.side #shell { display: none; }
-    .narrow SandboxTab.side #side { display: block; }
     """
 
     def __init__(

@@ -31,6 +31,7 @@ from .emulator.attributes import (
     UNDERLINE,
 )
 from .emulator.emulator import Emulator
+from .paint import paint_now
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two pictures while much is printed, and for which output is collected then.
 _FRAME, _COLLECT = 1 / 40, 0.012
+#: Bytes that are drawn at once, and how often between two pictures.
+_LITTLE, _LITTLES = 256, 4
 #: Bytes: a lot at once, the most at once, typed or answered ahead of a program that does not read.
 _MUCH, _MOST, _TYPED_AHEAD, _ANSWERS = 1 << 15, 1 << 22, 1 << 16, 1 << 12
 
@@ -119,7 +122,7 @@ class TerminalPane(Widget, can_focus=True):
         self.is_over = False
         self._typed = b""
         self._back = 0  # lines that the view is above the end
-        self._painted = 0.0
+        self._painted, self._little = 0.0, 0
         self._drawn_lines: list[CellLine] = []
         self._drawn_cursor = 0
         self._paint_waits = False
@@ -192,15 +195,18 @@ class TerminalPane(Widget, can_focus=True):
         emulator.feed(data)
         if self._back:  # the view stays where it is while lines come below it
             self._back = min(self._back + emulator.scrolled - before, len(emulator.history))
-        self._paint()
+        self._paint(len(data))
 
-    def _paint(self) -> None:
-        """At once after a pause; while much is printed, not for every piece."""
+    def _paint(self, size: int) -> None:
+        """At once after a pause, and for a little, such as an echo; while much is printed, not each piece."""
         now = time.monotonic()
         if now - self._painted >= _FRAME:
             if now - self._painted > 1:
                 self.post_message(self.Printed())
-            self._painted = now
+            self._painted, self._little = now, 0
+            self._refresh_changed()
+        elif size <= _LITTLE and self._little < _LITTLES and not self._paint_waits:
+            self._little += 1
             self._refresh_changed()
         elif not self._paint_waits:
             self._paint_waits = True
@@ -224,7 +230,7 @@ class TerminalPane(Widget, can_focus=True):
         if self._back or self.sentence or len(rows) > len(lines) // 2:
             self.refresh()
         else:
-            self.refresh(*(Region(0, row, self.size.width, 1) for row in rows))
+            paint_now(self, (Region(0, row, self.size.width, 1) for row in rows))
 
     def _end(self) -> None:
         terminal = self.terminal

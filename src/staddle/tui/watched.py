@@ -47,10 +47,12 @@ class WatchedSandbox:
         self.snapshots: list[Snapshot] = []
         self.before_discard: Snapshot | None = None
         self.users = 0  # tabs that show it
+        self.is_kept = False  # its changes outlive it
         self._tell = tell
         self._cpu: tuple[float, float] | None = None
         self._ending = threading.Event()
         self._look_now = threading.Event()
+        self._looked = threading.Event()  # at the changes, since it was cleared
         #: Whether processes are looked at: while their pane is shown.
         self.wants_processes = False
         self._thread: threading.Thread | None = None
@@ -69,6 +71,14 @@ class WatchedSandbox:
         """Look at everything again soon: something was done."""
         self._look_now.set()
 
+    def uncommitted(self, patience: float = 2.0) -> int:
+        """The number of changes now; as far as it is known when a look takes longer than `patience`."""
+        self._looked.clear()
+        self._look_now.set()
+        if self._thread is not None and self._thread.is_alive():
+            self._looked.wait(patience)
+        return len(self.changes)
+
     def close(self) -> None:
         """Stop looking, and end the sandbox."""
         self._ending.set()
@@ -84,7 +94,8 @@ class WatchedSandbox:
         looks = {"changes": self._changes, "network": self._network, "processes": self._usage}
         pauses = {"changes": _CHANGES, "network": _NETWORK, "processes": _PROCESSES}
         while not self._ending.is_set():
-            if self._look_now.is_set():
+            is_asked = self._look_now.is_set()
+            if is_asked:
                 self._look_now.clear()
                 due = dict.fromkeys(due, 0.0)
             for name, look in looks.items():
@@ -103,6 +114,8 @@ class WatchedSandbox:
                     if name == "changes":
                         self.change_error = str(error)
                         self._tell(self, name)
+                if name == "changes" and is_asked:
+                    self._looked.set()
                 took = time.monotonic() - began
                 due[name] = began + took + max(pauses[name], _REST * took)
             self._look_now.wait(max(0.05, min(due.values()) - time.monotonic()))

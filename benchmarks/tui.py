@@ -1,0 +1,208 @@
+"""`staddle tui` against `staddle shell`, both in tmux, in one run: echo of a key, a flood, and the start.
+
+Standalone as well: `python benchmarks/tui.py`. Needs tmux and the extra `tui`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from measure import Claim, ms
+
+STADDLE = str(Path(sys.executable).with_name("staddle"))
+PATIENCE = 300.0
+PROMPT = b"/workspace$"
+#: Letters that neither the panes of the UI nor a prompt have in them.
+LETTERS = "ZQJX"
+MEGABYTES = 100
+TEXT = "The quick brown fox jumps over the lazy dog, again and again"
+
+
+class Tmux:
+    """A tmux server of its own, driven by its commands, and by its control mode where these take too long."""
+
+    def __init__(self, directory: str) -> None:
+        self._socket = f"{directory}/tmux"
+        self._output: queue.Queue[tuple[float, str, bytes]] = queue.Queue()
+        self.run("-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "32", "sleep 100000")
+        self._client = subprocess.Popen(
+            ["tmux", "-S", self._socket, "-C", "attach"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=_environment(),
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def run(self, *words: str) -> str:
+        """Run one command of tmux; what it prints."""
+        argv = ["tmux", "-S", self._socket, *words]
+        done = subprocess.run(argv, check=True, capture_output=True, text=True, env=_environment())
+        return done.stdout.strip()
+
+    def _read(self) -> None:
+        for line in self._client.stdout or ():
+            if line.startswith(b"%output "):
+                _, pane, data = line.rstrip(b"\n").split(b" ", 2)
+                plain = re.sub(rb"\\([0-7]{3})", lambda found: bytes((int(found[1], 8),)), data)
+                self._output.put((time.perf_counter(), pane.decode(), plain))
+
+    def seen_after(self, pane: str, letter: str) -> float:
+        """The seconds from typing a letter until one more of it is on the screen."""
+        before = self.screen(pane).count(letter)
+        began = time.perf_counter()
+        self.run("send-keys", "-t", pane, "-l", letter)
+        while self.screen(pane).count(letter) <= before:
+            if time.perf_counter() - began > PATIENCE:
+                raise TimeoutError(f"{letter!r} is not on the screen")
+        return time.perf_counter() - began
+
+    def screen(self, pane: str) -> str:
+        """What is on the screen of a pane."""
+        return self.run("capture-pane", "-p", "-t", pane)
+
+    def gone(self, pane: str, letter: str) -> None:
+        """Wait until a letter is not on the screen any more."""
+        end = time.perf_counter() + PATIENCE
+        while letter in self.screen(pane) and time.perf_counter() < end:
+            time.sleep(0.02)
+
+    def window(self, command: str) -> str:
+        """The pane of a new window that runs `command`."""
+        return self.run("new-window", "-d", "-P", "-F", "#{pane_id}", command)
+
+    def send(self, pane: str, keys: str) -> float:
+        """Type keys into a pane; when they were sent."""
+        while not self._output.empty():
+            self._output.get_nowait()
+        line = f"send-keys -t '{pane}' -l '{keys}'\n" if keys != "Enter" else f"send-keys -t '{pane}' Enter\n"
+        began = time.perf_counter()
+        pipe = self._client.stdin
+        assert pipe is not None
+        pipe.write(line.encode())
+        pipe.flush()
+        return began
+
+    def when(self, pane: str, text: bytes) -> float:
+        """The time at which `pane` has printed `text`, from now on."""
+        seen, end = b"", time.perf_counter() + PATIENCE
+        while True:
+            at, where, data = self._output.get(timeout=max(0.1, end - time.perf_counter()))
+            if where == pane:
+                seen = (seen + data)[-65536:]
+                if text in seen:
+                    return at
+
+    def close(self) -> None:
+        """End the server and everything in it."""
+        subprocess.run(["tmux", "-S", self._socket, "kill-server"], check=False, env=_environment())
+        self._client.wait(30)
+
+
+def _environment() -> dict[str, str]:
+    return {
+        **{k: v for k, v in os.environ.items() if k not in ("TMUX", "NO_COLOR")},
+        "TERM": "xterm-256color",
+    }
+
+
+@contextmanager
+def terminals() -> Iterator[tuple[Tmux, str]]:
+    """A tmux, and a directory to work in."""
+    with tempfile.TemporaryDirectory(prefix="tui-") as directory:
+        (Path(directory) / "work").mkdir()
+        tmux = Tmux(directory)
+        try:
+            yield tmux, f"{directory}/work"
+        finally:
+            tmux.close()
+
+
+def opened(tmux: Tmux, command: str, where: str) -> tuple[str, float]:
+    """The pane of `staddle COMMAND`, and the seconds until its first prompt."""
+    began = time.perf_counter()
+    pane = tmux.window(f"cd {where} && exec {STADDLE} {command}")
+    return pane, tmux.when(pane, PROMPT) - began
+
+
+COMMANDS = {"shell": "shell --mode overlay", "tui": "tui --no-ask"}
+
+
+def echo(rounds: int = 100) -> list[Claim]:
+    """From a key that is typed to its echo: on the screen of tmux, and as it is printed."""
+    seen: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    printed: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    with terminals() as (tmux, where):
+        panes = {name: opened(tmux, command, where)[0] for name, command in COMMANDS.items()}
+        time.sleep(3)
+        for number in range(rounds):
+            for name, pane in panes.items():
+                seen[name].append(tmux.seen_after(pane, LETTERS[0]))
+                began = tmux.send(pane, LETTERS[1])
+                printed[name].append(tmux.when(pane, LETTERS[1].encode()) - began)
+                if number % 10 == 9:
+                    tmux.run("send-keys", "-t", pane, "C-u")
+                    tmux.gone(pane, LETTERS[0])
+                time.sleep(0.05)
+    medians = {name: statistics.median(values) for name, values in seen.items()}
+    ratio = medians["tui"] / medians["shell"]
+    detail = ", ".join(
+        f"{name} {ms(value)}, printed after {ms(statistics.median(printed[name]))}"
+        for name, value in medians.items()
+    )
+    return [Claim("key to echo on the screen, tui to shell", ratio, 1.5, detail)]
+
+
+def flood(rounds: int = 2) -> list[Claim]:
+    """From a command that prints much to what it prints last."""
+    with terminals() as (tmux, where):
+        panes = {name: opened(tmux, command, where)[0] for name, command in COMMANDS.items()}
+        time.sleep(2)
+        times: dict[str, list[float]] = {name: [] for name in panes}
+        for number in range(rounds):
+            for name, pane in panes.items():
+                end = f"{number}.{number + 7 * number + 1}"
+                size = MEGABYTES * 1_000_000
+                tmux.send(pane, f'yes "{TEXT}" | head -c {size}; echo; echo over-$((6 * 7))-{end}')
+                time.sleep(0.3)
+                began = tmux.send(pane, "Enter")
+                times[name].append(tmux.when(pane, f"over-42-{end}".encode()) - began)
+                time.sleep(1)
+        medians = {name: statistics.median(values) for name, values in times.items()}
+    detail = ", ".join(f"{name} {value:.1f} s" for name, value in medians.items())
+    return [Claim(f"{MEGABYTES} MB printed, tui to shell", medians["tui"] / medians["shell"], 3, detail)]
+
+
+def start(rounds: int = 5) -> list[Claim]:
+    """From the command to its first prompt."""
+    times: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    with terminals() as (tmux, where):
+        for _ in range(rounds):
+            for name, command in COMMANDS.items():
+                times[name].append(opened(tmux, command, where)[1])
+                time.sleep(0.5)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    detail = ", ".join(f"{name} {value:.2f} s" for name, value in medians.items())
+    return [Claim("seconds to the first prompt of the tui", medians["tui"], 1.2, detail)]
+
+
+CLAIMS = (start, echo, flood) if shutil.which("tmux") else ()
+
+
+if __name__ == "__main__":
+    chosen = [group for group in (start, echo, flood) if group.__name__ in sys.argv[1:] or len(sys.argv) == 1]
+    for group in chosen:
+        print(group.__name__, flush=True)
+        for claim in group():
+            print(f"  {claim}", flush=True)

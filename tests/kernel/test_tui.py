@@ -1,0 +1,392 @@
+"""`staddle tui` on a real sandbox, by textual's pilot: every pane, and what its keys do."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from staddle import Network, Policy
+from staddle.network.host import gateway_process
+from tests.support.tui_app import Driven, drive
+from tests.support.waiting import unique_seconds, until, with_argument
+from tests.support.web import serving
+
+# What the UI does is the same for every user; that sandboxes are, other tests see to.
+pytestmark = pytest.mark.same_for_everyone
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    directory = tmp_path / "work"
+    directory.mkdir()
+    (directory / "a.py").write_text("def f():\n    return 1\n")
+    (directory / "gone").write_text("soon\n")
+    return directory
+
+
+def text_of(widget: Any) -> str:
+    return str(widget.render())
+
+
+def test_changes_diff_commit_discard_and_undo(work: Path) -> None:
+    async def steps(ui: Driven) -> None:
+        await ui.prompt()
+        await ui.run(
+            "sed -i s/1/2/ a.py; rm gone; mkdir d; echo new > d/b; printf '#!/bin/sh' > x; chmod +x x"
+        )
+        await ui.changed("a.py", "d", "d/b", "gone", "x")
+        await ui.until(lambda: "5 changes: 3 added, 1 modified, 1 deleted" in ui.screen())
+
+        await ui.press("f3")  # a diff of the one under the cursor, both ways
+        pane = ui.tab.side_pane("changes")
+        assert pane is not None
+        await ui.until(lambda: ui.app.focused is pane)
+        pane.move_cursor_to_line(2)  # type: ignore[attr-defined]
+        await ui.press("enter")
+        await ui.top("DiffScreen")
+        await ui.until(lambda: "+    return 2" in ui.screen() and "-    return 1" in ui.screen())
+        await ui.press("v")
+        await ui.until(lambda: "    return 1" in ui.screen() and "│     return 2" in ui.screen())
+        await ui.press("escape")
+
+        await ui.press("slash", "g", "o", "n", "e", "enter")
+        await ui.until(lambda: "D gone" in ui.screen() and "M a.py" not in ui.screen())
+        await ui.press("slash", *["backspace"] * 4, "enter")
+
+        await ui.press("f9")  # the new program is held back, and not chosen
+        review = await ui.top("ReviewScreen")
+        assert "held back: it is a new executable" in ui.screen()
+        rows = review.query_one("SelectionList")
+        assert sorted(rows.selected) == ["a.py", "d", "d/b", "gone"]
+        await ui.press("c")
+        await ui.until(lambda: not (work / "gone").exists())
+        await ui.changed("x")
+        assert (work / "a.py").read_text() == "def f():\n    return 2\n"
+        assert (work / "d" / "b").read_text() == "new\n"
+        assert not (work / "x").exists()
+
+        await ui.press("f3", "D")  # discarded, and brought back
+        await ui.top("ConfirmScreen")
+        await ui.press("y")
+        await ui.changed()
+        await ui.until(lambda: ui.tab.watched.before_discard is not None)
+        await ui.press("u")
+        await ui.changed("x")
+
+        await ui.press("f9")
+        review = await ui.top("ReviewScreen")
+        await ui.press("space", "c")
+        await ui.until((work / "x").exists)
+        assert os.access(work / "x", os.X_OK)
+        assert {kind for kind, _ in ui.log()} >= {"file", "sandbox"}
+
+    drive(steps, work)
+
+
+def test_a_conflict_is_shown_and_overwritten_only_when_chosen(work: Path) -> None:
+    async def steps(ui: Driven) -> None:
+        await ui.prompt()
+        await ui.run("echo inside > a.py; echo other > b")
+        (work / "a.py").write_text("changed on the host, and longer\n")
+        await ui.changed("a.py", "b")
+        await ui.press("f9")
+        review = await ui.top("ReviewScreen")
+        assert review.query_one("SelectionList").selected == ["b"]
+        assert "conflict:" in ui.screen()
+        await ui.press("space", "c")
+        await ui.until(lambda: (work / "a.py").read_text() == "inside\n")
+
+    drive(steps, work)
+
+
+def test_snapshots_forks_and_tabs(work: Path) -> None:
+    async def steps(ui: Driven) -> None:
+        await ui.prompt()
+        await ui.run("echo one > n")
+        await ui.press("f4", "s")
+        await ui.top("SearchScreen")
+        await ui.write("first")
+        await ui.press("enter")
+        await ui.until(lambda: [s.label for s in ui.tab.watched.snapshots] == ["first"])
+        await ui.until(lambda: "○ first" in ui.screen())
+        await ui.run("echo two > n")
+        await ui.press("f4", "s")
+        await ui.top("SearchScreen")
+        await ui.press("enter")
+        await ui.until(lambda: len(ui.tab.watched.snapshots) == 2)
+
+        pane: Any = ui.tab.side_pane("snapshots")
+        await ui.until(lambda: pane.last_line >= 2)
+        pane.move_cursor_to_line(1)
+        await ui.press("m")
+        await ui.until(lambda: "● first" in ui.screen())
+        pane.move_cursor_to_line(2)
+        await ui.press("x")
+        await ui.top("TextScreen")
+        await ui.until(lambda: "/workspace/n: added, with other content" in ui.screen())
+        await ui.press("escape")
+
+        pane.move_cursor_to_line(1)
+        await ui.press("f")  # a fork of the first one, in a tab of its own
+        await ui.until(lambda: len(ui.app.tabs) == 2 and ui.app.current == 1)
+        await ui.prompt()
+        await ui.run("cat n")
+        assert "one" in ui.tab.terminal.screen_text().split()
+        assert ui.tab.watched is not ui.app.tabs[0].watched
+
+        await ui.press("f3", "t")  # another shell of the fork
+        await ui.until(lambda: len(ui.app.tabs) == 3)
+        await ui.prompt()
+        assert ui.tab.watched is ui.app.tabs[1].watched
+        await ui.press("ctrl+pageup", "ctrl+pageup")
+        assert ui.app.current == 0
+        await ui.press("ctrl+pageup")
+        assert ui.app.current == 2
+        await ui.press("f3", "W")
+        await ui.until(lambda: len(ui.app.tabs) == 2)
+        await ui.press("f3", "W")  # the last one of a sandbox with changes: a question
+        await ui.top("ConfirmScreen")
+        await ui.press("y")
+        await ui.until(lambda: len(ui.app.tabs) == 1)
+
+        await ui.press("f4")
+        pane.move_cursor_to_line(1)
+        await ui.press("enter")
+        await ui.top("ConfirmScreen")
+        await ui.press("y")
+        await ui.until(lambda: ui.tab.terminal.is_over, "the shell to be ended by the restore")
+        ui.app.action_shell_again()
+        await ui.press("enter")
+        await ui.prompt()
+        await ui.run("cat n")
+        assert "two" not in ui.tab.terminal.screen_text().split()
+
+    drive(steps, work)
+
+
+def test_the_list_of_commands_processes_policy_log_help_palette(work: Path) -> None:
+    seconds = unique_seconds()
+
+    async def steps(ui: Driven) -> None:
+        await ui.prompt()
+        await ui.press("f2")
+        await ui.until(lambda: ui.tab.is_list)
+        ui.tab.commands.run("echo $((6 * 7)); touch made; exit 3")
+        await ui.until(lambda: "exit 3" in ui.screen() and "42" in ui.screen())
+        assert ("command", "$ echo $((6 * 7)); touch made; exit 3") in ui.log()
+        assert ("file", "added /workspace/made") in ui.log()
+        assert {kind for kind, _ in ui.log()} >= {"command", "error", "file", "metric", "sandbox"}
+
+        ui.tab.commands.run(f"sleep {seconds}")
+        await ui.until(lambda: with_argument(seconds))
+        await ui.until(lambda: "running" in ui.screen())
+        await ui.press("ctrl+c")
+        await ui.until(lambda: ui.tab.commands.running is None)
+        assert not with_argument(seconds)
+        await ui.press("up", "up")
+        assert ui.app.focused.value.startswith("echo $((6")  # type: ignore[union-attr]
+        await ui.until(lambda: "2 commands" in ui.screen())
+
+        ui.tab.commands.run(f"sleep {seconds} & disown")
+        await ui.press("f6")
+        await ui.until(lambda: f"sleep {seconds}"[:12] in ui.screen())
+        processes: Any = ui.tab.side_pane("processes")
+        await ui.until(lambda: len(ui.tab.watched.samples) > 1)
+        assert "memory" in ui.screen()
+        table = processes.query_one("DataTable")
+        commands = [process.command for process in ui.tab.watched.processes]
+        table.move_cursor(row=commands.index(f"sleep {seconds}"))
+        await ui.press("K")
+        await ui.until(lambda: not with_argument(seconds))
+
+        await ui.press("f7")
+        await ui.until(lambda: "may be read" in ui.screen())
+        await ui.press("slash", *"network", "enter")
+        await ui.until(lambda: "network" in ui.screen() and "may be read" not in ui.screen())
+
+        await ui.press("f8")
+        await ui.until(lambda: ui.app.focused is ui.tab.log_pane)
+        await ui.press("question_mark")
+        await ui.top("HelpScreen")
+        assert "Ctrl-P" in ui.screen()
+        await ui.press("escape", "ctrl+p")
+        await ui.top("CommandPalette")
+        await ui.press(*"light")
+        await ui.until(lambda: "Light or dark" in ui.screen())
+        await ui.press("enter")
+        await ui.until(lambda: ui.app.theme == "textual-light")
+
+        await ui.press("escape")
+        await ui.press("f10")  # `made` is not committed: a question, and no is no
+        await ui.top("ConfirmScreen")
+        await ui.press("enter")
+        await ui.until(lambda: len(ui.app.screen_stack) == 1)
+        await ui.press("f10")
+        await ui.top("ConfirmScreen")
+        await ui.press("y")
+        await ui.until(lambda: ui.app.return_value == 0)
+
+    drive(steps, work)
+
+
+def test_connections_wait_for_an_answer(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text('[network]\nallow = ["127.0.0.1:1"]  # nothing\n')
+    known = tuple((name, "127.0.0.1") for name in ("yes.example", "no.example"))
+    monkeypatch.setattr(gateway_process, "host_names", lambda: known)
+
+    async def steps(ui: Driven) -> None:
+        await ui.prompt()
+        results: list[str] = []
+
+        def fetch(name: str) -> threading.Thread:
+            sandbox = ui.sandbox
+            line = f"curl -sS -m 90 http://{name}:{port} 2>/dev/null || echo refused"
+            thread = threading.Thread(target=lambda: results.append(sandbox.run(line, timeout=100).stdout))
+            thread.start()
+            return thread
+
+        first = fetch("no.example")
+        await ui.until(ui.app.feed.questions)
+        await ui.press("f5")
+        await ui.until(lambda: f"no.example:{port}" in ui.screen() and "ask (" in ui.screen())
+        await ui.press("n")
+        await ui.until(lambda: results == ["refused\n"])
+        first.join()
+        fetch("no.example").join()  # it is not asked about again
+        assert results == ["refused\n"] * 2
+        await ui.until(lambda: "refused" in ui.screen())
+        assert any(kind == "violation" for kind, _ in ui.log())
+
+        second = fetch("yes.example")
+        await ui.until(ui.app.feed.questions)
+        await ui.until(lambda: "ask (" in ui.screen())
+        await ui.press("home", "w")
+        await ui.until(lambda: len(results) == 3)
+        second.join()
+        assert results[2] == "outside\n"
+        await ui.until(lambda: "yes.example" in file.read_text())
+        assert file.read_text() == f'[network]\nallow = ["yes.example:{port}", "127.0.0.1:1"]  # nothing\n'
+
+        pane: Any = ui.tab.side_pane("network")  # what was refused can be allowed later
+        rows = [getattr(item, "what", "") for item in pane._rows]
+        pane.move_cursor(row=rows.index(f"no.example:{port}"))
+        await ui.press("a")
+        await ui.until(lambda: ui.app.feed.permits(f"no.example:{port}"))
+        fetch("no.example").join()
+        assert results[3] == "outside\n"
+
+    with serving(lambda _: b"outside\n") as port:
+        policy = Policy.agent().with_network(Network.allow(f"127.0.0.1:{port}"))
+        drive(steps, work, policy=policy, asks=True, policy_file=str(file))
+
+
+def test_hostile_names_and_output_are_drawn_as_text(work: Path) -> None:
+    evil = "x\x1b]52;c;aGk=\x07[red]m[@click=app.leave]c\u202e"
+
+    async def steps(ui: Driven) -> None:
+        await ui.prompt()
+        ui.sandbox.files.write(f"/workspace/{evil}", f"{evil}\n")
+        ui.tab.watched.look()
+        await ui.until(lambda: "\\x1b]52;c;aGk=\\x07[red]m[@click" in ui.screen())
+        await ui.press("f2")
+        ui.tab.commands.run(f"cat *; echo '{evil}' >&2")
+        await ui.until(lambda: "exit 0" in ui.screen())
+        ui.tab.terminal.type(b"cat /workspace/x*\r")
+        ui.app.tab.query_one("#shell").current = "terminal"  # type: ignore[union-attr]
+        await ui.until(lambda: "[red]m[@click" in ui.tab.terminal.screen_text())
+        await ui.press("f9")
+        await ui.top("ReviewScreen")
+        await ui.press("v")
+        await ui.top("DiffScreen")
+        await ui.until(lambda: "+x\\x1b]52" in ui.screen())
+        await ui.press("escape", "escape")
+        snapshot = ui.sandbox.snapshot(evil)
+        ui.tab.watched.snapshots.append(snapshot)
+        await ui.press("f4")
+        ui.app.notify("[red]not markup[/]", markup=False)
+        await ui.until(lambda: "\\x1b]52" in ui.screen())
+        assert not set("\x1b\x07\u202e") & set(ui.screen())
+        assert all(line.isprintable() for line in ui.screen().split("\n"))
+
+    drive(steps, work)
+
+
+def test_it_stays_responsive_whatever_happens_inside(work: Path) -> None:
+    async def steps(ui: Driven) -> None:
+        await ui.prompt()
+        await ui.run("mkdir many; cd many; for i in {1..3000}; do : > $i; done; cd ..")
+        ui.tab.watched.look()
+        await ui.until(lambda: len(ui.tab.watched.changes) == 3001)
+        await ui.press("f3")
+        await ui.until(lambda: "3,001 changes" in ui.screen() and "and 1,001 more" in ui.pane_text())
+        await ui.press("f9")
+        review = await ui.top("ReviewScreen")
+        assert review.query_one("SelectionList").option_count == 1  # whole directories
+        await ui.press("escape")
+
+        ui.tab.terminal.type(b"yes some more text | head -c 20000000; echo over-$((6*7))\r")
+        await ui.press("f1")  # while it floods
+        await ui.top("HelpScreen")
+        await ui.press("escape")
+        await ui.until(lambda: "over-42" in ui.tab.terminal.screen_text())
+        assert len(ui.tab.terminal.emulator.history) <= 3000
+
+        ui.tab.terminal.type(b"trap '' INT TERM; while :; do :; done\r")  # a shell that listens to nobody
+        await ui.press("f1")
+        await ui.top("HelpScreen")
+        await ui.press("escape")
+        ui.sandbox.close()  # and a sandbox that is gone
+        await ui.until(lambda: ui.tab.terminal.is_over or any(kind == "error" for kind, _ in ui.log()))
+        await ui.press("f4", "f5", "f7", "f1")
+        await ui.top("HelpScreen")
+
+    drive(steps, work)
+
+
+def test_what_cannot_be_opened_is_said(work: Path) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("not\x1b today")
+
+    async def steps(ui: Driven) -> None:
+        await ui.until(lambda: "not\\x1b today" in ui.screen())
+        assert ui.log()[-1] == ("error", "not\\x1b today")
+        await ui.press("f3", "f9", "f10")
+
+    drive(steps, work, open_it=refuse)
+
+
+def test_narrow_and_vertical(work: Path) -> None:
+    async def steps(ui: Driven) -> None:
+        await ui.prompt()
+        assert (ui.tab.terminal.size.width, ui.tab.terminal.size.height) == (80, 23)
+        await ui.press("f3")
+        await ui.until(lambda: "no changes" in ui.screen() and "$" not in ui.screen())
+        await ui.press("escape")
+        await ui.until(lambda: "$" in ui.screen())
+        await ui.pilot.resize_terminal(130, 40)
+        await ui.until(lambda: ui.tab.terminal.size.width < 80)
+        await ui.run("stty size")
+        assert f"39 {ui.tab.terminal.size.width}" in ui.tab.terminal.screen_text()
+        await ui.app.run_action("toggle_split")
+        await ui.until(lambda: ui.tab.terminal.size.width == 130)
+
+    drive(steps, work, size=(80, 24))
+
+
+def test_nothing_is_left_behind(work: Path) -> None:
+    seconds = unique_seconds()
+
+    async def steps(ui: Driven) -> None:
+        await ui.prompt()
+        ui.tab.terminal.type(f"sleep {seconds}\r".encode())
+        await ui.until(lambda: with_argument(seconds))
+        ui.app.exit(0)
+
+    drive(steps, work)
+    assert until(lambda: not with_argument(seconds))
+    assert sorted(path.name for path in work.iterdir()) == ["a.py", "gone"]
