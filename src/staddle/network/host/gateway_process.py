@@ -20,7 +20,6 @@ import sys
 from ..._value import Value
 from ...errors import LaunchFailed, PolicyError
 from ...events import Event
-from ...interrupts import uninterrupted
 from ...ipc.descriptors import send
 from ...ipc.gateway_messages import (
     LONGEST,
@@ -295,6 +294,7 @@ def start(
 
     See `from_policy.needs_gateway`. One for a denied network is for ports that are exposed.
     """
+    from ...interrupts import uninterrupted  # not in a launcher
     from .prewarm import GATEWAYS
 
     message = _said(settings(network, bounds or GatewayBounds(), nameservers, hosts))
