@@ -1,0 +1,111 @@
+"""`sandbox.pty`: terminals with a shell on them."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from .commands import HOME, E2BCommandResult
+from .errors import NotFoundException, translated
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from staddle import Sandbox
+
+
+@dataclass
+class PtySize:
+    """The size of a terminal."""
+
+    rows: int
+    cols: int
+
+
+class PtyHandle:
+    """A terminal; its output goes to `on_data`, in a thread."""
+
+    def __init__(self, terminal: Any, on_data: Callable[[bytes], Any] | None) -> None:
+        self._terminal, self._said = terminal, b""
+        self._thread = threading.Thread(target=self._follow, args=(on_data,), daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """The number of the shell inside."""
+        return int(self._terminal.pid)
+
+    def wait(self, on_pty: Any = None, on_stdout: Any = None, on_stderr: Any = None) -> E2BCommandResult:
+        """Wait for the end of the shell."""
+        self._thread.join()
+        code = self._terminal.wait()
+        return E2BCommandResult("", self._said.decode("utf-8", "replace"), code or 0)
+
+    def kill(self) -> bool:
+        """Kill the shell with everything it started."""
+        running = self._terminal.poll() is None
+        self._terminal.kill()
+        return running
+
+    def disconnect(self) -> None:
+        """Nothing: it runs on."""
+
+    def _follow(self, on_data: Callable[[bytes], Any] | None) -> None:
+        try:
+            while data := self._terminal.read():
+                self._said = (self._said + data)[-(1 << 20) :]
+                if on_data is not None:
+                    on_data(data)
+        except Exception:  # noqa: S110 - the sandbox has ended
+            pass
+
+
+class Pty:
+    """The terminals of one sandbox."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._terminals: dict[int, Any] = {}
+
+    def create(
+        self,
+        size: PtySize,
+        user: str | None = None,
+        cwd: str | None = None,
+        envs: dict[str, str] | None = None,
+        timeout: float | None = 60,
+        request_timeout: float | None = None,
+        on_data: Callable[[bytes], Any] | None = None,
+    ) -> PtyHandle:
+        """A terminal with an interactive shell."""
+        with translated():
+            terminal = self._sandbox.terminal(
+                rows=size.rows, cols=size.cols, cwd=cwd or HOME, env=envs, user=user
+            )
+        self._terminals[terminal.pid] = terminal
+        return PtyHandle(terminal, on_data)
+
+    def send_stdin(self, pid: int, data: bytes, request_timeout: float | None = None) -> None:
+        """Type something."""
+        with translated():
+            self._terminal(pid).write(data)
+
+    def resize(self, pid: int, size: PtySize, request_timeout: float | None = None) -> None:
+        """Another size."""
+        with translated():
+            self._terminal(pid).resize(size.rows, size.cols)
+
+    def kill(self, pid: int, request_timeout: float | None = None) -> bool:
+        """Kill its shell; whether it ran."""
+        terminal = self._terminals.get(pid)
+        if terminal is None or terminal.poll() is not None:
+            return False
+        terminal.kill()
+        return True
+
+    def _terminal(self, pid: int) -> Any:
+        if pid not in self._terminals:
+            raise NotFoundException(f"there is no terminal {pid}")
+        return self._terminals[pid]

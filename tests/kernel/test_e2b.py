@@ -1,0 +1,189 @@
+"""Programs written for E2B run with one import changed; each part as its documentation uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from staddle.compat.e2b import (
+    AsyncSandbox,
+    CommandExitException,
+    FileNotFoundException,
+    FilesystemEvent,
+    FilesystemEventType,
+    FileType,
+    InvalidArgumentException,
+    PtySize,
+    Sandbox,
+    SandboxNotFoundException,
+    TimeoutException,
+)
+from tests.support.waiting import PATIENCE, until
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox.create(metadata={"made": "here"}, envs={"GREETING": "hello"}) as made:
+        yield made
+
+
+def test_commands(sandbox: Sandbox) -> None:
+    heard: list[str] = []
+    result = sandbox.commands.run("echo $GREETING $X; pwd", envs={"X": "1"}, on_stdout=heard.append)
+    assert (result.stdout, result.exit_code) == ("hello 1\n/home/user\n", 0)
+    assert "".join(heard) == result.stdout
+    with pytest.raises(CommandExitException) as raised:
+        sandbox.commands.run("echo out; echo err >&2; exit 3")
+    assert (raised.value.exit_code, raised.value.stdout, raised.value.stderr) == (3, "out\n", "err\n")
+    with pytest.raises(TimeoutException):
+        sandbox.commands.run("sleep 600", timeout=0.5)
+
+
+def test_commands_in_the_background(sandbox: Sandbox) -> None:
+    handle = sandbox.commands.run("read x; echo got $x", background=True, stdin=True)
+    assert handle.pid in [process.pid for process in sandbox.commands.list()]
+    sandbox.commands.send_stdin(handle.pid, "input\n")
+    heard: list[str] = []
+    assert handle.wait(on_stdout=heard.append).stdout == "got input\n"
+    assert "".join(heard) == "got input\n"
+    forever = sandbox.commands.run("sleep 600", background=True)
+    assert sandbox.commands.connect(forever.pid).kill()
+    with pytest.raises(CommandExitException):
+        forever.wait()
+    assert not sandbox.commands.kill(forever.pid)
+
+
+def test_files(sandbox: Sandbox) -> None:
+    info = sandbox.files.write("dir/a.txt", "text")
+    assert (info.path, info.name) == ("/home/user/dir/a.txt", "a.txt")
+    sandbox.files.write_files([{"path": "dir/b", "data": b"\xff"}, {"path": "/tmp/c", "data": "c"}])
+    assert sandbox.files.read("dir/a.txt") == "text"
+    assert sandbox.files.read("dir/b", format="bytes") == bytearray(b"\xff")
+    assert b"".join(sandbox.files.read("/tmp/c", format="stream")) == b"c"
+    listed = sandbox.files.list("dir")
+    assert [(entry.name, entry.type, entry.size) for entry in listed] == [
+        ("a.txt", FileType.FILE, 4),
+        ("b", FileType.FILE, 1),
+    ]
+    assert (listed[0].owner, listed[0].permissions[0]) == ("user", "-")
+    assert sandbox.files.rename("dir/a.txt", "dir/z.txt").name == "z.txt"
+    assert not sandbox.files.exists("dir/a.txt")
+    assert sandbox.files.make_dir("made/deep")
+    assert not sandbox.files.make_dir("made/deep")
+    sandbox.files.remove("dir")
+    with pytest.raises(FileNotFoundException):
+        sandbox.files.read("dir/z.txt")
+
+
+def test_a_watched_directory(sandbox: Sandbox) -> None:
+    sandbox.files.make_dir("watched")
+    watch = sandbox.files.watch_dir("watched")
+    found: list[FilesystemEvent] = []
+
+    def seen() -> bool:
+        sandbox.files.write(f"watched/{len(sandbox.files.list('watched'))}.txt", "x")
+        found.extend(watch.get_new_events())
+        return bool(found)
+
+    assert until(seen)
+    watch.stop()
+    assert found[0].type is FilesystemEventType.CREATE
+
+
+def test_a_terminal(sandbox: Sandbox) -> None:
+    seen, data = threading.Event(), bytearray()
+
+    def heard(piece: bytes) -> None:
+        data.extend(piece)
+        if b"size 30 100" in data:
+            seen.set()
+
+    terminal = sandbox.pty.create(PtySize(rows=24, cols=80), on_data=heard)
+    sandbox.pty.resize(terminal.pid, PtySize(rows=30, cols=100))
+    sandbox.pty.send_stdin(terminal.pid, b"echo size $(stty size)\n")
+    assert seen.wait(PATIENCE), data
+    assert sandbox.pty.kill(terminal.pid)
+
+
+def test_code_keeps_its_variables_and_has_rich_results(sandbox: Sandbox) -> None:
+    sandbox.run_code("x = 1")
+    execution = sandbox.run_code("print('out'); x += 1; x")
+    assert (execution.text, execution.logs.stdout, execution.error) == ("2", ["out\n"], None)
+    code = "class T:\n  def _repr_html_(self): return '<b>x</b>'\ndisplay(T())\nT()"
+    results = sandbox.run_code(code).results
+    assert [(each.html, each.is_main_result) for each in results] == [("<b>x</b>", False), ("<b>x</b>", True)]
+    failed = sandbox.run_code("1 / 0").error
+    assert failed is not None
+    assert (failed.name, failed.value) == ("ZeroDivisionError", "division by zero")
+    apart = sandbox.create_code_context()
+    assert sandbox.run_code("x", context=apart).error is not None
+    late = sandbox.run_code("import time; time.sleep(600)", timeout=0.5)
+    assert late.error is not None
+    assert late.error.name == "TimeoutError"
+    assert sandbox.run_code("x").text == "2"
+    assert "execution_count" in execution.to_json()
+    with pytest.raises(InvalidArgumentException):
+        sandbox.run_code("console.log(1)", language="javascript")
+
+
+def test_ids_lifetimes_and_pauses(sandbox: Sandbox) -> None:
+    assert Sandbox.connect(sandbox.sandbox_id) is sandbox
+    assert sandbox.sandbox_id in [info.sandbox_id for info in Sandbox.list().next_items()]
+    assert sandbox.get_info().metadata == {"made": "here"}
+    sandbox.pause()
+    assert Sandbox.connect(sandbox.sandbox_id, timeout=600).is_running()
+    with pytest.raises(SandboxNotFoundException):
+        Sandbox.connect("another")
+    short = Sandbox.create(timeout=0.2)
+    assert until(lambda: not short.is_running())
+    with pytest.raises(TimeoutException):
+        short.commands.run("true")
+    assert not short.kill()
+
+
+def test_snapshots_and_forks(sandbox: Sandbox) -> None:
+    sandbox.files.write("state.txt", "before")
+    point = sandbox.create_snapshot("point")
+    (fork,) = sandbox.fork()
+    fork.files.write("state.txt", "forked")
+    sandbox.files.write("state.txt", "after")
+    with Sandbox.create(point.snapshot_id) as again:
+        assert again.files.read("state.txt") == "before"
+    assert fork.files.read("state.txt") == "forked"
+    fork.kill()
+    assert Sandbox.delete_snapshot(point.snapshot_id)
+    with pytest.raises(InvalidArgumentException):
+        Sandbox.create("no-such-template")
+
+
+def test_a_port_is_reachable(sandbox: Sandbox) -> None:
+    sandbox.commands.run("python3 -m http.server 3000 --bind 127.0.0.1", background=True)
+    host, _, port = sandbox.get_host(3000).partition(":")
+
+    def answered() -> bool:
+        try:
+            with socket.create_connection((host, int(port)), timeout=PATIENCE) as made:
+                made.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                return made.recv(100).startswith(b"HTTP/1.0 200")
+        except OSError:
+            return False
+
+    assert until(answered)
+
+
+def test_awaited() -> None:
+    async def use() -> None:
+        sandbox = await AsyncSandbox.create()
+        async with sandbox:
+            assert (await sandbox.commands.run("echo hi")).stdout == "hi\n"
+            handle = await sandbox.commands.run("echo bye", background=True)
+            assert (await handle.wait()).stdout == "bye\n"
+            await sandbox.files.write("a", "1")
+            assert (await sandbox.run_code("open('a').read()")).text == "'1'"
+            assert await sandbox.is_running()
+
+    asyncio.run(use())
