@@ -8,13 +8,14 @@ VENV := .venv
 export WORKERS ?= 3
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-everything test-adapters lint bench soak docs reference filters clean check-python demo-packages test-packages bench-packages
+.PHONY: help test-hosts demo test test-everything test-adapters lint bench soak docs reference filters clean check-python demo-packages test-packages bench-packages
 
 help:
 	@echo "make demo    install, then see a confined command at work"
 	@echo "make test    install what the tests need, and run them"
 	@echo "make test-everything   the same, and every test as both root and a user"
 	@echo "make test-adapters   each framework's own suite, in environments below /var/tmp (ADAPTERS='inspect_ai --lowest' for some)"
+	@echo "make test-hosts  staddle in containers of every kind; writes docs/container-hosts.md"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   the benchmarks: ratios against peers in the same run"
 	@echo "make soak    what is used and left behind in a long run (hours; SOAK=0.01 PARTS='commands crowd' for less)"
@@ -62,6 +63,9 @@ test-everything: test-packages $(VENV)/installed-dev
 
 test-adapters: $(VENV)/installed
 	$(BIN)/python scripts/test_adapters.py $(ADAPTERS)
+
+test-hosts: test-packages $(VENV)/installed-dev
+	@timeout 1800 $(BIN)/python -m tests.hosts
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check

@@ -1,6 +1,6 @@
 """In containers that nobody prepared, as user and as root, doctor, what runs and what is enforced agree.
 
-`tests/hosts` has the other kinds of containers.
+`make test-hosts` tries the other kinds of containers.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _giving: set[str] = set()
 _making = threading.Lock()
 #: The name of the empty directory in a store.
 EMPTY = "empty"
-_CAP_SYS_ADMIN = 21
+_CAP_CHOWN, _CAP_SYS_ADMIN = 0, 21
 
 
 def store_for(directory: str | None) -> Store:
@@ -92,6 +92,10 @@ def owner_of_copy(store: Store) -> tuple[int, int] | None:
     if store.home not in _giving:
         return None
     from ...linux.idmaps import id_for_sandbox
+    from ...linux.process import capabilities
+
+    if not capabilities()[0] >> _CAP_CHOWN & 1:
+        return None  # nor can root become somebody else then: no backend will take it
 
     uid = id_for_sandbox()
     return None if uid is None else (uid, uid)

@@ -1,0 +1,245 @@
+"""Run staddle in containers of every kind that engines start, and write docs/container-hosts.md.
+
+    make test-hosts
+
+Needs root and runc. In each container doctor, a strict run, a nested run and a session are tried, and must
+agree; a row whose last column says what is expected must come out so. The page is written by the run itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.support import engine_profiles
+from tests.support.containers import CAPABILITIES, TREE, Container
+
+PAGE = TREE / "docs/container-hosts.md"
+PROFILE = TREE / "src/staddle/containers/seccomp.json"
+#: Podman's own, where its package is installed.
+PODMAN = Path("/usr/share/containers/seccomp.json")
+EVERY = (
+    *CAPABILITIES,
+    *("CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_NET_ADMIN", "CAP_DAC_READ_SEARCH"),
+    *("CAP_SYS_NICE", "CAP_LINUX_IMMUTABLE", "CAP_IPC_LOCK", "CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_SYSLOG"),
+)
+LANDLOCK, NAMESPACES, NOTHING = "landlock", "namespaces", "-"
+#: What is started, what `auto` must be (strict), and the backend of a nested session.
+ROWS: tuple[tuple[str, Container, str, str], ...] = (
+    ("Docker, no options, root", Container(), NOTHING, LANDLOCK),
+    ("Docker, no options, user", Container(uid=1000), NOTHING, LANDLOCK),
+    ("and no-new-privileges, user", Container(uid=1000, no_new_privileges=True), NOTHING, LANDLOCK),
+    (
+        "read-only root, tmpfs /tmp, user",
+        Container(uid=1000, read_only=True, tmpfs=("/tmp",)),
+        NOTHING,
+        LANDLOCK,
+    ),
+    (
+        "Kubernetes restricted, writable /tmp",
+        Container(
+            uid=1000, capabilities=(), no_new_privileges=True, read_only=True, tmpfs=("/tmp",), marks=()
+        ),
+        NOTHING,
+        LANDLOCK,
+    ),
+    ("all capabilities dropped, root", Container(capabilities=()), NOTHING, NOTHING),
+    ("seccomp=unconfined, user", Container(uid=1000, profile=None), NOTHING, LANDLOCK),
+    ("seccomp=unconfined, root", Container(profile=None), NOTHING, LANDLOCK),
+    (
+        "seccomp and systempaths unconfined, user",
+        Container(uid=1000, profile=None, masked=False),
+        NAMESPACES,
+        NAMESPACES,
+    ),
+    (
+        "privileged, user",
+        Container(uid=1000, profile=None, masked=False, capabilities=EVERY),
+        NAMESPACES,
+        NAMESPACES,
+    ),
+    ("privileged, root", Container(profile=None, masked=False, capabilities=EVERY), NAMESPACES, NAMESPACES),
+    ("cap-add SYS_ADMIN, root", Container(capabilities=(*CAPABILITIES, "CAP_SYS_ADMIN")), NOTHING, LANDLOCK),
+    (
+        "Podman, no options, root",
+        Container(profile="podman", marks=("run/.containerenv",)),
+        NOTHING,
+        LANDLOCK,
+    ),
+    (
+        "Podman, no options, user",
+        Container(uid=1000, profile="podman", marks=("run/.containerenv",)),
+        NOTHING,
+        LANDLOCK,
+    ),
+    (
+        "Podman, unmask=ALL, user",
+        Container(uid=1000, profile="podman", masked=False, marks=("run/.containerenv",)),
+        NOTHING,
+        NAMESPACES,
+    ),
+    ("shipped filter, user", Container(uid=1000, profile=PROFILE), NOTHING, LANDLOCK),
+    (
+        "shipped filter, systempaths, user",
+        Container(uid=1000, profile=PROFILE, masked=False),
+        NAMESPACES,
+        NAMESPACES,
+    ),
+    (
+        "shipped filter, systempaths, shm 1g, user",
+        Container(uid=1000, profile=PROFILE, masked=False, shm="1g"),
+        NAMESPACES,
+        NAMESPACES,
+    ),
+)
+TRIED = """
+import json, os, statistics, subprocess, sys, time, warnings
+warnings.simplefilter("ignore")
+from staddle import Policy, Sandbox, StaddleError
+def staddle(*words):
+    done = subprocess.run([sys.executable, "-m", "staddle", *words], capture_output=True, text=True, cwd="/")
+    return done.returncode, done.stdout, done.stderr
+found = {}
+said = json.loads(staddle("doctor", "--json")[1])
+found["auto"] = said["auto"]
+usable = [n for n, b in said["backends"].items() if b["usable"] and n != "native"]
+found["usable"] = {n: len(said["backends"][n]["enforces"]) for n in usable}
+found["gaps"] = {n: [g["protection"] for g in b["gaps"]] for n, b in said["backends"].items()}
+found["strict"] = staddle("run", "--", "true")[0]
+found["nested"] = staddle("run", "--nested", "--", "true")[0]
+place = next(p for p in ("/tmp", "/home/box", "/dev/shm") if os.access(p, os.W_OK))
+os.makedirs(place + "/project", exist_ok=True)
+try:
+    times = []
+    for _ in range(6):
+        began = time.perf_counter()
+        sb = Sandbox(place + "/project", policy=Policy.agent(nested=True))
+        times.append(time.perf_counter() - began)
+        sb.close()
+    found["open"] = statistics.median(times[1:])
+    with Sandbox(place + "/project", policy=Policy.agent(nested=True)) as sb:
+        sb.run("x=1; echo one > a")
+        before = sb.snapshot()
+        sb.run("x=2; rm a")
+        sb.restore(before)
+        times = []
+        for _ in range(100):
+            began = time.perf_counter()
+            sb.run(":")
+            times.append(time.perf_counter() - began)
+        found["command"] = statistics.median(times)
+        found["session"] = sb.enforced.backend
+        found["session_gaps"] = [gap.protection for gap in sb.enforced.gaps]
+        found["works"] = sb.run("cat a; echo $x").stdout == "one\\n1\\n" and len(sb.diff()) == 1
+        found["snapshot"] = before.method
+        sb.commit()
+    found["works"] = found["works"] and open(place + "/project/a").read() == "one\\n"
+except StaddleError as error:
+    found["why"] = str(error)
+print(json.dumps(found))
+"""
+
+
+def judged(found: dict[str, Any], auto: str, session: str) -> list[str]:
+    """What does not agree: doctor, what runs and what is enforced; and what was expected."""
+    wrong = []
+    if (found["auto"] or NOTHING) != auto:
+        wrong.append(f"auto is {found['auto']}")
+    if (found["strict"] == 0) != (found["auto"] is not None):
+        wrong.append(f"doctor says {found['auto']}, and a strict run exits with {found['strict']}")
+    if (found["nested"] == 0) != bool(found["usable"]):
+        wrong.append(f"doctor says {list(found['usable'])}, and a nested run exits with {found['nested']}")
+    if found.get("session", NOTHING) != session:
+        wrong.append(f"the session is on {found.get('session')}: {found.get('why', '')}")
+    if "session" in found:
+        missing = set(found["gaps"][found["session"]]) - set(found["session_gaps"]) - {"packages"}
+        if missing:
+            wrong.append(f"gaps that doctor lists are not enforced's: {sorted(missing)}")
+        if not found["works"]:
+            wrong.append("snapshot, restore, diff or commit do not work")
+    return wrong
+
+
+def compared() -> list[str]:
+    """System calls that the shipped filter answers differently than Docker's, but for those it is for."""
+    script = (TREE / "tests/hosts/syscalls.py").read_text()
+    unconfined = Container(uid=1000, profile=None).python(script)
+    engine = Container(uid=1000).python(script)
+    ours = Container(uid=1000, profile=PROFILE).python(script)
+    needed = {*engine_profiles.PODMAN_ALLOWS, "clone", "clone3", "sethostname", "setdomainname"}
+    needed -= {"keyctl", "process_madvise"}
+    wrong = []
+    for name, plain in unconfined.items():
+        if name in needed:
+            if ours[name] != plain:
+                wrong.append(f"{name} is needed, and answers {ours[name]} instead of {plain}")
+        elif ours[name] != engine[name]:
+            wrong.append(f"{name} answers {ours[name]}, with the engine's filter {engine[name]}")
+    return wrong
+
+
+def main() -> int:
+    if os.geteuid() != 0 or not shutil.which("runc"):
+        print("make test-hosts needs root and runc: apt-get install runc")
+        print("0 passed, 0 failed, 1 skipped")
+        return 0
+    lines, failed = [], 0
+    for name, container, auto, session in ROWS:
+        began = time.monotonic()
+        try:
+            found = container.python(TRIED)
+            wrong = judged(found, auto, session)
+        except AssertionError as error:
+            found, wrong = {}, [str(error)[-600:]]
+        failed += bool(wrong)
+        print(f"{'FAILED' if wrong else 'ok'}: {name} ({time.monotonic() - began:.0f} s)")
+        for words in wrong:
+            print(f"    {words}")
+        lines.append(row(name, found))
+    different = compared()
+    print(f"{'FAILED' if different else 'ok'}: each system call under both filters")
+    for words in different:
+        print(f"    {words}")
+    failed += bool(different)
+    if not failed:
+        PAGE.write_text(page(lines))
+    print(f"{len(ROWS) + 1 - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+def row(name: str, found: dict[str, Any]) -> str:
+    usable = ", ".join(f"`{backend}` {count}" for backend, count in found.get("usable", {}).items()) or "none"
+    session = f"`{found['session']}`" if "session" in found else "refused"
+    figures = f"{found['open'] * 1000:.0f} ms, {found['command'] * 1000:.2f} ms" if "command" in found else ""
+    cells = (name, usable, f"`{found.get('auto') or 'refused'}`", session, found.get("snapshot", ""), figures)
+    return f"| {' | '.join(cells)} |"
+
+
+def page(lines: list[str]) -> str:
+    kernel = os.uname()
+    return "\n".join(
+        (
+            "# Containers that were tried",
+            "",
+            "Written by `make test-hosts`, which starts each container with runc over the root file system",
+            f"of its machine: Linux {kernel.release.split('-')[0]}, {kernel.machine},",
+            f"Python {sys.version.split()[0]}. The filters are tables of what Docker and Podman refuse.",
+            "See [containers](containers.md) for the options.",
+            "",
+            "| container | enforced, of 19 protections | `auto` | nested session | snapshot | open, run |",
+            "| --- | --- | --- | --- | --- | --- |",
+            *lines,
+            "",
+            "In each, `doctor`, a strict run, a nested run and a session agree. The last column has medians",
+            "of five and of a hundred, on a machine that does other work.",
+            "",
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
