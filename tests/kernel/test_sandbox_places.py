@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Sandbox, Snapshot
-from staddle.errors import CommitFailed, CommitRefused, LayerError
+from staddle.errors import CommitFailed, CommitRefused, InvalidCall, LayerError
 from tests.support.layers_overlay import MEMORY, picture
 from tests.support.waiting import until
 
@@ -160,3 +160,20 @@ def test_nothing_outside_is_read_or_written_however_directories_are_swapped(tmp_
         assert kind == "symlink" or b"canary" not in content, path
     with Sandbox.from_snapshot(tmp_path / "saved", project) as again:
         assert "canary" not in again.run("find . -type f -exec cat {} +").stdout
+
+
+def test_a_session_begins_in_its_workdir(tmp_path: Path) -> None:
+    (tmp_path / "sub dir").mkdir()
+    with Sandbox(tmp_path, workdir="sub dir") as sb:
+        assert sb.run("pwd").stdout == "/workspace/sub dir\n"
+        assert sb.state.history == ("pwd",)
+        sb.reset()
+        assert sb.exec(["pwd"]).stdout == "/workspace/sub dir\n"
+    with pytest.raises(InvalidCall, match="cannot begin in"):
+        Sandbox(tmp_path, workdir="missing")
+
+
+def test_programs_can_keep_logs_and_state_where_they_usually_do() -> None:
+    with Sandbox() as sb:
+        done = sb.run("for d in /var/log /var/lib /var/cache; do echo x > $d/f && mkdir $d/${d##*/}; done")
+        assert done.ok, done.stderr

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from ..wrapping import WrappedCommand
 
 #: What a jail says itself.
-_NOT_HERE = ("workspace", "mode", "timeout", "help")
+_NOT_HERE = ("workspace", "workdir", "mode", "disk", "timeout", "help")
 _SHARED = reworded(
     (option for option in RUNNING if option.name not in _NOT_HERE),
-    disk="refused: a jail writes to its tree directly",
     network="deny (default), open, loopback[=PORT,...], packages, allow (and the agent's hosts)",
 )
 _PERSON = (AUTHOR, Option("verbose", "", "print what is run, where and how on standard error", short="v"))
@@ -249,7 +248,9 @@ def _opts(
     policy = Policy.from_file(file, workspace=workspace.path) if file else Policy.coding_agent(home)
     policy = asked_of(policy, _from_here(parsed))
     if agent is not None and (parsed.one("network") == "allow" or parsed.on("allow")):
-        policy = policy.with_network(Network.allow(*parsed.many("allow"), *agent.hosts))
+        policy = policy.with_network(
+            Network.allow(*parsed.many("allow"), *agent.hosts, dns=parsed.many("dns"))
+        )
     # A policy file says how long; without one an agent has all the time it needs.
     timed = parsed.on("timeout") or file is not None
     opts = RunOpts(

@@ -122,6 +122,7 @@ def open_kept(parsed: Parsed, script: str | None = None, **hooks: Any) -> tuple[
         backend=parsed.one("backend") or "auto",
         best_effort=parsed.on("best-effort"),
         keep=name,
+        workdir=parsed.one("workdir"),
         **{"audit": parsed.one("audit"), **hooks},
     )
     return sandbox, workspace
@@ -142,6 +143,7 @@ def open_overlay(parsed: Parsed, script: str | None = None) -> tuple[Sandbox, st
         mode="overlay",
         best_effort=parsed.on("best-effort"),
         audit=parsed.one("audit"),
+        workdir=parsed.one("workdir"),
     )
     return sandbox, None if workspace is None else os.path.realpath(workspace)
 

@@ -14,6 +14,7 @@ import os
 from .._value import Value
 from ..errors import PolicyError, UsageError
 from ..policy import Identity, Network, Policy
+from ..policy.installation import usual_policy
 from ..policy.limits import DEFAULT
 
 TYPE_CHECKING = False
@@ -135,6 +136,9 @@ RUNNING = (
     Option("socket", "PATH", "let the UNIX socket PATH be connected to (repeatable)", many=True),
     Option("network", "MODE", "deny (default), open, loopback, loopback=PORT,..., allow or packages"),
     Option("allow", "HOST[:PORT]", "allow this host; implies --network allow (repeatable)", many=True),
+    Option(
+        "dns", "ADDRESS", "ask this nameserver for allowed hosts, not this host's (repeatable)", many=True
+    ),
     Option("backend", "NAME", "auto (default), namespaces, bwrap, systemd, landlock, seatbelt or native"),
     Option("timeout", "SECONDS", "kill it after this time: 90, 2m, none (default: the policy's, 120)"),
     Option("memory", "SIZE", "limit memory, as in 512M, or none (default: half of what is available)"),
@@ -157,6 +161,7 @@ RUNNING = (
     ),
     Option("base", "DIR", "use this root file system: a directory, or a name from `staddle base ls`"),
     Option("workspace", "DIR", "the directory to work in (default: the current one)"),
+    Option("workdir", "DIR", "start in this directory of the workspace, or of the sandbox"),
     Option("mode", "MODE", "the workspace inside: readonly (default) or bind (written directly)"),
     Option(
         "nested",
@@ -216,7 +221,7 @@ def _workspace(parsed: Parsed, modes: tuple[str, ...]) -> tuple[str, str]:
 def _policy(parsed: Parsed, workspace: str) -> Policy:
     """`policy` with the options applied, except the workspace itself."""
     file = parsed.one("policy")
-    policy = Policy.from_file(file, workspace=workspace) if file else Policy.agent()
+    policy = Policy.from_file(file, workspace=workspace) if file else usual_policy()
     return asked_of(policy, parsed)
 
 
@@ -276,10 +281,16 @@ def _identity(before: Identity, given: list[str]) -> Identity:
 
 
 def _network(parsed: Parsed) -> Network | None:
-    hosts = parsed.many("allow")
+    hosts, dns = parsed.many("allow"), parsed.many("dns")
     mode = parsed.one("network") or ("allow" if hosts else None)
     if hosts and mode not in ("allow", "packages"):
         raise UsageError(f"--allow and --network {mode} contradict each other", fix="leave one of them out")
+    if dns and mode not in ("allow", "packages"):
+        raise UsageError(
+            "--dns needs --allow, or --network packages",
+            why="only allowed hosts are looked up",
+            fix="leave it out, or add --allow HOST",
+        )
     name, _, ports = (mode or "").partition("=")
     if name == "loopback":
         return Network.loopback(
@@ -292,9 +303,9 @@ def _network(parsed: Parsed) -> Network | None:
     if mode == "open":
         return Network.open()
     if mode == "allow":
-        return Network.allow(*hosts)
+        return Network.allow(*hosts, dns=dns)
     if mode == "packages":
-        return Network.packages(*hosts)
+        return Network.packages(*hosts, dns=dns)
     raise UsageError(
         f"there is no network mode {mode!r}", fix="choose deny, open, loopback, allow or packages"
     )

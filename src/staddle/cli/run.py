@@ -109,7 +109,7 @@ def confined(parsed: Parsed) -> tuple[WrappedCommand, Plan]:
         policy.rules.check(command)
     if script is not None:
         policy = policy.with_read(script)
-    plan = compile(policy, cwd=workspace, base=os.getcwd())
+    plan = compile(policy, cwd=_start(parsed, workspace), base=os.getcwd())
     find_program(plan, command[0])
     wrapped = prepare(
         command, plan, backend=parsed.one("backend") or "auto", best_effort=parsed.on("best-effort")
@@ -117,6 +117,21 @@ def confined(parsed: Parsed) -> tuple[WrappedCommand, Plan]:
     if (log := parsed.one("audit")) is not None:
         wrapped.audit_to(log)
     return wrapped, plan
+
+
+def _start(parsed: Parsed, workspace: str | None) -> str | None:
+    """The directory to start in: --workdir counts from the workspace."""
+    directory = parsed.one("workdir")
+    if directory is None:
+        return workspace
+    path = os.path.join(workspace or "/", directory)
+    if not os.path.isdir(path):
+        raise UsageError(
+            f"--workdir {directory!r} is not a directory",
+            why=f"there is no {path!r}",
+            fix="name a directory of the workspace, or an absolute path",
+        )
+    return path
 
 
 def _attended(parsed: Parsed, wrapped: WrappedCommand, plan: Plan) -> int:

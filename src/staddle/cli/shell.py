@@ -117,6 +117,7 @@ def _opened(parsed: Parsed) -> Sandbox:
         "mode": mode,
         "best_effort": parsed.on("best-effort"),
         "audit": parsed.one("audit"),
+        "workdir": parsed.one("workdir"),
     }
     if not parsed.on("load"):
         return Sandbox(workspace, **options)

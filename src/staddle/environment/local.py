@@ -13,6 +13,7 @@ from ..launch.running import within_lifetime
 from ..linux.openat2 import open_without_symlinks
 from ..policy import Policy
 from ..policy.compiler import compile
+from ..policy.installation import usual_policy
 from . import commands
 from .base import EnvironmentBase
 from .command_confinement import CommandConfinement
@@ -69,7 +70,7 @@ class LocalEnvironment(EnvironmentBase):
         audit: AuditTarget | None = None,
     ) -> None:
         self._root = -1
-        super().__init__(policy or Policy.agent(), writable_paths, on_unavailable, rules, secrets)
+        super().__init__(policy or usual_policy(), writable_paths, on_unavailable, rules, secrets)
         self._path = os.path.realpath(os.fsdecode(working_dir), strict=True)
         self._policy = self._policy.with_read(self._path)
         self._confinement = CommandConfinement(

@@ -24,6 +24,7 @@ import stat
 from .._value import Value
 from ..mounts.operations import Bind, Directory, File, Mask, Symlink
 from ..policy.paths import ROOT_HOME
+from ..policy.system import STATE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -170,7 +171,8 @@ def build(place: str, view: Sequence[Operation], owner: int | None, host: str = 
         made.directory(root, 0o700 if root == ROOT_HOME and not is_shown else 0o755)
     made.etc([operation for operation in view if operation.path.startswith("/etc/")])
     for operation in view:
-        if operation.path.startswith((f"{ROOT_HOME}/", "/var/")):
+        is_link_to_scratch = isinstance(operation, Symlink) and operation.path in STATE
+        if operation.path.startswith((f"{ROOT_HOME}/", "/var/")) and not is_link_to_scratch:
             made.place(operation)
     for name in VAR:
         made.directories(f"/var/{name}")

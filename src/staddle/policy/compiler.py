@@ -88,6 +88,10 @@ def compile(
         )
         rules += tools.rules
         links += tools.links
+    if policy.system and root is None:
+        links += system.state_links(
+            [*(rule.place.path for rule in (*rules, home_rule)), *(link.path for link in links)]
+        )
     denies = outermost(_denies(rules))
     shown = None
     if root is not None:

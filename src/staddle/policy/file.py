@@ -106,6 +106,12 @@ def load(make: Callable[..., Made], path: AnyPath, workspace: AnyPath | None) ->
     return policy
 
 
+def from_installation(make: Callable[..., Made], defaults: Mapping[str, Any], name: str) -> Made:
+    """`make(**fields)` of the defaults of an installation, which is at `name`."""
+    values = {"WORKSPACE": None, "HOME": os.environ.get("HOME"), "TMPDIR": os.environ.get("TMPDIR", "/tmp")}
+    return _policy(make, defaults, name, values)
+
+
 def _checked(path: object) -> str:
     try:
         name = os.fsdecode(path)  # type: ignore[arg-type]
@@ -210,21 +216,27 @@ def _field(key: str, value: Any, name: str, values: Mapping[str, str | None]) ->
 
 def _network(table: Mapping[str, Any], name: str) -> Network:
     for key in table:
-        if key not in ("mode", "allow", "ports"):
-            raise _bad(name, f"network.{key}", "there is no such key", "known are mode, allow, ports")
+        if key not in ("mode", "allow", "ports", "dns"):
+            raise _bad(name, f"network.{key}", "there is no such key", "known are mode, allow, ports, dns")
     mode = _typed(table.get("mode", "allow" if "allow" in table else ""), str, name, "network.mode")
     if mode not in (*MODES, "packages"):
         raise _bad(name, "network.mode", f"it is {mode!r}", f"use one of {', '.join(MODES)}, packages")
+    dns = [
+        _typed(each, str, name, "network.dns")
+        for each in _typed(table.get("dns", []), list, name, "network.dns")
+    ]
+    if dns and mode not in ("allow", "packages"):
+        raise _bad(name, "network.dns", 'it goes with mode = "allow" or "packages" only', "leave it out")
     if mode == "packages":
         more = _typed(table.get("allow", []), list, name, "network.allow")
-        return Network.packages(*(_typed(host, str, name, "network.allow") for host in more))
+        return Network.packages(*(_typed(host, str, name, "network.allow") for host in more), dns=dns)
     if ("allow" in table) != (mode == "allow"):
         raise _bad(name, "network.allow", 'it goes with mode = "allow", and only with that', "")
     if "ports" in table and mode != "loopback":
         raise _bad(name, "network.ports", 'it goes with mode = "loopback" only')
     if mode == "allow":
         hosts = _typed(table["allow"], list, name, "network.allow")
-        return Network.allow(*(_typed(host, str, name, "network.allow") for host in hosts))
+        return Network.allow(*(_typed(host, str, name, "network.allow") for host in hosts), dns=dns)
     if mode == "loopback":
         return Network.loopback(_typed(table.get("ports", []), list, name, "network.ports"))
     return Network.open() if mode == "open" else Network.deny()

@@ -1,4 +1,7 @@
-"""The refusals of an installation, which hold for every caller: /etc/staddle/policy.toml.
+"""The policy of an installation, for every caller: /etc/staddle/policy.toml.
+
+    [defaults]                  # as a policy file: what a sandbox has that is given no policy
+    deny = ["/srv/private"]
 
     [refuse]
     backends = ["native"]       # never chosen, by nobody
@@ -17,9 +20,11 @@ import stat
 from .._value import Value
 from ..errors import PolicyError
 from .network import MODES
+from .policy import Policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
 PATH = "/etc/staddle/policy.toml"
@@ -30,11 +35,15 @@ _known: dict[object, Installation] = {}
 
 
 class Installation(Value):
-    """Backends and network modes that are refused on this host, and whether gaps can be accepted."""
+    """Backends and network modes that are refused on this host, and whether gaps can be accepted.
+
+    `defaults` are keys of a policy file, as TOML has them.
+    """
 
     backends: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
     best_effort: bool = True
+    defaults: Mapping[str, Any] | None = None
 
 
 NOTHING = Installation()
@@ -57,6 +66,18 @@ def installation() -> Installation:
     return known
 
 
+def usual_policy() -> Policy:
+    """The policy of who gives none: `Policy.agent()`, or the defaults of the installation."""
+    defaults = installation().defaults
+    return Policy.agent() if defaults is None else _policy(defaults)
+
+
+def _policy(defaults: Mapping[str, Any]) -> Policy:
+    from .file import from_installation
+
+    return from_installation(Policy, defaults, PATH)
+
+
 def _read() -> Installation:
     import tomllib
 
@@ -71,9 +92,12 @@ def _read() -> Installation:
         raise _bad(f"it cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _bad(f"it is not TOML: {error}") from None
-    if data.keys() - {"refuse"} or not isinstance(data.get("refuse", {}), dict):
-        raise _bad(f"there is no table {sorted(data)[0]!r}", "the one table is [refuse]")
-    return _refusals(data.get("refuse", {}))
+    for name, table in data.items():
+        if name not in ("refuse", "defaults") or not isinstance(table, dict):
+            raise _bad(f"there is no table {name!r}", "the tables are [refuse] and [defaults]")
+    if "defaults" in data:
+        _policy(data["defaults"])  # raises what is wrong with it, for everybody
+    return _refusals(data.get("refuse", {})).replace(defaults=data.get("defaults"))
 
 
 def _refusals(table: dict[str, Any]) -> Installation:

@@ -26,6 +26,8 @@ class Network(Value):
     mode: Literal["deny", "open", "loopback", "allow"] = "deny"
     ports: tuple[int, ...] = ()
     rules: tuple[HostRule, ...] = ()
+    #: Addresses of the nameservers that find the allowed hosts; none: those of this host.
+    dns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -56,8 +58,12 @@ class Network(Value):
         return cls("loopback", ports=tuple(sorted({checked_port(port) for port in ports})))
 
     @classmethod
-    def allow(cls, *hosts: str) -> Network:
-        """Only these hosts. No host at all denies everything; see `hosts` for how to write one."""
+    def allow(cls, *hosts: str, dns: Iterable[str] = ()) -> Network:
+        """Only these hosts. No host at all denies everything; see `hosts` for how to write one.
+
+        `dns` are the addresses of the nameservers that are asked for them, in place of this host's own.
+        """
+        servers = _nameservers(dns)
         if not hosts:
             return cls("deny")
         from .hosts import parse
@@ -69,10 +75,12 @@ class Network(Value):
                 why="entries that start with '!' take away from what the others allow",
                 fix="add what should be reached, or use Network.deny()",
             )
-        return cls("allow", rules=tuple(sorted(rules, key=str)))
+        return cls("allow", rules=tuple(sorted(rules, key=str)), dns=servers)
 
     @classmethod
-    def packages(cls, *hosts: str, managers: Iterable[str] = ("pip", "apt", "npm")) -> Network:
+    def packages(
+        cls, *hosts: str, managers: Iterable[str] = ("pip", "apt", "npm"), dns: Iterable[str] = ()
+    ) -> Network:
         """Only where this host's own pip, apt and npm get their packages from, and `hosts`.
 
         Read from their configuration now (files and variables; a mirror behind a private address is
@@ -88,7 +96,7 @@ class Network(Value):
             raise PolicyError(
                 f"there is no package manager {sorted(unknown)[0]!r}", fix=f"use {', '.join(MANAGERS)}"
             )
-        return cls.allow(*entries(asked), *hosts)
+        return cls.allow(*entries(asked), *hosts, dns=dns)
 
     def permits(self, host: str, port: int, protocol: str = "tcp") -> bool:
         """Whether `host`, a name or an address, may be reached at `port`. A refusal beats an allowance.
@@ -107,6 +115,26 @@ class Network(Value):
             return f"allow {', '.join(map(str, self.rules))}"
         ports = f" {', '.join(map(str, self.ports))}" if self.ports else ""
         return self.mode + ports
+
+
+def _nameservers(dns: object) -> tuple[str, ...]:
+    if isinstance(dns, tuple) and not dns:
+        return ()
+    import ipaddress
+
+    if isinstance(dns, str | bytes) or not hasattr(dns, "__iter__"):
+        raise PolicyError(
+            f"dns is {dns!r}", why="it is not a list", fix='write Network.allow(…, dns=["192.0.2.53"])'
+        )
+    found = []
+    for server in dns:
+        try:
+            found.append(str(ipaddress.ip_address(server)))
+        except ValueError:
+            raise PolicyError(
+                f"dns has {server!r} in it", why="it is not an IP address", fix="give addresses, not names"
+            ) from None
+    return tuple(found)
 
 
 def whole_seconds(patience: object) -> int:

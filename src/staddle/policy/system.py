@@ -16,10 +16,14 @@ from .plan import Link, Scratch, Text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from .identity import Identity
     from .resolution import HostPaths
+
+#: Where programs keep logs and state: in a private directory, unless something there is granted or denied.
+STATE = ("/var/cache", "/var/lib", "/var/log")
+STATE_PLACE = "/var/tmp"
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -89,6 +93,18 @@ ETC = (
 )
 #: A larger file is shown as it is: a copy would cost more than the mount.
 LARGEST_COPY = 256 * 1024
+
+
+def state_links(taken: Iterable[str]) -> list[Link]:
+    """Links that make STATE writable, but for what a path that is `taken` is in or leads through."""
+    if sys.platform == "darwin":
+        return []
+    names = list(taken)
+    return [
+        Link(path, STATE_PLACE, "private")
+        for path in STATE
+        if not any(covers(path, name) or covers(name, path) for name in names)
+    ]
 
 
 def scratch(home: str) -> tuple[Scratch, ...]:

@@ -88,6 +88,8 @@ class OpenSandbox:
                 snapshot.continue_in(self.main if name == MAIN else self.session(name), self.workspace)
         elif self.workspace is not None and self.workspace.keeps_shells:
             self._continue_shells(self.workspace)
+        if settings.workdir is not None and snapshot is None:
+            self._enter(settings.workdir)
 
     def _take_over(self, opened: SandboxHandle, settings: SandboxSettings) -> None:
         self.agent, self.first_shell, self.decided = opened.agent, opened.shell, opened.decided
@@ -134,6 +136,21 @@ class OpenSandbox:
             self.hooks = Hooks(settings.hooks, settings, self.decided, self.secrets)
             if self.network is not None and self.hooks.audits:
                 self.network.on_event = self.hooks.attempt
+
+    def _enter(self, directory: str) -> None:
+        """Have the main session begin in `directory`. InvalidCall if there is none inside."""
+        from ..shell.command import CommandSpec
+        from ..shell.quoting import quoted
+
+        text = b"builtin cd -- " + quoted(os.fsencode(directory))
+        done = self.main._shell.run(CommandSpec(text, out=lambda _: None, err=lambda _: None))
+        if done.exit_code:
+            self.close()
+            raise InvalidCall(
+                f"the session cannot begin in {directory!r}",
+                why="there is no such directory inside, or it cannot be entered",
+                fix="name a directory of the workspace, or an absolute path inside",
+            )
 
     def record(self, what: str, **facts: object) -> None:
         """Write a line to the audit log, if there is one."""

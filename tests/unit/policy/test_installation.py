@@ -63,7 +63,8 @@ def test_networks_and_gaps_can_be_refused(file: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "[defaults]",
+        "[defaults]\nnothing = 1",
+        "defaults = 1",
         "refuse = 1",
         '[refuse]\nbackend = ["native"]',
         '[refuse]\nbackends = "native"',
@@ -97,3 +98,16 @@ def test_a_file_that_others_may_change_refuses_everything(
     monkeypatch.setattr(installation, "_OWNER", os.geteuid() + 1)
     with pytest.raises(PolicyError, match="others than root"):
         installation._read()
+
+
+def test_a_policy_of_nobody_is_the_installations(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from staddle.sandbox.open import settings
+
+    assert installation.usual_policy() == Policy.agent()
+    write(file, '[defaults]\nredact = false\n[defaults.network]\nallow = ["a.example"]\n')
+    assert installation.usual_policy() == Policy.agent().with_redact(False).with_network(
+        Network.allow("a.example")
+    )
+    assert Policy.agent().network == Network.deny()  # who names a policy has that one
+    monkeypatch.setattr(settings, "_USUAL", [])
+    assert settings.settings().policy.redact is False

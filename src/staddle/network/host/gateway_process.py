@@ -369,7 +369,7 @@ def settings(
         "allow" if network.mode == "allow" else "loopback",
         tuple(str(rule) for rule in network.rules),
         network.ports,
-        host_nameservers() if nameservers is None else nameservers,
+        nameservers or tuple((each, 53) for each in network.dns) or host_nameservers(),
         host_names() if hosts is None else hosts,
         bounds.connections,
         bounds.idle,

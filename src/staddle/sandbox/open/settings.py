@@ -10,6 +10,7 @@ from ..._value import Value
 from ...errors import InvalidCall, PolicyError
 from ...policy import Policy
 from ...policy.environment import Environment, checked
+from ...policy.installation import usual_policy
 from ...policy.network import PATIENCE, whole_seconds
 
 TYPE_CHECKING = False
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
         identity: Identity | None
         environment: str | None
         base: str | PathLike[str] | None
+        #: Not of the policy: where its session begins, in the workspace, or an absolute path inside.
+        workdir: str | PathLike[str] | None
 
 
 class SandboxSettings(Value):
@@ -57,6 +60,7 @@ class SandboxSettings(Value):
     workspace_at: str | None = None
     name: str = ""
     labels: Mapping[str, str] = {}
+    workdir: str | None = None
 
 
 def settings(  # noqa: PLR0917 - as Sandbox takes them
@@ -86,11 +90,12 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     fields of a policy that a sandbox takes by themselves: `PolicyOverrides`.
     """
     if policy is None:
-        policy = _USUAL[0] if _USUAL else Policy.agent()
+        policy = _USUAL[0] if _USUAL else usual_policy()
         _USUAL[:] = [policy]
     if not isinstance(policy, Policy):
         raise PolicyError(f"policy is {policy!r}", why="it is not a Policy", fix="say Policy.agent()")
     given = {field: value for field, value in overrides.items() if value is not None}
+    workdir = _workdir(given.pop("workdir")) if "workdir" in given else None
     if given:
         unknown = next((field for field in given if field not in ("identity", "environment", "base")), None)
         if unknown is not None:
@@ -133,9 +138,21 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
             "name": "" if name is None else checked_title(name),
             "labels": {} if labels is None else checked_labels(labels),
         }
+    if workdir is not None:
+        more["workdir"] = workdir
     return SandboxSettings(
         workspace, policy, str(backend), str(mode), best_effort, variables, kept, decider, asks, hooks, **more
     )
+
+
+def _workdir(path: object) -> str:
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise InvalidCall(
+            f"workdir is {path!r}",
+            why="it is not a path",
+            fix='say workdir="src", or an absolute path inside',
+        )
+    return os.fsdecode(path)
 
 
 def _real(path: str) -> str:

@@ -76,3 +76,12 @@ def test_refusals_become_events_with_the_line_that_would_allow_them() -> None:
     assert event(Attempt("refused", "tcp", "evil.com", 0, "x")).what == "evil.com"
     assert event(Attempt("allowed", "tcp", "a.com", 1, "a.com")).kind == "note"
     assert shown(event(Attempt("refused", "tcp", "\x1b[2J", 1, "x")).what) == "\\x1b[2J:1"
+
+
+def test_named_nameservers_take_the_place_of_the_hosts() -> None:
+    network = Network.allow("a.example", dns=["192.0.2.7", "2001:db8::1"])
+    found = gateway_process.settings(network, gateway_process.GatewayBounds())
+    assert found.nameservers == (("192.0.2.7", 53), ("2001:db8::1", 53))
+    for wrong in ("192.0.2.7", ["ns.example"], 5):
+        with pytest.raises(PolicyError, match="dns"):
+            Network.allow("a.example", dns=wrong)  # type: ignore[arg-type]
