@@ -81,6 +81,7 @@ SUITES = (
     Suite("autogen", "autogen", "autogen-core", "blocks, cancellation, an agent", ("autogen-agentchat",)),
     Suite("crewai", "crewai", "crewai", "three tools, a scripted crew"),
     Suite("llama_index", "llama-index", "llama-index-core", "a scripted CodeActAgent, a tool"),
+    Suite("acp", "acp", "agent-client-protocol", "terminals, files, an agent in process"),
 )
 
 

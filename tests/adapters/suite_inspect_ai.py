@@ -44,9 +44,15 @@ async def sandbox_env():
 
 if not IS_ROOT:
 
-    @pytest.mark.xfail(raises=SandboxUserUnsupportedError, strict=True, reason="one id: no other user")
+    @pytest.mark.xfail(
+        strict=True, reason="a user without subordinate ids has one id: no account can be made"
+    )
     async def test_exec_as_user(sandbox_env):
         await self_check.test_exec_as_user(sandbox_env)
+
+    async def test_another_user_is_refused_with_the_type_that_inspect_knows(sandbox_env):
+        with pytest.raises(SandboxUserUnsupportedError):
+            await sandbox_env.exec(["id"], user="nobody")
 
 
 # ---------------------------------------------------------------- injected tools, in an evaluation

@@ -98,6 +98,8 @@ class Store:
     is_persistent = False
     #: A layer that was made in advance.
     _blank: Layer | None = None
+    #: How many bytes there are, where that is less than layers should have; else 0.
+    small = 0
 
     def __init__(self, home: str, *, owner: tuple[int, int] | None = None) -> None:
         """Make one in `home`, see `home_for`. `owner` mounts the layers, if we do not."""
@@ -107,8 +109,6 @@ class Store:
         #: Whether it is in memory because that was our own choice.
         self.in_memory = home.startswith(f"{PLACES[0]}/") and not os.environ.get(VARIABLE, "").startswith("/")
         self.owner = owner
-        #: How many bytes there are, where that is less than layers should have; else 0.
-        self.small = 0
         if self.in_memory and (room := _room(PLACES[0])) < LEAST_ROOM:
             self.small = room
         try:
