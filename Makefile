@@ -8,7 +8,7 @@ VENV := .venv
 export WORKERS ?= 3
 BIN := $(VENV)/bin
 
-.PHONY: help test-hosts demo test test-everything test-adapters lint bench soak docs reference filters clean check-python demo-packages test-packages bench-packages
+.PHONY: help test-hosts demo test test-everything test-agents test-adapters lint bench soak docs reference filters clean check-python demo-packages test-packages bench-packages
 
 help:
 	@echo "make demo    install, then see a confined command at work"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-everything   the same, and every test as both root and a user"
 	@echo "make test-adapters   each framework's own suite, in environments below /var/tmp (ADAPTERS='inspect_ai --lowest' for some)"
 	@echo "make test-hosts  staddle in containers of every kind; writes docs/container-hosts.md"
+	@echo "make test-agents  drive real coding agents with a scripted model (they come from npm; ARGS='-k claude' for some)"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   the benchmarks: ratios against peers in the same run"
 	@echo "make soak    what is used and left behind in a long run (hours; SOAK=0.01 PARTS='commands crowd' for less)"
@@ -74,6 +75,9 @@ lint: $(VENV)/installed-dev
 
 bench: bench-packages $(VENV)/installed-dev
 	$(BIN)/python benchmarks/run.py
+
+test-agents: $(VENV)/installed-dev
+	@scripts/test-agents $(ARGS)
 
 soak: bench-packages $(VENV)/installed
 	$(BIN)/python benchmarks/soak $(PARTS)
