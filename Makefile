@@ -8,7 +8,7 @@ VENV := .venv
 export WORKERS ?= 3
 BIN := $(VENV)/bin
 
-.PHONY: help test-hosts demo test test-everything test-agents test-adapters lint bench soak docs reference filters clean check-python demo-packages test-packages bench-packages
+.PHONY: help test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench soak docs reference filters clean check-python demo-packages test-packages bench-packages
 
 help:
 	@echo "make demo    install, then see a confined command at work"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-adapters   each framework's own suite, in environments below /var/tmp (ADAPTERS='inspect_ai --lowest' for some)"
 	@echo "make test-hosts  staddle in containers of every kind; writes docs/container-hosts.md"
 	@echo "make test-agents  drive real coding agents with a scripted model (they come from npm; ARGS='-k claude' for some)"
+	@echo "make test-fleet  the fleet on several Ray nodes of this machine; figures into docs/fleet.md (FLEET=--quick for the tests alone)"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   the benchmarks: ratios against peers in the same run"
 	@echo "make soak    what is used and left behind in a long run (hours; SOAK=0.01 PARTS='commands crowd' for less)"
@@ -67,6 +68,9 @@ test-adapters: $(VENV)/installed
 
 test-hosts: test-packages $(VENV)/installed-dev
 	@timeout 1800 $(BIN)/python -m tests.hosts
+
+test-fleet: $(VENV)/installed
+	$(BIN)/python scripts/test_fleet.py $(FLEET)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check

@@ -76,6 +76,8 @@ class TaskCode:
 def portable(value: Any) -> Any:
     """The same without what only its own process can use."""
     if isinstance(value, Result):
+        if not value.changes:
+            return value
         changes = None if value.changes is None else tuple(map(_plain_change, value.changes))
         return value.replace(changes=changes)
     if isinstance(value, Change):
