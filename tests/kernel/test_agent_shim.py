@@ -169,6 +169,15 @@ def test_the_file_of_claudes_directory_comes_out_and_no_other(broker: ShellBroke
         Path(name).unlink(missing_ok=True)
 
 
+def test_a_workspace_in_a_layer_is_at_its_own_path(workspace: Path) -> None:
+    with ShellBroker(Sandbox(workspace, Policy.agent(), workspace_at=str(workspace))) as made:
+        assert (
+            bash(made, "-c", "pwd; echo x > in-layer; cat in-layer", cwd=workspace)[1] == f"{workspace}\nx\n"
+        )
+        assert [change.kind for change in made.sandbox.diff()] == ["added"]
+    assert not (workspace / "in-layer").exists()
+
+
 def test_a_shim_without_its_broker_runs_nothing(workspace: Path) -> None:
     with ShellBroker(Sandbox(None, Policy.agent().with_write(workspace))) as made:
         text = Path(made.home, "bash").read_text()

@@ -47,6 +47,8 @@ def check(agent: CodingAgent, way: str, open_sandbox: Callable[[str], Sandbox]) 
         with ScriptedModel([command]) as model:
             words, variables = agent.check(model.url)
             variables |= {"PWD": workspace}
+            # Claude Code looks the tools of servers up, and does not wait for them, unless it has to.
+            variables |= {"MCP_CONNECTION_NONBLOCKING": "0", "ENABLE_TOOL_SEARCH": "false"}
             before = os.getcwd()
             os.chdir(workspace)
             try:

@@ -15,7 +15,7 @@ from .table import MCP, SHELL, codex_environments, gemini_mcp, mcp_server
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ..sandbox.sandbox import Sandbox
     from .table import CodingAgent
@@ -44,9 +44,17 @@ def installation_of(program: str) -> list[str]:
 
 
 def run_with_shell(
-    agent: CodingAgent, sandbox: Sandbox, words: Sequence[str], *, variables: dict[str, str] | None = None
+    agent: CodingAgent,
+    sandbox: Sandbox,
+    words: Sequence[str],
+    *,
+    variables: dict[str, str] | None = None,
+    ended: Callable[[], object] = lambda: None,
 ) -> int:
-    """Run the agent with its shell in `sandbox`, which is closed afterwards; the agent's exit status."""
+    """Run the agent with its shell in `sandbox`; the agent's exit status.
+
+    `ended` is called when it has exited, before the sandbox is closed.
+    """
     program = program_of(agent)
     way = agent.ways[SHELL]
     with ShellBroker(sandbox) as broker:
@@ -57,8 +65,11 @@ def run_with_shell(
         if agent.name == "codex":
             real = environment.get("CODEX_HOME") or "~/.codex"
             with LinkedDirectory(real, "environments.toml", codex_environments(broker.home)) as home:
-                return _attended([program, *words], {**environment, "CODEX_HOME": home})
-        return _attended([program, *words], environment)
+                status = _attended([program, *words], {**environment, "CODEX_HOME": home})
+        else:
+            status = _attended([program, *words], environment)
+        ended()
+    return status
 
 
 def run_with_mcp(

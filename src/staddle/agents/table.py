@@ -24,19 +24,8 @@ if TYPE_CHECKING:
 SHELL, MCP, INSIDE = "shell", "mcp", "inside"
 #: Claude Code's own tools, which the mcp way switches off in its settings.
 CLAUDE_TOOLS = (
-    *(
-        "Bash",
-        "BashOutput",
-        "KillShell",
-        "Read",
-        "Edit",
-        "MultiEdit",
-        "Write",
-        "NotebookEdit",
-        "Glob",
-        "Grep",
-    ),
-    *("LSP", "WebFetch", "WebSearch", "Task", "Agent"),
+    *("Bash", "Read", "Edit", "Write", "NotebookEdit", "Glob", "Grep", "LSP", "Monitor", "WebFetch"),
+    *("WebSearch", "Agent", "Workflow", "EnterWorktree", "ExitWorktree"),
 )
 
 

@@ -7,7 +7,7 @@ import sys
 
 from ..agents.table import CODING_AGENTS, INSIDE, MCP, SHELL
 from ..errors import CommandNotFound, UsageError
-from .options import RUNNING, Option, Parsed, asked_of, help_rows, parse, reworded
+from .options import KEEP, RUNNING, Option, Parsed, asked_of, help_rows, parse, reworded
 from .report import attended, say, say_gaps, say_violations
 
 TYPE_CHECKING = False
@@ -27,6 +27,7 @@ _OPTIONS = (
     Option("print", "", "print the settings that --install would write"),
     Option("check", "", "drive the agent with a scripted model, and prove that its shell is confined"),
     Option("yes", "", "with --install: do not ask"),
+    KEEP,
     Option("serve", "PID", "internal: open the sandbox for the agent above this process"),
     *reworded(
         tuple(option for option in RUNNING if option.name not in _LEFT_OUT),
@@ -149,7 +150,18 @@ def _start(agent: CodingAgent, way: str, parsed: Parsed) -> int:
         return launch.run_with_mcp(agent, launch.server_words(workspace, *options), parsed.words)
     sandbox = _sandbox(parsed, workspace)
     say_gaps(sandbox.enforced)
-    return launch.run_with_shell(agent, sandbox, parsed.words)
+    return launch.run_with_shell(agent, sandbox, parsed.words, ended=lambda: _say_changes(parsed, sandbox))
+
+
+def _say_changes(parsed: Parsed, sandbox: Sandbox) -> None:
+    """Name what the commands met, and what becomes of their changes."""
+    say_violations((*sandbox.violations(), *sandbox.refusals()))
+    if parsed.one("mode") == "overlay" or parsed.on("keep"):
+        count, name = len(sandbox.diff()), parsed.one("keep")
+        if name:
+            say(f"{count} changes are kept: `staddle diff {name}`, then `staddle commit {name}`")
+        elif count:
+            say(f"{count} changes are dropped; --keep NAME keeps them")
 
 
 #: Options that `staddle mcp` has, too.
@@ -184,8 +196,13 @@ def _sandbox(parsed: Parsed, workspace: str | None = None) -> Sandbox:
     if codex is not None:
         policy = policy.with_read(codex)
     best_effort, backend = parsed.on("best-effort"), parsed.one("backend") or "auto"
+    if parsed.on("keep") and parsed.one("mode") not in (None, "overlay"):
+        raise UsageError("--keep needs --mode overlay", why="there is no layer to keep")
+    if mode == "overlay" or parsed.on("keep"):
+        kept = parsed.one("keep")
+        return Sandbox(place, policy, backend=backend, best_effort=best_effort, keep=kept, workspace_at=place)
     if mode not in ("bind", "readonly"):
-        raise UsageError(f"there is no mode {mode!r} here", fix="choose bind or readonly")
+        raise UsageError(f"there is no mode {mode!r}", fix="choose bind, readonly or overlay")
     granted = policy.with_write(place) if mode == "bind" else policy.with_read(place)
     return Sandbox(None, granted, backend=backend, best_effort=best_effort)
 
@@ -201,6 +218,10 @@ def _inside(agent: CodingAgent, parsed: Parsed) -> int:
     from ..policy.compiler import compile
     from ..wrapping import prepare
 
+    if parsed.on("keep") or parsed.one("mode") == "overlay":
+        raise UsageError(
+            "with --way inside there is no layer", fix="use --way shell or mcp, or `staddle run --keep`"
+        )
     workspace, row = _workspace(parsed), AGENTS[agent.name]
     policy = row.needs(Policy.coding_agent(os.path.expanduser("~")))
     policy = policy.with_network(Network.allow(*row.hosts)).with_pass_env(
